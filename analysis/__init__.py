@@ -1,0 +1,1 @@
+"""What decentralisation costs: experiments and reports over run folders."""

@@ -1,0 +1,1 @@
+"""How a cluster trains the same recipe with DDP or FSDP."""

@@ -1,0 +1,1 @@
+"""Where volunteers run: notebooks, containers, service units."""

@@ -1,0 +1,1 @@
+"""How volunteers train a recipe together over a Hivemind DHT."""
