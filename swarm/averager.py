@@ -1,0 +1,242 @@
+"""The averager process: one flat vector, one round at a time, and the state for peers that join or fall behind."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing as mp
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
+
+import torch
+from hivemind import DHT
+from hivemind.averaging import DecentralizedAverager
+from hivemind.compression import CompressionInfo, NoCompression, deserialize_torch_tensor
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MPFuture, get_logger
+from hivemind.utils.asyncio import aiter_with_timeout
+from hivemind.utils.streaming import combine_from_streaming
+
+from swarm.exchange import ExactAllReduceRunner
+from swarm.processes import die_with_parent
+from swarm.rendezvous import Rendezvous
+from swarm.rounds import Behind, Group, Member, Refused, RoundFailed, RoundReport, Ticket
+
+logger = get_logger(__name__)
+
+STREAM_SECONDS = 10.0  # longest silence within a stream before the other side counts as gone
+StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
+
+
+class SwarmAverager(DecentralizedAverager):
+    """Runs rounds over one flat fp32 vector in a process of its own. Its class name is part of the wire protocol.
+
+    Of Hivemind's averager it keeps the process, the RPC plumbing and the streaming; meeting (:class:`Rendezvous`),
+    averaging (:class:`ExactAllReduceRunner`) and the download of state are its own.
+
+    :param vector: shape [n], fp32, shared memory: what is averaged, in place
+    :param namespace: run and recipe; peers of another one cannot reach this averager
+    :param get_state: called in the trainer process when a peer asks for the state; returns (small metadata, tensors)
+    """
+
+    def __init__(self, vector: torch.Tensor, dht: DHT, namespace: str, get_state: StateProvider):
+        self._get_state = get_state
+        self._waiting_step = mp.Value("q", -1)
+        super().__init__(
+            averaged_tensors=[vector],
+            dht=dht,
+            prefix=namespace,
+            start=True,
+            client_mode=dht.client_mode,
+            sender_timeout=STREAM_SECONDS,
+            reducer_timeout=2 * STREAM_SECONDS,
+            shutdown_timeout=2,
+        )
+
+    # ---- in the trainer process -----------------------------------------------------------------------------------
+
+    @property
+    def vector(self) -> torch.Tensor:
+        """The averaged vector, shape [n]; belongs to the trainer except while a round is running."""
+        return self._averaged_tensors[0]
+
+    @property
+    def waiting_step(self) -> int:
+        """The step that somebody came to finish with us already, or -1."""
+        return self._waiting_step.value
+
+    def run_round(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, timeout_seconds: float):
+        """Start a round in the background.
+
+        :returns: a future of a :class:`RoundReport`; raises Behind, Refused or RoundFailed
+        """
+        future = MPFuture()
+        self._outer_pipe.send(("_run_round", [ticket, tuple(members), patience_seconds, timeout_seconds, future], {}))
+        return future
+
+    def expect(self, peer_ids: Collection[PeerID]) -> None:
+        """Tell a leader that is waiting whom to wait for, as peers come and go."""
+        self._outer_pipe.send(("_expect", [tuple(peer_ids)], {}))
+
+    def set_step(self, step: int) -> None:
+        """Tell those who knock which step this peer works on."""
+        self._outer_pipe.send(("_set_step", [step], {}))
+
+    def cancel_round(self) -> None:
+        """Give up the round that is running, if any."""
+        self._outer_pipe.send(("_cancel_round", [], {}))
+
+    def download_state(self, peer_id: PeerID, max_bytes: int):
+        """Download a peer's state in the background.
+
+        :param max_bytes: refuse to take more than this
+        :returns: a future of (metadata, tensors); raises RoundFailed with a reason
+        """
+        future = MPFuture()
+        self._outer_pipe.send(("_download_state", [peer_id, max_bytes, future], {}))
+        return future
+
+    def get_current_state(self):
+        metadata, tensors = self._get_state()
+        return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
+
+    # ---- in the averager process ----------------------------------------------------------------------------------
+
+    def run(self):
+        die_with_parent()
+        super().run()
+
+    async def add_p2p_handlers(self, *args, **kwargs):
+        self._meetings()
+        await super().add_p2p_handlers(*args, **kwargs)
+
+    def _meetings(self) -> Rendezvous:
+        if not hasattr(self, "_rendezvous"):
+            self._rendezvous = Rendezvous(self._p2p, type(self), self.prefix, self.schema_hash)
+            self._round_task: asyncio.Task | None = None
+        return self._rendezvous
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """Another peer wants to finish a step with us as its leader."""
+        meetings = self._meetings()
+        async for reply in meetings.serve(request, context):
+            yield reply
+            if reply.code == averaging_pb2.ACCEPTED and meetings.waits_for(meetings.step):
+                self._waiting_step.value = meetings.step
+
+    async def _set_step(self, step: int) -> None:
+        meetings = self._meetings()
+        meetings.set_step(step)
+        if meetings.waits_for(step):
+            self._waiting_step.value = step
+
+    async def _expect(self, peer_ids: Sequence[PeerID]) -> None:
+        self._meetings().expect(peer_ids)
+
+    async def _cancel_round(self) -> None:
+        self._meetings()
+        if self._round_task is not None:
+            self._round_task.cancel()
+
+    async def _run_round(
+        self, ticket: Ticket, members: Sequence[Member], patience: float, timeout: float, future: MPFuture
+    ) -> None:
+        meetings = self._meetings()
+        self._round_task = asyncio.current_task()
+        self._pending_groups_registered.clear()
+        try:
+            report = await asyncio.wait_for(
+                self._meet_and_exchange(meetings, ticket, members, patience, timeout), timeout
+            )
+            future.set_result(report)
+        except (Behind, Refused, RoundFailed) as error:
+            future.set_exception(error)
+        except asyncio.TimeoutError:
+            future.set_exception(RoundFailed(f"it took longer than {timeout:.0f} s"))
+        except asyncio.CancelledError:
+            future.set_exception(RoundFailed("it was given up"))
+        except Exception as error:
+            logger.debug("round failed", exc_info=True)
+            future.set_exception(RoundFailed(f"{type(error).__name__}: {error}"))
+        finally:
+            self._round_task = None
+            self._pending_groups_registered.set()
+
+    async def _meet_and_exchange(
+        self, meetings: Rendezvous, ticket: Ticket, members: Sequence[Member], patience: float, timeout: float
+    ) -> RoundReport:
+        started = time.perf_counter()
+        group = await meetings.meet(ticket, members, patience, asyncio.get_running_loop().time() + timeout)
+        met = time.perf_counter()
+        if len(group.peer_ids) == 1:
+            return RoundReport(group, 0, 0, 0, 0, met - started, 0.0)
+        if group.samples == 0:
+            raise RoundFailed("nobody in the group had computed anything")
+        with self._register_allreduce_group(group):
+            runner = self._make_runner(group)
+            self._running_groups[group.group_id].set_result(runner)
+            async for average in runner:
+                if runner.parts_received == runner.parts_expected:
+                    self.vector.copy_(average)
+        if runner.parts_received != runner.parts_expected:
+            raise RoundFailed(f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived")
+        return RoundReport(
+            group=group,
+            parts_expected=runner.parts_expected,
+            parts_received=runner.parts_received,
+            inputs_expected=runner.inputs_expected,
+            inputs_received=runner.inputs_received,
+            meeting_seconds=met - started,
+            exchange_seconds=time.perf_counter() - met,
+        )
+
+    def _make_runner(self, group: Group) -> ExactAllReduceRunner:
+        return ExactAllReduceRunner(
+            group=group,
+            tensor=self.vector,
+            p2p=self._p2p,
+            servicer_type=type(self),
+            prefix=self.prefix,
+            compression=NoCompression(),
+            sender_timeout=self.allreduce_kwargs["sender_timeout"],
+            reducer_timeout=self.allreduce_kwargs["reducer_timeout"],
+        )
+
+    # ---- state for those who join or fell behind -------------------------------------------------------------------
+
+    async def _declare_for_download_periodically(self) -> None:
+        """Hivemind announces donors in the DHT; here every member of the swarm is one, found by its progress record."""
+
+    async def _download_state(self, peer_id: PeerID, max_bytes: int, future: MPFuture) -> None:
+        try:
+            future.set_result(await self._receive_state(peer_id, max_bytes))
+        except asyncio.TimeoutError:
+            future.set_exception(RoundFailed(f"{peer_id} sent nothing for {STREAM_SECONDS:.0f} s"))
+        except RoundFailed as error:
+            future.set_exception(error)
+        except Exception as error:
+            logger.debug("state download failed", exc_info=True)
+            future.set_exception(RoundFailed(f"{peer_id} could not send its state: {type(error).__name__}: {error}"))
+
+    async def _receive_state(self, peer_id: PeerID, max_bytes: int) -> tuple[Any, list[torch.Tensor]]:
+        stub = self.get_stub(self._p2p, peer_id, namespace=self.prefix)
+        stream = await asyncio.wait_for(stub.rpc_download_state(averaging_pb2.DownloadRequest()), STREAM_SECONDS)
+        metadata, tensors, parts, received_bytes = None, [], [], 0
+        async for message in aiter_with_timeout(stream, STREAM_SECONDS):
+            received_bytes += message.ByteSize()
+            if received_bytes > max_bytes:
+                raise RoundFailed(f"{peer_id} sent more than the {max_bytes} bytes that this model can need")
+            if message.metadata:
+                metadata = self.serializer.loads(message.metadata)
+            if message.tensor_part.dtype and parts:  # a part that names its dtype begins the next tensor
+                tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
+                parts = []
+            parts.append(message.tensor_part)
+        if parts:
+            tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
+        if metadata is None:
+            raise RoundFailed(f"{peer_id} did not send its state")
+        return metadata, tensors

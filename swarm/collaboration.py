@@ -1,0 +1,339 @@
+"""Collaborative training of one model: add up gradients until the swarm has the target batch, average, go on together.
+
+The trainer calls :meth:`Collaboration.contribute` after every backward pass. When that returns True the averaged
+gradient lies in ``param.grad`` and an ordinary optimizer step follows; :meth:`Collaboration.finish_step` ends it. Every
+peer starts from the same weights, sees the same average and makes the same update, so all stay equal without a second
+averaging of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from hivemind import DHT
+from hivemind.utils import get_logger
+from torch import nn
+
+from recipe.errors import InputError
+from swarm.averager import SwarmAverager
+from swarm.progress import AVERAGING, TRAINING, ProgressTracker
+from swarm.rounds import Behind, Refused, RoundFailed, RoundReport, Ticket
+from swarm.state import SharedState
+
+logger = get_logger(__name__)
+
+POLL_SECONDS = 0.2
+RATE_SMOOTHING = 0.2
+
+
+@dataclass(frozen=True)
+class CollaborationOptions:
+    """How patient this peer is; nothing here has to agree with the others.
+
+    :param matchmaking_seconds: how long to wait at the end of a step for peers that are missing
+    :param averaging_timeout_seconds: give up a round (and try again with those who are left) after so long
+    :param join_timeout_seconds: give up joining when nobody hands over the state for so long
+    """
+
+    matchmaking_seconds: float = 5.0
+    averaging_timeout_seconds: float = 60.0
+    join_timeout_seconds: float = 120.0
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """How a global update came about.
+
+    :param step: global updates so far, this one included
+    :param num_peers: peers whose gradients are in it
+    :param samples: samples in it, over all peers
+    :param own_samples: samples that this peer put in
+    :param loss: mean training loss over all its samples
+    :param compute_seconds: from the end of the last update to entering the round
+    :param round: what the exchange looked like, None if this peer was alone
+    """
+
+    step: int
+    num_peers: int
+    samples: int
+    own_samples: int
+    loss: float
+    compute_seconds: float
+    round: RoundReport | None
+
+
+class Collaboration:
+    """One peer's part in a swarm.
+
+    :param dht: a running DHT
+    :param namespace: run and recipe; only peers with the same one meet
+    :param model: all its parameters and float buffers (BatchNorm's running statistics) are kept equal over the swarm
+    :param optimizer: any torch optimizer over the model's parameters
+    :param target_batch_size: samples over all peers per global update
+    :param name: public name
+    :param step: the step of the weights in ``model`` (a checkpoint's), 0 for a fresh start
+    :param should_stop: asked while waiting; a true answer ends the wait
+    """
+
+    def __init__(
+        self,
+        dht: DHT,
+        namespace: str,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        target_batch_size: int,
+        name: str,
+        step: int = 0,
+        options: CollaborationOptions | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ):
+        self.options = options or CollaborationOptions()
+        self.target_batch_size, self.step = target_batch_size, step
+        self._should_stop = should_stop
+        self.state = SharedState(model, optimizer)
+        self._state_lock = threading.Lock()
+        self._params = [p for p in self.state.optimized if p.requires_grad]
+        self._buffers = [b for b in model.buffers() if b.is_floating_point()]
+        self._make_vectors()
+        self.samples, self._loss_sum, self._rate = 0, 0.0, 0.0
+        self.last_step: StepReport | None = None
+        self.tracker = ProgressTracker(dht, namespace, target_batch_size, name)
+        self.averager = SwarmAverager(self._wire, dht, namespace, self._export_state)
+        self.averager.set_step(step)
+
+    def _make_vectors(self) -> None:
+        """One flat buffer adds up the gradients where the model is; another, in shared memory, is what travels."""
+        device = self._params[0].device
+        num_gradients = sum(param.numel() for param in self._params)
+        self._sum = torch.zeros(num_gradients, dtype=torch.float32, device=device)
+        self._views = [
+            view.view(param.shape)
+            for param, view in zip(self._params, self._sum.split([p.numel() for p in self._params]), strict=True)
+        ]
+        num_buffers = sum(buffer.numel() for buffer in self._buffers)
+        self._wire = torch.zeros(num_gradients + num_buffers, dtype=torch.float32).share_memory_()
+
+    # ---- joining ----------------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Become a member: take over the swarm's state if there is a swarm, else begin with this peer's own.
+
+        :raises InputError: a swarm is there but nobody hands over its state
+        """
+        self.tracker.report(step=self.step)
+        self.tracker.start()
+        if not self.tracker.wait_refreshed(20):
+            raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")
+        if self.tracker.swarm_step > self.step or self.tracker.has_senior:
+            self._catch_up()
+        else:
+            self._begin_step()
+        self.tracker.report(urgent=True, phase=TRAINING)
+
+    def _catch_up(self) -> None:
+        """Download the state of the swarm; what this peer has accumulated on other weights is dropped."""
+        self.tracker.report(samples=0)
+        deadline = time.monotonic() + self.options.join_timeout_seconds
+        reason = "no full peer is there to hand it over"
+        while time.monotonic() < deadline and not self._should_stop():
+            if self.tracker.swarm_step <= self.step and not self.tracker.has_senior:
+                self._begin_step()  # those who were ahead or senior are gone
+                return
+            for peer_id in self.tracker.donors(min_step=self.step):
+                try:
+                    self._download_from(peer_id)
+                    return
+                except RoundFailed as error:
+                    reason = str(error)
+                    logger.warning(f"No state from {peer_id}: {error}")
+                    self.tracker.distrust(peer_id)
+            self.tracker.wait_refreshed(1.0)
+        if not self._should_stop():
+            raise InputError(
+                f"The swarm's state could not be downloaded in {self.options.join_timeout_seconds:.0f} s ({reason}): "
+                "check that the peers of --initial-peers can be reached and start again."
+            )
+
+    def _download_from(self, peer_id) -> None:
+        download = self.averager.download_state(peer_id, self.state.max_bytes)
+        while not download.done():
+            if self._should_stop():
+                raise RoundFailed("this peer is leaving")
+            self._wait(download)
+        description, tensors = download.result()
+        with self._state_lock:
+            step = self.state.load(description, tensors)
+            if step < self.step:
+                raise RoundFailed(f"it holds step {step} only, this peer is at {self.step}")
+            self.step = step
+        logger.info(f"Took over step {step} from {peer_id}")
+        self._begin_step()
+
+    def _export_state(self):
+        with self._state_lock:
+            return self.state.export(self.step)
+
+    # ---- training ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def contribute(self, samples: int, loss: float) -> bool:
+        """Add the gradients in ``param.grad`` (means over ``samples``) to this step.
+
+        :returns: True when the step has ended: the averaged gradient is in ``param.grad``, update the weights and call
+            :meth:`finish_step`. False: go on with the next micro-batch.
+        """
+        with_grad = [(v, p.grad) for v, p in zip(self._views, self._params, strict=True) if p.grad is not None]
+        if with_grad:
+            views, grads = zip(*with_grad, strict=True)
+            torch._foreach_add_(views, grads, alpha=samples)
+        for param in self._params:
+            param.grad = None
+        self.samples += samples
+        self._loss_sum += samples * loss
+        self._measure_rate(samples)
+        self.tracker.report(samples=self.samples, rate=self._rate)
+        if self.tracker.swarm_step > self.step:
+            self._catch_up()
+            return False
+        if not (self.tracker.step_is_over or self.averager.waiting_step >= self.step):
+            return False
+        return self._end_step()
+
+    def _measure_rate(self, samples: int) -> None:
+        now = time.perf_counter()
+        rate = samples / max(now - self._computing_since, 1e-9)
+        self._computing_since = now
+        self._rate = rate if self._rate == 0 else (1 - RATE_SMOOTHING) * self._rate + RATE_SMOOTHING * rate
+
+    def pause(self) -> None:
+        """Something else than training ends now (validation, a checkpoint): it does not count for the own rate."""
+        self._computing_since = time.perf_counter()
+
+    def _begin_step(self, group=frozenset()) -> None:
+        self._sum.zero_()
+        self.samples, self._loss_sum = 0, 0.0
+        self._step_began = self._computing_since = time.perf_counter()
+        self.averager.set_step(self.step)
+        self.tracker.begin_step(self.step, group)
+
+    def _end_step(self) -> bool:
+        compute_seconds = time.perf_counter() - self._step_began
+        while not self._should_stop():
+            if len(self.tracker.members) == 1:
+                self._sum /= self.samples
+                self._report_step(compute_seconds, None)
+                self._hand_over()
+                return True
+            try:
+                report = self._run_round()
+            except (Behind, Refused, RoundFailed) as error:
+                if not self._recover(error):
+                    return False
+                continue
+            if len(report.group.peer_ids) == 1:  # nobody came: are they gone, or have they gone on without us?
+                self.tracker.wait_refreshed(POLL_SECONDS * 5)
+                if self.tracker.swarm_step > self.step:
+                    self._catch_up()
+                    return False
+                self._sum /= self.samples
+            else:
+                self._read_average()
+            self._report_step(compute_seconds, report)
+            self._hand_over()
+            return True
+        return False
+
+    def _run_round(self) -> RoundReport:
+        """Meet and exchange once; what was accumulated stays in ``_sum`` until it is known to have succeeded."""
+        self._write_contribution()
+        self.tracker.report(urgent=True, phase=AVERAGING)
+        ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, self._loss_sum / max(1, self.samples))
+        members = self.tracker.members
+        expected = {member.peer_id for member in members}
+        options = self.options
+        future = self.averager.run_round(
+            ticket, members, options.matchmaking_seconds, options.averaging_timeout_seconds
+        )
+        leave_by = math.inf
+        while not future.done():
+            self._wait(future)
+            if self._should_stop():
+                leave_by = min(leave_by, time.monotonic() + 2)
+                if time.monotonic() >= leave_by:
+                    self.averager.cancel_round()
+            now_expected = {member.peer_id for member in self.tracker.members}
+            if now_expected != expected:
+                expected = now_expected
+                self.averager.expect(expected)
+        report = future.result()
+        self.tracker.missed(expected - set(report.group.peer_ids))
+        return report
+
+    @staticmethod
+    def _wait(future) -> None:
+        try:
+            future.exception(timeout=POLL_SECONDS)
+        except TimeoutError:
+            pass
+
+    def _recover(self, error: Exception) -> bool:
+        """After a round that failed: True to try it again with the same samples, False to go on computing."""
+        if isinstance(error, Refused):
+            raise InputError(f"{error}: start it with the recipe of the swarm (give --initial-peers and nothing else).")
+        logger.warning(f"Round {self.step} failed: {error}")
+        self.tracker.wait_refreshed(POLL_SECONDS * 5)
+        if isinstance(error, Behind) or self.tracker.swarm_step > self.step:
+            self._catch_up()
+            return False
+        return True
+
+    def _write_contribution(self) -> None:
+        split = self._sum.numel()
+        self._wire[:split].copy_(self._sum)
+        self._wire[:split] /= max(1, self.samples)
+        if self._buffers:
+            torch.cat([buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers], out=self._wire[split:])
+
+    def _read_average(self) -> None:
+        self._sum.copy_(self._wire[: self._sum.numel()])
+        offset = self._sum.numel()
+        for buffer in self._buffers:
+            buffer.copy_(self._wire[offset : offset + buffer.numel()].view(buffer.shape))
+            offset += buffer.numel()
+
+    def _hand_over(self) -> None:
+        self._state_lock.acquire()  # nobody downloads a half-made update; finish_step releases it
+        for param, view in zip(self._params, self._views, strict=True):
+            param.grad = view if param.dtype == view.dtype else view.to(param.dtype)
+
+    def _report_step(self, compute_seconds: float, report: RoundReport | None) -> None:
+        own_loss = self._loss_sum / max(1, self.samples)
+        self.last_step = StepReport(
+            step=self.step + 1,
+            num_peers=len(report.group.peer_ids) if report else 1,
+            samples=report.group.samples if report else self.samples,
+            own_samples=self.samples,
+            loss=report.loss if report else own_loss,
+            compute_seconds=compute_seconds,
+            round=report,
+        )
+
+    def finish_step(self) -> None:
+        """The weights have been updated: the next step begins."""
+        self.step += 1
+        self._state_lock.release()
+        for param in self._params:
+            param.grad = None
+        report = self.last_step.round
+        self._begin_step(frozenset(report.group.peer_ids) if report else frozenset())
+
+    def leave(self) -> None:
+        """Say goodbye and stop; the others train on."""
+        self.tracker.close()
+        if self.averager.is_alive():
+            self.averager.shutdown()

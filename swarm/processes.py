@@ -1,0 +1,73 @@
+"""Children that never outlive the trainer, and signal handlers that survive hivemind."""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent(signal_number: int = signal.SIGKILL, parent_pid: int | None = None) -> None:
+    """Ask the kernel to send this process a signal as soon as its parent dies, even by kill -9. Linux only.
+
+    Call it first thing in the child. The kernel watches the *thread* that forked it, so children have to be started
+    by a thread that lives as long as the trainer: the main one. ``parent_pid`` is needed only where multiprocessing
+    did not start the child; a parent that died before the call is noticed by it.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    if parent_pid is None and (parent := multiprocessing.parent_process()) is not None:
+        parent_pid = parent.pid
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if parent_pid is not None and os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal_number)
+
+
+def leave_terminal() -> None:
+    """Move this process into a group of its own, so that a Ctrl-C in the terminal reaches the trainer alone."""
+    with contextlib.suppress(PermissionError):  # a session leader has its own group already
+        os.setpgid(0, 0)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Every living child of a process, and theirs; empty if it is gone."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """Kill processes that may be gone already (psutil remembers their start, so a reused pid is safe)."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+@contextlib.contextmanager
+def keep_signal_handlers() -> Iterator[None]:
+    """Put back the handlers of SIGINT and SIGTERM that were there before; hivemind sets SIGINT to ignored at places."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: set by C code, Python cannot name it
+                signal.signal(number, handler)
+
+
+def use_fork() -> None:
+    """Make fork the start method: hivemind's averagers hold locks that spawn (macOS) and forkserver (3.14) refuse."""
+    if multiprocessing.get_start_method() != "fork":
+        multiprocessing.set_start_method("fork", force=True)

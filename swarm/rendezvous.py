@@ -1,0 +1,251 @@
+"""How peers meet at the end of a step: everyone goes to the most senior peer, who closes the group when all have come.
+
+Hivemind's matchmaking announces every round in the DHT and waits a fixed time for whoever may turn up. But the members
+of a swarm know each other from their progress records, so they meet without the DHT: the senior full peer leads, the
+others knock at its door (early ones wait in its lobby), and the group closes half a round trip after the last expected
+member arrives, or when the leader's patience ends. If the leader cannot be reached, the next in seniority leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field
+
+import msgpack
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_logger
+
+from swarm.rounds import MAX_GROUP_SIZE, MAX_STEP, Behind, Group, Member, Refused, RoundFailed, Ticket
+
+logger = get_logger(__name__)
+
+REPLY_SECONDS = 3.0  # a peer that is alive answers a knock at once, whatever it is doing
+CODE = averaging_pb2
+
+
+@dataclass
+class Guest:
+    """Someone in the lobby who waits for the group to close."""
+
+    ticket: Ticket
+    answer: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Rendezvous:
+    """Forms one group at a time for the peer in whose averager process it lives.
+
+    :param p2p: this peer's connection to the network
+    :param servicer: the class whose ``rpc_join_group`` forwards to :meth:`serve`; its name is part of the address
+    :param namespace: run and recipe, so that another recipe's peers cannot even knock
+    :param schema_hash: shapes of the averaged vector
+    """
+
+    def __init__(self, p2p: P2P, servicer: type, namespace: str, schema_hash: bytes):
+        self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
+        self._lobby: dict[PeerID, Guest] = {}
+        self._arrivals = asyncio.Event()
+        self._expected: frozenset[PeerID] = frozenset()
+        self._step = 0
+        self._closed_step = -1
+        self._leader: PeerID | None = None
+        self._lock = asyncio.Lock()
+
+    def set_step(self, step: int) -> None:
+        """The step that this peer works on: early guests wait for it, late ones are told that they are behind."""
+        self._step = step
+        for guest in self._lobby.values():
+            if guest.ticket.step < step and not guest.answer.done():
+                guest.answer.set_result(self._step_reply(step))
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    def waits_for(self, step: int) -> bool:
+        """Whether somebody has come to finish this step already."""
+        return any(guest.ticket.step == step for guest in self._lobby.values())
+
+    def expect(self, members: Collection[PeerID]) -> None:
+        """Change whom the leader waits for, as peers come and go."""
+        self._expected = frozenset(members) - {self._p2p.peer_id}
+        self._arrivals.set()
+
+    async def meet(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, deadline: float) -> Group:
+        """Find the group for ``ticket.step``.
+
+        :param members: everyone expected, this peer included
+        :param patience_seconds: how long a leader waits for those who are missing
+        :param deadline: event-loop time at which to give up
+        :raises Behind: the swarm has finished this step already
+        :raises Refused: the leader averages something else
+        :raises RoundFailed: no group until the deadline
+        """
+        async with self._lock:
+            self.set_step(ticket.step)
+            self.expect([member.peer_id for member in members])
+            order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
+            loop = asyncio.get_running_loop()
+            while loop.time() < deadline:
+                for member in order:
+                    if member.peer_id == self._p2p.peer_id:
+                        return await self._lead(ticket, min(deadline, loop.time() + patience_seconds))
+                    wait_until = min(deadline, loop.time() + 2 * patience_seconds + REPLY_SECONDS)
+                    group = await self._follow(member.peer_id, ticket, wait_until)
+                    if group is not None:
+                        return group
+                await asyncio.sleep(0.2)  # only outbound-only peers come here: nobody to follow, unable to lead
+            raise RoundFailed("no group was formed in time")
+
+    async def _lead(self, ticket: Ticket, patience_end: float) -> Group:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._arrivals.clear()
+            arrived = {peer for peer, guest in self._lobby.items() if guest.ticket.step == ticket.step}
+            remaining = patience_end - loop.time()
+            if self._expected <= arrived or remaining <= 0:
+                return self._close(ticket, arrived)
+            try:
+                await asyncio.wait_for(self._arrivals.wait(), remaining)
+            except asyncio.TimeoutError:
+                pass
+
+    def _close(self, ticket: Ticket, arrived: Collection[PeerID]) -> Group:
+        entries = [(peer, self._lobby[peer].ticket) for peer in arrived]
+        entries.append((self._p2p.peer_id, ticket))
+        random.shuffle(entries)  # no peer reduces the same share every time
+        group = Group(os.urandom(16), tuple(peer for peer, _ in entries), tuple(ticket for _, ticket in entries))
+        self._closed_step = ticket.step
+        reply = CODE.MessageFromLeader(
+            code=CODE.BEGIN_ALLREDUCE,
+            group_id=group.group_id,
+            ordered_peer_ids=[peer.to_bytes() for peer in group.peer_ids],
+            gathered=[member_ticket.to_bytes() for member_ticket in group.tickets],
+        )
+        for peer in arrived:
+            if not self._lobby[peer].answer.done():
+                self._lobby[peer].answer.set_result(reply)
+        return group
+
+    async def _follow(self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2) -> Group | None:
+        """Knock at the leader's door; None when it cannot lead us now."""
+        request = CODE.JoinRequest(
+            schema_hash=self._schema_hash, gather=ticket.to_bytes(), client_mode=ticket.client_mode
+        )
+        self._leader = leader
+        self._send_guests_to(leader)
+        stream = None
+        try:
+            stub = self._servicer.get_stub(self._p2p, leader, namespace=self._namespace)
+            stream = await asyncio.wait_for(stub.rpc_join_group(request), REPLY_SECONDS)
+            reply = await asyncio.wait_for(stream.__anext__(), REPLY_SECONDS)
+            if reply.code == CODE.ACCEPTED:
+                remaining = max(0.0, wait_until - asyncio.get_running_loop().time())
+                reply = await asyncio.wait_for(stream.__anext__(), remaining)
+        except (asyncio.TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
+            logger.debug(f"{leader} does not lead us: {error!r}")
+            return None
+        finally:
+            self._leader = None
+            if stream is not None:
+                await stream.aclose()
+        if reply.code == CODE.NOT_A_LEADER and reply.suggested_leader and redirects:
+            suggested = PeerID(reply.suggested_leader)
+            return (
+                None
+                if suggested == self._p2p.peer_id
+                else await self._follow(suggested, ticket, wait_until, redirects - 1)
+            )
+        return self._read_reply(reply, leader, ticket)
+
+    def _read_reply(self, reply, leader: PeerID, ticket: Ticket) -> Group | None:
+        if reply.code == CODE.BAD_SCHEMA_HASH:
+            raise Refused(f"{leader} averages another model than this peer does")
+        if reply.code == CODE.CANCELLED and reply.gathered:
+            leader_step = self._parse_step(reply.gathered[0])
+            if leader_step is not None and leader_step > ticket.step:
+                raise Behind(leader_step)
+        if reply.code != CODE.BEGIN_ALLREDUCE:
+            return None
+        try:
+            return self._parse_group(reply, leader, ticket)
+        except ValueError as error:
+            logger.warning(f"Ignoring a malformed group from {leader}: {error}")
+            return None
+
+    def _parse_group(self, reply, leader: PeerID, ticket: Ticket) -> Group:
+        if not 2 <= len(reply.ordered_peer_ids) == len(reply.gathered) <= MAX_GROUP_SIZE:
+            raise ValueError("it has a wrong size")
+        peer_ids = tuple(PeerID(peer) for peer in reply.ordered_peer_ids)
+        tickets = tuple(Ticket.from_bytes(data) for data in reply.gathered)
+        if len(set(peer_ids)) != len(peer_ids) or leader not in peer_ids:
+            raise ValueError("a member is there twice or the leader is missing")
+        if self._p2p.peer_id not in peer_ids or tickets[peer_ids.index(self._p2p.peer_id)] != ticket:
+            raise ValueError("our ticket is missing or was changed")
+        if any(member.step != ticket.step for member in tickets):
+            raise ValueError("its members are at different steps")
+        return Group(bytes(reply.group_id), peer_ids, tickets)
+
+    @staticmethod
+    def _parse_step(data: bytes) -> int | None:
+        try:
+            step = msgpack.unpackb(data)
+        except Exception:
+            return None
+        return step if type(step) is int and 0 <= step <= MAX_STEP else None
+
+    @staticmethod
+    def _step_reply(step: int):
+        return CODE.MessageFromLeader(code=CODE.CANCELLED, gathered=[msgpack.packb(step)])
+
+    def _send_guests_to(self, leader: PeerID) -> None:
+        for guest in self._lobby.values():
+            if not guest.answer.done():
+                guest.answer.set_result(self._redirect(leader))
+
+    @staticmethod
+    def _redirect(leader: PeerID):
+        return CODE.MessageFromLeader(code=CODE.NOT_A_LEADER, suggested_leader=leader.to_bytes())
+
+    def _answer_at_once(self, request, sender: PeerID, ticket: Ticket):
+        """What can be answered without waiting, or None for a guest who may wait in the lobby."""
+        if request.schema_hash != self._schema_hash:
+            return CODE.MessageFromLeader(code=CODE.BAD_SCHEMA_HASH)
+        if ticket.step < self._step:
+            return self._step_reply(self._step)
+        if ticket.step == self._closed_step:
+            return self._step_reply(self._step + 1)  # the group is closed: the result can only be downloaded
+        if ticket.step > self._step + 1:
+            return self._step_reply(self._step)  # we are the ones who are behind
+        if self._leader is not None and self._leader != sender:
+            return self._redirect(self._leader)
+        if len(self._lobby) >= MAX_GROUP_SIZE - 1:
+            return CODE.MessageFromLeader(code=CODE.GROUP_IS_FULL)
+        return None
+
+    async def serve(self, request: averaging_pb2.JoinRequest, context: P2PContext) -> AsyncIterator:
+        """Somebody knocks at this peer's door: the server side of :meth:`_follow`."""
+        sender = context.remote_id
+        try:
+            ticket = Ticket.from_bytes(request.gather)
+        except ValueError as error:
+            logger.debug(f"{sender} came without a valid ticket: {error}")
+            yield CODE.MessageFromLeader(code=CODE.PROTOCOL_VIOLATION)
+            return
+        answer = self._answer_at_once(request, sender, ticket)
+        if answer is not None:
+            yield answer
+            return
+        guest = self._lobby[sender] = Guest(ticket)
+        self._arrivals.set()
+        try:
+            yield CODE.MessageFromLeader(code=CODE.ACCEPTED)
+            yield await guest.answer
+        finally:
+            if self._lobby.get(sender) is guest:
+                del self._lobby[sender]
+            self._arrivals.set()

@@ -1,0 +1,136 @@
+"""The words of a round: who takes part, what each brings, how it ended.
+
+A *round* is the communication that ends a step. Everything here crosses a process or a network boundary, so it is small,
+picklable, bounded and checked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgpack
+from hivemind.p2p import PeerID
+
+MAX_STEP = 10**9
+MAX_SAMPLES = 2**31
+MAX_GROUP_SIZE = 1024
+
+
+class RoundFailed(Exception):  # noqa: N818 (reads as what happened)
+    """The round did not give this peer a complete average; nothing was applied and nothing accumulated is lost."""
+
+
+class Behind(Exception):  # noqa: N818
+    """The swarm has gone on without this peer: its state has to be downloaded. ``args[0]`` is the swarm's step."""
+
+
+class Refused(Exception):  # noqa: N818
+    """Another peer will never average with this one (another model, another protocol)."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A peer that is expected in the next round, as its progress record says.
+
+    :param peer_id: libp2p peer id
+    :param joined: DHT time in seconds when it joined; the senior (smallest) full peer leads
+    :param client_mode: it cannot be dialled, so it neither leads nor reduces
+    """
+
+    peer_id: PeerID
+    joined: float
+    client_mode: bool
+
+    @property
+    def seniority(self) -> tuple[float, bytes]:
+        """Sort key that every peer computes alike: the first full peer in this order leads."""
+        return self.joined, self.peer_id.to_bytes()
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a member brings to a round; every member sees every ticket before any gradient travels.
+
+    :param step: the global update that this peer wants to finish
+    :param samples: samples in its gradient, which is its weight in the average; 0 means that it only listens
+    :param client_mode: it cannot be dialled
+    :param loss: mean training loss over its samples
+    """
+
+    step: int
+    samples: int
+    client_mode: bool
+    loss: float
+
+    def to_bytes(self) -> bytes:
+        return msgpack.packb((self.step, self.samples, self.client_mode, self.loss))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Ticket:
+        """:raises ValueError: whatever is wrong with it; the sender is not trusted"""
+        if len(data) > 256:
+            raise ValueError("a ticket of more than 256 bytes")
+        try:
+            step, samples, client_mode, loss = msgpack.unpackb(data)
+        except Exception as error:
+            raise ValueError(f"not a ticket: {error}") from error
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
+            raise ValueError("a step out of bounds")
+        if type(samples) is not int or not 0 <= samples <= MAX_SAMPLES:
+            raise ValueError("a number of samples out of bounds")
+        if type(client_mode) is not bool or type(loss) is not float:
+            raise ValueError("a field of the wrong type")
+        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A closed group: the same on all its members.
+
+    :param group_id: random name of this round
+    :param peer_ids: members; the i-th reduces the i-th share of the vector (client-mode members: no share)
+    :param tickets: one for each member, in the same order
+    """
+
+    group_id: bytes
+    peer_ids: tuple[PeerID, ...]
+    tickets: tuple[Ticket, ...]
+
+    @property
+    def samples(self) -> int:
+        return sum(ticket.samples for ticket in self.tickets)
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What one peer saw of one round.
+
+    :param group: who took part, with what weight
+    :param parts_expected: parts of the average that this peer should receive from the reducers, itself included
+    :param parts_received: parts that it did receive
+    :param inputs_expected: parts of other peers' gradients that this peer should have reduced, its own included
+    :param inputs_received: parts that it did reduce
+    :param meeting_seconds: from entering the round to a closed group
+    :param exchange_seconds: from a closed group to the complete average
+    """
+
+    group: Group
+    parts_expected: int
+    parts_received: int
+    inputs_expected: int
+    inputs_received: int
+    meeting_seconds: float
+    exchange_seconds: float
+
+    @property
+    def complete(self) -> bool:
+        """Every part of the average arrived, and every part that this peer reduced had all its senders."""
+        return self.parts_received == self.parts_expected and self.inputs_received == self.inputs_expected
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss over the samples of the whole group."""
+        weighted = [(t.samples, t.loss) for t in self.group.tickets if t.samples and math.isfinite(t.loss)]
+        total = sum(samples for samples, _ in weighted)
+        return sum(samples * loss for samples, loss in weighted) / total if total else math.nan

@@ -1,0 +1,107 @@
+"""The state that a peer needs to go on where the swarm is: parameters, buffers, optimizer statistics and the step.
+
+It travels as a flat list of tensors with a small description. What arrives is untrusted: names, shapes and values are
+checked against this peer's own model before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from swarm.rounds import MAX_STEP, RoundFailed
+
+MAX_SCALARS = 16
+
+
+@dataclass
+class SharedState:
+    """The tensors of a model and its optimizer, seen as one list.
+
+    :param model: its parameters and buffers travel, in the order of ``state_dict``
+    :param optimizer: a torch optimizer over (some of) these parameters
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @property
+    def model_tensors(self) -> list[torch.Tensor]:
+        return [tensor.detach() for tensor in self.model.state_dict(keep_vars=True).values()]
+
+    @property
+    def optimized(self) -> list[torch.Tensor]:
+        return [param for group in self.optimizer.param_groups for param in group["params"]]
+
+    @property
+    def max_bytes(self) -> int:
+        """More than an honest peer ever sends: up to four fp32 statistics for each parameter, and some room."""
+        model = sum(tensor.numel() * tensor.element_size() for tensor in self.model_tensors)
+        statistics = sum(4 * 4 * param.numel() for param in self.optimized)
+        return 2 * (model + statistics) + 2**20
+
+    @torch.no_grad()
+    def export(self, step: int) -> tuple[dict, list[torch.Tensor]]:
+        """Copy everything to the CPU.
+
+        :returns: (description, tensors): the model's tensors first, then the optimizer's, in the described order
+        """
+        tensors = [tensor.to("cpu", copy=True) for tensor in self.model_tensors]
+        statistics = []
+        for index, param in enumerate(self.optimized):
+            for key, value in self.optimizer.state.get(param, {}).items():
+                if isinstance(value, torch.Tensor):
+                    statistics.append((index, key))
+                    tensors.append(value.detach().to("cpu", copy=True))
+        return {"step": step, "statistics": statistics}, tensors
+
+    @torch.no_grad()
+    def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> int:
+        """Check a downloaded state and take it over; all or nothing.
+
+        :returns: its step
+        :raises RoundFailed: it is not a state of this model
+        """
+        step, statistics = self._check_description(description)
+        model_tensors = self.model_tensors
+        if len(tensors) != len(model_tensors) + len(statistics):
+            raise RoundFailed("the state has another number of tensors")
+        received, received_statistics = tensors[: len(model_tensors)], tensors[len(model_tensors) :]
+        for own, new in zip(model_tensors, received, strict=True):
+            self._check_tensor(new, (own.shape,), own.dtype)
+        params = self.optimized
+        for (index, _), new in zip(statistics, received_statistics, strict=True):
+            self._check_tensor(new, (params[index].shape, torch.Size(()), torch.Size((1,))), None)
+
+        for own, new in zip(model_tensors, received, strict=True):
+            own.copy_(new)
+        for param in params:
+            self.optimizer.state[param] = {}
+        for (index, key), new in zip(statistics, received_statistics, strict=True):
+            param = params[index]
+            # Adam's step counter stays on the CPU, statistics of the parameter's shape go where the parameter is
+            self.optimizer.state[param][key] = new.clone() if new.numel() == 1 else new.to(param.device, copy=True)
+        return step
+
+    def _check_description(self, description: dict) -> tuple[int, list[tuple[int, str]]]:
+        try:
+            step, statistics = description["step"], [(index, key) for index, key in description["statistics"]]
+        except Exception as error:
+            raise RoundFailed(f"the state's description is malformed: {error!r}") from error
+        num_params = len(self.optimized)
+        if type(step) is not int or not 0 <= step <= MAX_STEP or len(statistics) > MAX_SCALARS * num_params:
+            raise RoundFailed("the state's description is out of bounds")
+        for index, key in statistics:
+            if type(index) is not int or not 0 <= index < num_params or type(key) is not str or len(key) > 64:
+                raise RoundFailed("the state's description is out of bounds")
+        return step, statistics
+
+    @staticmethod
+    def _check_tensor(tensor: torch.Tensor, shapes: Sequence[torch.Size], dtype: torch.dtype | None) -> None:
+        if tensor.shape not in shapes or (dtype is not None and tensor.dtype != dtype):
+            raise RoundFailed(f"the state holds a tensor of shape {tuple(tensor.shape)} that does not fit this model")
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise RoundFailed("the state is not finite")

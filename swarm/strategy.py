@@ -1,0 +1,185 @@
+"""Train any LightningModule with a swarm: ``Trainer(strategy=SwarmStrategy(target_batch_size=256, run_id="mine"))``.
+
+Everything else about the Trainer stays as it is. One *optimizer step* of Lightning (``trainer.global_step``,
+``max_steps``, the logged step, schedulers, gradient clipping, ``on_before_optimizer_step``) is one update of the whole
+swarm, however many micro-batches this peer needs for its part.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from hivemind import DHT
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch.optim import Optimizer
+
+from recipe.errors import InputError
+from swarm.collaboration import Collaboration, CollaborationOptions
+from swarm.network import NetworkOptions, start_dht, stop_dht
+from swarm.progress import TRAINING, VALIDATING
+
+EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
+
+
+class SwarmStrategy(SingleDeviceStrategy):
+    """Collaborative averaging to a target batch size, on one device per peer.
+
+    :param target_batch_size: samples over all peers per global update; equal on all peers
+    :param run_id: peers of the same run (and the same target batch size and model) meet
+    :param initial_peers: addresses of peers that are there already; none starts a new swarm
+    :param name: public name of this peer
+    :param network: ports, addresses and identity, if the defaults do not do; replaces ``initial_peers``
+    :param dht: a DHT that runs already; it is left running
+    :param options: patience of this peer
+    :param stop_requested: when set, this peer leaves at the next opportunity
+    :raises InputError: a Trainer or module that cannot work this way, or a network that does not answer
+    """
+
+    strategy_name = "swarm"
+
+    def __init__(
+        self,
+        target_batch_size: int,
+        run_id: str,
+        initial_peers: Sequence[str] = (),
+        *,
+        name: str = "peer",
+        network: NetworkOptions | None = None,
+        dht: DHT | None = None,
+        options: CollaborationOptions | None = None,
+        stop_requested: threading.Event | None = None,
+    ):
+        super().__init__()
+        if target_batch_size < 1:
+            raise InputError(f"The target batch size is {target_batch_size}: it has to be at least 1 sample.")
+        self.target_batch_size, self.run_id, self.name = target_batch_size, run_id, name
+        self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
+        self.dht, self._owns_dht = dht, dht is None
+        self.options = options
+        self.stop_requested = stop_requested or threading.Event()
+        self.collaboration: Collaboration | None = None
+        self._micro_batch_samples = 0
+
+    @property
+    def root_device(self) -> torch.device:
+        if self.accelerator is None:
+            return torch.device("cpu")
+        return self.accelerator.get_parallel_devices(self.accelerator.parse_devices(1))[0]
+
+    @property
+    def _trainer(self) -> Trainer:
+        return self.lightning_module.trainer
+
+    # ---- life of the strategy ---------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if self.dht is None:
+            self.dht = start_dht(self.network)
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) != 1 or not self.lightning_module.automatic_optimization:
+            raise InputError(
+                "SwarmStrategy needs one optimizer and automatic optimization: change the LightningModule."
+            )
+        if trainer.precision == "16-mixed":
+            raise InputError(
+                "SwarmStrategy cannot share loss scales between peers: use precision 'bf16-mixed' or '32'."
+            )
+        if trainer.accumulate_grad_batches != 1:
+            raise InputError(
+                "SwarmStrategy accumulates to the target batch size itself: leave accumulate_grad_batches at 1."
+            )
+        for config in self.lr_scheduler_configs:
+            if config.reduce_on_plateau:
+                raise InputError("SwarmStrategy steps schedulers by global update: ReduceLROnPlateau cannot be used.")
+            config.interval = EVERY_UPDATE
+
+    def on_train_start(self) -> None:
+        self.collaboration = Collaboration(
+            self.dht,
+            f"{self.run_id}-{self.target_batch_size}".replace(".", "_"),
+            self.lightning_module,
+            self.optimizers[0],
+            self.target_batch_size,
+            self.name,
+            step=self._trainer.global_step,
+            options=self.options,
+            should_stop=self.stop_requested.is_set,
+        )
+        self.collaboration.join()
+        self._adopt_step(completed=self.collaboration.step)
+        super().on_train_start()
+
+    def on_validation_start(self) -> None:
+        if self.collaboration is not None:
+            self.collaboration.tracker.report(phase=VALIDATING)
+        super().on_validation_start()
+
+    def on_validation_end(self) -> None:
+        if self.collaboration is not None:
+            self.collaboration.pause()
+            self.collaboration.tracker.report(phase=TRAINING)
+        super().on_validation_end()
+
+    def leave(self) -> None:
+        """Leave the swarm; the model keeps the last averaged weights."""
+        if self.collaboration is not None:
+            self.collaboration.leave()
+            self.collaboration = None
+        if self._owns_dht and self.dht is not None:
+            stop_dht(self.dht)
+            self.dht = None
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self.leave()
+
+    def teardown(self) -> None:
+        self.leave()
+        super().teardown()
+
+    # ---- every micro-batch ------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._micro_batch_samples = extract_batch_size(args[0] if args else next(iter(kwargs.values())))
+        return super().training_step(*args, **kwargs)
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: LightningModule | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        loss = closure()
+        averaged = loss is not None and self.collaboration.contribute(self._micro_batch_samples, float(loss))
+        if averaged:
+            super().optimizer_step(optimizer, lambda: loss, model=model, **kwargs)
+            self.collaboration.finish_step()
+        # Lightning counts this call as a step when it returns
+        self._adopt_step(completed=self.collaboration.step - 1)
+        if self.stop_requested.is_set():
+            self._trainer.should_stop = True
+            self._trainer.limit_val_batches = 0  # no last validation for somebody who wants to leave
+        return loss
+
+    def _adopt_step(self, completed: int) -> None:
+        """Make Lightning's counters and the schedulers say what the swarm's step is."""
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        progress = epoch_loop.automatic_optimization.optim_progress.optimizer.step
+        for counter in (progress.total, progress.current):
+            counter.ready = counter.completed = completed
+        epoch_loop._batches_that_stepped = completed
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            for config in self.lr_scheduler_configs:
+                while config.scheduler.last_epoch < self.collaboration.step:
+                    config.scheduler.step()
