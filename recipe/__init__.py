@@ -1,1 +1,4 @@
-"""What is trained: config, presets, data, model, optimizer, metrics, run folder. Knows nothing of how it is distributed."""
+"""What is trained: config, presets, data, model, optimizer, metrics, run folder.
+
+It knows nothing of how the training is distributed.
+"""

@@ -21,7 +21,7 @@ from torch import nn
 
 from recipe.errors import InputError
 from swarm.averager import SwarmAverager
-from swarm.progress import AVERAGING, TRAINING, ProgressTracker
+from swarm.progress import AVERAGING, TRAINING, WAITING, ProgressTracker
 from swarm.rounds import Behind, Refused, RoundFailed, RoundReport, Ticket
 from swarm.state import SharedState
 
@@ -35,11 +35,13 @@ RATE_SMOOTHING = 0.2
 class CollaborationOptions:
     """How patient this peer is; nothing here has to agree with the others.
 
+    :param min_peers: do not begin before so many peers are there
     :param matchmaking_seconds: how long to wait at the end of a step for peers that are missing
     :param averaging_timeout_seconds: give up a round (and try again with those who are left) after so long
     :param join_timeout_seconds: give up joining when nobody hands over the state for so long
     """
 
+    min_peers: int = 1
     matchmaking_seconds: float = 5.0
     averaging_timeout_seconds: float = 60.0
     join_timeout_seconds: float = 120.0
@@ -133,7 +135,17 @@ class Collaboration:
             self._catch_up()
         else:
             self._begin_step()
+        self._wait_for_peers()
         self.tracker.report(urgent=True, phase=TRAINING)
+        self.pause()
+
+    def _wait_for_peers(self) -> None:
+        """Peers that begin together wait for each other; whoever is here can take over the state meanwhile."""
+        self.tracker.report(urgent=True, phase=WAITING)
+        while len(self.tracker.members) < self.options.min_peers and not self._should_stop():
+            if self.tracker.swarm_step > self.step:
+                self._catch_up()
+            self.tracker.wait_refreshed(1.0)
 
     def _catch_up(self) -> None:
         """Download the state of the swarm; what this peer has accumulated on other weights is dropped."""
@@ -196,7 +208,7 @@ class Collaboration:
         self.samples += samples
         self._loss_sum += samples * loss
         self._measure_rate(samples)
-        self.tracker.report(samples=self.samples, rate=self._rate)
+        self.tracker.report(samples=self.samples, rate=self._rate, phase=TRAINING)
         if self.tracker.swarm_step > self.step:
             self._catch_up()
             return False
@@ -223,30 +235,41 @@ class Collaboration:
 
     def _end_step(self) -> bool:
         compute_seconds = time.perf_counter() - self._step_began
+        self._drop_non_finite()
         while not self._should_stop():
             if len(self.tracker.members) == 1:
-                self._sum /= self.samples
-                self._report_step(compute_seconds, None)
-                self._hand_over()
-                return True
+                return self._update_alone(compute_seconds, None)
             try:
                 report = self._run_round()
             except (Behind, Refused, RoundFailed) as error:
                 if not self._recover(error):
                     return False
                 continue
-            if len(report.group.peer_ids) == 1:  # nobody came: are they gone, or have they gone on without us?
-                self.tracker.wait_refreshed(POLL_SECONDS * 5)
-                if self.tracker.swarm_step > self.step:
-                    self._catch_up()
-                    return False
-                self._sum /= self.samples
-            else:
+            if len(report.group.peer_ids) > 1:
                 self._read_average()
-            self._report_step(compute_seconds, report)
-            self._hand_over()
-            return True
+                return self._hand_over(compute_seconds, report)
+            self.tracker.wait_refreshed(POLL_SECONDS * 5)  # nobody came: gone, or have they gone on without us?
+            if self.tracker.swarm_step > self.step:
+                self._catch_up()
+                return False
+            return self._update_alone(compute_seconds, report)
         return False
+
+    def _update_alone(self, compute_seconds: float, report: RoundReport | None) -> bool:
+        if self.samples == 0:
+            self._begin_step()
+            return False
+        self._sum /= self.samples
+        return self._hand_over(compute_seconds, report)
+
+    def _drop_non_finite(self) -> None:
+        """One NaN would spoil everybody's weights; this peer only listens in this round instead."""
+        if math.isfinite(self._sum.sum().item()) or torch.isfinite(self._sum).all():
+            return
+        logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
+        self._sum.zero_()
+        self.samples, self._loss_sum = 0, 0.0
+        self.tracker.report(samples=0)
 
     def _run_round(self) -> RoundReport:
         """Meet and exchange once; what was accumulated stays in ``_sum`` until it is known to have succeeded."""
@@ -306,22 +329,21 @@ class Collaboration:
             buffer.copy_(self._wire[offset : offset + buffer.numel()].view(buffer.shape))
             offset += buffer.numel()
 
-    def _hand_over(self) -> None:
-        self._state_lock.acquire()  # nobody downloads a half-made update; finish_step releases it
+    def _hand_over(self, compute_seconds: float, report: RoundReport | None) -> bool:
+        """Put the average where the optimizer finds it; the step belongs to the trainer until :meth:`finish_step`."""
+        self._state_lock.acquire()  # nobody may download a half-made update
         for param, view in zip(self._params, self._views, strict=True):
             param.grad = view if param.dtype == view.dtype else view.to(param.dtype)
-
-    def _report_step(self, compute_seconds: float, report: RoundReport | None) -> None:
-        own_loss = self._loss_sum / max(1, self.samples)
         self.last_step = StepReport(
             step=self.step + 1,
             num_peers=len(report.group.peer_ids) if report else 1,
             samples=report.group.samples if report else self.samples,
             own_samples=self.samples,
-            loss=report.loss if report else own_loss,
+            loss=report.loss if report else self._loss_sum / self.samples,
             compute_seconds=compute_seconds,
             round=report,
         )
+        return True
 
     def finish_step(self) -> None:
         """The weights have been updated: the next step begins."""

@@ -30,8 +30,9 @@ DISTRUST_SECONDS = 60.0
 MAX_RATE = 1e7  # samples per second
 MAX_NAME_LENGTH = 64
 
-JOINING, TRAINING, AVERAGING, VALIDATING = "joining", "training", "averaging", "validating"
-PHASES = (JOINING, TRAINING, AVERAGING, VALIDATING)
+JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
+AVERAGING, VALIDATING = "averaging", "validating"
+PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING)
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class ProgressTracker(threading.Thread):
         """A new step begins; ``group`` are those who finished the last one with us."""
         with self._lock:
             self._step_began, self._last_group = get_dht_time(), group
-        self.report(step=step, samples=0, phase=TRAINING)
+        self.report(step=step, samples=0)
 
     # ---- what the others say ----------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The words of a round: who takes part, what each brings, how it ended.
 
-A *round* is the communication that ends a step. Everything here crosses a process or a network boundary, so it is small,
-picklable, bounded and checked.
+A *round* is the communication that ends a step. Everything here crosses a process or a network boundary, so it is
+small, picklable, bounded and checked.
 """
 
 from __future__ import annotations

@@ -16,12 +16,14 @@ import torch
 from hivemind import DHT
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch.optim import Optimizer
 
 from recipe.errors import InputError
 from swarm.collaboration import Collaboration, CollaborationOptions
 from swarm.network import NetworkOptions, start_dht, stop_dht
+from swarm.processes import keep_signal_handlers
 from swarm.progress import TRAINING, VALIDATING
 
 EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
@@ -36,6 +38,7 @@ class SwarmStrategy(SingleDeviceStrategy):
     :param name: public name of this peer
     :param network: ports, addresses and identity, if the defaults do not do; replaces ``initial_peers``
     :param dht: a DHT that runs already; it is left running
+    :param namespace: only peers with the same one meet; by default made from ``run_id`` and ``target_batch_size``
     :param options: patience of this peer
     :param stop_requested: when set, this peer leaves at the next opportunity
     :raises InputError: a Trainer or module that cannot work this way, or a network that does not answer
@@ -52,13 +55,15 @@ class SwarmStrategy(SingleDeviceStrategy):
         name: str = "peer",
         network: NetworkOptions | None = None,
         dht: DHT | None = None,
+        namespace: str | None = None,
         options: CollaborationOptions | None = None,
         stop_requested: threading.Event | None = None,
     ):
         super().__init__()
         if target_batch_size < 1:
             raise InputError(f"The target batch size is {target_batch_size}: it has to be at least 1 sample.")
-        self.target_batch_size, self.run_id, self.name = target_batch_size, run_id, name
+        self.target_batch_size, self.name = target_batch_size, name
+        self.namespace = namespace or f"{run_id}-{target_batch_size}".replace(".", "_")
         self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
         self.dht, self._owns_dht = dht, dht is None
         self.options = options
@@ -94,29 +99,33 @@ class SwarmStrategy(SingleDeviceStrategy):
                 "SwarmStrategy cannot share loss scales between peers: use precision 'bf16-mixed' or '32'."
             )
         if trainer.accumulate_grad_batches != 1:
-            raise InputError(
-                "SwarmStrategy accumulates to the target batch size itself: leave accumulate_grad_batches at 1."
-            )
+            raise InputError("A swarm accumulates to the target batch size itself: leave accumulate_grad_batches at 1.")
         for config in self.lr_scheduler_configs:
             if config.reduce_on_plateau:
-                raise InputError("SwarmStrategy steps schedulers by global update: ReduceLROnPlateau cannot be used.")
+                raise InputError("A swarm steps schedulers by global update: ReduceLROnPlateau cannot be used.")
             config.interval = EVERY_UPDATE
 
-    def on_train_start(self) -> None:
-        self.collaboration = Collaboration(
-            self.dht,
-            f"{self.run_id}-{self.target_batch_size}".replace(".", "_"),
-            self.lightning_module,
-            self.optimizers[0],
-            self.target_batch_size,
-            self.name,
-            step=self._trainer.global_step,
-            options=self.options,
-            should_stop=self.stop_requested.is_set,
-        )
+    def barrier(self, name: str | None = None) -> None:
+        """Lightning waits here for all processes before it trains: this is where a peer joins the swarm."""
+        if name == "run-stage" and self._trainer.state.fn == TrainerFn.FITTING:
+            self._join()
+
+    def _join(self) -> None:
+        with keep_signal_handlers():
+            self.collaboration = Collaboration(
+                self.dht,
+                self.namespace,
+                self.lightning_module,
+                self.optimizers[0],
+                self.target_batch_size,
+                self.name,
+                step=self._trainer.global_step,
+                options=self.options,
+                should_stop=self.stop_requested.is_set,
+            )
         self.collaboration.join()
         self._adopt_step(completed=self.collaboration.step)
-        super().on_train_start()
+        self._trainer.should_stop |= self.stop_requested.is_set()
 
     def on_validation_start(self) -> None:
         if self.collaboration is not None:

@@ -1,0 +1,42 @@
+# `make help` lists what there is. Everything runs in .venv, which `make setup` creates in a minute or two.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## install everything into .venv
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "error: $(PYTHON) is older than 3.10; run: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 2; }
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (PyTorch and CUDA libraries are a few GB the first time) ..."
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet -c constraints.txt -e '.[test]'
+	@touch $@
+
+demo: setup ## three volunteers train a ViT together on this machine
+	@$(RUN) -m swarm.local --peers 3
+
+test: setup ## run all tests
+	@$(RUN) -m pytest
+
+lint: setup ## check style
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+
+format: setup ## fix style
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+
+bench: setup ## what the swarm costs against a plain Trainer, side by side
+	@$(RUN) -m tests.bench
+
+clean: ## remove the environment and caches, keep runs
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

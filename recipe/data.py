@@ -1,0 +1,132 @@
+"""`VisionData`: the recipe's images for Lightning, in this peer's own order."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from recipe.augmentation import ImageView, TensorView
+from recipe.config import Recipe
+from recipe.datasets import Splits, TensorImages, open_splits, prepare
+from recipe.errors import InputError
+from recipe.sampler import PeerBatches, PeerSampler, stable_seed
+
+__all__ = ["PeerSampler", "VisionData"]
+
+
+class VisionData(L.LightningDataModule):
+    """Training, validation and test images of a recipe.
+
+    Batches are (images, labels): float32 (batch, channels, image_size, image_size), normalised, and int64 (batch,).
+    The training loader never ends and its micro-batches are all of equal size; validation and test loaders pass over
+    their part once, in order.
+
+    Args:
+        recipe: names the data set, the image size and the augmentation.
+        data_dir: folder of CIFAR-10 (downloaded there if missing) or of `train/`, `val/` and `test/`; else unused.
+        batch_size: micro-batch, in samples.
+        identity: peers with different identities visit the samples in different orders.
+        num_workers: processes that load images; data sets that lie in memory never use any.
+
+    Raises:
+        InputError: from `prepare_data` and `setup`, when the folder or the micro-batch cannot work.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data_dir: str | Path = "data",
+        batch_size: int = 32,
+        identity: str = "",
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.data_dir = Path(data_dir).expanduser()
+        self.batch_size = batch_size
+        self.identity = identity
+        self.num_workers = num_workers
+        self.samples_trained = 0
+        self._splits: Splits | None = None
+
+    def prepare_data(self) -> None:
+        """Downloads CIFAR-10 if it is missing."""
+        prepare(self.recipe, self.data_dir)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the data set, once."""
+        if self.batch_size < 1 or self.num_workers < 0:
+            raise InputError("A micro-batch has at least one sample: set --batch-size to 1 or more.")
+        if self._splits is None:
+            self._splits = open_splits(self.recipe, self.data_dir)
+        if self.num_train_samples < self.batch_size:
+            raise InputError(
+                f"{self.num_train_samples} training samples are fewer than one micro-batch of {self.batch_size}: "
+                "set a smaller --batch-size, or add images."
+            )
+
+    @property
+    def num_train_samples(self) -> int:
+        """Size of the training part; known after `setup`."""
+        return len(self._opened().train)
+
+    def train_dataloader(self) -> DataLoader:
+        """Endless micro-batches, beginning after the samples that were already trained on."""
+        sampler = PeerSampler(self.num_train_samples, self.recipe.seed, self.identity)
+        sampler.load_state_dict({"position": self.samples_trained})
+        key = stable_seed(self.recipe.seed, self.identity, "augmentation")
+        view = self._view(self._opened().train, key)
+        return self._loader(view, batch_sampler=PeerBatches(sampler, self.batch_size))
+
+    def val_dataloader(self) -> DataLoader:
+        """The validation part, once, in order."""
+        return self._loader(self._view(self._opened().val, None), batch_size=self.batch_size)
+
+    def test_dataloader(self) -> DataLoader:
+        """The test part, once, in order."""
+        test = self._opened().test
+        if test is None:
+            raise InputError(f"There is no folder {self.data_dir / 'test'}: add one with a folder per class.")
+        return self._loader(self._view(test, None), batch_size=self.batch_size)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Counts here, where a batch leaves for training: loaders draw ahead, so their own count says too much."""
+        if self.trainer is not None and self.trainer.training:
+            self.samples_trained += len(batch[1])
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        """How many samples were trained on; Lightning keeps it in checkpoints."""
+        return {"position": self.samples_trained}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """The next training loader goes on after that many samples."""
+        self.samples_trained = state_dict["position"]
+
+    def _opened(self) -> Splits:
+        if self._splits is None:
+            self.setup()
+        return self._splits
+
+    def _view(self, part: Dataset, key: int | None) -> TensorView | ImageView:
+        return (TensorView if isinstance(part, TensorImages) else ImageView)(part, self.recipe, key)
+
+    def _loader(self, view: TensorView | ImageView, **batches: Any) -> DataLoader:
+        in_memory = isinstance(view, TensorView)
+        workers = 0 if in_memory else self.num_workers
+        return DataLoader(
+            view,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            collate_fn=_as_is if in_memory else None,
+            # A loader draws a seed when it starts; not from the global generator, where dropout would notice.
+            generator=torch.Generator().manual_seed(self.recipe.seed),
+            **batches,
+        )
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

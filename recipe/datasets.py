@@ -1,0 +1,175 @@
+"""Opens the recipe's images, split into training, validation and test parts that are the same on every machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch.nn import functional as F
+from torch.utils.data import Dataset, Subset
+from torchvision.datasets import CIFAR10, ImageFolder
+from torchvision.datasets.folder import default_loader
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+
+# The split belongs to the data set, not to a run: results with different recipe seeds stay comparable.
+_SPLIT_SEED = 0
+_SYNTHETIC_SAMPLES = {"train": 4096, "val": 512, "test": 512}
+_SYNTHETIC_BANK_FLOATS = 2**25  # 128 MiB per part; beyond it the same images come again
+
+
+class TensorImages(Dataset):
+    """Images that fit into memory.
+
+    Args:
+        images: float tensor (num_images, channels, height, width) in [0, 1].
+        labels: int64 tensor (num_images,).
+        length: samples to count; above num_images the images repeat.
+    """
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, length: int | None = None) -> None:
+        self.images, self.labels = images, labels
+        self.length = length or len(images)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[index % len(self.images)], self.labels[index % len(self.images)]
+
+    def gather(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """A whole batch at once: images (batch, channels, height, width) and labels (batch,)."""
+        chosen = torch.as_tensor(indices) % len(self.images)
+        return self.images[chosen], self.labels[chosen]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The parts of a data set: `TensorImages`, or data sets of (PIL image, class). Not every folder has a test part."""
+
+    train: Dataset
+    val: Dataset
+    test: Dataset | None
+
+
+def prepare(recipe: Recipe, data_dir: Path) -> None:
+    """Downloads what can be downloaded and is missing; peers on one machine wait for each other.
+
+    Raises:
+        InputError: the folder cannot be written, or the download failed.
+    """
+    if recipe.dataset != "cifar10":
+        return
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        with FileLock(data_dir / ".download.lock"):
+            CIFAR10(data_dir, download=True)
+    except Exception as error:  # urllib, tarfile, pickle and torchvision each have their own
+        raise InputError(
+            f"CIFAR-10 cannot be downloaded into {data_dir} ({type(error).__name__}: {error}): connect this machine to "
+            f"the network, or put {CIFAR10.filename} from {CIFAR10.url} into that folder (--data-dir)."
+        ) from error
+
+
+def open_splits(recipe: Recipe, data_dir: Path) -> Splits:
+    """Opens the data set; nothing is downloaded.
+
+    Raises:
+        InputError: the files are missing, damaged, or have another number of classes than the recipe.
+    """
+    opened = {"digits": _digits, "cifar10": _cifar10, "imagefolder": _imagefolder, "synthetic": _synthetic}
+    return opened[recipe.dataset](recipe, data_dir)
+
+
+def _digits(recipe: Recipe, _: Path) -> Splits:
+    """1,797 handwritten digits of 8 x 8 pixels (UCI ML, bundled with scikit-learn): 1,257 / 270 / 270."""
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16.0
+    if recipe.image_size != 8:
+        images = F.interpolate(images, size=recipe.image_size, mode="bilinear", antialias=True)
+    images = images.expand(-1, recipe.channels, -1, -1).contiguous()
+    train, rest = _stratified(labels, 0.30)
+    val, test = (rest[part] for part in _stratified(labels[rest], 0.50))
+    classes = torch.as_tensor(labels, dtype=torch.int64)
+    return Splits(*(TensorImages(images[part], classes[part]) for part in (train, val, test)))
+
+
+def _stratified(labels: np.ndarray, second_share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Two sorted arrays of indices; every class has the same share in both."""
+    everything = np.arange(len(labels))
+    first, second = train_test_split(everything, test_size=second_share, stratify=labels, random_state=_SPLIT_SEED)
+    return np.sort(first), np.sort(second)
+
+
+def _cifar10(_: Recipe, data_dir: Path) -> Splits:
+    """CIFAR-10 (Krizhevsky 2009): 45,000 / 5,000 of the training batches, and the official 10,000 test images."""
+    try:
+        train, test = CIFAR10(data_dir, train=True), CIFAR10(data_dir, train=False)
+    except Exception as error:  # torchvision raises RuntimeError, unpickling anything
+        raise InputError(
+            f"There is no complete CIFAR-10 in {data_dir} ({error}): put {CIFAR10.filename} from {CIFAR10.url} "
+            "there, or name another --data-dir."
+        ) from error
+    first, second = _stratified(np.asarray(train.targets), 0.10)
+    return Splits(Subset(train, first.tolist()), Subset(train, second.tolist()), test)
+
+
+def _imagefolder(recipe: Recipe, data_dir: Path) -> Splits:
+    """`train/<class>/*.jpg`, `val/<class>/*.jpg` and, if it is there, `test/<class>/*.jpg`: ImageNet's own layout."""
+    parts = {name: _folder(data_dir / name) for name in ("train", "val", "test") if _needed(data_dir / name)}
+    for name, part in parts.items():
+        if part.classes != parts["train"].classes:
+            raise InputError(
+                f"{data_dir / name} and {data_dir / 'train'} have different class folders: make them equal."
+            )
+    found = len(parts["train"].classes)
+    if found != recipe.num_classes:
+        raise InputError(
+            f"{data_dir / 'train'} has {found} class folders and the recipe {recipe.num_classes} classes: "
+            f"set --num-classes {found}, or name another --data-dir."
+        )
+    return Splits(parts["train"], parts["val"], parts.get("test"))
+
+
+def _needed(folder: Path) -> bool:
+    return folder.name != "test" or folder.exists()
+
+
+def _folder(folder: Path) -> ImageFolder:
+    try:
+        return ImageFolder(folder, loader=_open_image)
+    except OSError as error:
+        raise InputError(
+            f"{folder} holds no images by class ({error}): name a --data-dir with train/<class>/ and val/<class>/."
+        ) from error
+
+
+def _open_image(path: str) -> Any:
+    try:
+        return default_loader(path)
+    except OSError as error:
+        raise InputError(f"{path} is no readable image ({error}): repair or remove the file.") from error
+
+
+def _synthetic(recipe: Recipe, _: Path) -> Splits:
+    """Noise over a coarse pattern per class: learnable, so that a benchmark's loss means something."""
+    generator = torch.Generator().manual_seed(_SPLIT_SEED)
+    patterns = torch.rand(recipe.num_classes, recipe.channels, 4, 4, generator=generator)
+    parts = (_synthetic_part(recipe, patterns, samples, generator) for samples in _SYNTHETIC_SAMPLES.values())
+    return Splits(*parts)
+
+
+def _synthetic_part(recipe: Recipe, patterns: torch.Tensor, samples: int, generator: torch.Generator) -> TensorImages:
+    side = recipe.image_size
+    in_memory = max(1, min(samples, _SYNTHETIC_BANK_FLOATS // (recipe.channels * side * side)))
+    labels = torch.randint(recipe.num_classes, (in_memory,), generator=generator)
+    images = torch.rand(in_memory, recipe.channels, side, side, generator=generator)
+    for image, label in zip(images, labels, strict=True):
+        image.add_(F.interpolate(patterns[label][None], size=side)[0]).div_(2.0)
+    return TensorImages(images, labels, samples)

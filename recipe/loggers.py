@@ -1,0 +1,59 @@
+"""The logger behind `metrics.jsonl`."""
+
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from recipe.run_folder import finite_or_null
+
+
+class JsonlLogger(Logger):
+    """Lightning logger that appends lines of {"time": Unix seconds, "step": global step, tag: value, ...} to a file.
+
+    Each line is on its way to the disk before the call returns. When the disk is full, it warns once and drops lines:
+    training is worth more than its log.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self._has_warned = False
+
+    @property
+    def name(self) -> str:
+        """Lightning's name for the logger."""
+        return "jsonl"
+
+    @property
+    def version(self) -> str:
+        """There is one version."""
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: the recipe has its own file."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Appends one line."""
+        values = {tag: float(value) for tag, value in metrics.items()}
+        line = json.dumps(finite_or_null({"time": time.time(), "step": step, **values}), allow_nan=False)
+        try:
+            _append_line(self.path, line)
+        except OSError as error:
+            if not self._has_warned:
+                warnings.warn(f"Metrics are no longer written to {self.path}: {error.strerror}.", stacklevel=2)
+            self._has_warned = True
+
+
+def _append_line(path: Path, line: str) -> None:
+    with open(path, "a+b") as file:
+        # A process that was killed may have left half a line; it must not swallow this one.
+        is_torn = file.tell() > 0 and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+        file.write((b"\n" if is_torn else b"") + line.encode() + b"\n")

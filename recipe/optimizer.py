@@ -1,0 +1,45 @@
+"""The recipe's update rule and its learning rate by global step."""
+
+import math
+
+import timm.optim
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from recipe.config import Recipe
+
+
+def build_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW or SGD over two groups of parameters: without and with weight decay.
+
+    Without: biases, norms and everything else with one dimension, and what timm's model names in `no_weight_decay()`
+    (class token, position embedding). Each update is one global update over `recipe.target_batch_size` samples.
+    """
+    spared = module.no_weight_decay() if hasattr(module, "no_weight_decay") else ()
+    groups = timm.optim.param_groups_weight_decay(module, recipe.weight_decay, no_weight_decay_list=spared)
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.momentum, nesterov=recipe.momentum > 0)
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2))
+
+
+def build_scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> LambdaLR:
+    """Scheduler that is to be stepped once per global update."""
+    return LambdaLR(optimizer, lambda step: lr_factor(recipe, step))
+
+
+def lr_factor(recipe: Recipe, step: int) -> float:
+    """Learning rate of the update that follows `step` finished ones, as a fraction of `recipe.learning_rate`.
+
+    Rises linearly over the warm-up (the first update already moves: 1/warmup_steps), then falls to
+    `final_lr_fraction` at `total_steps` along the schedule's shape, and stays there.
+    """
+    if step < recipe.warmup_steps:
+        return (step + 1) / recipe.warmup_steps
+    progress = min(1.0, (step - recipe.warmup_steps) / (recipe.total_steps - recipe.warmup_steps))
+    falls_to = recipe.final_lr_fraction
+    if recipe.schedule == "constant":
+        return 1.0
+    if recipe.schedule == "linear":
+        return 1.0 - (1.0 - falls_to) * progress
+    return falls_to + (1.0 - falls_to) * 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -1,0 +1,155 @@
+"""Presets: each is a function that returns a whole recipe."""
+
+import difflib
+from collections.abc import Callable
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+
+
+def digits() -> Recipe:
+    """A small ViT on scikit-learn's handwritten digits: no download, seconds of computation, few updates.
+
+    Measured in one process on one CPU core, seeds 0 to 4 (n = 5): validation accuracy reaches 95 % after 15 to 20
+    updates and ends at 99.0 % (98.1 to 100.0 %, spread 0.7 points); 60 updates take about 16 s.
+    """
+    return Recipe(
+        name="digits",
+        model="vit_tiny_patch16_224",
+        image_size=8,
+        patch_size=4,
+        embed_dim=128,
+        depth=4,
+        num_heads=4,
+        initialisation="balanced",
+        channels=1,
+        dataset="digits",
+        num_classes=10,
+        learning_rate=3e-3,
+        beta2=0.95,
+        weight_decay=0.05,
+        clip_norm=1.0,
+        warmup_steps=5,
+        total_steps=60,
+        target_batch_size=512,
+        validate_every_steps=5,
+    )
+
+
+def cifar10_vit_base() -> Recipe:
+    """Fine-tunes a pretrained ViT-B/32 on CIFAR-10 at 224 px, the classic assignment."""
+    return Recipe(
+        name="cifar10-vit-base",
+        model="vit_base_patch32_224",
+        pretrained=True,
+        image_size=224,
+        dataset="cifar10",
+        num_classes=10,
+        augmentation="crop-flip",
+        learning_rate=1e-4,
+        weight_decay=0.05,
+        clip_norm=1.0,
+        warmup_steps=50,
+        total_steps=500,
+        target_batch_size=512,
+        validate_every_steps=50,
+        precision="bf16-mixed",
+    )
+
+
+def cifar10_vit_tiny() -> Recipe:
+    """Trains a small ViT on CIFAR-10 from scratch at the images' own 32 px.
+
+    Width, depth and patch size follow the usual CIFAR-sized ViTs; without pretraining they need strong augmentation
+    and many passes (Steiner et al. 2021, "How to train your ViT?").
+    """
+    return Recipe(
+        name="cifar10-vit-tiny",
+        model="vit_tiny_patch16_224",
+        image_size=32,
+        patch_size=4,
+        embed_dim=192,
+        depth=9,
+        num_heads=3,
+        drop_path=0.1,
+        dataset="cifar10",
+        num_classes=10,
+        augmentation="randaugment",
+        learning_rate=1e-3,
+        weight_decay=0.05,
+        clip_norm=1.0,
+        label_smoothing=0.1,
+        warmup_steps=500,
+        total_steps=9_000,
+        target_batch_size=1024,
+        validate_every_steps=250,
+        precision="bf16-mixed",
+    )
+
+
+def imagefolder_vit_small() -> Recipe:
+    """Trains a ViT-S/16 from scratch on ImageNet, or on any folder of images by class.
+
+    The plain recipe of Beyer et al. 2022 ("Better plain ViT baselines for ImageNet-1k"): batch 1024, learning rate
+    1e-3, 10,000 warm-up steps, 90 passes over 1.28 million images.
+    """
+    return Recipe(
+        name="imagefolder-vit-small",
+        model="vit_small_patch16_224",
+        image_size=224,
+        dataset="imagefolder",
+        num_classes=1000,
+        augmentation="randaugment",
+        learning_rate=1e-3,
+        weight_decay=0.1,
+        clip_norm=1.0,
+        warmup_steps=10_000,
+        total_steps=112_600,
+        target_batch_size=1024,
+        validate_every_steps=1_251,
+        precision="bf16-mixed",
+    )
+
+
+def synthetic() -> Recipe:
+    """Random images for benchmarks: a ViT of 2.69 million parameters, enough work to time, nothing to load."""
+    return Recipe(
+        name="synthetic",
+        model="vit_tiny_patch16_224",
+        image_size=32,
+        patch_size=4,
+        embed_dim=192,
+        depth=6,
+        num_heads=3,
+        dataset="synthetic",
+        num_classes=10,
+        learning_rate=1e-3,
+        weight_decay=0.05,
+        clip_norm=1.0,
+        warmup_steps=10,
+        total_steps=200,
+        target_batch_size=1024,
+        validate_every_steps=50,
+    )
+
+
+PRESETS: dict[str, Callable[[], Recipe]] = {
+    "digits": digits,
+    "cifar10-vit-base": cifar10_vit_base,
+    "cifar10-vit-tiny": cifar10_vit_tiny,
+    "imagefolder-vit-small": imagefolder_vit_small,
+    "synthetic": synthetic,
+}
+
+
+def preset(name: str) -> Recipe:
+    """The preset's recipe.
+
+    Raises:
+        InputError: there is no preset of this name; the message lists them.
+    """
+    if name not in PRESETS:
+        close = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise InputError(f"There is no recipe {name[:64]!r}{hint}: choose one of {', '.join(PRESETS)}.")
+    return PRESETS[name]()

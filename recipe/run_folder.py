@@ -1,0 +1,142 @@
+"""The run folder: where a peer's recipe, environment, metrics and summary lie, and how they are written."""
+
+import json
+import math
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+
+
+class RunFolder:
+    """Paths in `output_dir/run_id/peer_name`. `create` makes the folder; the constructor only names it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.recipe = self.path / "recipe.json"
+        self.environment = self.path / "environment.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"
+        self.summary = self.path / "summary.json"
+        self.status = self.path / "status.json"
+
+    @classmethod
+    def create(cls, output_dir: str | Path, run_id: str, peer_name: str) -> "RunFolder":
+        """Makes the folder and its checkpoints; one that exists is used again.
+
+        Raises:
+            InputError: a name is no plain file name, or the folder cannot be written.
+        """
+        path = Path(output_dir).expanduser() / check_name(run_id, "--run-id") / check_name(peer_name, "--public-name")
+        folder = cls(path)
+        try:
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise InputError(
+                f"The folder {path} cannot be written ({error.strerror}): name another --output-dir."
+            ) from error
+        return folder
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Writes `recipe.json`, which `Recipe.from_json` reads."""
+        _write_atomically(self.recipe, recipe.to_json() + "\n")
+
+    def write_environment(self) -> None:
+        """Writes `environment.json`: versions, hardware, commit and command line; not the machine's name."""
+        from recipe.environment import describe_environment  # torch takes seconds, and readers need only the paths
+
+        write_json(self.environment, describe_environment())
+
+    def write_summary(
+        self,
+        recipe: Recipe,
+        *,
+        run_id: str,
+        outcome: str,
+        steps: int,
+        samples: int,
+        seconds: float,
+        val_accuracy: float | None,
+        train_loss: float | None,
+        max_num_peers: int = 1,
+        **more: Any,
+    ) -> None:
+        """Writes `summary.json`. Its existence says that the run has ended, so it comes last.
+
+        Args:
+            recipe: its name and fingerprint are written.
+            run_id: the run this peer took part in.
+            outcome: why the training ended, such as "completed", "target accuracy" or "interrupted".
+            steps: global updates.
+            samples: this peer's training samples.
+            seconds: wall time of the training.
+            val_accuracy: last `val/top1`, 0 to 1, or None without any validation.
+            train_loss: last `train/loss`, or None without any update.
+            max_num_peers: most peers seen at once, this one included.
+            more: further entries.
+        """
+        summary = {"run_id": run_id, "recipe": recipe.name, "fingerprint": recipe.fingerprint, "outcome": outcome}
+        counts = {"steps": steps, "samples": samples, "seconds": seconds, "max_num_peers": max_num_peers}
+        write_json(self.summary, summary | counts | {"val_accuracy": val_accuracy, "train_loss": train_loss} | more)
+
+
+def check_name(name: str, option: str) -> str:
+    """The name, if it can be a folder's anywhere.
+
+    Raises:
+        InputError: it is not 1 to 64 characters of A-Z, a-z, 0-9, dot, underscore and dash, or starts with a dot.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", name):
+        raise InputError(
+            f"{ascii(name)[:80]} cannot name a folder: give {option} 1 to 64 letters, digits, dots, underscores or "
+            "dashes, not starting with a dot."
+        )
+    return name
+
+
+def write_json(path: str | Path, data: Any) -> None:
+    """Writes JSON so that a reader sees the old or the new file, never half of one; NaN and infinities become null."""
+    _write_atomically(Path(path), json.dumps(finite_or_null(data), indent=2, allow_nan=False) + "\n")
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def finite_or_null(data: Any) -> Any:
+    """The same data with None in place of NaN and infinities, which JSON does not have."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: finite_or_null(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite_or_null(value) for value in data]
+    return data
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`, oldest first; lines torn by a crash or a full disk are left out."""
+    lines = []
+    for text in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict):
+            lines.append(line)
+    return lines

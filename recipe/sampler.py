@@ -1,0 +1,84 @@
+"""The order in which a peer visits its training samples: endless, its own, and the same whenever it is asked again."""
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+
+def stable_seed(*parts: object) -> int:
+    """A 63-bit seed from the parts' text through SHA-256; Python's `hash` would differ from process to process."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+class PeerSampler(Sampler[int]):
+    """Endless indices 0..dataset_size-1: pass after pass, each pass a new permutation.
+
+    The order depends on nothing but (seed, identity, pass number), so peers with different identities draw different
+    samples at the same time, and a peer that restarts goes on where it was.
+
+    Args:
+        dataset_size: number of samples.
+        seed: the recipe's seed.
+        identity: what tells this peer from others, for example its public key.
+    """
+
+    def __init__(self, dataset_size: int, seed: int, identity: str) -> None:
+        self.dataset_size = dataset_size
+        self.seed = seed
+        self.identity = identity
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            pass_number, offset = divmod(self.position, self.dataset_size)
+            for index in self.permutation(pass_number)[offset:]:
+                self.position += 1
+                yield index
+
+    def permutation(self, pass_number: int) -> list[int]:
+        """The order of one pass over the data."""
+        generator = torch.Generator().manual_seed(stable_seed(self.seed, self.identity, pass_number))
+        return torch.randperm(self.dataset_size, generator=generator).tolist()
+
+    def state_dict(self) -> dict[str, int]:
+        """How many samples were drawn since the beginning."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes on after as many samples as the state says; takes effect at the next `iter()`."""
+        self.position = state["position"]
+
+
+class PeerBatches(Sampler[list[tuple[int, int]]]):
+    """Endless micro-batches of equal size. Each entry is (position, index).
+
+    The position counts the samples this peer has drawn. It seeds a sample's augmentation, which therefore depends
+    neither on the micro-batch size nor on the number of loader processes.
+    """
+
+    def __init__(self, sampler: PeerSampler, batch_size: int) -> None:
+        self.sampler = sampler
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        indices = iter(self.sampler)
+        while True:
+            first = self.sampler.position
+            yield [(first + i, next(indices)) for i in range(self.batch_size)]
+
+
+def sample_randomness(key: int, positions: np.ndarray) -> np.ndarray:
+    """One random 64-bit word per position, shape and order kept, computed without a loop.
+
+    This is SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") used as a
+    counter-based generator: word n is its n-th output when it starts from `key`.
+    """
+    with np.errstate(over="ignore"):
+        z = np.uint64(key) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))

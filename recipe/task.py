@@ -1,0 +1,133 @@
+"""`VisionTask`: the recipe's model, loss and metrics for Lightning, under any strategy."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch.nn import functional as F
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassF1Score,
+    MulticlassPrecision,
+    MulticlassRecall,
+)
+
+from recipe.config import Recipe
+from recipe.model import build_model
+from recipe.optimizer import build_optimizer, build_scheduler
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class VisionTask(L.LightningModule):
+    """Classifies images.
+
+    `training_step` only adds to running metrics, which `recipe.callbacks.StepMetrics` reads and resets once per global
+    update. Validation logs `val/loss`, `val/top1`, `val/top5`, `val/macro_f1`, `val/precision` and `val/recall`
+    (the last three are means over classes) at the global step at which it ran; testing the same under `test/`.
+    With fewer than five classes, "top5" counts the best `num_classes` guesses.
+
+    Raises:
+        InputError: the recipe's model cannot be built.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.model = build_model(recipe)
+        self.train_metrics = _running_metrics(recipe.num_classes)
+        self.val_metrics = _evaluation_metrics(recipe.num_classes)
+        self.test_metrics = _evaluation_metrics(recipe.num_classes)
+        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of the model's parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of parameters, and of elements in buffers such as BatchNorm's statistics."""
+        return {"parameters": self.num_parameters, "buffers": sum(buffer.numel() for buffer in self.model.buffers())}
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, num_classes) of images (batch, channels, image_size, image_size)."""
+        return self.model(images)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """The scheduler advances once per optimizer step, which is one global update."""
+        optimizer = build_optimizer(self.model, self.recipe)
+        scheduler = {"scheduler": build_scheduler(optimizer, self.recipe), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        """Mean cross-entropy of the micro-batch, with label smoothing."""
+        images, labels = batch
+        logits = self(images)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
+        self.train_metrics["loss"].update(loss.detach(), weight=len(labels))
+        for name in ("top1", "top5"):
+            self.train_metrics[name].update(logits.detach(), labels)
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds one batch to the validation metrics."""
+        self._evaluate(batch, self.val_loss, self.val_metrics)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds one batch to the test metrics."""
+        self._evaluate(batch, self.test_loss, self.test_metrics)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the validation metrics, except those of Lightning's own trial run."""
+        self._log_evaluation("val", self.val_loss, self.val_metrics)
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the test metrics."""
+        self._log_evaluation("test", self.test_loss, self.test_metrics)
+
+    def _evaluate(self, batch: Batch, loss: MeanMetric, metrics: MetricCollection) -> None:
+        images, labels = batch
+        logits = self(images)
+        # Without smoothing: a validation loss that can be compared between recipes.
+        loss.update(F.cross_entropy(logits, labels), weight=len(labels))
+        metrics.update(logits, labels)
+
+    def _log_evaluation(self, part: str, loss: MeanMetric, metrics: MetricCollection) -> None:
+        computed = {"loss": loss.compute(), **metrics.compute()}
+        values = {f"{part}/{name}": value.float() for name, value in computed.items()}
+        loss.reset()
+        metrics.reset()
+        # The metrics have already been reduced over processes; sync_dist averages equal values.
+        self.log_dict(values, logger=False, sync_dist=True)
+        if not self.trainer.sanity_checking:
+            # Lightning would log at the number of micro-batches; every curve of ours is over global steps.
+            for logger in self.trainer.loggers:
+                logger.log_metrics({tag: value.item() for tag, value in values.items()}, step=self.trainer.global_step)
+
+
+def _running_metrics(num_classes: int) -> torch.nn.ModuleDict:
+    # Of this process alone: summing over processes would cost three collective calls per update.
+    local = {"sync_on_compute": False}
+    top5 = min(5, num_classes)
+    return torch.nn.ModuleDict(
+        {
+            # The default looks for NaN in every update, which makes a GPU wait.
+            "loss": MeanMetric(nan_strategy="disable", **local),
+            "top1": MulticlassAccuracy(num_classes, average="micro", validate_args=False, **local),
+            "top5": MulticlassAccuracy(num_classes, average="micro", top_k=top5, validate_args=False, **local),
+        }
+    )
+
+
+def _evaluation_metrics(num_classes: int) -> MetricCollection:
+    return MetricCollection(
+        {
+            "top1": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
+            "top5": MulticlassAccuracy(num_classes, average="micro", top_k=min(5, num_classes), validate_args=False),
+            "macro_f1": MulticlassF1Score(num_classes, average="macro", validate_args=False),
+            "precision": MulticlassPrecision(num_classes, average="macro", validate_args=False),
+            "recall": MulticlassRecall(num_classes, average="macro", validate_args=False),
+        }
+    )

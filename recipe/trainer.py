@@ -1,0 +1,126 @@
+"""The one place that makes a Lightning Trainer from a recipe; the swarm and the baseline both call it."""
+
+import logging
+import re
+import warnings
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import Strategy
+
+from recipe.callbacks import StepMetrics, StopAtAccuracy, ValidateEverySteps
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.loggers import JsonlLogger
+from recipe.run_folder import RunFolder
+
+_QUIET_LINES = re.compile(r"[GTH]PU available|💡|`Trainer.fit` stopped|LOCAL_RANK|Using bfloat16")
+_QUIET_WARNINGS = (
+    ".*does not have many workers.*",  # small images lie in memory
+    ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # Lightning's own use of torch
+)
+
+
+def build_trainer(
+    recipe: Recipe,
+    folder: RunFolder,
+    *,
+    accelerator: str = "auto",
+    devices: int | str = 1,
+    strategy: str | Strategy = "auto",
+    callbacks: Iterable[L.Callback] = (),
+    max_steps: int | None = None,
+    max_time: str | timedelta | None = None,
+    target_accuracy: float | None = None,
+    accumulate_grad_batches: int = 1,
+    enable_progress_bar: bool = False,
+    gradient_clip_val: float | None = None,
+) -> L.Trainer:
+    """A trainer that logs to the run folder and counts, validates and stops in global updates.
+
+    Args:
+        recipe: gives precision, clipping, validation interval and length.
+        folder: where TensorBoard files and `metrics.jsonl` go.
+        accelerator: Lightning's name of the kind of device.
+        devices: number of devices of this process's node.
+        strategy: how gradients become an update: one process, DDP, FSDP or a swarm.
+        callbacks: further callbacks; checkpoints are written only if there is one that does it.
+        max_steps: global updates after which to stop; None for the recipe's `total_steps`.
+        max_time: longest training, as "HH:MM:SS" or a timedelta; None for no limit.
+        target_accuracy: `val/top1` from 0 to 1 at which to stop; None for none.
+        accumulate_grad_batches: micro-batches per update; strategies that accumulate by themselves keep 1.
+        enable_progress_bar: Lightning's progress bar.
+        gradient_clip_val: None for the recipe's `clip_norm`; 0 where the strategy clips.
+
+    Raises:
+        InputError: a limit cannot be understood or is out of range.
+    """
+    _silence_lightning()
+    stop = [] if target_accuracy is None else [StopAtAccuracy(_checked_accuracy(target_accuracy))]
+    callbacks = [StepMetrics(), ValidateEverySteps(recipe.validate_every_steps), *stop, *callbacks]
+    return L.Trainer(
+        accelerator=accelerator,
+        devices=devices,
+        strategy=strategy,
+        precision=recipe.precision,
+        logger=_loggers(folder),
+        callbacks=callbacks,
+        max_epochs=-1,
+        max_steps=recipe.total_steps if max_steps is None else _checked_steps(max_steps),
+        max_time=_checked_time(max_time),
+        accumulate_grad_batches=accumulate_grad_batches,
+        gradient_clip_val=recipe.clip_norm if gradient_clip_val is None else gradient_clip_val,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,  # every process already has its own order
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
+        enable_progress_bar=enable_progress_bar,
+        enable_model_summary=False,
+        default_root_dir=folder.path,
+    )
+
+
+def _loggers(folder: RunFolder) -> list[Any]:
+    tensorboard = TensorBoardLogger(folder.tensorboard, name="", version="", default_hp_metric=False)
+    return [tensorboard, JsonlLogger(folder.metrics)]
+
+
+def _checked_steps(max_steps: int) -> int:
+    if max_steps < 1:
+        raise InputError(f"{max_steps} steps are no training: set --max-steps to 1 or more.")
+    return max_steps
+
+
+def _checked_accuracy(target: float) -> float:
+    if not 0.0 < target <= 1.0:
+        raise InputError(f"The accuracy {target} cannot be reached: set --target-accuracy between 0 and 1.")
+    return target
+
+
+def _checked_time(max_time: str | timedelta | None) -> timedelta | None:
+    if isinstance(max_time, str):
+        parts = re.fullmatch(r"(\d{1,4}):([0-5]?\d):([0-5]?\d)", max_time.strip())
+        if parts is None:
+            raise InputError(f"{max_time[:40]!r} is no duration: write --max-time as HH:MM:SS, such as 01:30:00.")
+        hours, minutes, seconds = map(int, parts.groups())
+        max_time = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    if max_time is not None and max_time <= timedelta(0):
+        raise InputError("The training has no time: set --max-time to at least 00:00:01.")
+    return max_time
+
+
+def _silence_lightning() -> None:
+    """Hides what Lightning says in every run and nobody acts on; everything else it says stays."""
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda"):
+        logger = logging.getLogger(name)
+        if _is_worth_reading not in logger.filters:
+            logger.addFilter(_is_worth_reading)
+    for message in _QUIET_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+
+
+def _is_worth_reading(record: logging.LogRecord) -> bool:
+    return not _QUIET_LINES.search(record.getMessage())

@@ -1,0 +1,283 @@
+"""Where peers are: reading, checking and printing libp2p multiaddresses.
+
+Nothing here needs hivemind, so a wrong ``--initial-peers`` is refused before the slow imports.
+"""
+
+import errno
+import ipaddress
+import os
+import queue
+import re
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from recipe.errors import InputError
+
+EXAMPLE = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+_FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6, "dns": 0, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
+_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+_HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
+_HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d+")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The part of a multiaddress that a socket understands."""
+
+    family: str
+    """ip4, ip6, dns, dns4 or dns6."""
+    host: str
+    transport: str
+    """tcp or udp."""
+    port: int
+
+
+def parse_initial_peers(values: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The swarm's known addresses, from ``--initial-peers`` or else from the variable INITIAL_PEERS.
+
+    Both may separate addresses by spaces or commas. Duplicates go, the order stays, ``/ipfs/`` becomes ``/p2p/``.
+    An empty list means that the person asked for a new swarm.
+
+    :raises InputError: an address is malformed, or ``--initial-peers`` was given without any.
+    """
+    source = "--initial-peers" if values else "INITIAL_PEERS"
+    text = " ".join(values) if values else environment.get("INITIAL_PEERS", "")
+    words = [word.strip("'\"[]") for word in re.split(r"[\s,]+", text)]
+    peers = list(dict.fromkeys(word.replace("/ipfs/", "/p2p/") for word in words if word))
+    if values and not peers:
+        raise InputError("--initial-peers is empty: give the address of a running peer, or drop it to start a swarm.")
+    for peer in peers:
+        try:
+            _parse(peer, own=False)
+        except ValueError as error:
+            raise InputError(f"{source}: `{peer}` cannot be used, {error}; an address looks like {EXAMPLE}.") from None
+    return peers
+
+
+def parse_own_address(value: str, option: str) -> Endpoint:
+    """An address that this peer listens on or announces (``/p2p/…`` is not part of it, port 0 means any).
+
+    :raises InputError: it is malformed; the sentence names ``option``.
+    """
+    try:
+        return _parse(value, own=True)
+    except ValueError as error:
+        raise InputError(
+            f"{option}: `{value}` cannot be used, {error}; write it like /ip4/0.0.0.0/tcp/31337."
+        ) from None
+
+
+def reachable(address: str, timeout_seconds: float) -> str | None:
+    """Why nobody listens at a TCP address, or None if somebody does (UDP tells nothing, so it is None as well)."""
+    endpoint = _parse(address, own=False)
+    if endpoint.transport == "udp":
+        return None
+    try:
+        _connect(endpoint, timeout_seconds)
+    except socket.gaierror:
+        return "name not found"
+    except TimeoutError:
+        return "timed out"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return None
+
+
+def check_reachable(addresses: Sequence[str], timeout_seconds: float = 5) -> list[str]:
+    """The addresses behind which something listens, all tried in parallel, in the given order.
+
+    :raises InputError: there is none.
+    """
+    answers: queue.Queue[tuple[str, str | None]] = queue.Queue()
+    for address in addresses:
+        # Name look-ups know no timeout: a daemon thread can be left behind.
+        probe = threading.Thread(
+            target=lambda a=address: answers.put((a, reachable(a, timeout_seconds))), name="reachable", daemon=True
+        )
+        probe.start()
+    reasons: dict[str, str | None] = dict.fromkeys(addresses, "timed out")
+    deadline = time.monotonic() + timeout_seconds + 0.5
+    for _ in reasons:
+        try:
+            address, reason = answers.get(timeout=max(0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        reasons[address] = reason
+    alive = [address for address in addresses if reasons[address] is None]
+    if addresses and not alive:
+        found = ", ".join(f"{_short(address)} ({reason})" for address, reason in reasons.items())
+        raise InputError(
+            f"None of the --initial-peers can be reached: {found}; check that the peer still runs, that you took the "
+            "address for your kind of network (same machine, local network, internet), and that its port is open."
+        )
+    return alive
+
+
+def classify(address: str) -> Literal["loopback", "private", "public"]:
+    """From where an address can be reached. Link-local, carrier-grade NAT and documentation ranges are private."""
+    _, family, host, *_ = address.split("/")
+    if family.startswith("dns"):
+        if host.rstrip(".") == "localhost":
+            return "loopback"
+        return "private" if "." not in host or host.endswith((".local", ".lan", ".internal")) else "public"
+    ip = ipaddress.ip_address(host)
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    if ip.is_loopback:
+        return "loopback"
+    return "public" if ip.is_global else "private"
+
+
+def join_commands(visible: Sequence[str], program: str = "python -m swarm.peer", public_ip: str | None = None) -> str:
+    """Commands to paste elsewhere, one for each kind of network, and a warning if the internet is not among them.
+
+    ``public_ip`` is public because the person says so, whatever its range.
+    """
+    groups: dict[str, list[str]] = {"loopback": [], "private": [], "public": []}
+    for address in visible:
+        groups["public" if address.split("/")[2] == public_ip else classify(address)].append(address)
+    titles = {"loopback": "on this machine", "private": "on the local network", "public": "over the internet"}
+    lines = []
+    for kind, members in groups.items():
+        if members:
+            lines += [f"# {titles[kind]}", f"{program} --initial-peers {' '.join(members)}"]
+    if visible and not groups["public"]:
+        endpoint = _parse(visible[0], own=True)
+        lines.append(
+            f"# Nobody on the internet can join: forward {endpoint.transport.upper()} port {endpoint.port} of your "
+            f"router to this machine and start with --public-ip YOUR.PUBLIC.IP --port {endpoint.port}."
+        )
+    return "\n".join(lines)
+
+
+def check_port_free(port: int, host: str = "0.0.0.0") -> None:
+    """See whether this machine can listen on a TCP port; port 0 means any.
+
+    Two p2pd share a port without a word (SO_REUSEPORT) and then lose each other's connections, hence the test.
+
+    :raises InputError: the port is taken, needs more rights, or does not exist; or ``host`` is not this machine's.
+    """
+    if not 0 <= port <= 65535:
+        raise InputError(f"--port {port} does not exist: take one from 1024 to 65535, or 0 for any free one.")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed peer's TIME_WAIT is no obstacle
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InputError(_bind_sentence(error, host, port)) from None
+
+
+def _bind_sentence(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"Port {port} is in use on this machine: choose another --port, 0 for any, or stop what listens there."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"Port {port} needs administrator rights: choose a --port from 1024 to 65535."
+    return f"This machine cannot listen on {host} ({error.strerror}): use one of its own addresses, or 0.0.0.0."
+
+
+def _parse(address: str, own: bool) -> Endpoint:
+    """Read one multiaddress; ``own`` ones have no peer id (it is allowed) and may listen anywhere.
+
+    :raises ValueError: with the reason, as the end of a sentence.
+    """
+    _refuse_foreign_notation(address)
+    parts = address.strip("/").split("/")
+    family, host, transport, port = (parts + [""] * 4)[:4]
+    rest = parts[4:]
+    if family not in _FAMILIES:
+        raise ValueError(f"/{family} is not one of /ip4, /ip6, /dns, /dns4 and /dns6")
+    _check_host(family, host, own)
+    if transport not in ("tcp", "udp"):
+        raise ValueError(f"/tcp/PORT is missing after the host {host}")
+    if not re.fullmatch(r"[0-9]{1,6}", port) or not (0 if own else 1) <= int(port) <= 65535:
+        raise ValueError(f"the port {port or '(none)'} is not a number from 1 to 65535")
+    if transport == "udp":
+        if rest[:1] == ["quic"]:
+            raise ValueError("/quic is outdated, write /quic-v1")
+        if rest[:1] != ["quic-v1"]:
+            raise ValueError("/quic-v1 has to follow the UDP port")
+        rest = rest[1:]
+    _check_peer(rest, own)
+    return Endpoint(family, host, transport, int(port))
+
+
+def _refuse_foreign_notation(address: str) -> None:
+    if "://" in address:
+        raise ValueError("it is a web address")
+    if address.startswith("-"):
+        raise ValueError("it is an option")
+    if _HOST_AND_PORT.fullmatch(address):
+        raise ValueError("it is host:port, which lacks the peer id: paste the whole line the peer printed")
+    if _is_peer_id(address):
+        raise ValueError("it is a peer id without the host and the port before it")
+    if not address.startswith("/"):
+        raise ValueError("it does not start with /ip4, /ip6 or /dns")
+
+
+def _check_host(family: str, host: str, own: bool) -> None:
+    if family.startswith("dns"):
+        if not _HOST_NAME.fullmatch(host):
+            raise ValueError(f"`{host}` is not a host name")
+        return
+    version = ipaddress.IPv4Address if family == "ip4" else ipaddress.IPv6Address
+    try:
+        ip = version(host.replace("%", "/"))  # multiaddresses know no %zone
+    except ValueError:
+        raise ValueError(f"`{host}` is not an IPv{family[-1]} address") from None
+    if ip.is_unspecified and not own:
+        raise ValueError(f"{host} only says where a peer listens, take an address it is reached at")
+
+
+def _check_peer(parts: list[str], own: bool) -> None:
+    """Accepts ``p2p/ID`` and ``p2p/RELAY/p2p-circuit/p2p/ID``."""
+    if own and not parts:
+        return
+    if parts[:1] not in (["p2p"], ["ipfs"]):
+        raise ValueError(f"/{parts[0]} is not understood" if parts else "/p2p/PEER_ID is missing at its end")
+    if len(parts) < 2 or not _is_peer_id(parts[1]):
+        raise ValueError(f"`{''.join(parts[1:2])}` is not a whole peer id")
+    circuit = parts[2:]
+    if circuit and circuit[0] != "p2p-circuit":
+        raise ValueError(f"/{circuit[0]} is not understood after the peer id")
+    if circuit:
+        _check_peer(circuit[1:], own)
+
+
+def _is_peer_id(text: str) -> bool:
+    """A base58 multihash: sha2-256 of an RSA key (``Qm…``), or a short key itself (``12D3KooW…``, ``16Uiu2H…``)."""
+    if not 40 <= len(text) <= 60 or any(letter not in _BASE58 for letter in text):
+        return False
+    number = 0
+    for letter in text:
+        number = number * 58 + _BASE58.index(letter)
+    body = number.to_bytes((number.bit_length() + 7) // 8, "big")
+    if text.startswith("1"):  # a leading 1 is a zero byte, the "identity" hash: length, then a protobuf of the key
+        return len(body) == 1 + body[0] and body[1:2] == b"\x08"
+    return len(body) == 34 and body[:2] == b"\x12\x20"
+
+
+def _connect(endpoint: Endpoint, timeout_seconds: float) -> None:
+    """Open and close a TCP connection to the first answering address of the host, within the timeout in all."""
+    deadline = time.monotonic() + timeout_seconds
+    error: OSError = TimeoutError()
+    for family, kind, protocol, _, target in socket.getaddrinfo(
+        endpoint.host, endpoint.port, _FAMILIES[endpoint.family], socket.SOCK_STREAM
+    ):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                return probe.connect(target)
+            except OSError as failure:
+                error = failure
+    raise error
+
+
+def _short(address: str) -> str:
+    """host:port, as people know it."""
+    endpoint = _parse(address, own=False)
+    return f"[{endpoint.host}]:{endpoint.port}" if ":" in endpoint.host else f"{endpoint.host}:{endpoint.port}"

@@ -1,0 +1,299 @@
+"""The DHT process of a peer: how it starts, what it says when it cannot, and how it ends."""
+
+import contextlib
+import ipaddress
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError  # a class of its own before Python 3.11
+from dataclasses import dataclass
+from pathlib import Path
+
+import hivemind
+import psutil
+from hivemind.dht.validation import RecordValidatorBase
+from hivemind.p2p import PeerID
+from hivemind.proto import crypto_pb2
+from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.mpfuture import MPFuture
+
+from recipe.errors import InputError
+from swarm.addresses import check_port_free, check_reachable, classify, parse_own_address
+from swarm.processes import descendants, die_with_parent, keep_signal_handlers, kill, leave_terminal, use_fork
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """How this peer meets the others.
+
+    :raises InputError: ``public_ip`` is no IP address, or has no fixed port to go with.
+    """
+
+    initial_peers: tuple[str, ...] = ()
+    """Multiaddresses of running peers; none starts a new swarm."""
+    port: int = 0
+    """TCP port to listen on; 0 takes any free one."""
+    host_maddrs: tuple[str, ...] = ()
+    """Where to listen instead of ``/ip4/0.0.0.0/tcp/PORT``."""
+    announce_maddrs: tuple[str, ...] = ()
+    """What others are told instead of what p2pd finds out by itself."""
+    public_ip: str | None = None
+    """Address of the router that forwards ``port`` to this machine; announced next to the others."""
+    identity_path: Path | None = None
+    """Private key that fixes the peer id; made on first use. None takes a new identity every time."""
+    client_mode: bool = False
+    """Only call others, never be called."""
+    startup_timeout_seconds: float = 60
+    """How long p2pd may take to start; a busy machine needs far more than Hivemind's 15 s."""
+
+    def __post_init__(self):
+        if self.public_ip is None:
+            return
+        try:
+            ipaddress.ip_address(self.public_ip)
+        except ValueError:
+            raise InputError(f"--public-ip {self.public_ip} is not an IP address like 203.0.113.5.") from None
+        if not self._fixed_port():
+            raise InputError("--public-ip needs a fixed --port: the one that your router forwards to this machine.")
+
+    def listen_addresses(self) -> list[str]:
+        """Multiaddresses that p2pd listens on."""
+        return list(self.host_maddrs) or [f"/ip4/0.0.0.0/tcp/{self.port}"]
+
+    def announced_addresses(self) -> list[str] | None:
+        """Multiaddresses that p2pd tells others; None lets it find out. They replace what it found, so with a public
+        address come those of this machine's network cards: the neighbours still join over the local network."""
+        announced = list(self.announce_maddrs)
+        if self.public_ip is not None:
+            port = self._fixed_port()
+            announced += [] if announced or self.host_maddrs else [f"/ip4/{ip}/tcp/{port}" for ip in _own_addresses()]
+            announced.append(f"/ip{ipaddress.ip_address(self.public_ip).version}/{self.public_ip}/tcp/{port}")
+        return list(dict.fromkeys(announced)) or None
+
+    def check(self) -> None:
+        """:raises InputError: an own address is malformed, a port is taken, the identity cannot be read or made."""
+        for address in self.listen_addresses():
+            endpoint = parse_own_address(address, "--host-maddrs" if self.host_maddrs else "--port")
+            if endpoint.transport == "tcp" and endpoint.family in ("ip4", "ip6"):
+                check_port_free(endpoint.port, endpoint.host)
+        for address in self.announced_addresses() or []:
+            if parse_own_address(address, "--announce-maddrs").port == 0:
+                raise InputError(f"--announce-maddrs: `{address}` needs the port itself, 0 means nothing to others.")
+        if self.identity_path is not None:
+            prepare_identity(self.identity_path.expanduser())
+
+    def _fixed_port(self) -> int:
+        ports = (parse_own_address(address, "--host-maddrs").port for address in self.host_maddrs if "/tcp/" in address)
+        return self.port or next((port for port in ports if port), 0)
+
+
+class SwarmDHT(hivemind.DHT):
+    """Hivemind's DHT, except that its process and p2pd end with the trainer, however that one ends.
+
+    The kernel tells the process when the *thread* that made it dies, so only the main thread may start one.
+    """
+
+    processes: tuple[psutil.Process, ...] = ()
+    """Everything below the DHT process (p2pd), noted when it was up."""
+
+    def start(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("start the DHT on the main thread: its process dies with the thread that made it")
+        super().start()
+
+    def run(self) -> None:
+        """The life of the DHT process."""
+        signal.signal(signal.SIGTERM, _end_at_once)
+        leave_terminal()
+        die_with_parent(signal.SIGTERM, self._parent_pid)
+        logging.getLogger("asyncio").addFilter(lambda _: not self._failed())
+        try:
+            super().run()
+        finally:
+            kill(descendants(os.getpid()))
+
+    def _failed(self) -> bool:
+        """The trainer knows the error by now: no need for asyncio to print the tracebacks of abandoned pings."""
+        return self._ready.done() and self._ready.exception() is not None
+
+
+def _end_at_once(signal_number: int, _frame) -> None:
+    kill(descendants(os.getpid()))
+    if MPFuture._update_lock._semlock._is_mine():  # all of the trainer's children share it: see _launch
+        MPFuture._update_lock.release()
+    os._exit(128 + signal_number)
+
+
+def start_dht(options: NetworkOptions, record_validators: Sequence[RecordValidatorBase] = ()) -> SwarmDHT:
+    """Join the swarm of ``options.initial_peers``, or start a new one. Main thread only.
+
+    :raises InputError: within 30 s, one sentence, no process left, when a port is taken, no initial peer answers as the
+        peer it should be, the clocks disagree by more than 3 s, the identity is unusable or taken; and when p2pd could
+        not start in ``startup_timeout_seconds``, twice.
+    """
+    use_fork()
+    options.check()
+    peers = check_reachable(options.initial_peers)
+    with keep_signal_handlers():
+        start = time.monotonic()
+        try:
+            try:
+                return _launch(options, peers, record_validators)
+            except Exception as error:
+                if not _was_too_slow(error, time.monotonic() - start):
+                    raise
+                return _launch(options, peers, record_validators)
+        except Exception as error:
+            raise _explained(error, options, peers) from None
+
+
+def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[str]:
+    """Where others can reach this peer, as multiaddresses that end with ``/p2p/PEER_ID``; may be empty."""
+    return dht.run_coroutine(_list_addresses, return_future=True).result(timeout_seconds)
+
+
+def stop_dht(dht: hivemind.DHT, timeout_seconds: float = 3) -> None:
+    """End a DHT process and its p2pd: politely, after ``timeout_seconds`` by force. Never raises."""
+    below = [*getattr(dht, "processes", ()), *(descendants(dht.pid) if dht.pid else [])]
+    dht.shutdown_timeout = timeout_seconds
+    with contextlib.suppress(Exception):
+        dht.shutdown()
+    _end_process(dht)
+    kill(below)
+
+
+def prepare_identity(path: Path) -> PeerID:
+    """The peer id of a private key file, made (RSA, mode 0600) if there is none.
+
+    :raises InputError: it cannot be made, read or understood.
+    """
+    try:
+        if not path.exists():
+            _write_identity(path)
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"--identity-path {path} cannot be used ({error.strerror}): name a file in a folder you may write to."
+        ) from None
+    try:
+        return PeerID.from_identity(content)
+    except Exception:  # protobuf, cryptography and hivemind each have their own
+        raise InputError(
+            f"--identity-path {path} does not hold a peer's private key: restore it, or delete it for a new identity."
+        ) from None
+
+
+def _write_identity(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    key = crypto_pb2.PrivateKey(key_type=crypto_pb2.KeyType.RSA, data=RSAPrivateKey().to_bytes())
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(key.SerializeToString())
+
+
+def _own_addresses() -> list[str]:
+    """IPv4 addresses of this machine, loopback first."""
+    cards = psutil.net_if_addrs().values()
+    found = [card.address for addresses in cards for card in addresses if card.family == socket.AF_INET]
+    return sorted(found, key=lambda ip: classify(f"/ip4/{ip}") != "loopback")
+
+
+def _launch(options: NetworkOptions, peers: list[str], record_validators: Sequence[RecordValidatorBase]) -> SwarmDHT:
+    dht = SwarmDHT(
+        initial_peers=peers or None,
+        start=False,
+        record_validators=record_validators,
+        host_maddrs=options.listen_addresses(),
+        announce_maddrs=options.announced_addresses(),
+        identity_path=str(options.identity_path.expanduser()) if options.identity_path else None,
+        client_mode=options.client_mode,
+        startup_timeout=options.startup_timeout_seconds,
+    )
+    try:
+        dht.run_in_background(await_ready=False)
+        _wait_until_ready(dht, options.startup_timeout_seconds + 30)
+        dht.processes = tuple(descendants(dht.pid))
+    except BaseException:  # Ctrl-C as well
+        if dht._ready.done():
+            # It ends by itself. Killed right after its answer it may still hold MPFuture's lock, which all processes
+            # share, and then no later DHT could ever answer.
+            dht.join(3)
+        _end_process(dht)
+        raise
+    return dht
+
+
+def _was_too_slow(error: Exception, seconds: float) -> bool:
+    """Whether p2pd or a handshake (libp2p gives it 5 s) timed out, as they do now and then on a busy machine."""
+    return "failed to start in" in str(error) or ("bootstrap peers" in str(error) and seconds > 4)
+
+
+def _wait_until_ready(dht: SwarmDHT, timeout_seconds: float) -> None:
+    """Hivemind's own waiting goes on for ever when the process is killed meanwhile."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        alive = dht.is_alive()
+        try:
+            return dht.wait_until_ready(0.2 if alive else 1)
+        except FutureTimeoutError:
+            if dht._ready.done():
+                raise
+            if not alive or time.monotonic() > deadline:
+                state = "did not answer in time" if alive else "was killed"
+                raise RuntimeError(f"the DHT process {state} while it started") from None
+
+
+def _end_process(dht: hivemind.DHT) -> None:
+    """Terminate (the process kills p2pd in its handler), after a second kill."""
+    if dht.pid is None:
+        return
+    below = descendants(dht.pid)
+    with contextlib.suppress(Exception):
+        dht.terminate()
+        dht.join(1)
+        dht.kill()
+        dht.join(1)
+    kill(below)
+
+
+async def _list_addresses(_dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> list[str]:
+    try:
+        return [str(address) for address in await node.get_visible_maddrs(latest=True)]
+    except ValueError:  # hivemind's word for none
+        return []
+
+
+def _explained(error: Exception, options: NetworkOptions, peers: list[str]) -> Exception:
+    """The sentence for a person, or the error itself where there is nothing they gave that they could change."""
+    text = str(error)
+    if clocks := re.search(r"local: ([\d.]+), peer: ([\d.]+)", text):
+        return InputError(_clock_sentence(float(clocks[1]) - float(clocks[2])))
+    sentences = {
+        "bootstrap peers": f"No peer with the expected id answers at {' '.join(peers)}: it may have restarted under a "
+        "new one, so ask for its present address (a fixed --identity-path keeps the id).",
+        "responded to a ping": f"{' '.join(peers)} is no peer of a Hivemind swarm, or it is too busy to answer within "
+        "3 s: check the address, or try again.",
+        "can't access this node": "The swarm cannot call this machine back, probably because of a firewall: start with "
+        "--client-mode.",
+        "already taken": f"A running peer uses the identity {options.identity_path} already: stop that peer, or give "
+        "this one another --identity-path.",
+        "address already in use": "The port is in use on this machine: choose another --port, or 0 for any free one.",
+        "failed to listen": f"This machine cannot listen on {' '.join(options.listen_addresses())}: give one of its "
+        "own addresses in --host-maddrs, or leave it out.",
+        "failed to start in": "Hivemind's p2pd did not start in time, twice "
+        f"({options.startup_timeout_seconds:.0f} s): the machine is too busy, so end other programs and try again.",
+        "p2pd binary": "Hivemind's p2pd program is missing or made for another kind of computer: reinstall hivemind.",
+    }
+    return next((InputError(sentence) for symptom, sentence in sentences.items() if symptom in text), error)
+
+
+def _clock_sentence(ahead_seconds: float) -> str:
+    direction = "ahead of" if ahead_seconds > 0 else "behind"
+    return (
+        f"This machine's clock is {abs(ahead_seconds):.0f} s {direction} the swarm's, 3 s are allowed: switch on NTP "
+        "(`timedatectl set-ntp true`; on a virtual machine or WSL, on its host), look at `timedatectl`, and try again."
+    )

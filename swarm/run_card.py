@@ -1,0 +1,250 @@
+"""The run card: a run's recipe, kept in the DHT by everyone who trains, so that a newcomer needs only an address."""
+
+import hashlib
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+import hivemind
+from hivemind.utils.timed_storage import get_dht_time
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+
+PROTOCOL = 1
+"""Raised when peers of two versions could no longer train together."""
+
+RUNS_KEY = "swarm.runs"
+MAX_CARD_BYTES = 64 * 1024
+MAX_CARDS = 100
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+logger = logging.getLogger(__name__)
+
+
+class NewerProtocolError(InputError):
+    """The run is of a later version of this program than ours."""
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """What every peer of a run has to agree on.
+
+    :raises InputError: the run id is not a plain name (it becomes a folder on every volunteer's disk).
+    """
+
+    protocol: int
+    run_id: str
+    recipe: Recipe
+
+    def __post_init__(self):
+        if not isinstance(self.run_id, str) or not _RUN_ID.fullmatch(self.run_id):
+            raise InputError(
+                f"The run id {str(self.run_id)[:80]!r} has to be 1 to 64 letters, digits, dots, dashes or underscores, "
+                "the first a letter or a digit: choose another --run-id."
+            )
+
+    @property
+    def key_prefix(self) -> str:
+        """Start of all DHT keys of this run. Other recipes get others; no dots, they have a meaning to hivemind."""
+        name = self.run_id
+        if "." in name:  # "a.b" must not meet "a-b"
+            name = f"{name.replace('.', '-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return f"{name}-{self.recipe.fingerprint}"
+
+    def to_bytes(self) -> bytes:
+        """JSON of at most 64 KiB."""
+        content = {
+            "protocol": self.protocol,
+            "run_id": self.run_id,
+            "fingerprint": self.recipe.fingerprint,
+            "recipe": json.loads(self.recipe.to_json()),
+        }
+        data = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+        if len(data) > MAX_CARD_BYTES:
+            raise InputError(
+                f"The recipe takes {len(data)} bytes, a run card holds {MAX_CARD_BYTES}: shorten its texts."
+            )
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "RunCard":
+        """Read a card that anyone may have written.
+
+        :raises NewerProtocolError: its writer has a later version.
+        :raises InputError: anything else is wrong with it.
+        """
+        try:
+            return cls._read(data)
+        except InputError:
+            raise
+        except Exception as error:  # a stranger's bytes: nothing they hold may end this process
+            raise InputError(f"The swarm holds a run card that cannot be read ({type(error).__name__}).") from None
+
+    @classmethod
+    def _read(cls, data: bytes) -> "RunCard":
+        if not isinstance(data, bytes) or len(data) > MAX_CARD_BYTES:
+            raise InputError(f"The swarm holds a run card that is not {MAX_CARD_BYTES} bytes or less.")
+        content = json.loads(data.decode(), parse_constant=_no_constant)
+        protocol = content["protocol"]
+        if type(protocol) is not int or protocol < 1:
+            raise InputError("The swarm holds a run card without a protocol version.")
+        if protocol > PROTOCOL:
+            raise NewerProtocolError(
+                f"The run speaks protocol {protocol}, this program {PROTOCOL}: update it (`git pull`) and join again."
+            )
+        recipe = Recipe.from_json(json.dumps(content["recipe"]))
+        if recipe.fingerprint != content["fingerprint"]:
+            raise InputError(
+                "The swarm's recipe means something else to this version of the program: use the version its first "
+                "peer runs."
+            )
+        return cls(protocol, content["run_id"], recipe)
+
+
+def publish_card(
+    dht: hivemind.DHT, card: RunCard, expiration_seconds: float = 600, timeout_seconds: float = 30
+) -> bool:
+    """Store the card under ``swarm.runs``; True unless nobody took it, or somebody published it for longer.
+
+    :raises concurrent.futures.TimeoutError: the DHT process did not answer.
+    """
+    stored = dht.store(
+        RUNS_KEY,
+        subkey=card.run_id,
+        value=card.to_bytes(),
+        expiration_time=get_dht_time() + expiration_seconds,
+        return_future=True,
+    )
+    return bool(stored.result(timeout_seconds))
+
+
+def read_cards(dht: hivemind.DHT, timeout_seconds: float = 20) -> dict[str, RunCard]:
+    """The cards of all runs in this DHT by run id, as soon as there is one; empty after the timeout.
+
+    Malformed cards are left out (one line of log); of more than 100, the first are looked at.
+
+    :raises NewerProtocolError: there are cards of a later version, and none of ours.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        cards, refused = _valid_cards(_fetch(dht, deadline - time.monotonic()))
+        pause_seconds = min(0.5, deadline - time.monotonic())
+        if cards or pause_seconds <= 0:
+            break
+        time.sleep(pause_seconds)
+    newer = [error for error in refused if isinstance(error, NewerProtocolError)]
+    if newer and not cards:
+        raise newer[0]
+    if refused:
+        logger.warning("%d run cards are left out, the first because: %s", len(refused), refused[0])
+    return cards
+
+
+def choose_card(cards: Mapping[str, RunCard], run_id: str | None) -> RunCard:
+    """The run to join: the one with that id, or the only one.
+
+    :raises InputError: there is none, or the choice is open.
+    """
+    names = ", ".join(sorted(cards))
+    if not cards:
+        raise InputError(
+            "The initial peers know of no run: check that training has started there, or ask for another address."
+        )
+    if run_id is None and len(cards) > 1:
+        raise InputError(f"Several runs are in this swarm: choose one with --run-id ({names}).")
+    if run_id is not None and run_id not in cards:
+        raise InputError(f"No run {run_id!r} is in this swarm: give --run-id one of {names}, or leave it out.")
+    return cards[run_id] if run_id is not None else next(iter(cards.values()))
+
+
+def check_overrides(card: RunCard, wanted: Mapping[str, object]) -> None:
+    """Compare settings that were given next to ``--initial-peers`` with those of the run.
+
+    :param wanted: fields of the recipe and the values that were asked for
+    :raises InputError: they differ; the sentence shows each difference.
+    """
+    missing = object()
+    differences = []
+    for name, here in wanted.items():
+        swarm = getattr(card.recipe, name, missing)
+        if swarm is missing:
+            raise InputError(f"The recipe has no setting {name!r}: drop that option.")
+        if _plain(swarm) != _plain(here):
+            differences.append(f"{name}: swarm {swarm}, here {here}")
+    if differences:
+        raise InputError(
+            f"Run {card.run_id!r} is trained with other settings ({'; '.join(differences)}): drop the option to join "
+            "it, or start another run without --initial-peers."
+        )
+
+
+class CardKeeper:
+    """Publishes a card again and again, so that it is there as long as any peer is.
+
+    :param expiration_seconds: how long the card stays after the last keeper has gone; published four times in that.
+    """
+
+    def __init__(self, dht: hivemind.DHT, card: RunCard, expiration_seconds: float = 600):
+        self._dht, self._card, self._expiration_seconds = dht, card, expiration_seconds
+        self._stopped = threading.Event()
+        self._warned = False
+        self._thread = threading.Thread(target=self._keep, name="run card", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish no more; waits at most a second."""
+        self._stopped.set()
+        self._thread.join(1)
+
+    def _keep(self) -> None:
+        period_seconds = self._expiration_seconds / 4
+        while not self._stopped.is_set():
+            try:
+                publish_card(self._dht, self._card, self._expiration_seconds, timeout_seconds=period_seconds)
+            except Exception as error:  # the DHT may be busy or ending: training goes on either way
+                self._warn_once(error)
+            self._stopped.wait(period_seconds)
+
+    def _warn_once(self, error: Exception) -> None:
+        if not self._warned and not self._stopped.is_set():
+            self._warned = True
+            logger.warning("The run card could not be published, newcomers may not find the run: %r", error)
+
+
+def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Mapping:
+    """The raw entries under ``swarm.runs``; empty when there is no (sensible) answer."""
+    try:
+        found = dht.get(RUNS_KEY, latest=True, return_future=True).result(max(1, timeout_seconds))
+    except Exception as error:
+        logger.debug("Reading the run cards failed: %r", error)
+        return {}
+    return found.value if found is not None and isinstance(found.value, Mapping) else {}
+
+
+def _valid_cards(entries: Mapping) -> tuple[dict[str, RunCard], list[InputError]]:
+    """The cards that can be used, and why the others cannot."""
+    cards, refused = {}, []
+    for run_id, entry in islice(entries.items(), MAX_CARDS):
+        try:
+            card = RunCard.from_bytes(getattr(entry, "value", None))
+            if card.run_id != run_id:
+                raise InputError(f"The swarm holds the run card of {card.run_id!r} under another name.")
+            cards[card.run_id] = card
+        except InputError as error:
+            refused.append(error)
+    return cards, refused
+
+
+def _no_constant(name: str) -> None:
+    raise InputError(f"The swarm holds a run card with {name} in it.")
+
+
+def _plain(value: object) -> object:
+    """Lists and tuples of the same content are the same setting."""
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

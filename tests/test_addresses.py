@@ -1,0 +1,209 @@
+"""Multiaddresses: what is accepted, what is refused and with which words, and what is printed."""
+
+import socket
+import time
+
+import pytest
+
+from recipe.errors import InputError
+from swarm.addresses import (
+    EXAMPLE,
+    check_port_free,
+    check_reachable,
+    classify,
+    join_commands,
+    parse_initial_peers,
+    parse_own_address,
+    reachable,
+)
+
+RSA_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+ED25519_ID = "12D3KooWJ4h25QzeTZ85zXdNp9a4QgFm7gQVk1KNdcfcHdQLKPmh"
+
+
+@pytest.fixture
+def listener():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def local(port: int) -> str:
+    return f"/ip4/127.0.0.1/tcp/{port}/p2p/{RSA_ID}"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        EXAMPLE,
+        f"/ip4/10.0.0.7/tcp/4001/p2p/{ED25519_ID}",
+        f"/ip6/2001:db8::1/tcp/65535/p2p/{RSA_ID}",
+        f"/dns/peer.example.org/tcp/1/p2p/{RSA_ID}",
+        f"/dns4/localhost/tcp/31337/p2p/{RSA_ID}",
+        f"/dns6/a-b.example/tcp/31337/p2p/{RSA_ID}",
+        f"/ip4/203.0.113.5/udp/31337/quic-v1/p2p/{RSA_ID}",
+        f"/ip4/203.0.113.5/tcp/31337/p2p/{RSA_ID}/p2p-circuit/p2p/{ED25519_ID}",
+    ],
+)
+def test_good_addresses_come_back_unchanged(address):
+    assert parse_initial_peers([address], {}) == [address]
+
+
+def test_separators_duplicates_quotes_and_ipfs():
+    first, second, third = local(1), local(2), local(3)
+    values = [f"{first},{second}", f"'{first}'", f"[{third.replace('/p2p/', '/ipfs/')}]"]
+    assert parse_initial_peers(values, {"INITIAL_PEERS": "ignored"}) == [first, second, third]
+    assert parse_initial_peers([], {"INITIAL_PEERS": f" {second}, {first}\n{second} "}) == [second, first]
+
+
+def test_nothing_given_starts_a_swarm_but_an_empty_option_is_refused():
+    assert parse_initial_peers([], {}) == []
+    assert parse_initial_peers([], {"INITIAL_PEERS": "  "}) == []
+    with pytest.raises(InputError, match="--initial-peers is empty"):
+        parse_initial_peers(["", " ,"], {})
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("/ip4/203.0.113.5/tcp/31337", "/p2p/PEER_ID is missing"),
+        ("/ip4/203.0.113.5/tcp/31337/p2p", "is not a whole peer id"),
+        (EXAMPLE[:-3], "is not a whole peer id"),
+        (EXAMPLE[:-1] + "0", "is not a whole peer id"),
+        (f"/ip4/203.0.113.5/tcp/99999/p2p/{RSA_ID}", "the port 99999 is not"),
+        (f"/ip4/203.0.113.5/tcp/0/p2p/{RSA_ID}", "the port 0 is not"),
+        (f"/ip4/203.0.113.5/tcp/p2p/{RSA_ID}", "the port p2p is not"),
+        (f"/ip4/203.0.113.5/udp/31337/quic/p2p/{RSA_ID}", "write /quic-v1"),
+        (f"/ip4/203.0.113.5/udp/31337/p2p/{RSA_ID}", "/quic-v1 has to follow"),
+        (f"/ip4/203.0.113.5/p2p/{RSA_ID}", "/tcp/PORT is missing"),
+        (f"/ip4/203.0.113.500/tcp/31337/p2p/{RSA_ID}", "is not an IPv4 address"),
+        (f"/ip4/2001:db8::1/tcp/31337/p2p/{RSA_ID}", "is not an IPv4 address"),
+        (f"/ip6/fe80::1%eth0/tcp/31337/p2p/{RSA_ID}", "is not an IPv6 address"),
+        (f"/ip4/0.0.0.0/tcp/31337/p2p/{RSA_ID}", "only says where a peer listens"),
+        (f"/dns/bad_-/tcp/31337/p2p/{RSA_ID}", "is not a host name"),
+        (f"/ip5/1.2.3.4/tcp/31337/p2p/{RSA_ID}", "/ip5 is not one of"),
+        (f"/ip4/1.2.3.4/tcp/31337/ws/p2p/{RSA_ID}", "/ws is not understood"),
+        (f"{EXAMPLE}/p2p-circuit", "/p2p/PEER_ID is missing"),
+        (f"{EXAMPLE}/more", "/more is not understood"),
+        ("http://203.0.113.5:31337", "web address"),
+        ("203.0.113.5:31337", "host:port"),
+        ("peer.example.org:31337", "host:port"),
+        (RSA_ID, "a peer id without the host"),
+        ("--initial_peers", "it is an option"),
+        (EXAMPLE[1:], "does not start with /ip4"),
+        ("/", "is not one of"),
+    ],
+)
+def test_bad_addresses_are_named_with_the_reason_and_an_example(address, reason):
+    for values, environment, source in [
+        ([local(1), address], {}, "--initial-peers"),
+        ([], {"INITIAL_PEERS": address}, "INITIAL_PEERS"),
+    ]:
+        with pytest.raises(InputError) as caught:
+            parse_initial_peers(values, environment)
+        sentence = str(caught.value)
+        assert sentence.startswith(f"{source}: `{address}` cannot be used, ")
+        assert reason in sentence
+        assert sentence.endswith(f"an address looks like {EXAMPLE}.")
+
+
+def test_own_addresses_need_no_peer_id_and_may_listen_anywhere():
+    assert parse_own_address("/ip4/0.0.0.0/tcp/0", "--host-maddrs").port == 0
+    with pytest.raises(InputError, match="--announce-maddrs: `nonsense`"):
+        parse_own_address("nonsense", "--announce-maddrs")
+
+
+def test_reachable_says_why_not(listener):
+    assert reachable(local(listener), 5) is None
+    assert reachable(local(listener).replace("/ip4/127.0.0.1", "/dns/localhost"), 5) is None
+    assert reachable(local(closed_port()), 5) == "connection refused"
+    assert reachable(f"/dns/nobody.invalid/tcp/1/p2p/{RSA_ID}", 5) == "name not found"
+    assert reachable(f"/ip4/127.0.0.1/udp/9/quic-v1/p2p/{RSA_ID}", 5) is None
+
+
+def test_slow_addresses_time_out_together(monkeypatch, listener):
+    def never(host, *_):
+        time.sleep(30)
+
+    alive, slow = local(listener), [f"/dns/slow{i}.example/tcp/1/p2p/{RSA_ID}" for i in range(5)]
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest: (never if "slow" in host else real)(host, *rest))
+    start = time.monotonic()
+    assert check_reachable([slow[0], alive, *slow[1:]], timeout_seconds=0.2) == [alive]
+    with pytest.raises(InputError, match=r"slow0\.example:1 \(timed out\), slow1"):
+        check_reachable(slow, timeout_seconds=0.2)
+    assert time.monotonic() - start < 5
+
+
+def test_some_or_none_reachable(listener):
+    dead = local(closed_port())
+    assert check_reachable([]) == []
+    assert check_reachable([dead, local(listener)]) == [local(listener)]
+    with pytest.raises(InputError, match=r"127\.0\.0\.1:\d+ \(connection refused\); check that the peer still runs"):
+        check_reachable([dead])
+
+
+@pytest.mark.parametrize(
+    ("host", "kind"),
+    [
+        ("ip4/127.0.0.1", "loopback"),
+        ("ip4/127.8.8.8", "loopback"),
+        ("ip6/::1", "loopback"),
+        ("ip6/::ffff:127.0.0.1", "loopback"),
+        ("dns/localhost", "loopback"),
+        ("ip4/10.1.2.3", "private"),
+        ("ip4/172.17.0.1", "private"),
+        ("ip4/192.168.0.2", "private"),
+        ("ip4/169.254.1.1", "private"),
+        ("ip4/100.64.0.1", "private"),
+        ("ip6/fe80::1", "private"),
+        ("ip6/fd00::2", "private"),
+        ("dns/nas.local", "private"),
+        ("ip4/1.1.1.1", "public"),
+        ("ip4/100.128.0.1", "public"),
+        ("ip6/2606:4700::1111", "public"),
+        ("dns4/peer.example.org", "public"),
+    ],
+)
+def test_classify(host, kind):
+    assert classify(f"/{host}/tcp/31337/p2p/{RSA_ID}") == kind
+
+
+def test_join_commands_by_network():
+    here, lan, wan = (f"/ip4/{ip}/tcp/31337/p2p/{RSA_ID}" for ip in ("127.0.0.1", "192.168.0.2", "1.1.1.1"))
+    assert join_commands([wan, here, lan]).splitlines() == [
+        "# on this machine",
+        f"python -m swarm.peer --initial-peers {here}",
+        "# on the local network",
+        f"python -m swarm.peer --initial-peers {lan}",
+        "# over the internet",
+        f"python -m swarm.peer --initial-peers {wan}",
+    ]
+    assert join_commands([wan, wan], program="join").splitlines()[1:] == [f"join --initial-peers {wan} {wan}"]
+    assert join_commands([]) == ""
+
+
+def test_join_commands_warn_when_the_internet_cannot_come_in():
+    lan = f"/ip4/192.168.0.2/tcp/31337/p2p/{RSA_ID}"
+    warning = join_commands([lan]).splitlines()[-1]
+    assert "forward TCP port 31337" in warning
+    assert "--public-ip" in warning
+    assert "over the internet" in join_commands([lan], public_ip="192.168.0.2")
+
+
+def test_port_in_use_out_of_range_or_foreign(listener):
+    check_port_free(0)
+    check_port_free(closed_port())
+    with pytest.raises(InputError, match=f"Port {listener} is in use"):
+        check_port_free(listener)
+    with pytest.raises(InputError, match="--port 70000 does not exist"):
+        check_port_free(70000)
+    with pytest.raises(InputError, match="cannot listen on 203"):
+        check_port_free(0, "203.0.113.5")

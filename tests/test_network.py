@@ -1,0 +1,235 @@
+"""Real DHT processes on loopback: they start, explain themselves when they cannot, and never outlive the trainer."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+import hivemind.dht.protocol
+import psutil
+import pytest
+from hivemind.utils.mpfuture import MPFuture
+
+from recipe.errors import InputError
+from swarm.network import NetworkOptions, SwarmDHT, prepare_identity, start_dht, stop_dht, visible_addresses
+from swarm.processes import descendants
+
+pytestmark = pytest.mark.timeout(60)
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+STRANGER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+def options(*initial_peers: str, **others) -> NetworkOptions:
+    return NetworkOptions(**{"host_maddrs": LOOPBACK, "initial_peers": initial_peers, **others})
+
+
+def swarm_processes() -> set[int]:
+    """DHT processes and p2pd below this one; torch's shared memory helper stays for the next DHT."""
+    below = descendants(os.getpid())
+    return {p.pid for p in below if p.status() != psutil.STATUS_ZOMBIE and p.name() != "torch_shm_manager"}
+
+
+def still_there(processes: list[psutil.Process], timeout_seconds: float = 5) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(processes, timeout=timeout_seconds)
+    return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def dhts():
+    """A list; what is put into it is stopped after the test."""
+    started = []
+    yield started
+    for dht in reversed(started):
+        stop_dht(dht)
+
+
+@pytest.fixture(scope="module")
+def first():
+    dht = start_dht(options())
+    yield visible_addresses(dht)[0]
+    stop_dht(dht)
+
+
+def refusal(asked: NetworkOptions, capfd, limit_seconds: float = 30) -> str:
+    """The sentence that ``start_dht`` refuses with: in time, without a traceback or a process left."""
+    before, start = swarm_processes(), time.monotonic()
+    with pytest.raises(InputError) as caught:
+        start_dht(asked)
+    assert time.monotonic() - start < limit_seconds
+    assert swarm_processes() == before
+    assert "Traceback" not in capfd.readouterr().err
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_start_join_store_and_clean_shutdown(first, dhts):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    joined = start_dht(options(first))
+    dhts.append(joined)
+    (address,) = visible_addresses(joined)
+    assert address.startswith("/ip4/127.0.0.1/tcp/")
+    assert address.endswith(f"/p2p/{joined.peer_id}")
+    assert joined.store("key", "value", expiration_time=time.time() + 60)
+    assert joined.get("key").value == "value"
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+    processes = [psutil.Process(joined.pid), *joined.processes]
+    assert [p.name() for p in processes[1:]] == ["p2pd"]
+    start = time.monotonic()
+    stop_dht(joined)
+    assert time.monotonic() - start < 3
+    assert not still_there(processes)
+    stop_dht(joined)  # twice is once
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_stop_leaves_nothing_even_of_a_broken_dht(first, dhts, number):
+    dht = start_dht(options(first))
+    dhts.append(dht)
+    processes = [psutil.Process(dht.pid), *dht.processes]
+    while processes[0].status() != psutil.STATUS_SLEEPING:  # it may still hold MPFuture's lock, which the tests share
+        time.sleep(0.01)
+    os.kill(dht.pid, number)
+    stop_dht(dht, timeout_seconds=0.3)
+    assert not still_there(processes)
+
+
+def _trainer(pipe):
+    """Life of a trainer process: tells the pids below it, and at each SIGINT its DHT's address."""
+    os.setsid()
+    MPFuture.reset_backend()  # it shares no lock with the tests, which go on after it was killed
+    dht = start_dht(options())
+    signal.signal(signal.SIGINT, lambda *_: pipe.send(visible_addresses(dht)))
+    pipe.send([dht.pid, *(p.pid for p in dht.processes)])
+    while True:
+        signal.pause()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only the Linux kernel tells children of a death")
+def test_ctrl_c_spares_the_dht_and_kill_9_of_the_trainer_takes_it_along():
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    trainer = fork.Process(target=_trainer, args=(theirs,))
+    trainer.start()
+    try:
+        assert ours.poll(20)
+        processes = [psutil.Process(pid) for pid in ours.recv()]
+        assert [p.name() for p in processes[1:]] == ["p2pd"]
+        os.killpg(trainer.pid, signal.SIGINT)  # what a terminal does on Ctrl-C
+        assert ours.poll(20), "the DHT no longer answers"
+        assert ours.recv()[0].startswith("/ip4/127.0.0.1/tcp/")
+        assert all(p.is_running() for p in processes)
+    finally:
+        trainer.kill()
+        trainer.join()
+    assert not still_there(processes, timeout_seconds=5)
+
+
+def test_nothing_listens(capfd):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    sentence = refusal(options(f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER_ID}"), capfd)
+    assert f"127.0.0.1:{port} (connection refused)" in sentence
+
+
+def test_another_peer_behind_the_address(first, capfd):
+    address = first.rsplit("/", 1)[0] + f"/{STRANGER_ID}"
+    assert refusal(options(address), capfd).startswith(f"No peer with the expected id answers at {address}: ")
+
+
+def test_no_peer_at_all_behind_the_address(capfd):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{STRANGER_ID}"
+        assert "No peer with the expected id answers" in refusal(options(address), capfd)
+
+
+class FastClock(SwarmDHT):
+    """A peer whose clock is a minute ahead."""
+
+    def run(self):
+        hivemind.dht.protocol.get_dht_time = lambda: time.time() + 60
+        super().run()
+
+
+def test_clocks_that_disagree(dhts, capfd):
+    for _ in range(2):  # the second ping fails unseen, which asyncio would report
+        known = [address for dht in dhts for address in visible_addresses(dht)]
+        dhts.append(FastClock(initial_peers=known, start=True, host_maddrs=LOOPBACK))
+    sentence = refusal(options(*(visible_addresses(dht)[0] for dht in dhts)), capfd)
+    assert "clock is 60 s behind" in sentence
+    assert "NTP" in sentence
+    assert "timedatectl" in sentence
+
+
+def test_port_in_use(first, capfd):
+    port = int(first.split("/")[4])
+    assert f"Port {port} is in use" in refusal(NetworkOptions(port=port), capfd)
+    assert f"Port {port} is in use" in refusal(options(host_maddrs=(f"/ip4/127.0.0.1/tcp/{port}",)), capfd)
+
+
+def test_identity_is_made_once_private_and_one_peer_at_a_time(first, dhts, tmp_path, capfd):
+    path = tmp_path / "new folder" / "peer.key"
+    dhts.append(start_dht(options(first, identity_path=path)))
+    assert path.stat().st_mode & 0o777 == 0o600
+    peer_id = dhts[0].peer_id
+    assert peer_id == prepare_identity(path)
+    assert "already: stop that peer" in refusal(options(first, identity_path=path), capfd)
+    stop_dht(dhts.pop())
+    dhts.append(start_dht(options(first, identity_path=path)))
+    assert dhts[0].peer_id == peer_id
+
+
+def test_unusable_identities(tmp_path, capfd):
+    for content in (b"", b"not a key", os.urandom(1200)):
+        (tmp_path / "bad").write_bytes(content)
+        assert "does not hold a peer's private key" in refusal(options(identity_path=tmp_path / "bad"), capfd)
+    assert "cannot be used (Is a directory)" in refusal(options(identity_path=tmp_path), capfd)
+    assert "cannot be used (" in refusal(options(identity_path=tmp_path / "bad" / "key"), capfd)
+
+
+def test_public_ip_is_announced_next_to_the_local_ones(dhts):
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    dhts.append(start_dht(NetworkOptions(port=port, public_ip="203.0.113.5")))
+    hosts = [address.split("/")[2] for address in visible_addresses(dhts[0])]
+    assert hosts[0] == "127.0.0.1"
+    assert "203.0.113.5" in hosts
+    assert (
+        NetworkOptions(port=port, public_ip="2001:db8::5").announced_addresses()[-1] == f"/ip6/2001:db8::5/tcp/{port}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ({"public_ip": "203.0.113.5"}, "--public-ip needs a fixed --port"),
+        ({"public_ip": "example.org", "port": 31337}, "is not an IP address"),
+        ({"host_maddrs": ("/ip4/127.0.0.1",)}, "--host-maddrs: `/ip4/127.0.0.1` cannot be used"),
+        ({"announce_maddrs": ("/ip4/127.0.0.1/tcp/0",)}, "needs the port itself"),
+        ({"host_maddrs": ("/ip4/203.0.113.5/tcp/0",)}, "This machine cannot listen on 203.0.113.5"),
+    ],
+)
+def test_contradictory_options_are_refused_before_anything_starts(others, sentence):
+    with pytest.raises(InputError) as caught:
+        start_dht(options(**others))
+    assert sentence in str(caught.value)
+
+
+def test_a_dht_belongs_to_the_main_thread():
+    caught = []
+
+    def start():
+        try:
+            start_dht(options())
+        except RuntimeError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(caught[0])

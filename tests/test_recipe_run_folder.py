@@ -1,0 +1,108 @@
+"""Run folder: names, atomic files, metrics that survive crashes and full disks."""
+
+import json
+import math
+import socket
+import warnings
+
+import pytest
+
+from recipe.errors import InputError
+from recipe.loggers import JsonlLogger
+from recipe.presets import preset
+from recipe.run_folder import RunFolder, read_metrics, write_json
+
+
+def test_layout(tmp_path):
+    folder = RunFolder.create(tmp_path / "runs", "run-1", "alice")
+    assert folder.path == tmp_path / "runs" / "run-1" / "alice"
+    assert folder.checkpoints.is_dir()
+    paths = (folder.recipe, folder.environment, folder.metrics, folder.tensorboard, folder.summary, folder.status)
+    names = ["recipe.json", "environment.json", "metrics.jsonl", "tensorboard", "summary.json", "status.json"]
+    assert [path.name for path in paths] == names
+    RunFolder.create(tmp_path / "runs", "run-1", "alice")  # again, as after a restart
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a b", "a" * 65, "ü", "a\n"])
+def test_names_that_are_refused(tmp_path, name):
+    with pytest.raises(InputError, match="--run-id"):
+        RunFolder.create(tmp_path, name, "alice")
+    with pytest.raises(InputError, match="--public-name"):
+        RunFolder.create(tmp_path, "run", name)
+
+
+def test_unwritable_folder(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match="--output-dir") as caught:
+        RunFolder.create(tmp_path / "file", "run", "alice")
+    assert str(tmp_path / "file") in str(caught.value)
+
+
+def test_json_is_replaced_whole(tmp_path):
+    path = tmp_path / "status.json"
+    write_json(path, {"loss": math.nan, "list": [math.inf, 1.5], "text": "a"})
+    assert json.loads(path.read_text()) == {"loss": None, "list": [None, 1.5], "text": "a"}
+    with pytest.raises(TypeError):
+        write_json(path, {"loss": object()})
+    assert json.loads(path.read_text())["text"] == "a"
+    assert [file.name for file in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_environment_and_recipe(tmp_path):
+    folder = RunFolder.create(tmp_path, "run", "alice")
+    folder.write_environment()
+    folder.write_recipe(preset("digits"))
+    environment = json.loads(folder.environment.read_text())
+    assert environment["versions"]["torch"]
+    assert environment["cores"] >= 1
+    assert environment["memory_gib"] > 0
+    machine_facts = {key: value for key, value in environment.items() if key != "command_line"}
+    assert socket.gethostname() not in json.dumps(machine_facts)
+    assert type(preset("digits")).from_json(folder.recipe.read_text()) == preset("digits")
+
+
+def test_summary(tmp_path):
+    folder = RunFolder.create(tmp_path, "run", "alice")
+    numbers = {"steps": 3, "samples": 96, "seconds": 1.5, "val_accuracy": None, "train_loss": math.nan}
+    folder.write_summary(preset("digits"), run_id="run", outcome="completed", max_num_peers=2, rounds=3, **numbers)
+    expected = {"run_id": "run", "recipe": "digits", "outcome": "completed", "max_num_peers": 2, "rounds": 3}
+    fingerprint = {"fingerprint": preset("digits").fingerprint}
+    assert json.loads(folder.summary.read_text()) == expected | fingerprint | numbers | {"train_loss": None}
+
+
+def test_metrics_lines(tmp_path):
+    logger = JsonlLogger(tmp_path / "metrics.jsonl")
+    logger.log_metrics({"train/loss": 1.5}, step=1)
+    assert len(read_metrics(logger.path)) == 1  # readable at once
+    logger.log_metrics({"train/loss": math.nan, "train/lr": math.inf}, step=2)
+    first, second = read_metrics(logger.path)
+    assert (first["step"], first["train/loss"]) == (1, 1.5)
+    assert first["time"] > 1.7e9
+    assert (second["train/loss"], second["train/lr"]) == (None, None)
+
+
+def test_a_torn_line_is_skipped_and_swallows_nothing(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    JsonlLogger(path).log_metrics({"train/loss": 1.0}, step=1)
+    with open(path, "a") as file:
+        file.write('{"time": 1, "st')
+    assert [line["step"] for line in read_metrics(path)] == [1]
+    JsonlLogger(path).log_metrics({"train/loss": 2.0}, step=2)
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+
+
+def test_a_full_disk_warns_once(tmp_path, monkeypatch):
+    logger = JsonlLogger(tmp_path / "metrics.jsonl")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("recipe.loggers._append_line", full)
+        with pytest.warns(UserWarning, match="No space left"):
+            logger.log_metrics({"train/loss": 1.0}, step=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            logger.log_metrics({"train/loss": 1.0}, step=2)
+    logger.log_metrics({"train/loss": 1.0}, step=3)
+    assert [line["step"] for line in read_metrics(logger.path)] == [3]
