@@ -36,7 +36,7 @@ format: setup ## fix style
 	@$(VENV)/bin/ruff format .
 
 bench: setup ## what the swarm costs against a plain Trainer, side by side
-	@$(RUN) -m tests.bench
+	@$(RUN) -m swarm.bench
 
 clean: ## remove the environment and caches, keep runs
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

@@ -21,6 +21,7 @@ from torch import nn
 
 from recipe.errors import InputError
 from swarm.averager import SwarmAverager
+from swarm.gradients import GradientVector
 from swarm.progress import AVERAGING, TRAINING, WAITING, ProgressTracker
 from swarm.rounds import Behind, Refused, RoundFailed, RoundReport, Ticket
 from swarm.state import SharedState
@@ -99,26 +100,15 @@ class Collaboration:
         self._should_stop = should_stop
         self.state = SharedState(model, optimizer)
         self._state_lock = threading.Lock()
-        self._params = [p for p in self.state.optimized if p.requires_grad]
-        self._buffers = [b for b in model.buffers() if b.is_floating_point()]
-        self._make_vectors()
+        self._gradients = GradientVector(
+            [param for param in self.state.optimized if param.requires_grad],
+            [buffer for buffer in model.buffers() if buffer.is_floating_point()],
+        )
         self.samples, self._loss_sum, self._rate = 0, 0.0, 0.0
         self.last_step: StepReport | None = None
         self.tracker = ProgressTracker(dht, namespace, target_batch_size, name)
-        self.averager = SwarmAverager(self._wire, dht, namespace, self._export_state)
+        self.averager = SwarmAverager(self._gradients.wire, dht, namespace, self._export_state)
         self.averager.set_step(step)
-
-    def _make_vectors(self) -> None:
-        """One flat buffer adds up the gradients where the model is; another, in shared memory, is what travels."""
-        device = self._params[0].device
-        num_gradients = sum(param.numel() for param in self._params)
-        self._sum = torch.zeros(num_gradients, dtype=torch.float32, device=device)
-        self._views = [
-            view.view(param.shape)
-            for param, view in zip(self._params, self._sum.split([p.numel() for p in self._params]), strict=True)
-        ]
-        num_buffers = sum(buffer.numel() for buffer in self._buffers)
-        self._wire = torch.zeros(num_gradients + num_buffers, dtype=torch.float32).share_memory_()
 
     # ---- joining ----------------------------------------------------------------------------------------------------
 
@@ -192,19 +182,13 @@ class Collaboration:
 
     # ---- training ---------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def contribute(self, samples: int, loss: float) -> bool:
         """Add the gradients in ``param.grad`` (means over ``samples``) to this step.
 
         :returns: True when the step has ended: the averaged gradient is in ``param.grad``, update the weights and call
             :meth:`finish_step`. False: go on with the next micro-batch.
         """
-        with_grad = [(v, p.grad) for v, p in zip(self._views, self._params, strict=True) if p.grad is not None]
-        if with_grad:
-            views, grads = zip(*with_grad, strict=True)
-            torch._foreach_add_(views, grads, alpha=samples)
-        for param in self._params:
-            param.grad = None
+        self._gradients.add(samples)
         self.samples += samples
         self._loss_sum += samples * loss
         self._measure_rate(samples)
@@ -227,7 +211,7 @@ class Collaboration:
         self._computing_since = time.perf_counter()
 
     def _begin_step(self, group=frozenset()) -> None:
-        self._sum.zero_()
+        self._gradients.reset()
         self.samples, self._loss_sum = 0, 0.0
         self._step_began = self._computing_since = time.perf_counter()
         self.averager.set_step(self.step)
@@ -246,7 +230,7 @@ class Collaboration:
                     return False
                 continue
             if len(report.group.peer_ids) > 1:
-                self._read_average()
+                self._gradients.from_wire()
                 return self._hand_over(compute_seconds, report)
             self.tracker.wait_refreshed(POLL_SECONDS * 5)  # nobody came: gone, or have they gone on without us?
             if self.tracker.swarm_step > self.step:
@@ -259,21 +243,21 @@ class Collaboration:
         if self.samples == 0:
             self._begin_step()
             return False
-        self._sum /= self.samples
+        self._gradients.average_alone(self.samples)
         return self._hand_over(compute_seconds, report)
 
     def _drop_non_finite(self) -> None:
         """One NaN would spoil everybody's weights; this peer only listens in this round instead."""
-        if math.isfinite(self._sum.sum().item()) or torch.isfinite(self._sum).all():
+        if self._gradients.is_finite:
             return
         logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
-        self._sum.zero_()
+        self._gradients.reset()
         self.samples, self._loss_sum = 0, 0.0
         self.tracker.report(samples=0)
 
     def _run_round(self) -> RoundReport:
-        """Meet and exchange once; what was accumulated stays in ``_sum`` until it is known to have succeeded."""
-        self._write_contribution()
+        """Meet and exchange once; what was accumulated stays until it is known to have succeeded."""
+        self._gradients.to_wire(self.samples)
         self.tracker.report(urgent=True, phase=AVERAGING)
         ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, self._loss_sum / max(1, self.samples))
         members = self.tracker.members
@@ -315,25 +299,10 @@ class Collaboration:
             return False
         return True
 
-    def _write_contribution(self) -> None:
-        split = self._sum.numel()
-        self._wire[:split].copy_(self._sum)
-        self._wire[:split] /= max(1, self.samples)
-        if self._buffers:
-            torch.cat([buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers], out=self._wire[split:])
-
-    def _read_average(self) -> None:
-        self._sum.copy_(self._wire[: self._sum.numel()])
-        offset = self._sum.numel()
-        for buffer in self._buffers:
-            buffer.copy_(self._wire[offset : offset + buffer.numel()].view(buffer.shape))
-            offset += buffer.numel()
-
     def _hand_over(self, compute_seconds: float, report: RoundReport | None) -> bool:
         """Put the average where the optimizer finds it; the step belongs to the trainer until :meth:`finish_step`."""
         self._state_lock.acquire()  # nobody may download a half-made update
-        for param, view in zip(self._params, self._views, strict=True):
-            param.grad = view if param.dtype == view.dtype else view.to(param.dtype)
+        self._gradients.hand_over()
         self.last_step = StepReport(
             step=self.step + 1,
             num_peers=len(report.group.peer_ids) if report else 1,
@@ -349,8 +318,7 @@ class Collaboration:
         """The weights have been updated: the next step begins."""
         self.step += 1
         self._state_lock.release()
-        for param in self._params:
-            param.grad = None
+        self._gradients.release()
         report = self.last_step.round
         self._begin_step(frozenset(report.group.peer_ids) if report else frozenset())
 

@@ -18,11 +18,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim import Optimizer
 
 from recipe.errors import InputError
 from swarm.collaboration import Collaboration, CollaborationOptions
-from swarm.network import NetworkOptions, start_dht, stop_dht
+from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.processes import keep_signal_handlers
 from swarm.progress import TRAINING, VALIDATING
 
@@ -87,6 +88,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         super().setup_environment()
         if self.dht is None:
             self.dht = start_dht(self.network)
+            rank_zero_info(f"Other peers join with initial_peers={visible_addresses(self.dht)}")
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)

@@ -1,0 +1,73 @@
+"""The vector that a round averages: a model's gradients, added up over micro-batches, and its float buffers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class GradientVector:
+    """Adds up gradients where the model is, and carries their mean to and from shared memory.
+
+    :param params: parameters whose gradients are averaged, n numbers in all
+    :param buffers: float buffers (BatchNorm's running statistics), m numbers in all; averaged with the same weights, so
+        that all peers evaluate the same model
+    """
+
+    def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor]):
+        self._params, self._buffers = params, buffers
+        sizes = [param.numel() for param in params]
+        self._sum = torch.zeros(sum(sizes), dtype=torch.float32, device=params[0].device)
+        self._views = [view.view(param.shape) for param, view in zip(params, self._sum.split(sizes), strict=True)]
+        num_buffers = sum(buffer.numel() for buffer in buffers)
+        self.wire = torch.zeros(sum(sizes) + num_buffers, dtype=torch.float32).share_memory_()
+        """Shape [n + m], fp32, shared memory: what travels."""
+
+    @torch.no_grad()
+    def add(self, samples: int) -> None:
+        """Take the gradients out of ``param.grad``: means over ``samples``."""
+        pairs = [(v, p.grad) for v, p in zip(self._views, self._params, strict=True) if p.grad is not None]
+        if pairs:
+            views, grads = zip(*pairs, strict=True)
+            torch._foreach_add_(views, grads, alpha=samples)
+        self.release()
+
+    def reset(self) -> None:
+        self._sum.zero_()
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(torch.isfinite(self._sum.sum()) or torch.isfinite(self._sum).all())
+
+    @torch.no_grad()
+    def to_wire(self, samples: int) -> None:
+        """Write the mean over ``samples``, and the buffers; the sum stays as it is, in case the round fails."""
+        split = self._sum.numel()
+        self.wire[:split].copy_(self._sum)
+        self.wire[:split] /= max(1, samples)
+        if self._buffers:
+            flat = [buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers]
+            torch.cat(flat, out=self.wire[split:])
+
+    @torch.no_grad()
+    def from_wire(self) -> None:
+        """Take over the average of the swarm."""
+        offset = self._sum.numel()
+        self._sum.copy_(self.wire[:offset])
+        for buffer in self._buffers:
+            buffer.copy_(self.wire[offset : offset + buffer.numel()].view(buffer.shape))
+            offset += buffer.numel()
+
+    @torch.no_grad()
+    def average_alone(self, samples: int) -> None:
+        """The mean of the own gradients, where there is nobody to average with."""
+        self._sum /= samples
+
+    def hand_over(self) -> None:
+        """Put the mean into ``param.grad``."""
+        for param, view in zip(self._params, self._views, strict=True):
+            param.grad = view if param.dtype == view.dtype else view.to(param.dtype)
+
+    def release(self) -> None:
+        for param in self._params:
+            param.grad = None
