@@ -210,6 +210,14 @@ class SwarmAverager(DecentralizedAverager):
     async def _declare_for_download_periodically(self) -> None:
         """Hivemind announces donors in the DHT; here every member of the swarm is one, found by its progress record."""
 
+    async def rpc_download_state(
+        self, request: averaging_pb2.DownloadRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        """Another peer takes over our state, and will come to the next round."""
+        async for message in super().rpc_download_state(request, context):
+            yield message
+        self._meetings().hold_door(context.remote_id)
+
     async def _download_state(self, peer_id: PeerID, max_bytes: int, future: MPFuture) -> None:
         try:
             future.set_result(await self._receive_state(peer_id, max_bytes))

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError  # another class than the builtin before Python 3.11
 from dataclasses import dataclass
 
 import torch
@@ -126,16 +127,15 @@ class Collaboration:
         else:
             self._begin_step()
         self._wait_for_peers()
-        self.tracker.report(urgent=True, phase=TRAINING)
-        self.pause()
+        self.resume()
 
     def _wait_for_peers(self) -> None:
         """Peers that begin together wait for each other; whoever is here can take over the state meanwhile."""
-        self.tracker.report(urgent=True, phase=WAITING)
         while len(self.tracker.members) < self.options.min_peers and not self._should_stop():
+            self.tracker.report(urgent=True, phase=WAITING)
+            self.tracker.wait_refreshed(1.0)
             if self.tracker.swarm_step > self.step:
                 self._catch_up()
-            self.tracker.wait_refreshed(1.0)
 
     def _catch_up(self) -> None:
         """Download the state of the swarm; what this peer has accumulated on other weights is dropped."""
@@ -206,9 +206,10 @@ class Collaboration:
         self._computing_since = now
         self._rate = rate if self._rate == 0 else (1 - RATE_SMOOTHING) * self._rate + RATE_SMOOTHING * rate
 
-    def pause(self) -> None:
-        """Something else than training ends now (validation, a checkpoint): it does not count for the own rate."""
+    def resume(self) -> None:
+        """A pause (validation, a checkpoint) ends now: it does not count for anybody's pace."""
         self._computing_since = time.perf_counter()
+        self.tracker.resume()
 
     def _begin_step(self, group=frozenset()) -> None:
         self._gradients.reset()
@@ -285,14 +286,15 @@ class Collaboration:
     def _wait(future) -> None:
         try:
             future.exception(timeout=POLL_SECONDS)
-        except TimeoutError:
+        except FutureTimeoutError:
             pass
 
     def _recover(self, error: Exception) -> bool:
         """After a round that failed: True to try it again with the same samples, False to go on computing."""
         if isinstance(error, Refused):
             raise InputError(f"{error}: start it with the recipe of the swarm (give --initial-peers and nothing else).")
-        logger.warning(f"Round {self.step} failed: {error}")
+        if isinstance(error, RoundFailed):
+            logger.warning(f"The round of step {self.step} failed and is tried again: {error}")
         self.tracker.wait_refreshed(POLL_SECONDS * 5)
         if isinstance(error, Behind) or self.tracker.swarm_step > self.step:
             self._catch_up()

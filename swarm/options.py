@@ -2,72 +2,106 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
+from recipe.durations import parse_duration
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides
+from recipe.presets import PRESETS
+
+DEFAULT_MICRO_BATCH = 32
+
+
+def _arg(metavar: str, default: str | None = None) -> Any:
+    """How ``--help`` names a value; ``default`` where the default itself says nothing."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else None)
 
 
 @dataclass(frozen=True)
-class PeerOptions:
-    """Train with a swarm: join one with --initial-peers, or start a new one from --recipe.
+class MachineOptions:
+    """This machine and you."""
 
-    What has to be equal on all peers (the recipe) comes from the swarm when you join one.
-    """
-
-    initial_peers: tuple[str, ...] = ()
-    """Addresses of peers that are there already (also the variable INITIAL_PEERS); none starts a new swarm."""
-    recipe: str | None = None
-    """Preset (digits, cifar10-vit-tiny, cifar10-vit-base, imagefolder-vit-small, synthetic) or a recipe.json to start a
-    new swarm with; default digits."""
-    run_id: str | None = None
-    """Name of the run; needed to join only where several runs share the addresses."""
-    public_name: str | None = None
+    public_name: Annotated[str | None, _arg("NAME", "a random one")] = None
     """Your name, shown to the others; with the same name and --output-dir you come back as the same peer."""
-    batch_size: int | None = None
-    """Micro-batch: samples that this device computes at once; default 32, or the target batch size if that is less."""
+    batch_size: Annotated[int | None, _arg("SAMPLES", f"{DEFAULT_MICRO_BATCH}, or the target batch size")] = None
+    """Micro-batch: samples that this device computes at once."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
-    data_dir: Path = Path("data")
+    data_dir: Annotated[Path, _arg("FOLDER")] = Path("data")
     """Folder of the data set (not needed for digits)."""
-    output_dir: Path = Path("runs")
-    """Folder for metrics, checkpoints and the identity: OUTPUT_DIR/RUN_ID/PUBLIC_NAME."""
-    port: int = 0
-    """TCP port to listen on; 0 takes any free one."""
-    public_ip: str | None = None
-    """Address of your router, if it forwards --port to this machine."""
-    host_maddrs: tuple[str, ...] = ()
-    """Multiaddresses to listen on; default /ip4/0.0.0.0/tcp/PORT."""
-    announce_maddrs: tuple[str, ...] = ()
-    """Multiaddresses to tell others instead of those that are found."""
-    identity_path: Path | None = None
-    """Private key that fixes the peer id; default OUTPUT_DIR/identities/PUBLIC_NAME.key if you give a name."""
-    client_mode: bool = False
-    """Only call others, never be called (for machines that cannot be reached)."""
-    min_peers: int = 1
-    """Do not begin to train before so many peers are there."""
-    max_steps: int | None = None
-    """Leave when the swarm has made so many global updates; default the recipe's total steps."""
-    max_time: str | None = None
-    """Leave after so long, as HH:MM:SS."""
-    target_accuracy: float | None = None
-    """Leave when validation accuracy reaches this fraction, such as 0.95."""
-    matchmaking_time: float = 5.0
-    """How long to wait at the end of a step for peers that are missing, in seconds."""
-    averaging_timeout: float = 60.0
-    """Give up one averaging round after so many seconds and try again with those who are left."""
-    overrides: Annotated[RecipeOverrides, tyro.conf.OmitArgPrefixes] = field(default_factory=RecipeOverrides)
-    """Changes to the recipe of a new swarm."""
+    output_dir: Annotated[Path, _arg("FOLDER")] = Path("runs")
+    """Metrics and checkpoints go to OUTPUT_DIR/RUN_ID/PUBLIC_NAME, the identity to OUTPUT_DIR/identities."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "min_peers", "max_steps"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise InputError(f"--{name.replace('_', '-')} is {getattr(self, name)}: it has to be at least 1.")
+        _at_least_one(self, "batch_size")
+
+
+@dataclass(frozen=True)
+class LeavingOptions:
+    """When to leave, whatever comes first. Ctrl-C leaves as well."""
+
+    max_steps: Annotated[int | None, _arg("UPDATES", "the recipe's total steps")] = None
+    """Leave when the swarm has made so many global updates."""
+    max_time: Annotated[str | None, _arg("HH:MM:SS", "no limit")] = None
+    """Leave after so long."""
+    target_accuracy: Annotated[float | None, _arg("FRACTION", "none")] = None
+    """Leave when the validation accuracy reaches this fraction, such as 0.95."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "max_steps")
+        if self.max_time is not None:
+            parse_duration(self.max_time)
+        accuracy = self.target_accuracy
+        if accuracy is not None and not 0 < accuracy <= 1:
+            hint = f", such as {accuracy / 100:g}" if 1 < accuracy <= 100 else ""
+            raise InputError(f"--target-accuracy is {accuracy:g}: give a fraction between 0 and 1{hint}.")
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """How others reach this machine."""
+
+    port: Annotated[int, _arg("PORT", "0, any free one")] = 0
+    """TCP port to listen on."""
+    public_ip: Annotated[str | None, _arg("IP", "none")] = None
+    """Address of your router, if it forwards --port to this machine."""
+    host_maddrs: Annotated[tuple[str, ...], _arg("MULTIADDRESS ...", "/ip4/0.0.0.0/tcp/PORT")] = ()
+    """Where to listen."""
+    announce_maddrs: Annotated[tuple[str, ...], _arg("MULTIADDRESS ...", "those that are found")] = ()
+    """Addresses to tell others."""
+    identity_path: Annotated[Path | None, _arg("FILE", "OUTPUT_DIR/identities/PUBLIC_NAME.key if you give a name")] = (
+        None
+    )
+    """Private key that fixes the peer id; made on first use."""
+    client_mode: bool = False
+    """Only call others, never be called (for machines that cannot be reached)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InputError(f"--port is {self.port}: give 0 (any free port) to 65535.")
+
+
+@dataclass(frozen=True)
+class PatienceOptions:
+    """How long to wait for others."""
+
+    min_peers: Annotated[int, _arg("PEERS")] = 1
+    """Do not begin to train before so many peers are there, this one included."""
+    matchmaking_time: Annotated[float, _arg("SECONDS")] = 5.0
+    """How long to wait at the end of a step for peers that are missing."""
+    averaging_timeout: Annotated[float, _arg("SECONDS")] = 60.0
+    """Give up one averaging round after so long and try again with those who are left."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "min_peers")
         for name in ("matchmaking_time", "averaging_timeout"):
             if not 0 < getattr(self, name) <= 3600:
                 raise InputError(f"--{name.replace('_', '-')} has to be more than 0 and at most 3600 seconds.")
@@ -76,11 +110,26 @@ class PeerOptions:
                 f"--averaging-timeout {self.averaging_timeout:g} has to be longer than --matchmaking-time "
                 f"{self.matchmaking_time:g}: a round begins only when the peers have met."
             )
-        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
-            hint = f", such as {self.target_accuracy / 100:g}" if 1 < self.target_accuracy <= 100 else ""
-            raise InputError(f"--target-accuracy is {self.target_accuracy:g}: give a fraction between 0 and 1{hint}.")
-        if not 0 <= self.port <= 65535:
-            raise InputError(f"--port is {self.port}: give 0 (any free port) to 65535.")
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """Train with a swarm: join one with --initial-peers, or start a new one from --recipe.
+
+    The recipe, which has to be equal on all peers, comes from the swarm when you join one."""
+
+    initial_peers: Annotated[tuple[str, ...], _arg("ADDRESS ...", "the variable INITIAL_PEERS; none: a new swarm")] = ()
+    """Addresses of peers that are there already, as they print them."""
+    recipe: Annotated[str | None, _arg("NAME", "digits")] = None
+    """What a new swarm trains: {presets}, or a recipe.json."""
+    run_id: Annotated[str | None, _arg("NAME", "the recipe and the time")] = None
+    """Name of the run; needed to join only where several runs share the addresses."""
+    machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
+    leaving: LeavingOptions = field(default_factory=LeavingOptions)
+    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
+    patience: PatienceOptions = field(default_factory=PatienceOptions)
+    overrides: Annotated[RecipeOverrides, tyro.conf.arg(name="recipe")] = field(default_factory=RecipeOverrides)
+    """Changes to the recipe of a new swarm. Each option that is left out keeps the recipe's own value."""
 
     @property
     def wanted_recipe(self) -> dict[str, object]:
@@ -88,12 +137,46 @@ class PeerOptions:
         given = {item.name: getattr(self.overrides, item.name) for item in fields(self.overrides)}
         return {name: value for name, value in given.items() if value is not None}
 
+    def micro_batch(self, target_batch_size: int) -> int:
+        """Samples that this device computes at once.
 
-def parse_options(arguments: list[str] | None = None) -> PeerOptions:
+        :raises InputError: more than the whole swarm needs for an update
+        """
+        batch_size = self.machine.batch_size or min(DEFAULT_MICRO_BATCH, target_batch_size)
+        if batch_size > target_batch_size:
+            raise InputError(
+                f"A micro-batch of {batch_size} does not fit the target batch size of {target_batch_size}: give "
+                f"--batch-size {target_batch_size} or less."
+            )
+        return batch_size
+
+
+def parse_options(arguments: list[str] | None = None, prog: str = "python -m swarm.peer") -> PeerOptions:
     """Read the command line; dashes and underscores alike.
 
     :raises InputError: a value that cannot work
     :raises SystemExit: status 2 for what is not an option, 0 for ``--help``
     """
-    os.environ.setdefault("COLUMNS", "110")  # help text in a notebook or a log, where there is no terminal
-    return tyro.cli(PeerOptions, args=arguments, prog="python -m swarm.peer", description=PeerOptions.__doc__)
+    with _wide_help():
+        return tyro.cli(
+            PeerOptions, args=arguments, prog=prog, config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+        )
+
+
+@contextlib.contextmanager
+def _wide_help() -> Iterator[None]:
+    """In a notebook or a log there is no terminal that tells its width; 80 columns are too few for the help."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        yield
+        return
+    os.environ["COLUMNS"] = "110"
+    try:
+        yield
+    finally:
+        del os.environ["COLUMNS"]
+
+
+def _at_least_one(options: object, name: str) -> None:
+    value = getattr(options, name)
+    if value is not None and value < 1:
+        raise InputError(f"--{name.replace('_', '-')} is {value}: it has to be at least 1.")

@@ -99,14 +99,19 @@ class PeerProgress:
             raise ValueError("a rate or a time out of bounds")
         return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy)
 
-    def samples_by(self, now: float, step: int, step_began: float, in_last_group: bool) -> float:
-        """Samples it probably has by ``now`` towards the update after ``step``; records are a little old always."""
+    def samples_by(self, now: float, step: int, computing_since: float, in_last_group: bool) -> float:
+        """Samples it probably has by ``now`` towards the update after ``step``; records are a little old always.
+
+        :param computing_since: since when this peer computes, without a pause; the others pause when it does
+        :param in_last_group: it finished the last round with us, whatever its record says
+        """
+        since = max(self.time, computing_since)
         if self.step == step:
-            running = self.phase == TRAINING
-            return self.samples + (self.rate * min(max(0.0, now - self.time), 2 * REPORT_SECONDS) if running else 0.0)
-        if in_last_group and self.step < step:  # it finished the last round with us, its record does not say so yet
-            return self.rate * min(max(0.0, now - step_began), 2 * REPORT_SECONDS)
-        return 0.0
+            return self.samples + (self._samples_in(now - since) if self.phase == TRAINING else 0.0)
+        return self._samples_in(now - computing_since) if in_last_group and self.step < step else 0.0
+
+    def _samples_in(self, seconds: float) -> float:
+        return self.rate * min(max(0.0, seconds), 2 * REPORT_SECONDS)
 
 
 class ProgressTracker(threading.Thread):
@@ -130,7 +135,7 @@ class ProgressTracker(threading.Thread):
         self._distrusted: dict[PeerID, float] = {}
         self._absent: dict[PeerID, int] = {}
         self._complained: set[PeerID] = set()
-        self._step_began = now
+        self._computing_since = now
         self._lock = threading.Lock()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._refreshed = threading.Condition()
@@ -152,8 +157,14 @@ class ProgressTracker(threading.Thread):
     def begin_step(self, step: int, group: frozenset[PeerID] = frozenset()) -> None:
         """A new step begins; ``group`` are those who finished the last one with us."""
         with self._lock:
-            self._step_began, self._last_group = get_dht_time(), group
-        self.report(step=step, samples=0)
+            self._computing_since, self._last_group = get_dht_time(), group
+        self.report(step=step, samples=0, phase=TRAINING)
+
+    def resume(self) -> None:
+        """A pause (validation, a checkpoint) ends."""
+        with self._lock:
+            self._computing_since = get_dht_time()
+        self.report(phase=TRAINING)
 
     # ---- what the others say ----------------------------------------------------------------------------------------
 
@@ -220,7 +231,7 @@ class ProgressTracker(threading.Thread):
         now, own = get_dht_time(), self._own
         others = self._believed().items()
         return own.samples + sum(
-            record.samples_by(now, own.step, self._step_began, peer in self._last_group) for peer, record in others
+            record.samples_by(now, own.step, self._computing_since, peer in self._last_group) for peer, record in others
         )
 
     @property

@@ -24,6 +24,7 @@ from swarm.rounds import MAX_GROUP_SIZE, MAX_STEP, Behind, Group, Member, Refuse
 
 logger = get_logger(__name__)
 
+HOLD_DOOR_SECONDS = 2.0
 REPLY_SECONDS = 3.0  # a peer that is alive answers a knock at once, whatever it is doing
 CODE = averaging_pb2
 
@@ -53,6 +54,7 @@ class Rendezvous:
         self._step = 0
         self._closed_step = -1
         self._leader: PeerID | None = None
+        self._catching_up: dict[PeerID, float] = {}
         self._lock = asyncio.Lock()
 
     def set_step(self, step: int) -> None:
@@ -65,6 +67,17 @@ class Rendezvous:
     @property
     def step(self) -> int:
         return self._step
+
+    def hold_door(self, peer_id: PeerID) -> None:
+        """This peer is taking over our state: the next group waits for it, or in a swarm of short steps it would find
+        every group closed. Once each time, and not longer than a leader's patience."""
+        if len(self._catching_up) < MAX_GROUP_SIZE:
+            self._catching_up[peer_id] = asyncio.get_running_loop().time() + HOLD_DOOR_SECONDS
+
+    def _awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:
+        now = asyncio.get_running_loop().time()
+        self._catching_up = {p: until for p, until in self._catching_up.items() if until > now and p not in arrived}
+        return (self._expected | self._catching_up.keys()) - arrived
 
     def waits_for(self, step: int) -> bool:
         """Whether somebody has come to finish this step already."""
@@ -107,10 +120,10 @@ class Rendezvous:
             self._arrivals.clear()
             arrived = {peer for peer, guest in self._lobby.items() if guest.ticket.step == ticket.step}
             remaining = patience_end - loop.time()
-            if self._expected <= arrived or remaining <= 0:
+            if remaining <= 0 or not self._awaited(arrived):
                 return self._close(ticket, arrived)
             try:
-                await asyncio.wait_for(self._arrivals.wait(), remaining)
+                await asyncio.wait_for(self._arrivals.wait(), min(remaining, HOLD_DOOR_SECONDS))
             except asyncio.TimeoutError:
                 pass
 
@@ -238,6 +251,8 @@ class Rendezvous:
             return
         answer = self._answer_at_once(request, sender, ticket)
         if answer is not None:
+            if answer.code == CODE.CANCELLED and ticket.step <= self._step:
+                self.hold_door(sender)
             yield answer
             return
         guest = self._lobby[sender] = Guest(ticket)

@@ -25,7 +25,7 @@ from recipe.errors import InputError
 from swarm.collaboration import Collaboration, CollaborationOptions
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.processes import keep_signal_handlers
-from swarm.progress import TRAINING, VALIDATING
+from swarm.progress import VALIDATING
 
 EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
 
@@ -70,13 +70,12 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.options = options
         self.stop_requested = stop_requested or threading.Event()
         self.collaboration: Collaboration | None = None
+        self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
         self._micro_batch_samples = 0
 
     @property
     def root_device(self) -> torch.device:
-        if self.accelerator is None:
-            return torch.device("cpu")
-        return self.accelerator.get_parallel_devices(self.accelerator.parse_devices(1))[0]
+        return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
 
     @property
     def _trainer(self) -> Trainer:
@@ -86,7 +85,9 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        if self.dht is None:
+        if len(self.parallel_devices) > 1:
+            raise InputError("A peer computes on one device: set devices=1 and start a peer for each GPU.")
+        if self.dht is None and self._trainer.state.fn == TrainerFn.FITTING:  # testing a model needs no swarm
             self.dht = start_dht(self.network)
             rank_zero_info(f"Other peers join with initial_peers={visible_addresses(self.dht)}")
 
@@ -136,8 +137,7 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def on_validation_end(self) -> None:
         if self.collaboration is not None:
-            self.collaboration.pause()
-            self.collaboration.tracker.report(phase=TRAINING)
+            self.collaboration.resume()
         super().on_validation_end()
 
     def leave(self) -> None:
