@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing as mp
+import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
@@ -18,7 +19,7 @@ from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 from hivemind.utils.streaming import combine_from_streaming
 
-from swarm.exchange import ExactAllReduceRunner
+from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
 from swarm.processes import die_with_parent
 from swarm.rendezvous import Rendezvous
 from swarm.rounds import Behind, Group, Member, Refused, RoundFailed, RoundReport, Ticket
@@ -43,6 +44,7 @@ class SwarmAverager(DecentralizedAverager):
     def __init__(self, vector: torch.Tensor, dht: DHT, namespace: str, get_state: StateProvider):
         self._get_state = get_state
         self._waiting_step = mp.Value("q", -1)
+        self._company_until = mp.Value("d", 0.0)
         super().__init__(
             averaged_tensors=[vector],
             dht=dht,
@@ -65,6 +67,17 @@ class SwarmAverager(DecentralizedAverager):
     def waiting_step(self) -> int:
         """The step that somebody came to finish with us already, or -1."""
         return self._waiting_step.value
+
+    @property
+    def has_company(self) -> bool:
+        """Whether somebody has just knocked or taken over our state, and will come to the next group."""
+        return time.monotonic() < self._company_until.value
+
+    def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
+        """As Hivemind's, which makes the trainer deaf to Ctrl-C meanwhile; here only the averager process is."""
+        self.start()
+        if await_ready:
+            self.wait_until_ready(timeout)
 
     def run_round(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, timeout_seconds: float):
         """Start a round in the background.
@@ -104,6 +117,7 @@ class SwarmAverager(DecentralizedAverager):
     # ---- in the averager process ----------------------------------------------------------------------------------
 
     def run(self):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent()
         super().run()
 
@@ -123,9 +137,11 @@ class SwarmAverager(DecentralizedAverager):
         """Another peer wants to finish a step with us as its leader."""
         meetings = self._meetings()
         async for reply in meetings.serve(request, context):
+            self._company_until.value = meetings.company_until
             yield reply
             if reply.code == averaging_pb2.ACCEPTED and meetings.waits_for(meetings.step):
                 self._waiting_step.value = meetings.step
+        await until_caller_hangs_up()
 
     async def _set_step(self, step: int) -> None:
         meetings = self._meetings()
@@ -217,6 +233,9 @@ class SwarmAverager(DecentralizedAverager):
         async for message in super().rpc_download_state(request, context):
             yield message
         self._meetings().hold_door(context.remote_id)
+        self._company_until.value = self._meetings().company_until
+        yield averaging_pb2.DownloadData()  # nothing in it: that was all
+        await until_caller_hangs_up()
 
     async def _download_state(self, peer_id: PeerID, max_bytes: int, future: MPFuture) -> None:
         try:
@@ -234,6 +253,8 @@ class SwarmAverager(DecentralizedAverager):
         stream = await asyncio.wait_for(stub.rpc_download_state(averaging_pb2.DownloadRequest()), STREAM_SECONDS)
         metadata, tensors, parts, received_bytes = None, [], [], 0
         async for message in aiter_with_timeout(stream, STREAM_SECONDS):
+            if not message.ByteSize():
+                break
             received_bytes += message.ByteSize()
             if received_bytes > max_bytes:
                 raise RoundFailed(f"{peer_id} sent more than the {max_bytes} bytes that this model can need")
@@ -245,6 +266,7 @@ class SwarmAverager(DecentralizedAverager):
             parts.append(message.tensor_part)
         if parts:
             tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
+        await stream.aclose()
         if metadata is None:
             raise RoundFailed(f"{peer_id} did not send its state")
         return metadata, tensors

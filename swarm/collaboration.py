@@ -9,11 +9,11 @@ averaging of the weights.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError  # another class than the builtin before Python 3.11
-from dataclasses import dataclass
 
 import torch
 from hivemind import DHT
@@ -24,51 +24,23 @@ from recipe.errors import InputError
 from swarm.averager import SwarmAverager
 from swarm.gradients import GradientVector
 from swarm.progress import AVERAGING, TRAINING, WAITING, ProgressTracker
-from swarm.rounds import Behind, Refused, RoundFailed, RoundReport, Ticket
+from swarm.rounds import (
+    LINEAGE_BYTES,
+    Behind,
+    CollaborationOptions,
+    Refused,
+    RoundFailed,
+    RoundReport,
+    StepReport,
+    Ticket,
+)
 from swarm.state import SharedState
 
 logger = get_logger(__name__)
 
 POLL_SECONDS = 0.2
 RATE_SMOOTHING = 0.2
-
-
-@dataclass(frozen=True)
-class CollaborationOptions:
-    """How patient this peer is; nothing here has to agree with the others.
-
-    :param min_peers: do not begin before so many peers are there
-    :param matchmaking_seconds: how long to wait at the end of a step for peers that are missing
-    :param averaging_timeout_seconds: give up a round (and try again with those who are left) after so long
-    :param join_timeout_seconds: give up joining when nobody hands over the state for so long
-    """
-
-    min_peers: int = 1
-    matchmaking_seconds: float = 5.0
-    averaging_timeout_seconds: float = 60.0
-    join_timeout_seconds: float = 120.0
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """How a global update came about.
-
-    :param step: global updates so far, this one included
-    :param num_peers: peers whose gradients are in it
-    :param samples: samples in it, over all peers
-    :param own_samples: samples that this peer put in
-    :param loss: mean training loss over all its samples
-    :param compute_seconds: from the end of the last update to entering the round
-    :param round: what the exchange looked like, None if this peer was alone
-    """
-
-    step: int
-    num_peers: int
-    samples: int
-    own_samples: int
-    loss: float
-    compute_seconds: float
-    round: RoundReport | None
+SUPERIOR_SECONDS = 20.0
 
 
 class Collaboration:
@@ -101,6 +73,7 @@ class Collaboration:
         self._should_stop = should_stop
         self.state = SharedState(model, optimizer)
         self._state_lock = threading.Lock()
+        self._lineage = os.urandom(LINEAGE_BYTES)
         self._gradients = GradientVector(
             [param for param in self.state.optimized if param.requires_grad],
             [buffer for buffer in model.buffers() if buffer.is_floating_point()],
@@ -122,7 +95,7 @@ class Collaboration:
         self.tracker.start()
         if not self.tracker.wait_refreshed(20):
             raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")
-        if self.tracker.swarm_step > self.step or self.tracker.has_senior:
+        if self.tracker.superiors:
             self._catch_up()
         else:
             self._begin_step()
@@ -140,10 +113,11 @@ class Collaboration:
     def _catch_up(self) -> None:
         """Download the state of the swarm; what this peer has accumulated on other weights is dropped."""
         self.tracker.report(samples=0)
-        deadline = time.monotonic() + self.options.join_timeout_seconds
+        began = time.monotonic()
+        deadline = began + self.options.join_timeout_seconds
         reason = "no full peer is there to hand it over"
         while time.monotonic() < deadline and not self._should_stop():
-            if self.tracker.swarm_step <= self.step and not self.tracker.has_senior:
+            if not self.tracker.superiors:
                 self._begin_step()  # those who were ahead or senior are gone
                 return
             for peer_id in self.tracker.donors(min_step=self.step):
@@ -155,11 +129,18 @@ class Collaboration:
                     logger.warning(f"No state from {peer_id}: {error}")
                     self.tracker.distrust(peer_id)
             self.tracker.wait_refreshed(1.0)
+            if time.monotonic() - began > SUPERIOR_SECONDS:
+                self._give_up_silent_superiors()
         if not self._should_stop():
             raise InputError(
                 f"The swarm's state could not be downloaded in {self.options.join_timeout_seconds:.0f} s ({reason}): "
                 "check that the peers of --initial-peers can be reached and start again."
             )
+
+    def _give_up_silent_superiors(self) -> None:
+        """Those who claim to be ahead but have been joining themselves all the time have nothing to hand over."""
+        for peer_id in set(self.tracker.superiors) - set(self.tracker.donors(min_step=self.step)):
+            self.tracker.distrust(peer_id)
 
     def _download_from(self, peer_id) -> None:
         download = self.averager.download_state(peer_id, self.state.max_bytes)
@@ -169,16 +150,16 @@ class Collaboration:
             self._wait(download)
         description, tensors = download.result()
         with self._state_lock:
-            step = self.state.load(description, tensors)
-            if step < self.step:
+            step = description.get("step", -1) if isinstance(description, dict) else -1
+            if type(step) is int and step < self.step:
                 raise RoundFailed(f"it holds step {step} only, this peer is at {self.step}")
-            self.step = step
-        logger.info(f"Took over step {step} from {peer_id}")
+            self.step, self._lineage = self.state.load(description, tensors)
+        logger.info(f"Took over step {self.step} from {peer_id}")
         self._begin_step()
 
     def _export_state(self):
         with self._state_lock:
-            return self.state.export(self.step)
+            return self.state.export(self.step, self._lineage)
 
     # ---- training ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +171,7 @@ class Collaboration:
         """
         self._gradients.add(samples)
         self.samples += samples
-        self._loss_sum += samples * loss
+        self._loss_sum += samples * loss if math.isfinite(loss) else 0.0
         self._measure_rate(samples)
         self.tracker.report(samples=self.samples, rate=self._rate, phase=TRAINING)
         if self.tracker.swarm_step > self.step:
@@ -222,7 +203,7 @@ class Collaboration:
         compute_seconds = time.perf_counter() - self._step_began
         self._drop_non_finite()
         while not self._should_stop():
-            if len(self.tracker.members) == 1:
+            if len(self.tracker.members) == 1 and not self._has_company:
                 return self._update_alone(compute_seconds, None)
             try:
                 report = self._run_round()
@@ -240,6 +221,11 @@ class Collaboration:
             return self._update_alone(compute_seconds, report)
         return False
 
+    @property
+    def _has_company(self) -> bool:
+        """Somebody whose record has not reached us is at the door already."""
+        return self.averager.has_company or self.averager.waiting_step >= self.step
+
     def _update_alone(self, compute_seconds: float, report: RoundReport | None) -> bool:
         if self.samples == 0:
             self._begin_step()
@@ -252,7 +238,7 @@ class Collaboration:
         if self._gradients.is_finite:
             return
         logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
-        self._gradients.reset()
+        self._gradients.drop()
         self.samples, self._loss_sum = 0, 0.0
         self.tracker.report(samples=0)
 
@@ -260,7 +246,8 @@ class Collaboration:
         """Meet and exchange once; what was accumulated stays until it is known to have succeeded."""
         self._gradients.to_wire(self.samples)
         self.tracker.report(urgent=True, phase=AVERAGING)
-        ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, self._loss_sum / max(1, self.samples))
+        loss = self._loss_sum / max(1, self.samples)
+        ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, loss, self._lineage)
         members = self.tracker.members
         expected = {member.peer_id for member in members}
         options = self.options
@@ -319,10 +306,12 @@ class Collaboration:
     def finish_step(self) -> None:
         """The weights have been updated: the next step begins."""
         self.step += 1
+        report = self.last_step.round
+        self._lineage = report.group.group_id if report else os.urandom(LINEAGE_BYTES)
         self._state_lock.release()
         self._gradients.release()
-        report = self.last_step.round
         self._begin_step(frozenset(report.group.peer_ids) if report else frozenset())
+        self.tracker.report(phase=TRAINING)
 
     def leave(self) -> None:
         """Say goodbye and stop; the others train on."""

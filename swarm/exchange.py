@@ -6,8 +6,8 @@ message: all peers hold the same bits after the round, with any codec, and no se
 parameters back together.
 
 Three more differences: weights come from the tickets that the whole group has seen, not from the sender's own messages;
-parts that are not finite or have another shape ban their sender; and a sender keeps its stream open until all results
-are in, because closing it early sometimes cost the last part.
+parts that are not finite or have another shape ban their sender; and a reducer keeps its stream open until the sender
+has read all results and hangs up (see :func:`until_caller_hangs_up`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,17 @@ from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor
 from swarm.rounds import Group
 
 MIN_PART_BYTES, MAX_PART_BYTES = 2**14, 2**19
+HANG_UP_SECONDS = 10.0
+
+
+async def until_caller_hangs_up() -> None:
+    """The last line of a streaming RPC: wait for the caller, who knows when it has everything, to close the stream.
+
+    Hivemind closes a stream when its handler returns. While the caller's side is still open, p2pd turns that into a
+    reset, and a reset throws away what the caller has not read yet: under load, now and then, the last message. When
+    the caller hangs up, Hivemind cancels the handler.
+    """
+    await asyncio.sleep(HANG_UP_SECONDS)
 
 
 def part_size_bytes(total_bytes: int, num_reducers: int) -> int:
@@ -82,7 +93,7 @@ class ExactAllReduceRunner(AllReduceRunner):
             self._encoded[part_index] = asyncio.get_running_loop().run_in_executor(
                 None, container.compression.compress, average, self._part_infos[part_index]
             )
-        return await self._encoded[part_index]
+        return await asyncio.shield(self._encoded[part_index])  # others wait for it, too
 
     async def _communicate_with_peer(self, peer_id: PeerID):
         if peer_id == self.peer_id:
@@ -104,14 +115,13 @@ class ExactAllReduceRunner(AllReduceRunner):
     async def _send_and_receive(self, peer_id: PeerID):
         peer_index = self.ordered_peer_ids.index(peer_id)
         num_parts = self.tensor_part_container.num_parts_by_peer[peer_index]
-        all_received = asyncio.Event()
-        part_index = 0
+        results, part_index = None, 0
         try:
-            inputs = self._inputs_until(peer_index, all_received)
+            inputs = self._generate_input_for_peer(peer_index)
             stream = await self._get_peer_stub(peer_id).rpc_aggregate_part(inputs)
-            async for part in amap_in_executor(
-                self._decode_result, aiter_with_timeout(stream, self.reducer_timeout), max_prefetch=1
-            ):
+            messages = aiter_with_timeout(stream, self.reducer_timeout)
+            results = amap_in_executor(self._decode_result, messages, max_prefetch=1)
+            async for part in results:
                 self.tensor_part_container.register_processed_part(peer_index, part_index, part)
                 self.parts_received += 1
                 part_index += 1
@@ -123,7 +133,8 @@ class ExactAllReduceRunner(AllReduceRunner):
             self.tensor_part_container.register_failed_reducer(peer_index)
             raise
         finally:
-            all_received.set()
+            if results is not None:
+                await results.aclose()  # hangs up
 
     @staticmethod
     def _decode_result(message: averaging_pb2.AveragingData) -> torch.Tensor:
@@ -133,11 +144,6 @@ class ExactAllReduceRunner(AllReduceRunner):
         if not torch.isfinite(part).all():
             raise AllreduceException("a reducer sent an average that is not finite")
         return part
-
-    async def _inputs_until(self, peer_index: int, all_received: asyncio.Event) -> AsyncIterator:
-        async for message in self._generate_input_for_peer(peer_index):
-            yield message
-        await all_received.wait()
 
     async def _accumulate_parts_streaming(self, stream: AsyncIterator, sender_index: int) -> AsyncIterator:
         reducer = self.tensor_part_reducer
@@ -149,8 +155,10 @@ class ExactAllReduceRunner(AllReduceRunner):
             ):
                 if part.shape != reducer.part_shapes[part_index] or not torch.isfinite(part).all():
                     raise AllreduceException(f"{sender} sent a part that is not finite or has a wrong shape")
-                try:
-                    average = await reducer.accumulate_part(sender_index, part_index, part, weight=self.weights[sender])
+                try:  # all senders wait for one future; without the shield one that hangs up would cancel it for all
+                    average = await asyncio.shield(
+                        reducer.accumulate_part(sender_index, part_index, part, weight=self.weights[sender])
+                    )
                 except BannedException:
                     break
                 encoded = await self._encode(part_index, average)
@@ -161,3 +169,4 @@ class ExactAllReduceRunner(AllReduceRunner):
         finally:
             if part_index != reducer.num_parts:
                 await self._ban_sender(sender)
+        await until_caller_hangs_up()

@@ -22,6 +22,7 @@ class GradientVector:
         num_buffers = sum(buffer.numel() for buffer in buffers)
         self.wire = torch.zeros(sum(sizes) + num_buffers, dtype=torch.float32).share_memory_()
         """Shape [n + m], fp32, shared memory: what travels."""
+        self.reset()
 
     @torch.no_grad()
     def add(self, samples: int) -> None:
@@ -33,10 +34,21 @@ class GradientVector:
         self.release()
 
     def reset(self) -> None:
+        """A step begins."""
         self._sum.zero_()
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+
+    @torch.no_grad()
+    def drop(self) -> None:
+        """Forget the samples of this step, also what they did to the buffers."""
+        self._sum.zero_()
+        for buffer, before in zip(self._buffers, self._buffers_before, strict=True):
+            buffer.copy_(before)
 
     @property
     def is_finite(self) -> bool:
+        if not all(torch.isfinite(buffer).all() for buffer in self._buffers):
+            return False
         return bool(torch.isfinite(self._sum.sum()) or torch.isfinite(self._sum).all())
 
     @torch.no_grad()

@@ -6,27 +6,33 @@ python -m swarm.local --peers 3 --target-accuracy 0.95 --learning-rate 1e-3   # 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from recipe.errors import InputError
+from recipe.run_folder import check_name, make_writable
+from swarm.options import parse_options
 from swarm.processes import die_with_parent
-from swarm.status import Status, percent, shown, status_table
+from swarm.status import Status, result_table, status_table, tensorboard_command
 
 STATUS_SECONDS = 0.5
 LINE_SECONDS = 10.0
-START_SECONDS = 120.0
-LEAVE_SECONDS = 15.0
+START_SECONDS = 300.0
+LEAVE_SECONDS = 12.0
+LEFT_EARLY = 130
+"""Exit status of a peer that was asked to leave before its training began."""
 
 
 @dataclass
@@ -42,15 +48,18 @@ class LocalPeer:
 
     def __post_init__(self) -> None:
         self.log = self.folder / "peer.log"
+        # not in OUTPUT_DIR/identities: runs at the same time have peers of the same names
+        self.arguments += ["--public-name", self.name, "--identity-path", str(self.folder / "identity.key")]
 
     def start(self, initial_peers: tuple[str, ...]) -> None:
         """Start it as a user would; its output goes to ``peer.log``."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "swarm.peer", *self.arguments, "--public-name", self.name]
+        (self.folder / "status.json").unlink(missing_ok=True)  # of an earlier run, with addresses of that time
+        command = [sys.executable, "-m", "swarm.peer", *self.arguments]
         if initial_peers:
             command += ["--initial-peers", *initial_peers]
         parent = os.getpid()
-        with self.log.open("ab") as log:
+        with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -63,12 +72,19 @@ class LocalPeer:
 
     @property
     def status(self) -> Status:
-        found = Status.read(self.folder / "status.json")
-        return found or Status(self.name, "", "starting" if self.process else "waiting")
+        """What it does now; where its process ended without a word, that it failed."""
+        found = Status.read(self.folder / "status.json") if self.process else None
+        found = found or Status(self.name, "", "starting" if self.process else "not started")
+        failed = self.has_failed and not found.ended
+        return Status(self.name, found.run_id, found.phase, ended="failed") if failed else found
 
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.process is not None and self.process.poll() not in (None, 0, LEFT_EARLY)
 
     def leave(self) -> None:
         if self.is_running:
@@ -78,7 +94,7 @@ class LocalPeer:
         """The end of its log: why it failed."""
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         errors = [line for line in lines if line.startswith("error: ")]
-        return errors[-1].removeprefix("error: ") if errors else "\n".join(lines[-15:])
+        return errors[-1].removeprefix("error: ") if errors else "\n".join([f"see {self.log}:", *lines[-15:]])
 
 
 class LocalSwarm:
@@ -91,8 +107,7 @@ class LocalSwarm:
     """
 
     def __init__(self, num_peers: int, output_dir: Path, run_id: str, arguments: list[str]):
-        self.run_folder = output_dir / run_id
-        self.run_id = run_id
+        self.run_folder, self.run_id = output_dir / run_id, run_id
         own = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--output-dir", str(output_dir), "--run-id", run_id]
         own += ["--min-peers", str(num_peers)]
         num_threads = max(1, (os.cpu_count() or 1) // num_peers)
@@ -100,9 +115,6 @@ class LocalSwarm:
             LocalPeer(f"peer-{i}", self.run_folder / f"peer-{i}", [*own, *arguments], num_threads)
             for i in range(1, num_peers + 1)
         ]
-        # only who starts the swarm says what is trained; those who join are told
-        for peer in self.peers[1:]:
-            peer.arguments = [*own, *local_arguments(arguments)]
         self.console = wide_console()
 
     def run(self) -> int:
@@ -110,34 +122,41 @@ class LocalSwarm:
         try:
             self._train()
         except KeyboardInterrupt:
-            self.console.print("Asking all peers to leave …")
+            self.console.print("Asking all peers to leave, this takes a few seconds …")
         finally:
             self._end()
         return self._report()
 
     def _train(self) -> None:
-        first = self.peers[0]
+        """Until all are done, or one fails before the others could begin (they would wait for it)."""
+        first, *others = self.peers
         first.start(())
         deadline = time.monotonic() + START_SECONDS
         with self._display() as show:
-            while not first.status.addresses:
-                if not first.is_running:
-                    raise InputError(f"{first.name} did not start: {first.last_words()}")
-                if time.monotonic() > deadline:
-                    raise InputError(f"{first.name} did not start in {START_SECONDS:.0f} s: see {first.log}.")
-                show([peer.status for peer in self.peers])
-                time.sleep(STATUS_SECONDS)
-            for peer in self.peers[1:]:
-                peer.start(first.status.addresses[:1])
-            while any(peer.is_running for peer in self.peers):
-                show([peer.status for peer in self.peers])
-                time.sleep(STATUS_SECONDS)
+            while not first.status.addresses and not first.has_failed and time.monotonic() < deadline:
+                self._show_now(show)
+            if first.status.addresses:
+                for peer in others:
+                    peer.start(first.status.addresses[:1])
+            while any(peer.is_running for peer in self.peers) and time.monotonic() < deadline:
+                self._show_now(show)
+                if any(peer.status.contributed for peer in self.peers):
+                    deadline = float("inf")
+                elif any(peer.has_failed for peer in self.peers):
+                    break
             show([peer.status for peer in self.peers])
+        if deadline < time.monotonic():
+            raise InputError(f"The peers did not begin to train in {START_SECONDS:.0f} s: see {first.log}.")
+
+    def _show_now(self, show: Callable[[list[Status]], None]) -> None:
+        show([peer.status for peer in self.peers])
+        time.sleep(STATUS_SECONDS)
 
     def _display(self):
         return LiveTable(self.console, self.run_id) if self.console.is_terminal else Lines(self.console)
 
     def _end(self) -> None:
+        """Ask those that run to leave, wait for them, and end by force who does not."""
         for peer in self.peers:
             peer.leave()
         deadline = time.monotonic() + LEAVE_SECONDS
@@ -146,23 +165,28 @@ class LocalSwarm:
                 continue
             try:
                 peer.process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                deadline = 0.0
                 peer.process.kill()
                 peer.process.wait()
 
     def _report(self) -> int:
-        failed = [peer for peer in self.peers if peer.process is not None and peer.process.returncode != 0]
+        failed = [peer for peer in self.peers if peer.has_failed]
         for peer in failed:
-            self.console.print(f"{peer.name} failed: {peer.last_words()}", style="red", markup=False)
+            reason = f"{peer.name} failed: {peer.last_words()}"
+            self.console.print(reason, style="red", markup=False, highlight=False, soft_wrap=True)
         finished = [summary for peer in self.peers if (summary := _read_summary(peer.folder / "summary.json"))]
         if finished:
             self.console.print(result_table(finished))
-            self.console.print(f"Run folder: {self.run_folder}\nCurves:     tensorboard --logdir {self.run_folder}")
-        return 1 if failed or not finished else 0
+            self.console.print(f"Run folder: {self.run_folder}", soft_wrap=True, highlight=False)
+            self.console.print(f"Curves:     {tensorboard_command(self.run_folder)}", soft_wrap=True, highlight=False)
+        if failed:
+            return 2 if any(peer.process.returncode == 2 for peer in failed) else 1
+        return 0 if finished else LEFT_EARLY
 
 
 def wide_console() -> Console:
-    """Tables need 110 columns; a log or a pipe has no width of its own."""
+    """A log or a pipe has no width of its own."""
     return Console() if sys.stdout.isatty() else Console(width=110)
 
 
@@ -170,11 +194,12 @@ class LiveTable:
     """A table that is redrawn in place, for a terminal."""
 
     def __init__(self, console: Console, run_id: str):
-        self._live, self._title = Live(console=console, refresh_per_second=4), f"run {run_id}"
+        self._console, self._title = console, f"run {run_id}"
+        self._live = Live(console=console, refresh_per_second=4)
 
     def __enter__(self):
         self._live.__enter__()
-        return lambda statuses: self._live.update(status_table(statuses, self._title))
+        return lambda statuses: self._live.update(status_table(statuses, self._title, self._console.width))
 
     def __exit__(self, *exc_info) -> None:
         self._live.__exit__(*exc_info)
@@ -196,82 +221,59 @@ class Lines:
         if time.monotonic() - self._last >= LINE_SECONDS:
             self._last = time.monotonic()
             for status in statuses:
-                self._console.print(f"{status.name}: {status.ended or status.line()}", markup=False, highlight=False)
-
-
-def local_arguments(arguments: list[str]) -> list[str]:
-    """Those options that are a peer's own: a joining peer takes the recipe from the swarm."""
-    from dataclasses import fields
-
-    from recipe.overrides import RecipeOverrides
-
-    shared = {"recipe", *(item.name for item in fields(RecipeOverrides))}
-    kept, skipping = [], False
-    for argument in arguments:
-        if argument.startswith("--"):
-            skipping = argument[2:].split("=")[0].replace("-", "_").removeprefix("no_") in shared
-        if not skipping:
-            kept.append(argument)
-    return kept
+                self._console.print(f"{status.name}: {status.line()}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _read_summary(path: Path) -> dict | None:
-    import json
-
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
 
 
-def result_table(summaries: list[dict]) -> Table:
-    """What each peer gave, and what came out."""
-    longest = max(summaries, key=lambda summary: summary["steps"])
-    title = (
-        f"{longest['outcome'].capitalize()}: validation accuracy {percent(longest['val_accuracy'])} after "
-        f"{longest['steps']} updates and {longest['seconds']:.0f} s"
-    )
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("peer", "outcome", "updates", "all parts", "samples given", "share", "samples/s", "val. accuracy"):
-        table.add_column(column, justify="left" if column in ("peer", "outcome") else "right")
-    total = sum(summary["samples"] for summary in summaries)
-    for summary in summaries:
-        table.add_row(
-            summary["name"],
-            summary["outcome"],
-            str(summary["updates"]),
-            percent(summary["complete_updates"] / summary["updates"] if summary["updates"] else None),
-            f"{summary['samples']:,}",
-            percent(summary["samples"] / total if total else None),
-            shown(summary["samples"] / summary["seconds"], ".0f"),
-            percent(summary["val_accuracy"]),
-        )
-    return table
-
-
 @dataclass(frozen=True)
 class LocalOptions:
-    """Train with several peers on this machine. Every other option goes to python -m swarm.peer."""
+    """Train with several peers on this machine. Every option of python -m swarm.peer can be given as well."""
 
-    peers: int = 3
+    peers: Annotated[int, tyro.conf.arg(metavar="PEERS")] = 3
     """How many."""
-    output_dir: Path = Path("runs")
+    output_dir: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
     """Folder for the run folders."""
-    run_id: str | None = None
-    """Name of the run; default local- and the time."""
+    run_id: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: local and the time)")] = (
+        None
+    )
+    """Name of the run."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if a peer failed, 2 for input that cannot work."""
-    options, rest = tyro.cli(LocalOptions, args=arguments, prog="python -m swarm.local", return_unknown_args=True)
+    """Returns the exit status: 0, 1 if a peer failed, 2 for input that cannot work, 130 after an early Ctrl-C."""
+    prog = "python -m swarm.local"
+    options, rest = tyro.cli(LocalOptions, args=arguments, prog=prog, return_unknown_args=True)
     try:
         if not 1 <= options.peers <= 64:
             raise InputError(f"--peers is {options.peers}: give 1 to 64.")
-        run_id = options.run_id or f"local-{time.strftime('%Y%m%d-%H%M%S')}"
-        return LocalSwarm(options.peers, options.output_dir, run_id, rest).run()
+        _check_peer_options(rest, prog)
+        output_dir = options.output_dir.expanduser()
+        make_writable(output_dir)
+        run_id = check_name(options.run_id or f"local-{time.strftime('%Y%m%d-%H%M%S')}", "--run-id")
+        return LocalSwarm(options.peers, output_dir, run_id, rest).run()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _check_peer_options(arguments: list[str], prog: str) -> None:
+    """Refuse at once what every peer would refuse, and what only one peer can have.
+
+    :raises InputError: such as --port 31337
+    """
+    given = parse_options(arguments, prog)
+    connection = given.connection
+    if given.machine.public_name or given.initial_peers or connection.port or connection.identity_path:
+        raise InputError(
+            "--public-name, --initial-peers, --port and --identity-path belong to one peer: leave them out here, or "
+            "start peers with python -m swarm.peer."
+        )
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from recipe.presets import PRESETS
 DEFAULT_MICRO_BATCH = 32
 
 
-def _arg(metavar: str, default: str | None = None) -> Any:
-    """How ``--help`` names a value; ``default`` where the default itself says nothing."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else None)
+def _arg(metavar: str, default: str | None = None, text: str | None = None) -> Any:
+    """How ``--help`` shows an option; ``default`` where the default itself says nothing."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else None, help=text)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class MachineOptions:
     output_dir: Annotated[Path, _arg("FOLDER")] = Path("runs")
     """Metrics and checkpoints go to OUTPUT_DIR/RUN_ID/PUBLIC_NAME, the identity to OUTPUT_DIR/identities."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """:raises InputError: a value cannot work"""
         _at_least_one(self, "batch_size")
 
 
@@ -55,7 +56,8 @@ class LeavingOptions:
     target_accuracy: Annotated[float | None, _arg("FRACTION", "none")] = None
     """Leave when the validation accuracy reaches this fraction, such as 0.95."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """:raises InputError: a value cannot work"""
         _at_least_one(self, "max_steps")
         if self.max_time is not None:
             parse_duration(self.max_time)
@@ -84,7 +86,8 @@ class ConnectionOptions:
     client_mode: bool = False
     """Only call others, never be called (for machines that cannot be reached)."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """:raises InputError: a value cannot work"""
         if not 0 <= self.port <= 65535:
             raise InputError(f"--port is {self.port}: give 0 (any free port) to 65535.")
 
@@ -100,7 +103,8 @@ class PatienceOptions:
     averaging_timeout: Annotated[float, _arg("SECONDS")] = 60.0
     """Give up one averaging round after so long and try again with those who are left."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """:raises InputError: a value cannot work"""
         _at_least_one(self, "min_peers")
         for name in ("matchmaking_time", "averaging_timeout"):
             if not 0 < getattr(self, name) <= 3600:
@@ -116,19 +120,23 @@ class PatienceOptions:
 class PeerOptions:
     """Train with a swarm: join one with --initial-peers, or start a new one from --recipe.
 
-    The recipe, which has to be equal on all peers, comes from the swarm when you join one."""
+    The recipe, which has to be equal on all peers, comes from the swarm when you join one.
+    """
 
     initial_peers: Annotated[tuple[str, ...], _arg("ADDRESS ...", "the variable INITIAL_PEERS; none: a new swarm")] = ()
     """Addresses of peers that are there already, as they print them."""
-    recipe: Annotated[str | None, _arg("NAME", "digits")] = None
-    """What a new swarm trains: {presets}, or a recipe.json."""
+    recipe: Annotated[
+        str | None, _arg("NAME", "digits", f"What a new swarm trains: {', '.join(PRESETS)}, or a recipe.json.")
+    ] = None
     run_id: Annotated[str | None, _arg("NAME", "the recipe and the time")] = None
     """Name of the run; needed to join only where several runs share the addresses."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     patience: PatienceOptions = field(default_factory=PatienceOptions)
-    overrides: Annotated[RecipeOverrides, tyro.conf.arg(name="recipe")] = field(default_factory=RecipeOverrides)
+    overrides: Annotated[RecipeOverrides, tyro.conf.arg(name="recipe"), tyro.conf.FlagConversionOff] = field(
+        default_factory=RecipeOverrides
+    )
     """Changes to the recipe of a new swarm. Each option that is left out keeps the recipe's own value."""
 
     @property
@@ -158,9 +166,13 @@ def parse_options(arguments: list[str] | None = None, prog: str = "python -m swa
     :raises SystemExit: status 2 for what is not an option, 0 for ``--help``
     """
     with _wide_help():
-        return tyro.cli(
+        options = tyro.cli(
             PeerOptions, args=arguments, prog=prog, config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
         )
+    # Not in __post_init__: tyro would put a box with a title around the sentence.
+    for group in (options.machine, options.leaving, options.connection, options.patience):
+        group.check()
+    return options
 
 
 @contextlib.contextmanager

@@ -15,28 +15,31 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.overrides import apply_overrides
 from recipe.presets import preset
-from recipe.run_folder import check_name
-from swarm.addresses import join_commands, parse_initial_peers
+from recipe.run_folder import check_name, make_writable
+from swarm.addresses import check_port_free, check_reachable, join_commands, parse_initial_peers
 from swarm.options import PeerOptions, parse_options
+from swarm.processes import descendants, kill
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a peer until it is done; returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
     try:
         options = parse_options(arguments)
-        print("Starting: this takes about 10 s, most of it for importing torch and timm.", flush=True)
+        print("Starting; importing torch takes about 10 s …", flush=True)
+        _silence_libraries()
         return Peer(options).run()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
-        print("Interrupted before the training began; nothing was written.", file=sys.stderr, flush=True)
+        print("Interrupted before the training began.", file=sys.stderr, flush=True)
         return 130
 
 
@@ -44,94 +47,129 @@ class Peer:
     """One volunteer's session, from the command line to the summary.
 
     :param options: the command line
-    :raises InputError: from :meth:`run`, when something that a person gave cannot work
+    :raises InputError: also from :meth:`run`, when something that a person gave cannot work
     """
 
     def __init__(self, options: PeerOptions):
         self.options = options
         self.initial_peers = parse_initial_peers(options.initial_peers)
-        self.name = check_name(options.public_name or f"peer-{secrets.token_hex(3)}", "--public-name")
+        self.name = check_name(options.machine.public_name or f"peer-{secrets.token_hex(3)}", "--public-name")
         self.stop_requested = threading.Event()
-        self._training = False
+        self._interrupt = _leave_at_once
+        self._new_recipe = self._check()
+
+    def _check(self) -> Recipe | None:
+        """Everything that can be refused before the slow imports; the recipe if this peer starts a new swarm."""
+        make_writable(self.options.machine.output_dir)
+        if self.options.run_id is not None:
+            check_name(self.options.run_id, "--run-id")
+        if not self.options.connection.host_maddrs:
+            check_port_free(self.options.connection.port)
+        if self.initial_peers:
+            check_reachable(self.initial_peers)
+            return None
+        recipe = own_recipe(self.options)
+        self.options.micro_batch(recipe.target_batch_size)
+        return recipe
 
     def run(self) -> int:
         """Join or start the swarm, train, and write the summary; returns the exit status."""
-        new_recipe = None if self.initial_peers else own_recipe(self.options)
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
-
-        # slow imports come after everything that can be refused at once
         from swarm.network import start_dht, stop_dht, visible_addresses
 
+        self._interrupt = _raise_interrupt  # children have to be ended from now on
         dht = start_dht(self._network())
         try:
-            return self._train(dht, self._card(dht, new_recipe), tuple(visible_addresses(dht)))
+            return self._train(dht, self._card(dht), tuple(visible_addresses(dht)))
         finally:
             stop_dht(dht)
 
-    def _card(self, dht, new_recipe: Recipe | None):
+    def _card(self, dht):
         from swarm.run_card import PROTOCOL, RunCard, check_overrides, choose_card, read_cards
 
-        if new_recipe is not None:
-            run_id = self.options.run_id or f"{new_recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-            return RunCard(PROTOCOL, run_id, new_recipe)
-        card = choose_card(read_cards(dht), self.options.run_id)
-        wanted = self.options.wanted_recipe
-        if self.options.recipe is not None:
-            wanted = vars(own_recipe(self.options))
-        check_overrides(card, wanted)
+        recipe, run_id = self._new_recipe, self.options.run_id
+        if recipe is not None:
+            return RunCard(PROTOCOL, run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}", recipe)
+        card = choose_card(read_cards(dht), run_id)
+        check_overrides(card, vars(own_recipe(self.options)) if self.options.recipe else self.options.wanted_recipe)
         return card
 
     def _train(self, dht, card, addresses: tuple[str, ...]) -> int:
         from swarm.run_card import CardKeeper
         from swarm.session import Session
 
-        session = Session(self.options, self.name, dht, card, addresses, self.stop_requested)
+        session = Session(self.options, self.name, dht, card, bool(self.initial_peers), addresses, self.stop_requested)
         self._introduce(session)
         keeper = CardKeeper(dht, card)
         try:
-            self._training = True
+            self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
             print("\n" + session.train(), flush=True)
             return 0
         finally:
-            self._training = False
+            self._interrupt = _raise_interrupt
             keeper.stop()
 
     def _network(self):
         from swarm.network import NetworkOptions
 
-        options = self.options
-        identity = options.identity_path
-        if identity is None and options.public_name is not None:
-            identity = options.output_dir.expanduser() / "identities" / f"{self.name}.key"
+        machine, connection = self.options.machine, self.options.connection
+        identity = connection.identity_path
+        if identity is None and machine.public_name is not None:
+            identity = machine.output_dir.expanduser() / "identities" / f"{self.name}.key"
         return NetworkOptions(
             initial_peers=tuple(self.initial_peers),
-            port=options.port,
-            host_maddrs=options.host_maddrs,
-            announce_maddrs=options.announce_maddrs,
-            public_ip=options.public_ip,
+            port=connection.port,
+            host_maddrs=connection.host_maddrs,
+            announce_maddrs=connection.announce_maddrs,
+            public_ip=connection.public_ip,
             identity_path=identity,
-            client_mode=options.client_mode,
+            client_mode=connection.client_mode,
         )
 
     def _introduce(self, session) -> None:
         recipe, addresses = session.card.recipe, session.addresses
         verb = "Joining" if self.initial_peers else "Started"
-        print(f"\n{verb} run {session.card.run_id} as {self.name}: {recipe.model} on {recipe.dataset}, ", end="")
-        print(f"{recipe.target_batch_size} samples per update, {session.total_steps} updates.")
+        print(
+            f"\n{verb} run {session.card.run_id} as {self.name}: {recipe.model} on {recipe.dataset}, "
+            f"{recipe.target_batch_size} samples per update, {session.total_steps} updates."
+        )
         if addresses:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
-            print(join_commands(addresses, public_ip=self.options.public_ip))
-        print(f"Run folder: {session.folder.path}\n", flush=True)
+        if addresses and not self.initial_peers:
+            print(join_commands(addresses, public_ip=self.options.connection.public_ip))
+        print(f"Run folder: {session.folder.path}")
+        if session.resumed_step is not None:
+            print(f"Going on from step {session.resumed_step}, where its last checkpoint was made.")
+        print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
 
     def _on_signal(self, signal_number: int, _frame) -> None:
-        if not self._training:
-            raise KeyboardInterrupt
         if self.stop_requested.is_set():
-            print("Leaving at once.", file=sys.stderr, flush=True)
-            os._exit(128 + signal_number)  # the kernel ends the children with us
+            _leave_at_once(signal_number)
         self.stop_requested.set()
-        print("Leaving the swarm, this takes a few seconds (Ctrl-C again leaves at once) …", flush=True)
+        self._interrupt(signal_number)
+
+
+def _leave_at_once(signal_number: int) -> None:
+    os.write(2, b"Leaving at once.\n")  # print is not made for signal handlers
+    kill(descendants(os.getpid()))
+    os._exit(128 + signal_number)
+
+
+def _raise_interrupt(_signal_number: int) -> None:
+    raise KeyboardInterrupt
+
+
+def _note_interrupt(_signal_number: int) -> None:
+    pass
+
+
+def _silence_libraries() -> None:
+    """Hide what libraries tell developers in every run; warnings that a person can act on stay."""
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING")
+    if not sys.warnoptions:
+        for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
+            warnings.simplefilter("ignore", category)
 
 
 def own_recipe(options: PeerOptions) -> Recipe:
@@ -149,4 +187,6 @@ def own_recipe(options: PeerOptions) -> Recipe:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # everything is written and every child has ended; taking torch apart would cost seconds

@@ -95,6 +95,8 @@ class PeerProgress:
             raise ValueError("a number out of bounds")
         if any(type(value) is not float for value in (rate, joined, at, loss, accuracy)):
             raise ValueError("a field of the wrong type")
+        if not (math.isnan(accuracy) or 0 <= accuracy <= 1) or math.isinf(loss):
+            raise ValueError("a loss or an accuracy out of bounds")
         if not 0 <= rate <= MAX_RATE or not 0 <= joined <= at <= now + FUTURE_SECONDS:
             raise ValueError("a rate or a time out of bounds")
         return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy)
@@ -200,7 +202,8 @@ class ProgressTracker(threading.Thread):
     @property
     def swarm_step(self) -> int:
         """The latest step that a full peer who is believed claims, at least our own."""
-        steps = (record.step for record in self._believed().values() if not record.client_mode)
+        records = self._believed().values()
+        steps = (record.step for record in records if not record.client_mode and record.phase != JOINING)
         return max([self._own.step, *steps])
 
     def donors(self, min_step: int) -> list[PeerID]:
@@ -213,14 +216,15 @@ class ProgressTracker(threading.Thread):
         return [peer for *_, peer in sorted(candidates)]
 
     @property
-    def has_senior(self) -> bool:
-        """Whether a full peer was here before us."""
-        mine = Member(self.peer_id, self._own.joined, self._own.client_mode).seniority
-        return any(
-            Member(peer, record.joined, False).seniority < mine
+    def superiors(self) -> list[PeerID]:
+        """Full peers whose state counts and not ours: at a later step, or at ours and here before us."""
+        own, own_id = self._own, self.peer_id
+        mine = (-own.step, own.joined, own_id.to_bytes())
+        return [
+            peer
             for peer, record in self._believed().items()
-            if not record.client_mode
-        )
+            if not record.client_mode and (-record.step, record.joined, peer.to_bytes()) < mine
+        ]
 
     def distrust(self, peer_id: PeerID) -> None:
         """Ignore a peer for a while: what it claims did not hold."""

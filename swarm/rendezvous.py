@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -20,11 +21,12 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
-from swarm.rounds import MAX_GROUP_SIZE, MAX_STEP, Behind, Group, Member, Refused, RoundFailed, Ticket
+from swarm.rounds import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Behind, Group, Member, Refused, RoundFailed, Ticket
 
 logger = get_logger(__name__)
 
 HOLD_DOOR_SECONDS = 2.0
+REDIRECT_SECONDS = 0.2  # between two knocks at a peer that was still following somebody else
 REPLY_SECONDS = 3.0  # a peer that is alive answers a knock at once, whatever it is doing
 CODE = averaging_pb2
 
@@ -55,6 +57,7 @@ class Rendezvous:
         self._closed_step = -1
         self._leader: PeerID | None = None
         self._catching_up: dict[PeerID, float] = {}
+        self.company_until = 0.0  # system-wide monotonic seconds until which somebody may still come
         self._lock = asyncio.Lock()
 
     def set_step(self, step: int) -> None:
@@ -73,6 +76,7 @@ class Rendezvous:
         every group closed. Once each time, and not longer than a leader's patience."""
         if len(self._catching_up) < MAX_GROUP_SIZE:
             self._catching_up[peer_id] = asyncio.get_running_loop().time() + HOLD_DOOR_SECONDS
+            self.company_until = time.monotonic() + HOLD_DOOR_SECONDS
 
     def _awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:
         now = asyncio.get_running_loop().time()
@@ -118,7 +122,7 @@ class Rendezvous:
         loop = asyncio.get_running_loop()
         while True:
             self._arrivals.clear()
-            arrived = {peer for peer, guest in self._lobby.items() if guest.ticket.step == ticket.step}
+            arrived = self._arrived(ticket)
             remaining = patience_end - loop.time()
             if remaining <= 0 or not self._awaited(arrived):
                 return self._close(ticket, arrived)
@@ -127,11 +131,23 @@ class Rendezvous:
             except asyncio.TimeoutError:
                 pass
 
+    def _arrived(self, ticket: Ticket) -> set[PeerID]:
+        """Guests with our weights; who comes with the same step of another history has to take over ours."""
+        arrived = set()
+        for peer, guest in self._lobby.items():
+            if guest.ticket.step == ticket.step and guest.ticket.lineage == ticket.lineage:
+                arrived.add(peer)
+            elif guest.ticket.step == ticket.step and not guest.answer.done():
+                guest.answer.set_result(CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY))
+        return arrived
+
     def _close(self, ticket: Ticket, arrived: Collection[PeerID]) -> Group:
         entries = [(peer, self._lobby[peer].ticket) for peer in arrived]
         entries.append((self._p2p.peer_id, ticket))
         random.shuffle(entries)  # no peer reduces the same share every time
-        group = Group(os.urandom(16), tuple(peer for peer, _ in entries), tuple(ticket for _, ticket in entries))
+        group = Group(
+            os.urandom(LINEAGE_BYTES), tuple(peer for peer, _ in entries), tuple(ticket for _, ticket in entries)
+        )
         self._closed_step = ticket.step
         reply = CODE.MessageFromLeader(
             code=CODE.BEGIN_ALLREDUCE,
@@ -167,17 +183,28 @@ class Rendezvous:
             if stream is not None:
                 await stream.aclose()
         if reply.code == CODE.NOT_A_LEADER and reply.suggested_leader and redirects:
-            suggested = PeerID(reply.suggested_leader)
-            return (
-                None
-                if suggested == self._p2p.peer_id
-                else await self._follow(suggested, ticket, wait_until, redirects - 1)
+            return await self._follow_elsewhere(
+                PeerID(reply.suggested_leader), leader, ticket, wait_until, redirects - 1
             )
         return self._read_reply(reply, leader, ticket)
+
+    async def _follow_elsewhere(
+        self, suggested: PeerID, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int
+    ) -> Group | None:
+        """Go where a peer has sent us; if nobody leads there, that peer will find out as well and lead itself."""
+        if suggested == self._p2p.peer_id:
+            return None
+        group = await self._follow(suggested, ticket, wait_until, redirects)
+        if group is not None:
+            return group
+        await asyncio.sleep(REDIRECT_SECONDS)
+        return await self._follow(leader, ticket, wait_until, redirects)
 
     def _read_reply(self, reply, leader: PeerID, ticket: Ticket) -> Group | None:
         if reply.code == CODE.BAD_SCHEMA_HASH:
             raise Refused(f"{leader} averages another model than this peer does")
+        if reply.code == CODE.BAD_GROUP_KEY:
+            raise Behind(ticket.step)
         if reply.code == CODE.CANCELLED and reply.gathered:
             leader_step = self._parse_step(reply.gathered[0])
             if leader_step is not None and leader_step > ticket.step:
@@ -191,7 +218,8 @@ class Rendezvous:
             return None
 
     def _parse_group(self, reply, leader: PeerID, ticket: Ticket) -> Group:
-        if not 2 <= len(reply.ordered_peer_ids) == len(reply.gathered) <= MAX_GROUP_SIZE:
+        num_members = len(reply.ordered_peer_ids)
+        if not 2 <= num_members == len(reply.gathered) <= MAX_GROUP_SIZE or len(reply.group_id) != LINEAGE_BYTES:
             raise ValueError("it has a wrong size")
         peer_ids = tuple(PeerID(peer) for peer in reply.ordered_peer_ids)
         tickets = tuple(Ticket.from_bytes(data) for data in reply.gathered)
@@ -199,8 +227,8 @@ class Rendezvous:
             raise ValueError("a member is there twice or the leader is missing")
         if self._p2p.peer_id not in peer_ids or tickets[peer_ids.index(self._p2p.peer_id)] != ticket:
             raise ValueError("our ticket is missing or was changed")
-        if any(member.step != ticket.step for member in tickets):
-            raise ValueError("its members are at different steps")
+        if any((member.step, member.lineage) != (ticket.step, ticket.lineage) for member in tickets):
+            raise ValueError("its members have different weights")
         return Group(bytes(reply.group_id), peer_ids, tickets)
 
     @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import lightning as L
@@ -12,13 +13,14 @@ from rich.console import Console
 from rich.live import Live
 
 from recipe.run_folder import RunFolder
-from swarm.collaboration import StepReport
-from swarm.progress import JOINING
+from swarm.progress import JOINING, WAITING
+from swarm.rounds import StepReport
 from swarm.status import Status, status_table
 
 STATUS_SECONDS = 0.5
 LINE_SECONDS = 10.0
 SMOOTHING = 0.1
+LEAVING = "leaving"  # not a phase that others hear of: they are told that this peer has left
 
 
 class SwarmMetrics(L.Callback):
@@ -34,12 +36,19 @@ class SwarmMetrics(L.Callback):
         self.contributed = self.swarm_samples = self.updates = self.max_num_peers = 0
         self.complete_updates = 0
         self.rate = self.swarm_rate = self.loss = None
+        self._began: float | None = None
         self._step = -1
         self._since = 0.0
         self._paused_at = 0.0
 
     def on_train_start(self, trainer, pl_module) -> None:
-        self._step, self._since = trainer.global_step, time.perf_counter()
+        self._began = self._since = time.perf_counter()
+        self._step = trainer.global_step
+
+    @property
+    def seconds(self) -> float:
+        """Wall time since this peer had joined, validation included."""
+        return 0.0 if self._began is None else time.perf_counter() - self._began
 
     def on_validation_start(self, trainer, pl_module) -> None:
         self._paused_at = time.perf_counter()
@@ -101,34 +110,45 @@ class StatusReporter(L.Callback):
     :param folder: whose ``status.json``
     :param status: what is known before the training starts
     :param metrics: sums and rates
+    :param stop_requested: set when this peer was asked to leave
     """
 
-    def __init__(self, folder: RunFolder, status: Status, metrics: SwarmMetrics):
+    def __init__(self, folder: RunFolder, status: Status, metrics: SwarmMetrics, stop_requested: threading.Event):
         self._folder, self._status, self._metrics = folder, status, metrics
+        self._stop_requested = stop_requested
+        self._strategy = None
         self._collaboration = None
-        self._closing = threading.Event()
-        self._console = Console(file=sys.stdout, soft_wrap=True)
+        self._training, self._leaving, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._console = Console(file=sys.stdout)
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
+        self._last_line, self._last_news = -LINE_SECONDS, None
 
     def setup(self, trainer, pl_module, stage) -> None:
+        self._strategy = trainer.strategy
         if not self._thread.is_alive() and not self._closing.is_set():
             self._thread.start()
 
     def on_train_start(self, trainer, pl_module) -> None:
-        self._collaboration = trainer.strategy.collaboration
+        self._training.set()
 
     def on_validation_end(self, trainer, pl_module) -> None:
         accuracy = trainer.callback_metrics.get("val/top1")
         if accuracy is not None:
             self._status = replace(self._status, val_accuracy=float(accuracy))
-            if self._collaboration is not None:
-                self._collaboration.tracker.report(accuracy=float(accuracy))
+            if trainer.strategy.collaboration is not None:
+                trainer.strategy.collaboration.tracker.report(accuracy=float(accuracy))
+
+    def on_train_end(self, trainer, pl_module) -> None:
+        self._leaving.set()
 
     def snapshot(self) -> Status:
         """The status of this moment."""
-        metrics, collaboration = self._metrics, self._collaboration
+        metrics = self._metrics
+        # the strategy forgets it when it leaves; the last step is of interest still
+        self._collaboration = collaboration = getattr(self._strategy, "collaboration", None) or self._collaboration
         status = replace(
             self._status,
+            phase=self._phase(),
             rate=metrics.rate,
             swarm_rate=metrics.swarm_rate,
             loss=metrics.loss,
@@ -136,15 +156,23 @@ class StatusReporter(L.Callback):
             swarm_samples=metrics.swarm_samples,
         )
         if collaboration is None:
-            return replace(status, phase=JOINING)
+            return status
         last = collaboration.last_step
         return replace(
             status,
-            phase=collaboration.tracker.own.phase,
             step=collaboration.step,
             samples=int(collaboration.tracker.samples_by_now()),
             num_peers=last.num_peers if last else len(collaboration.tracker.members),
         )
+
+    def _phase(self) -> str:
+        if self._stop_requested.is_set() or self._leaving.is_set():
+            return LEAVING
+        if self._collaboration is None:
+            return JOINING
+        phase = self._collaboration.tracker.own.phase
+        missing = self._collaboration.options.min_peers - len(self._collaboration.tracker.members)
+        return f"waiting for {missing} more peer{'s' * (missing != 1)}" if phase == WAITING and missing > 0 else phase
 
     def finish(self, outcome: str) -> Status:
         """Write the last status and stop showing."""
@@ -156,25 +184,29 @@ class StatusReporter(L.Callback):
         return status
 
     def _run(self) -> None:
-        if self._console.is_terminal:
-            with Live(console=self._console, refresh_per_second=4, transient=True) as live:
-                self._watch(lambda status: live.update(status_table([status], f"run {status.run_id}")))
-        else:
-            self._watch(self._print_line)
+        self._watch(self._print_line, until=self._training if self._console.is_terminal else self._closing)
+        if self._closing.is_set():
+            return
+        # Not before: it replaces sys.stderr, and the processes that are made while joining must not inherit that.
+        with Live(console=self._console, refresh_per_second=4, transient=True) as live:
+            self._watch(
+                lambda status: live.update(status_table([status], f"run {status.run_id}", self._console.width)),
+                until=self._closing,
+            )
 
-    def _watch(self, show) -> None:
-        while True:
+    def _watch(self, show: Callable[[Status], None], until: threading.Event) -> None:
+        announced = False
+        while not until.is_set() and not self._closing.is_set():
+            if self._stop_requested.is_set() and not announced:
+                announced = True
+                self._console.print("Leaving the swarm, this takes a few seconds (Ctrl-C again leaves at once) …")
             status = self.snapshot()
             status.write(self._folder.status)
             show(status)
-            if self._closing.wait(STATUS_SECONDS):
-                return
-
-    _last_line = -LINE_SECONDS
-    _last_accuracy: float | None = None
+            until.wait(STATUS_SECONDS)
 
     def _print_line(self, status: Status) -> None:
-        news = status.val_accuracy != self._last_accuracy
-        if news or time.monotonic() - self._last_line >= LINE_SECONDS:
-            self._last_line, self._last_accuracy = time.monotonic(), status.val_accuracy
-            self._console.print(status.line(), markup=False, highlight=False)
+        news = (status.val_accuracy, self._training.is_set() or status.phase)
+        if news != self._last_news or time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._last_line, self._last_news = time.monotonic(), news
+            self._console.print(status.line(), markup=False, highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from hivemind.p2p import PeerID
 MAX_STEP = 10**9
 MAX_SAMPLES = 2**31
 MAX_GROUP_SIZE = 1024
+LINEAGE_BYTES = 16
 
 
 class RoundFailed(Exception):  # noqa: N818 (reads as what happened)
@@ -56,15 +57,17 @@ class Ticket:
     :param samples: samples in its gradient, which is its weight in the average; 0 means that it only listens
     :param client_mode: it cannot be dialled
     :param loss: mean training loss over its samples
+    :param lineage: name of the round that its weights came out of; equal steps of different histories never mix
     """
 
     step: int
     samples: int
     client_mode: bool
     loss: float
+    lineage: bytes
 
     def to_bytes(self) -> bytes:
-        return msgpack.packb((self.step, self.samples, self.client_mode, self.loss))
+        return msgpack.packb((self.step, self.samples, self.client_mode, self.loss, self.lineage))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Ticket:
@@ -72,7 +75,7 @@ class Ticket:
         if len(data) > 256:
             raise ValueError("a ticket of more than 256 bytes")
         try:
-            step, samples, client_mode, loss = msgpack.unpackb(data)
+            step, samples, client_mode, loss, lineage = msgpack.unpackb(data)
         except Exception as error:
             raise ValueError(f"not a ticket: {error}") from error
         if type(step) is not int or not 0 <= step <= MAX_STEP:
@@ -81,7 +84,9 @@ class Ticket:
             raise ValueError("a number of samples out of bounds")
         if type(client_mode) is not bool or type(loss) is not float:
             raise ValueError("a field of the wrong type")
-        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan)
+        if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
+            raise ValueError("a lineage of the wrong size")
+        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage)
 
 
 @dataclass(frozen=True)
@@ -134,3 +139,41 @@ class RoundReport:
         weighted = [(t.samples, t.loss) for t in self.group.tickets if t.samples and math.isfinite(t.loss)]
         total = sum(samples for samples, _ in weighted)
         return sum(samples * loss for samples, loss in weighted) / total if total else math.nan
+
+
+@dataclass(frozen=True)
+class CollaborationOptions:
+    """How patient this peer is; nothing here has to agree with the others.
+
+    :param min_peers: do not begin before so many peers are there
+    :param matchmaking_seconds: how long to wait at the end of a step for peers that are missing
+    :param averaging_timeout_seconds: give up a round (and try again with those who are left) after so long
+    :param join_timeout_seconds: give up joining when nobody hands over the state for so long
+    """
+
+    min_peers: int = 1
+    matchmaking_seconds: float = 5.0
+    averaging_timeout_seconds: float = 60.0
+    join_timeout_seconds: float = 120.0
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """How a global update came about.
+
+    :param step: global updates so far, this one included
+    :param num_peers: peers whose gradients are in it
+    :param samples: samples in it, over all peers
+    :param own_samples: samples that this peer put in
+    :param loss: mean training loss over all its samples
+    :param compute_seconds: from the end of the last update to entering the round
+    :param round: what the exchange looked like, None if this peer was alone
+    """
+
+    step: int
+    num_peers: int
+    samples: int
+    own_samples: int
+    loss: float
+    compute_seconds: float
+    round: RoundReport | None

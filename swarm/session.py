@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
-import time
+import warnings
+from pathlib import Path
+from typing import Any
 
 import torch
 from hivemind import DHT
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from recipe.config import Recipe
 from recipe.data import VisionData
@@ -16,14 +21,12 @@ from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
-from swarm.collaboration import CollaborationOptions
 from swarm.options import PeerOptions
 from swarm.reporting import StatusReporter, SwarmMetrics
+from swarm.rounds import CollaborationOptions
 from swarm.run_card import RunCard
-from swarm.status import Status, percent
+from swarm.status import Status, percent, tensorboard_command
 from swarm.strategy import SwarmStrategy
-
-DEFAULT_MICRO_BATCH = 32
 
 
 class Session:
@@ -33,6 +36,7 @@ class Session:
     :param name: public name
     :param dht: a running DHT; stays running
     :param card: what is trained
+    :param joins: whether others train already; their state then counts, not this peer's checkpoint
     :param addresses: where this peer can be reached
     :param stop_requested: when set, this peer leaves at the next opportunity
     :raises InputError: something that a person gave cannot work
@@ -44,36 +48,33 @@ class Session:
         name: str,
         dht: DHT,
         card: RunCard,
+        joins: bool,
         addresses: tuple[str, ...],
         stop_requested: threading.Event,
     ):
         self.options, self.name, self.dht, self.card = options, name, dht, card
-        self.addresses, self.stop_requested = addresses, stop_requested
+        self.stop_requested, self.addresses = stop_requested, addresses
         self.recipe: Recipe = card.recipe
-        self.total_steps = options.max_steps or self.recipe.total_steps
-        self.batch_size = self._micro_batch()
-        if options.device == "cuda" and not torch.cuda.is_available():
+        self.total_steps = options.leaving.max_steps or self.recipe.total_steps
+        batch_size = options.micro_batch(self.recipe.target_batch_size)
+        if options.machine.device == "cuda" and not torch.cuda.is_available():
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
-        self.folder = RunFolder.create(options.output_dir, card.run_id, name)
+        self.folder = RunFolder.create(options.machine.output_dir, card.run_id, name)
         self._check_folder()
-        self.data = VisionData(self.recipe, options.data_dir, self.batch_size, dht.peer_id.to_base58())
+        self.checkpoint = self.folder.checkpoints / "last.ckpt"
+        earlier = _read_checkpoint(self.checkpoint)
+        self.resumed_step = None if joins or earlier is None else earlier["global_step"]
+        self.data = VisionData(self.recipe, options.machine.data_dir, batch_size, dht.peer_id.to_base58())
         self.data.prepare_data()
         self.data.setup("fit")
+        if earlier is not None:  # a peer that comes back goes on with its samples
+            self.data.load_state_dict(earlier[VisionData.__qualname__])
         self.task = VisionTask(self.recipe)
+        self.folder.summary.unlink(missing_ok=True)  # it says that a run has ended
         self.folder.write_recipe(self.recipe)
         self.folder.write_environment()
         self.metrics = SwarmMetrics()
-        self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics)
-
-    def _micro_batch(self) -> int:
-        target = self.recipe.target_batch_size
-        batch_size = self.options.batch_size or min(DEFAULT_MICRO_BATCH, target)
-        if batch_size > target:
-            raise InputError(
-                f"A micro-batch of {batch_size} does not fit the target batch size of {target}: give --batch-size "
-                f"{target} or less."
-            )
-        return batch_size
+        self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
 
     def _first_status(self) -> Status:
         return Status(
@@ -94,9 +95,10 @@ class Session:
         except InputError:
             return
         if difference := before.difference(self.recipe):
+            shown = "; ".join(f"{field}: there {there}, now {now}" for field, (there, now) in difference.items())
             raise InputError(
-                f"{self.folder.path} holds a run of another recipe ({', '.join(difference)} differ): choose another "
-                "--run-id, --public-name or --output-dir."
+                f"{self.folder.path} holds a run of another recipe ({shown}): choose another --run-id, --public-name "
+                "or --output-dir."
             )
 
     def train(self) -> str:
@@ -105,26 +107,29 @@ class Session:
         :returns: a few sentences for the person who gave the machine
         """
         trainer = self._trainer()
-        last = self.folder.checkpoints / "last.ckpt"
-        began, outcome = time.monotonic(), "failed"
+        _silence_lightning()
+        outcome = "failed"
         try:
-            trainer.fit(self.task, self.data, ckpt_path=last if last.exists() else None)
-            trainer.save_checkpoint(last, weights_only=False)
+            # Lightning raises it after SIGTERM; this peer leaves in order, as after Ctrl-C
+            with contextlib.suppress(SIGTERMException):
+                trainer.fit(self.task, self.data, ckpt_path=self.checkpoint if self.resumed_step is not None else None)
+            trainer.save_checkpoint(self.checkpoint, weights_only=False)
             outcome = self._outcome(trainer)
         finally:
+            seconds = self.metrics.seconds
             final = self.reporter.finish(outcome)
-        self._write_summary(final, time.monotonic() - began)
-        return self._farewell(final, time.monotonic() - began)
+        self._write_summary(final, seconds)
+        return self._farewell(final, seconds)
 
     def _trainer(self) -> Trainer:
-        options = self.options
+        patience, leaving = self.options.patience, self.options.leaving
         strategy = SwarmStrategy(
             self.recipe.target_batch_size,
             self.card.run_id,
             dht=self.dht,
             name=self.name,
             namespace=self.card.key_prefix,
-            options=CollaborationOptions(options.min_peers, options.matchmaking_time, options.averaging_timeout),
+            options=CollaborationOptions(patience.min_peers, patience.matchmaking_time, patience.averaging_timeout),
             stop_requested=self.stop_requested,
         )
         checkpoints = ModelCheckpoint(
@@ -133,24 +138,26 @@ class Session:
             monitor="val/top1",
             mode="max",
             save_last=True,
+            save_on_train_epoch_end=False,  # the loader never ends: at validations
             enable_version_counter=False,
         )
         return build_trainer(
             self.recipe,
             self.folder,
-            accelerator={"auto": "auto", "cpu": "cpu", "cuda": "gpu"}[options.device],
+            accelerator={"auto": "auto", "cpu": "cpu", "cuda": "gpu"}[self.options.machine.device],
             strategy=strategy,
             callbacks=[self.metrics, self.reporter, checkpoints],
-            max_steps=options.max_steps,
-            max_time=options.max_time,
-            target_accuracy=options.target_accuracy,
+            max_steps=leaving.max_steps,
+            max_time=leaving.max_time,
+            target_accuracy=leaving.target_accuracy,
         )
 
     def _outcome(self, trainer: Trainer) -> str:
         if self.stop_requested.is_set():
             return "interrupted"
         accuracy = trainer.callback_metrics.get("val/top1", 0.0)
-        if self.options.target_accuracy is not None and accuracy >= self.options.target_accuracy:
+        target = self.options.leaving.target_accuracy
+        if target is not None and accuracy >= target:
             return "target accuracy reached"
         return "completed" if trainer.global_step >= self.total_steps else "time is up"
 
@@ -180,5 +187,28 @@ class Session:
             f"You gave {metrics.contributed:,} samples to {metrics.updates} updates, which is {percent(share)} of what "
             f"the swarm computed for them.\n"
             f"Weights: {self.folder.checkpoints}\n"
-            f"Curves:  tensorboard --logdir {self.folder.path}"
+            f"Curves:  {tensorboard_command(self.folder.path)}"
         )
+
+
+def _read_checkpoint(path: Path) -> dict[str, Any] | None:
+    """This peer's last checkpoint, None if it has none.
+
+    :raises InputError: it is damaged
+    """
+    if not path.exists():
+        return None
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+        return {key: checkpoint[key] for key in ("global_step", VisionData.__qualname__)}
+    except Exception as error:  # a pickle can fail in any way
+        raise InputError(
+            f"{path} cannot be read ({type(error).__name__}): delete it to begin with the swarm's state."
+        ) from error
+
+
+def _silence_lightning() -> None:
+    """Hide what Lightning tells developers in every run, such as how it reads a checkpoint; warnings stay."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for message in ("Checkpoint directory .* exists and is not empty", ".*could not find the monitored key"):
+        warnings.filterwarnings("ignore", message=message)

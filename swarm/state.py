@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from swarm.rounds import MAX_STEP, RoundFailed
+from swarm.rounds import LINEAGE_BYTES, MAX_STEP, RoundFailed
 
 MAX_SCALARS = 16
 
@@ -44,7 +44,7 @@ class SharedState:
         return 2 * (model + statistics) + 2**20
 
     @torch.no_grad()
-    def export(self, step: int) -> tuple[dict, list[torch.Tensor]]:
+    def export(self, step: int, lineage: bytes) -> tuple[dict, list[torch.Tensor]]:
         """Copy everything to the CPU.
 
         :returns: (description, tensors): the model's tensors first, then the optimizer's, in the described order
@@ -56,16 +56,16 @@ class SharedState:
                 if isinstance(value, torch.Tensor):
                     statistics.append((index, key))
                     tensors.append(value.detach().to("cpu", copy=True))
-        return {"step": step, "statistics": statistics}, tensors
+        return {"step": step, "lineage": lineage, "statistics": statistics}, tensors
 
     @torch.no_grad()
-    def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> int:
+    def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
         """Check a downloaded state and take it over; all or nothing.
 
-        :returns: its step
+        :returns: its step and lineage
         :raises RoundFailed: it is not a state of this model
         """
-        step, statistics = self._check_description(description)
+        step, lineage, statistics = self._check_description(description)
         model_tensors = self.model_tensors
         if len(tensors) != len(model_tensors) + len(statistics):
             raise RoundFailed("the state has another number of tensors")
@@ -84,11 +84,12 @@ class SharedState:
             param = params[index]
             # Adam's step counter stays on the CPU, statistics of the parameter's shape go where the parameter is
             self.optimizer.state[param][key] = new.clone() if new.numel() == 1 else new.to(param.device, copy=True)
-        return step
+        return step, lineage
 
-    def _check_description(self, description: dict) -> tuple[int, list[tuple[int, str]]]:
+    def _check_description(self, description: dict) -> tuple[int, bytes, list[tuple[int, str]]]:
         try:
-            step, statistics = description["step"], [(index, key) for index, key in description["statistics"]]
+            step, lineage = description["step"], description["lineage"]
+            statistics = [(index, key) for index, key in description["statistics"]]
         except Exception as error:
             raise RoundFailed(f"the state's description is malformed: {error!r}") from error
         num_params = len(self.optimized)
@@ -97,7 +98,12 @@ class SharedState:
         for index, key in statistics:
             if type(index) is not int or not 0 <= index < num_params or type(key) is not str or len(key) > 64:
                 raise RoundFailed("the state's description is out of bounds")
-        return step, statistics
+        if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
+            raise RoundFailed("the state's lineage is out of bounds")
+        keys = [sorted(key for i, key in statistics if i == index) for index in {index for index, _ in statistics}]
+        if any(other != keys[0] for other in keys):
+            raise RoundFailed("the state's optimizer statistics are incomplete")
+        return step, lineage, statistics
 
     @staticmethod
     def _check_tensor(tensor: torch.Tensor, shapes: Sequence[torch.Size], dtype: torch.dtype | None) -> None:

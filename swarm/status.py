@@ -1,17 +1,24 @@
-"""What a peer is doing right now: one small file that a terminal, ``swarm.local`` and a notebook can show."""
+"""What a peer is doing right now, in one small file, and the tables that show it to a person."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from rich import box
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from recipe.run_folder import write_json
+
+WIDE_COLUMNS = 100
+"""Terminals of at least so many columns get the whole table, narrower ones what matters most."""
 
 
 @dataclass(frozen=True)
@@ -65,19 +72,25 @@ class Status:
         """The last written status, or None if there is none (yet)."""
         try:
             content = json.loads(path.read_text())
-        except (OSError, ValueError):
+            known = {item.name for item in fields(cls)}
+            return cls(**{key: value for key, value in content.items() if key in known})
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
-        known = {item.name for item in fields(cls)}
-        return cls(**{key: value for key, value in content.items() if key in known})
 
     def line(self) -> str:
-        """One line for a log."""
-        share = f" of {self.num_peers} peer{'s' * (self.num_peers != 1)}" if self.num_peers else ""
-        return (
-            f"step {self.step}/{self.total_steps} · {self.phase} · {self.samples}/{self.target_batch_size} samples · "
-            f"{shown(self.rate, '.0f')} of {shown(self.swarm_rate, '.0f')} samples/s{share} · "
-            f"loss {shown(self.loss, '.3f')} · validation accuracy {percent(self.val_accuracy)}"
-        )
+        """One line for a log, of what is known."""
+        parts = [f"step {self.step}/{self.total_steps}"] if self.total_steps else []
+        parts.append(self.ended or self.phase)
+        if self.num_peers:
+            peers = f"{self.num_peers} peer{'s' * (self.num_peers != 1)}"
+            parts.append(f"{self.samples}/{self.target_batch_size} samples of {peers}")
+        if self.rate is not None:
+            parts.append(f"{shown(self.rate, '.0f')} of {shown(self.swarm_rate, '.0f')} samples/s")
+        if self.loss is not None:
+            parts.append(f"loss {shown(self.loss, '.3f')}")
+        if self.val_accuracy is not None:
+            parts.append(f"val. accuracy {percent(self.val_accuracy)}")
+        return " · ".join(parts)
 
 
 def shown(value: float | None, spec: str) -> str:
@@ -89,26 +102,72 @@ def percent(fraction: float | None) -> str:
     return "–" if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.1f} %"
 
 
-def status_table(statuses: list[Status], title: str) -> Table:
-    """A live table with a row for each peer: progress, pace, quality, and what it does now."""
-    table = Table(title=title, title_justify="left", title_style="bold", expand=False)
-    columns = ("peer", "now", "step", "batch", "peers", "samples/s", "swarm's", "loss", "val. accuracy", "share")
-    for column in columns:
+def status_table(statuses: list[Status], title: str, width: int) -> Table:
+    """A live table with a row for each peer: progress, pace, quality, and what it does now.
+
+    :param width: columns of the terminal; 80 are enough for what matters most
+    """
+    wide = width >= WIDE_COLUMNS
+    cells = [_cells(status, wide) for status in statuses]
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in cells[0]:
         text = column in ("peer", "now", "batch")
-        table.add_column(column, justify="left" if text else "right", no_wrap=True)
-    for status in statuses:
+        table.add_column(column, justify="left" if text else "right", no_wrap=column != "now")
+    for row in cells:
+        table.add_row(*row.values())
+    return table
+
+
+def _cells(status: Status, wide: bool) -> dict[str, str | Text | ProgressBar]:
+    longest_name = 20 if wide else 12
+    name = status.name if len(status.name) <= longest_name else status.name[: longest_name - 1] + "…"
+    cells = {
+        "peer": name,
+        "now": Text(status.ended or status.phase, style="green" if status.ended else "cyan"),
+        "step": f"{status.step}/{status.total_steps}" if status.total_steps else "–",
+        "peers": str(status.num_peers or "–"),
+        "samples/s": shown(status.rate, ".0f"),
+        "loss": shown(status.loss, ".3f"),
+        "accuracy": percent(status.val_accuracy),
+    }
+    if wide:
         filled = min(status.samples, status.target_batch_size)
-        share = status.contributed / status.swarm_samples if status.swarm_samples else None
+        cells["batch"] = ProgressBar(total=status.target_batch_size, completed=filled, width=12)
+        cells["swarm's"] = shown(status.swarm_rate, ".0f")
+        cells["share"] = percent(status.contributed / status.swarm_samples if status.swarm_samples else None)
+        order = ("peer", "now", "step", "batch", "peers", "samples/s", "swarm's", "share", "loss", "accuracy")
+        return {column: cells[column] for column in order}
+    return cells
+
+
+def result_table(summaries: list[dict]) -> Table:
+    """What each peer gave, and what came out."""
+    longest = max(summaries, key=lambda summary: summary["steps"])
+    title = (
+        f"{longest['outcome'].capitalize()}: validation accuracy {percent(longest['val_accuracy'])} after "
+        f"{longest['steps']} updates and {longest['seconds']:.0f} s"
+    )
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("peer", "outcome", "updates", "complete", "samples", "share", "samples/s", "accuracy"):
+        table.add_column(column, justify="left" if column in ("peer", "outcome") else "right")
+    total = sum(summary["samples"] for summary in summaries)
+    for summary in summaries:
         table.add_row(
-            status.name,
-            Text(status.ended or status.phase, style="green" if status.ended else "cyan"),
-            f"{status.step}/{status.total_steps}" if status.total_steps else "–",
-            ProgressBar(total=status.target_batch_size, completed=filled, width=12),
-            str(status.num_peers or "–"),
-            shown(status.rate, ".0f"),
-            shown(status.swarm_rate, ".0f"),
-            shown(status.loss, ".3f"),
-            percent(status.val_accuracy),
-            percent(share),
+            summary["name"],
+            summary["outcome"],
+            str(summary["updates"]),
+            percent(summary["complete_updates"] / summary["updates"] if summary["updates"] else None),
+            f"{summary['samples']:,}",
+            percent(summary["samples"] / total if total else None),
+            shown(summary["samples"] / max(summary["seconds"], 1e-9), ".0f"),
+            percent(summary["val_accuracy"]),
         )
     return table
+
+
+def tensorboard_command(folder: Path) -> str:
+    """What to type to see the curves, also where the environment is not activated."""
+    program = "tensorboard"
+    if shutil.which(program) is None:
+        program = os.path.relpath(Path(sys.executable).with_name(program))
+    return f"{program} --logdir {folder}"

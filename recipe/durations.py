@@ -1,0 +1,26 @@
+"""Reading a length of time that a person wrote."""
+
+import re
+from datetime import timedelta
+
+from recipe.errors import InputError
+
+
+def parse_duration(text: str) -> timedelta:
+    """The duration behind HH:MM:SS.
+
+    Raises:
+        InputError: it is written in another way, or is no time at all.
+    """
+    parts = re.fullmatch(r"(\d{1,4}):([0-5]?\d):([0-5]?\d)", text.strip())
+    if parts is None:
+        raise InputError(f"{text[:40]!r} is no duration: write --max-time as HH:MM:SS, such as 01:30:00.")
+    hours, minutes, seconds = map(int, parts.groups())
+    return positive(timedelta(hours=hours, minutes=minutes, seconds=seconds))
+
+
+def positive(duration: timedelta) -> timedelta:
+    """Raises InputError if there is no time in it."""
+    if duration <= timedelta(0):
+        raise InputError("The training has no time: set --max-time to at least 00:00:01.")
+    return duration

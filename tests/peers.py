@@ -1,0 +1,252 @@
+"""Peers for tests: each runs a function in a process of its own, and none of their processes outlives the test.
+
+    with Peers(timeout_seconds=60) as peers:
+        peers.start("a", train, 20)        # calls train("a", initial_peers, line, 20) in a new process
+        peers.start("b", train, 20)        # the same, with the address that "a" announced
+        weights = peers.results()          # {"a": …, "b": …}: what they returned
+
+Importing torch, hivemind and Lightning takes many seconds, so one helper process (multiprocessing's fork server) does
+it once and all peers are forked from it. It has no threads and no tensors, which pytest's own process may have.
+Functions are named by module, so they have to be at the top level of theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import psutil
+import torch
+from hivemind.utils.asyncio import _AsyncContextWrapper
+from hivemind.utils.mpfuture import MPFuture
+
+from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.processes import descendants, kill
+
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(["pytest", "recipe.trainer", "recipe.task", "recipe.data", "swarm.strategy"])
+
+
+_helper_runs: list[bool] = []
+
+
+class PeerFailed(Exception):  # noqa: N818
+    """A peer raised (its traceback is the message), ended without a result, or left processes behind."""
+
+
+class Line:
+    """A peer's connection to its test. What is sent is copied: no shared memory that could vanish with its sender."""
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+
+    def put(self, message: Any) -> None:
+        """Tell the test something: it turns up in :attr:`Peer.messages`."""
+        self.send("message", message)
+
+    def announce(self, address: str) -> None:
+        """Where later peers can reach this one."""
+        self.send("address", address)
+
+    def get(self) -> Any:
+        """Wait for what the test tells this peer with :meth:`Peer.tell`."""
+        return pickle.loads(self._connection.recv_bytes())
+
+    def send(self, kind: str, value: Any) -> None:
+        self._connection.send_bytes(pickle.dumps((kind, value)))
+
+
+@contextlib.contextmanager
+def running_dht(initial_peers: tuple[str, ...], line: Line, **options) -> Iterator:
+    """A DHT on loopback for a peer; its address is announced."""
+    options = {"host_maddrs": ("/ip4/127.0.0.1/tcp/0",), **options}
+    dht = start_dht(NetworkOptions(initial_peers=initial_peers, **options))
+    try:
+        if not dht.client_mode:
+            line.announce(visible_addresses(dht)[0])
+        yield dht
+    finally:
+        stop_dht(dht)
+
+
+class Peer:
+    """One peer, seen from the test."""
+
+    def __init__(self, name: str, process, connection: Connection):
+        self.name, self._process, self.connection = name, process, connection
+        self.messages: list[Any] = []
+        self.address: str | None = None
+        self.result: Any = None
+        self.finished = False
+        self.killed = False
+        self._seen: dict[int, psutil.Process] = {}
+
+    @property
+    def sentinel(self) -> int:
+        return self._process.sentinel
+
+    def tell(self, message: Any) -> None:
+        """Answer a :meth:`Line.get` of this peer."""
+        self.connection.send_bytes(pickle.dumps(message))
+
+    def processes(self) -> list[psutil.Process]:
+        """This peer's process and everything it started, as far as it lives; orphans included."""
+        for process in descendants(self._process.pid) + list(_session(self._process.pid)):
+            self._seen[process.pid] = process
+        return [p for p in self._seen.values() if p.is_running() and _status(p) != psutil.STATUS_ZOMBIE]
+
+    def kill(self) -> None:
+        """kill -9 of the peer's own process, as when its machine runs out of memory; nothing of it cleans up."""
+        self.processes()
+        self.killed = True
+        self._process.kill()
+
+    def reap(self, patience_seconds: float) -> list[psutil.Process]:
+        """Wait for all processes of the peer, then kill the rest. Returns those that had to be killed."""
+        self._process.join(patience_seconds)
+        _, left = psutil.wait_procs(self.processes(), timeout=patience_seconds)
+        left = [process for process in left if _status(process) != psutil.STATUS_ZOMBIE]
+        kill(left)
+        self._process.join(5)
+        self.connection.close()
+        return left
+
+
+class Peers:
+    """The peers of one test; a context manager.
+
+    :param timeout_seconds: for everything together, the start of the helper process aside
+    """
+
+    def __init__(self, timeout_seconds: float = 60):
+        self.peers: dict[str, Peer] = {}
+        self._deadline = time.monotonic() + timeout_seconds
+
+    def __enter__(self) -> Peers:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        for peer in self.peers.values():
+            peer.processes()  # note them all before the first is gone
+        for peer in self.peers.values():
+            peer.reap(patience_seconds=0)
+
+    def __getitem__(self, name: str) -> Peer:
+        return self.peers[name]
+
+    def start(self, name: str, function: Callable, *args) -> Peer:
+        """Run ``function(name, initial_peers, line, *args)`` in a new process.
+
+        ``initial_peers`` is the address that the first peer announces (waited for), nothing for the first peer itself.
+        """
+        self._deadline += _start_helper()
+        first = next(iter(self.peers.values()), None)
+        if first is not None:
+            self.until(lambda: first.address is not None)
+        initial_peers = () if first is None else (first.address,)
+        ours, theirs = FORK_SERVER.Pipe()
+        process = FORK_SERVER.Process(target=_run, args=(function, name, initial_peers, theirs, args), name=name)
+        process.start()
+        theirs.close()
+        peer = self.peers[name] = Peer(name, process, ours)
+        return peer
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """Take in what the peers send until the condition is true; its value.
+
+        :raises PeerFailed: a peer raised or died meanwhile
+        :raises TimeoutError: the test's time is over
+        """
+        while not (value := condition()):
+            open_peers = {peer.connection: peer for peer in self.peers.values() if not (peer.finished or peer.killed)}
+            if not open_peers:
+                raise PeerFailed("all peers have ended, the condition was never met")
+            ready = wait(list(open_peers), timeout=max(0.0, self._deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"after {[(p.name, len(p.messages), p.finished) for p in self.peers.values()]}")
+            for connection in ready:
+                self._take_in(open_peers[connection])
+        return value
+
+    def message(self, name: str) -> Any:
+        """The next message of a peer."""
+        peer = self.peers[name]
+        self.until(lambda: peer.messages)
+        return peer.messages.pop(0)
+
+    def results(self, *names: str) -> dict[str, Any]:
+        """What the peers (all that were not killed, or the named ones) return.
+
+        :raises PeerFailed: also when one leaves processes behind
+        """
+        wanted = [self.peers[name] for name in names] or [peer for peer in self.peers.values() if not peer.killed]
+        self.until(lambda: all(peer.finished for peer in wanted))
+        for peer in wanted:
+            if left := peer.reap(patience_seconds=5):
+                raise PeerFailed(f"{peer.name} has ended but left {left}")
+        return {peer.name: peer.result for peer in wanted}
+
+    def _take_in(self, peer: Peer) -> None:
+        try:
+            kind, value = pickle.loads(peer.connection.recv_bytes())
+        except (EOFError, OSError):
+            raise PeerFailed(f"{peer.name} died without a word") from None
+        if kind == "error":
+            raise PeerFailed(f"{peer.name} raised\n{value}")
+        if kind == "message":
+            peer.messages.append(value)
+        elif kind == "address":
+            peer.address = value
+        else:
+            peer.result, peer.finished = value, True
+            peer.processes()
+
+
+def _start_helper() -> float:
+    """Make sure that the helper process has imported everything; returns how long it took, in seconds."""
+    started = time.monotonic()
+    if not _helper_runs:
+        process = FORK_SERVER.Process(target=time.monotonic)
+        process.start()
+        process.join()
+        _helper_runs.append(True)
+    return time.monotonic() - started
+
+
+def _run(function: Callable, name: str, initial_peers: tuple[str, ...], connection: Connection, args: tuple) -> None:
+    """The life of a peer's process."""
+    os.setsid()  # by this its processes are found even when they are orphans
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    # Siblings inherit the locks that hivemind makes when it is imported; one that is killed would keep the others out.
+    MPFuture.reset_backend()
+    _AsyncContextWrapper.EXECUTOR_LOCK = multiprocessing.Lock()
+    line = Line(connection)
+    try:
+        result = function(name, initial_peers, line, *args)
+    except BaseException:
+        line.send("error", traceback.format_exc())
+    else:
+        line.send("result", result)
+
+
+def _session(session_id: int) -> Iterator[psutil.Process]:
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getsid(pid) == session_id:
+                yield psutil.Process(pid)
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.Error:
+        return psutil.STATUS_ZOMBIE

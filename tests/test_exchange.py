@@ -1,0 +1,178 @@
+"""Averaging between real processes on loopback, against means computed by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from peers import Line, Peers, running_dht
+from swarm.averager import SwarmAverager
+from swarm.rounds import LINEAGE_BYTES, Member, RoundFailed, RoundReport, Ticket
+
+pytestmark = pytest.mark.timeout(180)
+NAMES = ("a", "b", "c")
+SIZES = (1, 1000, 300_000)
+ROUNDS = 20
+PATIENCE_SECONDS, TIMEOUT_SECONDS = 10.0, 30.0
+
+
+def contribution(name: str, size: int, step: int) -> tuple[torch.Tensor, int]:
+    """What a peer brings to a round: a vector of widely spread numbers, and its weight."""
+    generator = torch.Generator().manual_seed(1000 * NAMES.index(name) + step)
+    scale = 10.0 ** torch.randint(-3, 2, (size,), generator=generator)
+    return scale * torch.randn(size, generator=generator), int(torch.randint(1, 500, (), generator=generator))
+
+
+def weighted_mean(names: str, size: int, step: int) -> np.ndarray:
+    """The average in float64."""
+    vectors, weights = zip(*(contribution(name, size, step) for name in names), strict=True)
+    return np.average([vector.double().numpy() for vector in vectors], axis=0, weights=weights)
+
+
+def meet_everyone(line: Line, dht) -> list[Member]:
+    """Tell the test who we are and hear from it who all are."""
+    line.put(Member(dht.peer_id, 0.0, dht.client_mode))
+    return line.get()
+
+
+def introduce(peers: Peers) -> None:
+    members = [peers.message(name) for name in peers.peers]
+    for peer in peers.peers.values():
+        peer.tell(members)
+
+
+def say_goodbye(line: Line, *averagers: SwarmAverager) -> None:
+    """Close the averagers once nobody receives from them any more."""
+    line.put("done")
+    line.get()
+    for averager in averagers:
+        averager.shutdown()
+
+
+def dismiss(peers: Peers) -> dict:
+    """The other side of :func:`say_goodbye`. Returns the results."""
+    assert {peers.message(name) for name in peers.peers} == {"done"}
+    for peer in peers.peers.values():
+        peer.tell("go on")
+    return peers.results()
+
+
+def run_round(averager: SwarmAverager, members, vector: torch.Tensor, samples: int, step: int) -> RoundReport:
+    averager.vector.copy_(vector)
+    ticket = Ticket(step, samples, averager.client_mode, float(step), bytes(LINEAGE_BYTES))
+    return averager.run_round(ticket, members, PATIENCE_SECONDS, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
+
+
+def average(name, initial_peers, line, sizes, rounds, client_mode=False):
+    """A peer that averages ``rounds`` vectors of each size. Returns {size: [(average, report), ...]}."""
+    with running_dht(initial_peers, line, client_mode=client_mode) as dht:
+        averagers = {
+            size: SwarmAverager(torch.zeros(size).share_memory_(), dht, f"run-{size}", lambda: ({}, []))
+            for size in sizes
+        }
+        members = meet_everyone(line, dht)  # from here on all of them can be reached
+        found = {size: [] for size in sizes}
+        for size, averager in averagers.items():
+            for step in range(rounds):
+                report = run_round(averager, members, *contribution(name, size, step), step)
+                found[size].append((averager.vector.clone(), report))
+        say_goodbye(line, *averagers.values())
+        return found
+
+
+def run_average(names: str, sizes, rounds, client_modes=()) -> dict:
+    with Peers(timeout_seconds=80) as peers:
+        for name in names:
+            peers.start(name, average, sizes, rounds, name in client_modes)
+        introduce(peers)
+        return dismiss(peers)
+
+
+def check(found: dict, names: str, size: int) -> None:
+    """All rounds gave everybody the same bits, which are the weighted mean, from all parts."""
+    for step, outcomes in enumerate(zip(*(found[name][size] for name in names), strict=True)):
+        vectors = [vector for vector, _ in outcomes]
+        assert all(torch.equal(vector, vectors[0]) for vector in vectors)
+        # float32 sums of up to 3 products: a few rounding errors of 6e-8 each, relative to the largest summand (< 100)
+        np.testing.assert_allclose(vectors[0].double().numpy(), weighted_mean(names, size, step), rtol=1e-6, atol=1e-6)
+        for _, report in outcomes:
+            assert report.complete
+            assert report.parts_expected > 0
+            assert len(report.group.peer_ids) == len(names)
+            assert report.loss == step
+    if size > 1000:
+        assert any(vector.abs().max() > 10 for vector in vectors)
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_the_average_is_the_weighted_mean_and_the_same_bits_everywhere(names):
+    found = run_average(names, SIZES, ROUNDS)
+    for size in SIZES:
+        check(found, names, size)
+
+
+def test_every_full_peer_reduces_an_equal_share():
+    found = run_average("abc", (300_000,), 1)
+    for name in "abc":
+        (_, report) = found[name][300_000][0]
+        assert report.inputs_expected == 3 * report.parts_expected / 3 == report.parts_received
+
+
+def test_a_peer_that_cannot_be_dialled_takes_part():
+    found = run_average("abc", (1, 50_000), 5, client_modes="c")
+    for size in (1, 50_000):
+        check(found, "abc", size)
+    assert all(report.inputs_expected == 0 for _, report in found["c"][50_000])
+
+
+def one_round(name, initial_peers, line, vector, samples, client_mode=False):
+    """A peer that takes part in one round with that vector. Returns (its vector then, report or error)."""
+    with running_dht(initial_peers, line, client_mode=client_mode) as dht:
+        averager = SwarmAverager(torch.zeros_like(vector).share_memory_(), dht, "run", lambda: ({}, []))
+        members = meet_everyone(line, dht)
+        try:
+            outcome = run_round(averager, members, vector, samples, 7)
+        except RoundFailed as error:
+            outcome = error
+        say_goodbye(line, averager)
+        return averager.vector.clone(), outcome
+
+
+def run_one_round(contributions: dict) -> dict:
+    with Peers(timeout_seconds=80) as peers:
+        for name, arguments in contributions.items():
+            peers.start(name, one_round, *arguments)
+        introduce(peers)
+        return dismiss(peers)
+
+
+def test_a_listener_receives_the_average_and_does_not_change_it():
+    one, other, ignored = torch.full((5000,), 1.0), torch.full((5000,), 4.0), torch.full((5000,), 1e30)
+    found = run_one_round({"a": (one, 10), "b": (ignored, 0), "c": (other, 20)})
+    for vector, report in found.values():
+        assert isinstance(report, RoundReport), report
+        assert torch.equal(vector, torch.full((5000,), 3.0))
+        assert report.complete
+        assert report.group.samples == 30
+
+
+def test_a_sender_of_nan_is_left_out():
+    spoiled = torch.full((50_000,), 7.0)
+    spoiled[[0, 25_000, -1]] = torch.nan  # in some parts of both reducers
+    found = run_one_round(
+        {"a": (torch.full((50_000,), 1.0), 10), "b": (torch.full((50_000,), 4.0), 20)} | {"c": (spoiled, 30, True)}
+    )
+    (one, report), (other, other_report) = found["a"], found["b"]
+    assert torch.equal(one, other)
+    assert one[0] == one[-1] == 3.0  # the parts with NaN are the mean of the others
+    assert torch.isfinite(one).all()
+    assert not report.complete
+    assert not other_report.complete
+    assert report.parts_received == report.parts_expected
+
+
+def test_an_average_of_nan_is_not_taken_over():
+    spoiled = torch.full((50_000,), torch.nan)
+    found = run_one_round({"a": (torch.full((50_000,), 1.0), 10), "b": (spoiled, 20)})
+    vector, error = found["a"]
+    assert isinstance(error, RoundFailed)
+    assert torch.equal(vector, torch.full((50_000,), 1.0))

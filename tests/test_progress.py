@@ -1,0 +1,293 @@
+"""Progress records of strangers: honest ones survive the wire, others are refused, claims are believed in bounds."""
+
+import math
+import random
+from concurrent.futures import Future
+from dataclasses import replace
+
+import msgpack
+import pytest
+from hivemind.p2p import PeerID
+from hivemind.utils import ValueWithExpiration, get_dht_time
+from test_rounds import mutated
+
+from swarm.progress import (
+    AVERAGING,
+    FUTURE_SECONDS,
+    JOINING,
+    MAX_RATE,
+    RECORD_SECONDS,
+    REPORT_SECONDS,
+    TRAINING,
+    VALIDATING,
+    PeerProgress,
+    ProgressTracker,
+)
+from swarm.rounds import MAX_STEP
+
+NOW = 1_700_000_000.0
+RECORD = PeerProgress("anna", 12, 96, 250.0, NOW - 60, NOW - 1, False, TRAINING, 1.25, 0.5)
+FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
+
+
+def packed(**changes) -> bytes:
+    """The record's bytes with some fields replaced by whatever."""
+    return msgpack.packb(
+        list({**dict(zip(FIELDS, msgpack.unpackb(RECORD.to_bytes()), strict=True)), **changes}.values())
+    )
+
+
+class FakeDHT:
+    """Keeps the records of one key in a dictionary."""
+
+    def __init__(self, client_mode: bool = False):
+        self.peer_id, self.client_mode = PeerID(b"own"), client_mode
+        self.records = {}
+
+    def store(self, key, subkey, value, expiration_time, return_future):
+        self.records[subkey] = ValueWithExpiration(value, expiration_time)
+        return self._done(True)
+
+    def get(self, key, latest, return_future):
+        return self._done(ValueWithExpiration(dict(self.records), get_dht_time() + RECORD_SECONDS))
+
+    @staticmethod
+    def _done(value) -> Future:
+        future = Future()
+        future.set_result(value)
+        return future
+
+
+class Swarm:
+    """A tracker whose thread never runs, and others that say what the test wants."""
+
+    def __init__(self, target_batch_size: int = 100):
+        self.dht = FakeDHT()
+        self.tracker = ProgressTracker(self.dht, "run", target_batch_size, "own")
+        self.tracker.report(phase=TRAINING)
+
+    def says(self, name: str, *, age: float = 0.0, joined_before: float = 0.0, **fields) -> PeerID:
+        now = get_dht_time()
+        record = PeerProgress(name, 0, 0, 0.0, now - 100 - joined_before, now - age, False, TRAINING)
+        return self.says_bytes(name, replace(record, **fields).to_bytes())
+
+    def says_bytes(self, name: str, data: bytes) -> PeerID:
+        peer_id = PeerID(name.encode())
+        self.dht.store("", peer_id.to_bytes(), data, get_dht_time() + RECORD_SECONDS, True)
+        self.tracker._read()
+        return peer_id
+
+    @property
+    def members(self) -> set[PeerID]:
+        return {member.peer_id for member in self.tracker.members}
+
+
+@pytest.fixture
+def swarm():
+    return Swarm()
+
+
+@pytest.mark.parametrize("record", [RECORD, replace(RECORD, client_mode=True, step=0, name="Ä" * 64, phase=JOINING)])
+def test_records_survive_the_wire(record):
+    assert PeerProgress.from_bytes(record.to_bytes(), NOW) == record
+
+
+def test_unknown_loss_and_accuracy_survive_the_wire():
+    record = PeerProgress.from_bytes(replace(RECORD, loss=math.nan, accuracy=math.nan).to_bytes(), NOW)
+    assert math.isnan(record.loss)
+    assert math.isnan(record.accuracy)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": 10**10},
+        {"step": -1},
+        {"step": True},
+        {"step": 1.0},
+        {"samples": -1},
+        {"samples": 2**31 + 1},
+        {"samples": "8"},
+        {"rate": math.inf},
+        {"rate": math.nan},
+        {"rate": -1.0},
+        {"rate": MAX_RATE * 1.01},
+        {"rate": 5},
+        {"time": NOW + FUTURE_SECONDS + 0.1},
+        {"time": math.nan},
+        {"time": math.inf},
+        {"joined": NOW},
+        {"joined": -1.0},
+        {"joined": math.nan},
+        {"name": ""},
+        {"name": "a" * 65},
+        {"name": "a\x1b[2J"},
+        {"name": "two\nlines"},
+        {"name": b"anna"},
+        {"name": None},
+        {"client_mode": 1},
+        {"client_mode": None},
+        {"phase": -1},
+        {"phase": 99},
+        {"phase": "training"},
+        {"loss": None},
+        {"accuracy": "0.5"},
+    ],
+    ids=lambda changes: "-".join(f"{key}={value!r}"[:24] for key, value in changes.items()),
+)
+def test_records_that_no_honest_peer_sends(changes):
+    with pytest.raises(ValueError, match=r"."):
+        PeerProgress.from_bytes(packed(**changes), NOW)
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 513, "text", None, 7, msgpack.packb([1, 2]), msgpack.packb({})])
+def test_not_even_a_record(data):
+    with pytest.raises(ValueError, match=r"."):
+        PeerProgress.from_bytes(data, NOW)
+
+
+def test_mutated_records_are_records_or_a_value_error():
+    chance = random.Random(0)
+    refused = 0
+    for _ in range(2000):
+        try:
+            record = PeerProgress.from_bytes(mutated(RECORD.to_bytes(), chance), NOW)
+        except ValueError:
+            refused += 1
+        else:
+            assert 0 <= record.step <= MAX_STEP
+            assert 0 <= record.rate <= MAX_RATE
+            assert 0 <= record.joined <= record.time <= NOW + FUTURE_SECONDS
+            assert record.name.isprintable()
+    assert 1000 < refused < 2000
+
+
+@pytest.mark.parametrize(
+    ("record", "seconds", "in_last_group", "expected"),
+    [
+        ({}, 0.0, False, 96),
+        ({}, 1.0, False, 96 + 250),  # it has gone on computing since
+        ({}, 1000.0, False, 96 + 250 * 2 * REPORT_SECONDS),  # but nobody knows for how long
+        ({}, -3.0, False, 96),  # its clock is ahead of ours
+        ({"phase": VALIDATING}, 1.0, False, 96),
+        ({"step": 11}, 1.0, False, 0),
+        ({"step": 13}, 1.0, False, 0),
+        ({"step": 11}, 0.5, True, 125),  # it finished the last round with us and began this step as we did
+        ({"step": 11}, 1000.0, True, 250 * 2 * REPORT_SECONDS),
+        ({"step": 13}, 1.0, True, 0),
+    ],
+)
+def test_samples_by(record, seconds, in_last_group, expected):
+    record = replace(RECORD, **record)
+    now = record.time + seconds
+    samples = record.samples_by(now, step=12, computing_since=now - seconds, in_last_group=in_last_group)
+    assert samples == pytest.approx(expected)
+
+
+def test_the_step_is_over_with_the_target_batch(swarm):
+    swarm.tracker.report(samples=40)
+    swarm.says("anna", samples=59)
+    assert not swarm.tracker.step_is_over
+    swarm.says("anna", samples=60)
+    assert swarm.tracker.step_is_over
+    swarm.says("anna", samples=60, step=1)
+    assert not swarm.tracker.step_is_over
+
+
+def test_the_step_is_over_when_somebody_is_averaging_it(swarm):
+    swarm.says("anna", samples=1, phase=AVERAGING, step=3)
+    assert not swarm.tracker.step_is_over
+    swarm.tracker.begin_step(3)
+    assert swarm.tracker.step_is_over
+
+
+def test_samples_of_a_whole_new_step_begin_at_zero(swarm):
+    anna = swarm.says("anna", samples=90, rate=10.0)
+    swarm.tracker.report(samples=20)
+    swarm.tracker.begin_step(1, frozenset([anna]))
+    assert swarm.tracker.own.samples == 0
+    assert swarm.tracker.samples_by_now() < 10
+
+
+def test_seconds_to_target(swarm):
+    assert swarm.tracker.seconds_to_target() == math.inf
+    swarm.tracker.report(samples=20, rate=10.0)
+    swarm.says("anna", samples=20, rate=30.0, age=-1.0)
+    assert swarm.tracker.seconds_to_target() == pytest.approx(60 / 40)
+    swarm.says("anna", samples=20, rate=30.0, phase=VALIDATING)
+    assert swarm.tracker.seconds_to_target() == pytest.approx(60 / 10)
+
+
+def test_members_are_those_who_have_joined_and_still_speak(swarm):
+    own = swarm.dht.peer_id
+    assert swarm.members == {own}
+    anna, ben = swarm.says("anna"), swarm.says("ben", client_mode=True)
+    swarm.says("clara", phase=JOINING)
+    swarm.says("dora", age=RECORD_SECONDS + 1)
+    assert swarm.members == {own, anna, ben}
+    assert {member.peer_id for member in swarm.tracker.members if member.client_mode} == {ben}
+    swarm.dht.store("", anna.to_bytes(), None, get_dht_time() + RECORD_SECONDS, True)  # says goodbye
+    swarm.tracker._read()
+    assert swarm.members == {own, ben}
+
+
+def test_who_was_missed_is_expected_again_once_it_has_caught_up(swarm):
+    swarm.tracker.begin_step(5)
+    anna = swarm.says("anna", step=5)
+    swarm.tracker.missed([anna])
+    assert anna not in swarm.members
+    swarm.says("anna", step=6)
+    assert anna in swarm.members
+
+
+def test_the_senior_is_who_joined_first_and_can_be_dialled(swarm):
+    joined = swarm.tracker.own.joined
+    swarm.says("anna", joined=joined - 10, client_mode=True)
+    assert not swarm.tracker.superiors
+    swarm.tracker.report(joined=joined - 50)
+    swarm.says("ben", joined=joined - 40)
+    assert not swarm.tracker.superiors
+    swarm.says("clara", joined=joined - 60)
+    assert swarm.tracker.superiors
+
+
+def test_donors_are_full_peers_the_latest_first_then_the_senior(swarm):
+    anna = swarm.says("anna", step=7)
+    ben = swarm.says("ben", step=8)
+    clara = swarm.says("clara", step=8, joined_before=20)
+    swarm.says("dora", step=9, client_mode=True)
+    swarm.says("emil", step=9, phase=JOINING)
+    swarm.says("fred", step=6)
+    assert swarm.tracker.donors(min_step=7) == [clara, ben, anna]
+
+
+def test_a_claim_makes_a_donor_until_it_proves_false(swarm):
+    liar = swarm.says("liar", step=10**6)
+    assert swarm.tracker.swarm_step == 10**6
+    assert swarm.tracker.donors(min_step=1) == [liar]
+    swarm.tracker.distrust(liar)
+    assert swarm.tracker.swarm_step == 0
+    assert swarm.tracker.donors(min_step=1) == []
+    assert liar not in swarm.members
+    swarm.says("liar", samples=10**6, phase=AVERAGING)
+    assert not swarm.tracker.step_is_over
+
+
+def test_nobody_can_ask_a_client_mode_peer_so_its_claim_never_counts(swarm):
+    swarm.says("anna", step=10**6, client_mode=True)
+    assert swarm.tracker.swarm_step == 0
+    assert swarm.tracker.donors(min_step=0) == []
+    swarm.tracker.report(step=4)
+    assert swarm.tracker.swarm_step == 4
+
+
+def test_nonsense_in_the_dht_is_ignored(swarm):
+    anna = swarm.says("anna", samples=10)
+    chance = random.Random(0)
+    for number in range(20):
+        swarm.says_bytes(f"liar {number}", chance.randbytes(40))
+    swarm.says_bytes("no bytes", "text")
+    swarm.dht.records["no bytes either"] = ValueWithExpiration(RECORD.to_bytes(), get_dht_time() + 10)
+    swarm.dht.records[b"no entry"] = 7
+    swarm.tracker._read()
+    assert set(swarm.tracker.others) == {anna}

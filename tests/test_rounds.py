@@ -1,0 +1,108 @@
+"""What peers tell each other about a round: tickets survive the wire, nonsense does not, losses are weighted right."""
+
+import math
+import random
+
+import pytest
+from hivemind.p2p import PeerID
+
+from swarm.rounds import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP, Group, RoundReport, Ticket
+
+LINEAGE = bytes(range(LINEAGE_BYTES))
+TICKETS = [
+    Ticket(step=0, samples=0, client_mode=False, loss=0.0, lineage=LINEAGE),
+    Ticket(step=17, samples=96, client_mode=True, loss=2.302585, lineage=LINEAGE),
+    Ticket(step=MAX_STEP, samples=MAX_SAMPLES, client_mode=False, loss=-1e300, lineage=LINEAGE),
+]
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """The same bytes with up to four of them changed, inserted, removed or cut off; now and then something random."""
+    if chance.random() < 0.2:
+        return chance.randbytes(chance.randrange(300))
+    changed = bytearray(data)
+    for _ in range(chance.randrange(1, 5)):
+        position = chance.randrange(len(changed) + 1)
+        kind = chance.randrange(4)
+        if kind == 0 and position < len(changed):
+            changed[position] = chance.randrange(256)
+        elif kind == 1:
+            changed.insert(position, chance.randrange(256))
+        elif kind == 2:
+            del changed[position : position + 1]
+        else:
+            del changed[max(1, position) :]
+    return bytes(changed)
+
+
+def group(*tickets: Ticket) -> Group:
+    return Group(b"round", tuple(PeerID(bytes([i])) for i in range(len(tickets))), tickets)
+
+
+def report(*tickets: Ticket, parts=(4, 4), inputs=(6, 6)) -> RoundReport:
+    return RoundReport(group(*tickets), *parts, *inputs, meeting_seconds=0.1, exchange_seconds=0.2)
+
+
+@pytest.mark.parametrize("ticket", TICKETS)
+def test_tickets_survive_the_wire(ticket):
+    assert Ticket.from_bytes(ticket.to_bytes()) == ticket
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_becomes_nan(loss):
+    assert math.isnan(Ticket.from_bytes(Ticket(1, 8, False, loss, LINEAGE).to_bytes()).loss)
+
+
+@pytest.mark.parametrize(
+    "ticket",
+    [
+        Ticket(MAX_STEP + 1, 8, False, 0.0, LINEAGE),
+        Ticket(-1, 8, False, 0.0, LINEAGE),
+        Ticket(1, MAX_SAMPLES + 1, False, 0.0, LINEAGE),
+        Ticket(1, -8, False, 0.0, LINEAGE),
+        Ticket(True, 8, False, 0.0, LINEAGE),
+        Ticket(1.0, 8, False, 0.0, LINEAGE),
+        Ticket(1, 8, 1, 0.0, LINEAGE),
+        Ticket(1, 8, False, 0, LINEAGE),
+        Ticket(1, 8, False, "0" * 250, LINEAGE),
+    ],
+)
+def test_tickets_out_of_bounds(ticket):
+    with pytest.raises(ValueError, match=r"."):
+        Ticket.from_bytes(ticket.to_bytes())
+
+
+def test_mutated_tickets_are_tickets_or_a_value_error():
+    chance = random.Random(0)
+    refused = 0
+    for _ in range(2000):
+        try:
+            ticket = Ticket.from_bytes(mutated(chance.choice(TICKETS).to_bytes(), chance))
+        except ValueError:
+            refused += 1
+        else:
+            assert 0 <= ticket.step <= MAX_STEP
+            assert 0 <= ticket.samples <= MAX_SAMPLES
+            assert not math.isinf(ticket.loss)
+    assert 1000 < refused < 2000
+
+
+def bring(*fields) -> Ticket:
+    return Ticket(*fields, LINEAGE)
+
+
+def test_the_loss_is_the_mean_over_samples():
+    assert report(bring(3, 30, False, 1.0), bring(3, 10, False, 2.0)).loss == (30 * 1.0 + 10 * 2.0) / 40
+    assert group(bring(3, 30, False, 1.0), bring(3, 10, False, 2.0)).samples == 40
+
+
+def test_listeners_and_unknown_losses_do_not_count():
+    assert report(bring(3, 30, False, 1.5), bring(3, 0, False, 9.0), bring(3, 8, True, math.nan)).loss == 1.5
+    assert math.isnan(report(bring(3, 0, False, 1.0)).loss)
+
+
+def test_complete_means_every_part_both_ways():
+    ticket = bring(3, 8, False, 1.0)
+    assert report(ticket).complete
+    assert not report(ticket, parts=(4, 3)).complete
+    assert not report(ticket, inputs=(6, 5)).complete

@@ -1,0 +1,189 @@
+"""The state that a joiner takes over: everything arrives, and what does not fit this model changes nothing."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from swarm.rounds import LINEAGE_BYTES, MAX_STEP, RoundFailed
+from swarm.state import SharedState
+
+OPTIMIZERS = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
+    "amsgrad": lambda params: torch.optim.AdamW(params, lr=0.01, amsgrad=True),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+}
+
+LINEAGE = bytes(range(LINEAGE_BYTES))
+
+
+def make(seed: int, optimizer: str = "adamw", width: int = 6) -> SharedState:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.Flatten(), nn.Linear(width * 4, 3))
+    return SharedState(model, OPTIMIZERS[optimizer](model.parameters()))
+
+
+def train(state: SharedState, steps: int = 3, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        state.optimizer.zero_grad()
+        state.model(torch.randn(8, 1, 4, 4, generator=generator)).square().mean().backward()
+        state.optimizer.step()
+
+
+def everything(state: SharedState) -> dict:
+    """A copy of the model's and the optimizer's own state dictionaries."""
+    statistics = state.optimizer.state_dict()["state"]
+    tensors = {i: {key: value for key, value in s.items() if value is not None} for i, s in statistics.items()}
+    return copy.deepcopy({"model": state.model.state_dict(), "optimizer": {i: s for i, s in tensors.items() if s}})
+
+
+def assert_equal(one, other) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_two_models_go_on_alike(optimizer):
+    donor, joiner = make(1, optimizer), make(2, optimizer)
+    train(donor, steps=4)
+    train(joiner, steps=2, seed=9)
+    assert joiner.load(*donor.export(4, LINEAGE)) == (4, LINEAGE)
+    assert_equal(everything(joiner), everything(donor))
+    train(donor, seed=5)
+    train(joiner, seed=5)
+    assert_equal(everything(joiner), everything(donor))
+
+
+def test_a_fresh_state_resets_the_statistics():
+    donor, joiner = make(1), make(2)
+    train(joiner)
+    assert joiner.load(*donor.export(0, LINEAGE)) == (0, LINEAGE)
+    assert_equal(everything(joiner)["model"], everything(donor)["model"])
+    train(donor)
+    train(joiner)
+    assert_equal(everything(joiner), everything(donor))
+
+
+def test_an_exported_state_does_not_change_any_more():
+    donor = make(1)
+    train(donor)
+    _, tensors = donor.export(3, LINEAGE)
+    before = copy.deepcopy(tensors)
+    train(donor)
+    assert_equal(tensors, before)
+
+
+def test_max_bytes_leaves_room_for_every_optimizer():
+    for optimizer in OPTIMIZERS:
+        donor = make(1, optimizer)
+        train(donor)
+        assert donor.max_bytes > sum(tensor.numel() * tensor.element_size() for tensor in donor.export(0, LINEAGE)[1])
+
+
+def with_statistics(description, tensors, change) -> tuple:
+    """The state with its first statistic of a parameter's shape changed."""
+    tensors = list(tensors)
+    index = len(tensors) - len(description["statistics"])
+    while tensors[index].numel() == 1:
+        index += 1
+    tensors[index] = change(tensors[index])
+    return description, tensors
+
+
+def spoil(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    tensor = tensor.clone()
+    tensor.view(-1)[-1] = value
+    return tensor
+
+
+SPOILED = {
+    "another model": lambda d, t: make(3, width=7).export(3, LINEAGE),
+    "a missing tensor": lambda d, t: (d, t[:-1]),
+    "one tensor too many": lambda d, t: (d, [*t, t[-1]]),
+    "no tensors": lambda d, t: (d, []),
+    "NaN in a weight": lambda d, t: (d, [spoil(t[0], float("nan")), *t[1:]]),
+    "inf in a weight": lambda d, t: (d, [spoil(t[0], float("inf")), *t[1:]]),
+    "NaN in a statistic": lambda d, t: with_statistics(d, t, lambda s: spoil(s, float("nan"))),
+    "a transposed weight": lambda d, t: (d, [t[0].transpose(0, -1), *t[1:]]),
+    "a broadcastable weight": lambda d, t: (d, [t[0][:1], *t[1:]]),
+    "a weight in another precision": lambda d, t: (d, [t[0].double(), *t[1:]]),
+    "a statistic of another shape": lambda d, t: with_statistics(d, t, lambda s: s[:1]),
+    "statistics of fewer parameters": lambda d, t: ({**d, "statistics": d["statistics"][1:]}, t),
+    "no step": lambda d, t: ({"statistics": d["statistics"]}, t),
+    "a huge step": lambda d, t: ({**d, "step": MAX_STEP + 1}, t),
+    "a parameter that is not there": lambda d, t: ({**d, "statistics": [(99, "exp_avg"), *d["statistics"][1:]]}, t),
+    "not a dictionary": lambda d, t: ([1, 2], t),
+    "None": lambda d, t: (None, t),
+}
+
+
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_a_state_that_does_not_fit_changes_nothing(spoiled):
+    donor, joiner = make(1), make(2)
+    train(donor)
+    train(joiner, steps=1)
+    before = everything(joiner)
+    with pytest.raises(RoundFailed, match="state"):
+        joiner.load(*SPOILED[spoiled](*donor.export(3, LINEAGE)))
+    assert_equal(everything(joiner), before)
+
+
+JUNK = [
+    None,
+    True,
+    -1,
+    1.5,
+    10**30,
+    float("nan"),
+    "",
+    "x" * 1000,
+    b"bytes",
+    [],
+    {},
+    [[]],
+    (1, 2, 3),
+    {"step": 1},
+    object,
+]
+
+
+def mutated(description: dict, chance: random.Random):
+    """The description with one to three places replaced by junk."""
+    description = {"step": description["step"], "statistics": [list(entry) for entry in description["statistics"]]}
+    for _ in range(chance.randrange(1, 4)):
+        statistics, junk = description.get("statistics"), chance.choice(JUNK)
+        kind = chance.randrange(6)
+        if kind == 0:
+            description["step"] = junk
+        elif kind == 1:
+            description["statistics"] = junk
+        elif kind == 2:
+            description.pop(chance.choice(["step", "statistics"]), None)
+        elif kind == 3 and isinstance(statistics, list) and statistics:
+            statistics[chance.randrange(len(statistics))] = junk
+        elif kind == 4 and isinstance(statistics, list) and statistics and isinstance(statistics[-1], list):
+            statistics[-1][:1] = [junk]
+        elif kind == 5 and isinstance(statistics, list):
+            statistics.append([0, junk])
+    return description if chance.random() < 0.95 else chance.choice(JUNK)
+
+
+def test_mutated_descriptions_are_refused_and_nothing_else():
+    donor, joiner = make(1), make(2)
+    train(donor)
+    description, tensors = donor.export(3, LINEAGE)
+    chance = random.Random(0)
+    refused = 0
+    for _ in range(2000):
+        before = everything(joiner)
+        try:
+            step, _ = joiner.load(mutated(description, chance), tensors)
+        except RoundFailed:
+            refused += 1
+            assert_equal(everything(joiner), before)
+        else:
+            assert 0 <= step <= MAX_STEP
+    assert refused > 1500
