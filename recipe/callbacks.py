@@ -4,14 +4,15 @@ import time
 from typing import Any
 
 import lightning as L
+import torch
 
 
 class StepMetrics(L.Callback):
     """Logs one line per global update, at `trainer.global_step`, to all of the trainer's loggers.
 
-    `train/loss`, `train/top1` and `train/top5` are means over the samples of this process since the last update,
-    `train/lr` is the learning rate of that update, `perf/samples_per_second` counts this process's training samples
-    over its training time, and `perf/step_seconds` is that time. Validation counts for neither.
+    `train/loss`, `train/top1` and `train/top5` are means over the trainer's samples since the last update, `train/lr`
+    is the learning rate of that update, `perf/samples_per_second` counts its training samples over its training time,
+    and `perf/step_seconds` is that time. Validation counts for neither. All of a trainer's processes count together.
 
     It needs a module with `train_metrics` ("loss", "top1", "top5"), such as `recipe.task.VisionTask`.
     """
@@ -43,9 +44,9 @@ class StepMetrics(L.Callback):
             return
         self.logged_step = trainer.global_step
         seconds = time.perf_counter() - self.started_at
-        values = {f"train/{name}": metric.compute().item() for name, metric in pl_module.train_metrics.items()}
+        values = _means_over_processes(trainer, pl_module.train_metrics)
         values["train/lr"] = float(self.learning_rate)
-        values["perf/samples_per_second"] = self.samples / seconds
+        values["perf/samples_per_second"] = self.samples * trainer.world_size / seconds
         values["perf/step_seconds"] = seconds
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step)
@@ -64,6 +65,14 @@ class StepMetrics(L.Callback):
             metric.reset()
         self.samples = 0
         self.started_at = time.perf_counter()
+
+
+def _means_over_processes(trainer: L.Trainer, metrics: Any) -> dict[str, float]:
+    """All processes train on equally many samples, so the mean of their means is the mean over all samples."""
+    means = torch.stack([metric.compute().float() for metric in metrics.values()])
+    if trainer.world_size > 1:
+        means = trainer.strategy.reduce(means, reduce_op="mean")
+    return {f"train/{name}": value for name, value in zip(metrics.keys(), means.tolist(), strict=True)}
 
 
 class ValidateEverySteps(L.Callback):
@@ -105,7 +114,9 @@ class StopAtAccuracy(L.Callback):
         self.reached = False
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Asks the trainer to stop."""
-        if not trainer.sanity_checking and trainer.callback_metrics["val/top1"] >= self.target:
+        """Asks the trainer to stop; the first process decides for all."""
+        if trainer.sanity_checking:
+            return
+        if trainer.strategy.broadcast(bool(trainer.callback_metrics["val/top1"] >= self.target)):
             self.reached = True
             trainer.should_stop = True

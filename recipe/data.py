@@ -11,7 +11,7 @@ from recipe.augmentation import ImageView, TensorView
 from recipe.config import Recipe
 from recipe.datasets import Splits, TensorImages, open_splits, prepare
 from recipe.errors import InputError
-from recipe.sampler import PeerBatches, PeerSampler, stable_seed
+from recipe.sampler import PADDING, PeerBatches, PeerSampler, ShardBatches, stable_seed
 
 __all__ = ["PeerSampler", "VisionData"]
 
@@ -21,7 +21,8 @@ class VisionData(L.LightningDataModule):
 
     Batches are (images, labels): float32 (batch, channels, image_size, image_size), normalised, and int64 (batch,).
     The training loader never ends and its micro-batches are all of equal size; validation and test loaders pass over
-    their part once, in order.
+    their part once, in order. Under a trainer of several processes each of them gets its share: of the training order
+    every n-th micro-batch, of a pass every n-th sample, filled up with the label `PADDING` to equal lengths.
 
     Args:
         recipe: names the data set, the image size and the augmentation.
@@ -72,33 +73,38 @@ class VisionData(L.LightningDataModule):
         """Size of the training part; known after `setup`."""
         return len(self._opened().train)
 
+    @property
+    def train_images(self) -> Dataset:
+        """The training part as it is stored; known after `setup`."""
+        return self._opened().train
+
     def train_dataloader(self) -> DataLoader:
         """Endless micro-batches, beginning after the samples that were already trained on."""
         sampler = PeerSampler(self.num_train_samples, self.recipe.seed, self.identity)
         sampler.load_state_dict({"position": self.samples_trained})
         key = stable_seed(self.recipe.seed, self.identity, "augmentation")
         view = self._view(self._opened().train, key)
-        return self._loader(view, batch_sampler=PeerBatches(sampler, self.batch_size))
+        return self._loader(view, PeerBatches(sampler, self.batch_size, *self._share))
 
     def val_dataloader(self) -> DataLoader:
         """The validation part, once, in order."""
-        return self._loader(self._view(self._opened().val, None), batch_size=self.batch_size)
+        return self._pass_over(self._opened().val)
 
     def test_dataloader(self) -> DataLoader:
         """The test part, once, in order."""
         test = self._opened().test
         if test is None:
             raise InputError(f"There is no folder {self.data_dir / 'test'}: add one with a folder per class.")
-        return self._loader(self._view(test, None), batch_size=self.batch_size)
+        return self._pass_over(test)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Counts here, where a batch leaves for training: loaders draw ahead, so their own count says too much."""
         if self.trainer is not None and self.trainer.training:
-            self.samples_trained += len(batch[1])
+            self.samples_trained += len(batch[1]) * self.trainer.world_size
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """How many samples were trained on; Lightning keeps it in checkpoints."""
+        """How many samples were trained on, by all processes together; Lightning keeps it in checkpoints."""
         return {"position": self.samples_trained}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
@@ -110,22 +116,48 @@ class VisionData(L.LightningDataModule):
             self.setup()
         return self._splits
 
+    @property
+    def _share(self) -> tuple[int, int]:
+        """Rank of this process and number of training processes."""
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
     def _view(self, part: Dataset, key: int | None) -> TensorView | ImageView:
         return (TensorView if isinstance(part, TensorImages) else ImageView)(part, self.recipe, key)
 
-    def _loader(self, view: TensorView | ImageView, **batches: Any) -> DataLoader:
+    def _pass_over(self, part: Dataset) -> DataLoader:
+        return self._loader(self._view(part, None), ShardBatches(len(part), self.batch_size, *self._share))
+
+    def _loader(self, view: TensorView | ImageView, batches: PeerBatches | ShardBatches) -> DataLoader:
         in_memory = isinstance(view, TensorView)
         workers = 0 if in_memory else self.num_workers
         return DataLoader(
-            view,
+            view if isinstance(batches, PeerBatches) else _PaddedView(view),
+            batch_sampler=batches,
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
             collate_fn=_as_is if in_memory else None,
             # A loader draws a seed when it starts; not from the global generator, where dropout would notice.
             generator=torch.Generator().manual_seed(self.recipe.seed),
-            **batches,
         )
+
+
+class _PaddedView(Dataset):
+    """A view without random changes that gives some image and the label `PADDING` for the index `PADDING`."""
+
+    def __init__(self, view: TensorView | ImageView) -> None:
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        existing = [max(index, 0) for index in indices]
+        if isinstance(self.view, TensorView):
+            images, labels = self.view.__getitems__(existing)
+            return images, torch.where(torch.tensor(indices) == PADDING, PADDING, labels)
+        pairs = zip(indices, (self.view[index] for index in existing), strict=True)
+        return [(image, PADDING if index == PADDING else label) for index, (image, label) in pairs]
 
 
 def _as_is(batch: Any) -> Any:

@@ -34,14 +34,7 @@ class RunFolder:
         """
         path = Path(output_dir).expanduser() / check_name(run_id, "--run-id") / check_name(peer_name, "--public-name")
         folder = cls(path)
-        try:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):
-                pass
-        except OSError as error:
-            raise InputError(
-                f"The folder {path} cannot be written ({error.strerror}): name another --output-dir."
-            ) from error
+        make_writable(folder.checkpoints)
         return folder
 
     def write_recipe(self, recipe: Recipe) -> None:
@@ -85,6 +78,23 @@ class RunFolder:
         summary = {"run_id": run_id, "recipe": recipe.name, "fingerprint": recipe.fingerprint, "outcome": outcome}
         counts = {"steps": steps, "samples": samples, "seconds": seconds, "max_num_peers": max_num_peers}
         write_json(self.summary, summary | counts | {"val_accuracy": val_accuracy, "train_loss": train_loss} | more)
+
+
+def make_writable(path: str | Path) -> None:
+    """Makes the folder if it is missing, and tries to write a file there.
+
+    Raises:
+        InputError: that fails.
+    """
+    path = Path(path).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"The folder {path} cannot be written ({error.strerror}): name another --output-dir."
+        ) from error
 
 
 def check_name(name: str, option: str) -> str:

@@ -57,18 +57,60 @@ class PeerBatches(Sampler[list[tuple[int, int]]]):
     """Endless micro-batches of equal size. Each entry is (position, index).
 
     The position counts the samples this peer has drawn. It seeds a sample's augmentation, which therefore depends
-    neither on the micro-batch size nor on the number of loader processes.
+    neither on the micro-batch size nor on the number of loader processes. A peer of several training processes deals
+    the micro-batches of its one order out to them in turn: after each turn they have seen together what one process
+    would have seen alone.
+
+    Args:
+        sampler: the peer's order.
+        batch_size: samples per micro-batch.
+        rank: which of the peer's training processes this is, from 0.
+        num_processes: how many there are.
     """
 
-    def __init__(self, sampler: PeerSampler, batch_size: int) -> None:
+    def __init__(self, sampler: PeerSampler, batch_size: int, rank: int = 0, num_processes: int = 1) -> None:
         self.sampler = sampler
         self.batch_size = batch_size
+        self.rank = rank
+        self.num_processes = num_processes
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         indices = iter(self.sampler)
         while True:
-            first = self.sampler.position
-            yield [(first + i, next(indices)) for i in range(self.batch_size)]
+            for turn in range(self.num_processes):
+                first = self.sampler.position
+                batch = [(first + i, next(indices)) for i in range(self.batch_size)]
+                if turn == self.rank:
+                    yield batch
+
+
+PADDING = -1
+"""Stands for no sample: an index that asks for none, and the label that metrics skip."""
+
+
+class ShardBatches(Sampler[list[int]]):
+    """One process's share of a pass in order: every `num_processes`-th index, beginning at `rank`.
+
+    All processes get equally many indices, because under FSDP every forward pass is one of all processes; where the
+    data set does not divide, the last index of some is `PADDING`.
+    """
+
+    def __init__(self, dataset_size: int, batch_size: int, rank: int, num_processes: int) -> None:
+        self.dataset_size, self.batch_size = dataset_size, batch_size
+        self.rank, self.num_processes = rank, num_processes
+
+    def __len__(self) -> int:
+        return -(-self._samples_per_process // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        own = list(range(self.rank, self.dataset_size, self.num_processes))
+        own += [PADDING] * (self._samples_per_process - len(own))
+        for first in range(0, len(own), self.batch_size):
+            yield own[first : first + self.batch_size]
+
+    @property
+    def _samples_per_process(self) -> int:
+        return -(-self.dataset_size // self.num_processes)
 
 
 def sample_randomness(key: int, positions: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
+    MulticlassConfusionMatrix,
     MulticlassF1Score,
     MulticlassPrecision,
     MulticlassRecall,
@@ -16,6 +17,7 @@ from torchmetrics.classification import (
 from recipe.config import Recipe
 from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler
+from recipe.sampler import PADDING
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -26,20 +28,31 @@ class VisionTask(L.LightningModule):
     `training_step` only adds to running metrics, which `recipe.callbacks.StepMetrics` reads and resets once per global
     update. Validation logs `val/loss`, `val/top1`, `val/top5`, `val/macro_f1`, `val/precision` and `val/recall`
     (the last three are means over classes) at the global step at which it ran; testing the same under `test/`.
-    With fewer than five classes, "top5" counts the best `num_classes` guesses.
+    With fewer than five classes, "top5" counts the best `num_classes` guesses. Samples with the label `PADDING` count
+    for nothing. Metrics of a pass are over all processes.
+
+    After testing, `confusion` holds the int64 counts (num_classes, num_classes), true classes in rows. Checkpoints also
+    hold the recipe as JSON, under "recipe".
+
+    Args:
+        recipe: what is trained.
+        channels_last: compute in torch's channels-last memory format, which is faster for convolutions on GPUs.
 
     Raises:
         InputError: the recipe's model cannot be built.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, channels_last: bool = False) -> None:
         super().__init__()
         self.recipe = recipe
-        self.model = build_model(recipe)
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.model = build_model(recipe).to(memory_format=self.memory_format)
         self.train_metrics = _running_metrics(recipe.num_classes)
         self.val_metrics = _evaluation_metrics(recipe.num_classes)
         self.test_metrics = _evaluation_metrics(recipe.num_classes)
         self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
+        self.test_confusion = MulticlassConfusionMatrix(recipe.num_classes, ignore_index=PADDING, validate_args=False)
+        self.confusion: torch.Tensor | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -53,7 +66,7 @@ class VisionTask(L.LightningModule):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Logits (batch, num_classes) of images (batch, channels, image_size, image_size)."""
-        return self.model(images)
+        return self.model(images.contiguous(memory_format=self.memory_format))
 
     def configure_optimizers(self) -> dict[str, Any]:
         """The scheduler advances once per optimizer step, which is one global update."""
@@ -77,22 +90,31 @@ class VisionTask(L.LightningModule):
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds one batch to the test metrics."""
-        self._evaluate(batch, self.test_loss, self.test_metrics)
+        self.test_confusion.update(*self._evaluate(batch, self.test_loss, self.test_metrics))
 
     def on_validation_epoch_end(self) -> None:
         """Logs the validation metrics, except those of Lightning's own trial run."""
         self._log_evaluation("val", self.val_loss, self.val_metrics)
 
     def on_test_epoch_end(self) -> None:
-        """Logs the test metrics."""
+        """Logs the test metrics and keeps the confusion matrix."""
+        self.confusion = self.test_confusion.compute().cpu()
+        self.test_confusion.reset()
         self._log_evaluation("test", self.test_loss, self.test_metrics)
 
-    def _evaluate(self, batch: Batch, loss: MeanMetric, metrics: MetricCollection) -> None:
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the recipe, so that a checkpoint can be tested by itself."""
+        checkpoint["recipe"] = self.recipe.to_json()
+
+    def _evaluate(self, batch: Batch, loss: MeanMetric, metrics: MetricCollection) -> Batch:
         images, labels = batch
         logits = self(images)
+        num_samples = (labels != PADDING).sum()
         # Without smoothing: a validation loss that can be compared between recipes.
-        loss.update(F.cross_entropy(logits, labels), weight=len(labels))
+        total = F.cross_entropy(logits, labels, ignore_index=PADDING, reduction="sum")
+        loss.update(total / num_samples.clamp(min=1), weight=num_samples)
         metrics.update(logits, labels)
+        return logits, labels
 
     def _log_evaluation(self, part: str, loss: MeanMetric, metrics: MetricCollection) -> None:
         computed = {"loss": loss.compute(), **metrics.compute()}
@@ -122,12 +144,13 @@ def _running_metrics(num_classes: int) -> torch.nn.ModuleDict:
 
 
 def _evaluation_metrics(num_classes: int) -> MetricCollection:
+    common = {"ignore_index": PADDING, "validate_args": False}
     return MetricCollection(
         {
-            "top1": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
-            "top5": MulticlassAccuracy(num_classes, average="micro", top_k=min(5, num_classes), validate_args=False),
-            "macro_f1": MulticlassF1Score(num_classes, average="macro", validate_args=False),
-            "precision": MulticlassPrecision(num_classes, average="macro", validate_args=False),
-            "recall": MulticlassRecall(num_classes, average="macro", validate_args=False),
+            "top1": MulticlassAccuracy(num_classes, average="micro", **common),
+            "top5": MulticlassAccuracy(num_classes, average="micro", top_k=min(5, num_classes), **common),
+            "macro_f1": MulticlassF1Score(num_classes, average="macro", **common),
+            "precision": MulticlassPrecision(num_classes, average="macro", **common),
+            "recall": MulticlassRecall(num_classes, average="macro", **common),
         }
     )

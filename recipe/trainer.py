@@ -9,11 +9,13 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
 from recipe.callbacks import StepMetrics, StopAtAccuracy, ValidateEverySteps
 from recipe.config import Recipe
+from recipe.durations import parse_duration, positive
 from recipe.errors import InputError
 from recipe.loggers import JsonlLogger
 from recipe.run_folder import RunFolder
@@ -39,6 +41,12 @@ def build_trainer(
     accumulate_grad_batches: int = 1,
     enable_progress_bar: bool = False,
     gradient_clip_val: float | None = None,
+    num_nodes: int = 1,
+    precision: str | None = None,
+    plugins: Iterable[Any] = (),
+    profiler: Profiler | None = None,
+    sync_batchnorm: bool = False,
+    loggers: Iterable[Logger] | None = None,
 ) -> L.Trainer:
     """A trainer that logs to the run folder and counts, validates and stops in global updates.
 
@@ -55,6 +63,12 @@ def build_trainer(
         accumulate_grad_batches: micro-batches per update; strategies that accumulate by themselves keep 1.
         enable_progress_bar: Lightning's progress bar.
         gradient_clip_val: None for the recipe's `clip_norm`; 0 where the strategy clips.
+        num_nodes: machines with `devices` processes each.
+        precision: Lightning's name of the number format; None for the recipe's.
+        plugins: Lightning's plugins, such as how checkpoints are written.
+        profiler: Lightning's profiler.
+        sync_batchnorm: BatchNorm over the micro-batches of all processes.
+        loggers: beside `metrics.jsonl`; None for TensorBoard in the run folder.
 
     Raises:
         InputError: a limit cannot be understood or is out of range.
@@ -65,9 +79,13 @@ def build_trainer(
     return L.Trainer(
         accelerator=accelerator,
         devices=devices,
+        num_nodes=num_nodes,
         strategy=strategy,
-        precision=recipe.precision,
-        logger=_loggers(folder),
+        precision=precision or recipe.precision,
+        plugins=list(plugins) or None,
+        profiler=profiler,
+        sync_batchnorm=sync_batchnorm,
+        logger=[*([tensorboard_logger(folder)] if loggers is None else loggers), JsonlLogger(folder.metrics)],
         callbacks=callbacks,
         max_epochs=-1,
         max_steps=recipe.total_steps if max_steps is None else _checked_steps(max_steps),
@@ -83,9 +101,10 @@ def build_trainer(
     )
 
 
-def _loggers(folder: RunFolder) -> list[Any]:
-    tensorboard = TensorBoardLogger(folder.tensorboard, name="", version="", default_hp_metric=False)
-    return [tensorboard, JsonlLogger(folder.metrics)]
+def tensorboard_logger(folder: RunFolder, resumed_step: int | None = None) -> TensorBoardLogger:
+    """Lightning's logger for the run folder; what was logged after the step that a run resumes from is not shown."""
+    again = {} if resumed_step is None else {"purge_step": resumed_step + 1}
+    return TensorBoardLogger(folder.tensorboard, name="", version="", default_hp_metric=False, **again)
 
 
 def _checked_steps(max_steps: int) -> int:
@@ -101,15 +120,9 @@ def _checked_accuracy(target: float) -> float:
 
 
 def _checked_time(max_time: str | timedelta | None) -> timedelta | None:
-    if isinstance(max_time, str):
-        parts = re.fullmatch(r"(\d{1,4}):([0-5]?\d):([0-5]?\d)", max_time.strip())
-        if parts is None:
-            raise InputError(f"{max_time[:40]!r} is no duration: write --max-time as HH:MM:SS, such as 01:30:00.")
-        hours, minutes, seconds = map(int, parts.groups())
-        max_time = timedelta(hours=hours, minutes=minutes, seconds=seconds)
-    if max_time is not None and max_time <= timedelta(0):
-        raise InputError("The training has no time: set --max-time to at least 00:00:01.")
-    return max_time
+    if max_time is None:
+        return None
+    return parse_duration(max_time) if isinstance(max_time, str) else positive(max_time)
 
 
 def _silence_lightning() -> None:

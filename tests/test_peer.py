@@ -1,0 +1,374 @@
+"""Peers as people meet them: real processes that join, leave, die and come back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from recipe.presets import preset
+from recipe.run_folder import RunFolder, read_metrics
+from swarm import peer
+from tests.cli import START_SECONDS, TINY, PeerProgram, Program, reaping, wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+SUMMARY = {"run_id", "recipe", "outcome", "steps", "samples", "seconds", "val_accuracy", "train_loss", "max_num_peers"}
+UPDATE_TAGS = {
+    *("train/loss", "train/top1", "train/top5", "train/lr", "perf/samples_per_second", "perf/step_seconds"),
+    *("swarm/peers", "swarm/samples", "swarm/own_samples", "swarm/loss", "perf/swarm_samples_per_second"),
+    *("round/compute_seconds", "round/meeting_seconds", "round/exchange_seconds", "round/parts_received_fraction"),
+}
+VALIDATED = [*TINY, "--validate-every-steps", "10"]
+VALIDATION_TAGS = {"val/loss", "val/top1", "val/top5", "val/macro_f1", "val/precision", "val/recall"}
+
+NICE = 5
+"""Of peers that train on and on, so that newcomers start in reasonable time on two cores."""
+
+
+def summary_of(folder: RunFolder) -> dict:
+    return json.loads(folder.summary.read_text())
+
+
+# ---- a whole run ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FinishedRun:
+    program: Program
+    status: int
+    output_dir: Path
+
+    @property
+    def folders(self) -> list[RunFolder]:
+        return [RunFolder(self.output_dir / "whole" / f"peer-{i}") for i in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Iterator[FinishedRun]:
+    """``python -m swarm.local --peers 3 --max-steps 20``, run to its end."""
+    output_dir = tmp_path_factory.mktemp("finished")
+    with reaping() as programs:
+        arguments = ["--peers", "3", "--output-dir", str(output_dir), "--run-id", "whole", "--max-steps", "20"]
+        program = Program("swarm.local", [*arguments, *VALIDATED], output_dir / "local.log")
+        programs.append(program)
+        yield FinishedRun(program, program.wait(2 * START_SECONDS), output_dir)
+
+
+def test_a_local_swarm_shows_its_result(finished):
+    assert finished.status == 0, finished.program.output
+    output = finished.program.output
+    assert "Completed: validation accuracy" in output
+    assert "tensorboard --logdir" in output
+    assert str(finished.output_dir / "whole") in output
+    result = output[output.index("Completed") :]
+    assert all(f"peer-{i}" in result for i in (1, 2, 3))
+
+
+def test_every_peer_writes_a_summary(finished):
+    for folder in finished.folders:
+        summary = summary_of(folder)
+        assert summary.keys() >= SUMMARY
+        assert (summary["run_id"], summary["recipe"], summary["outcome"]) == ("whole", "digits", "completed")
+        assert (summary["steps"], summary["max_num_peers"]) == (20, 3)
+        assert summary["samples"] > 0
+        assert summary["seconds"] > 0
+        assert 0 < summary["val_accuracy"] <= 1
+        assert summary["train_loss"] > 0
+
+
+def test_all_peers_end_with_the_same_bits(finished):
+    first, *others = (
+        torch.load(folder.checkpoints / "last.ckpt", weights_only=False)["state_dict"] for folder in finished.folders
+    )
+    weights = [name for name in first if name.startswith("model.")]
+    assert weights
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in weights)
+
+
+def test_every_update_is_logged_once_and_was_complete(finished):
+    for folder in finished.folders:
+        lines = read_metrics(folder.metrics)
+        for tag in UPDATE_TAGS:
+            assert [line["step"] for line in lines if tag in line] == list(range(1, 21)), tag
+        assert all(line["round/parts_received_fraction"] == 1.0 for line in lines if "swarm/peers" in line)
+        for tag in VALIDATION_TAGS:
+            assert [line["step"] for line in lines if tag in line] == [10, 20], tag
+
+
+def test_tensorboard_has_the_same_tags(finished):
+    for folder in finished.folders:
+        lines = read_metrics(folder.metrics)
+        events = EventAccumulator(str(folder.tensorboard)).Reload()
+        assert set(events.Tags()["scalars"]) == set().union(*lines) - {"time", "step"}
+        assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 21))
+
+
+def test_a_volunteer_sees_no_noise(finished):
+    """Nothing that only a developer of a library understands."""
+    for folder in finished.folders:
+        log = (folder.path / "peer.log").read_text()
+        for noise in ("Warning", "weights_only", "[INFO]", "Restor", "Traceback", "GPU available"):
+            assert noise not in log, log
+
+
+def test_alone_it_goes_on_from_its_checkpoint(finished, tmp_path):
+    """All have stopped; one comes back with the same name and run id."""
+    shutil.copytree(finished.output_dir, tmp_path / "runs")
+    with reaping() as programs:
+        options = ["--run-id", "whole", "--max-steps", "30", *VALIDATED]
+        again = PeerProgram(tmp_path / "runs", "whole", "peer-1", *options)
+        programs.append(again)
+        assert again.wait(START_SECONDS) == 0, again.output
+    assert "Going on from step 20" in again.output
+    assert "Warning" not in again.output
+    assert summary_of(again.folder)["steps"] == 30
+    steps = [line["step"] for line in read_metrics(again.folder.metrics) if "train/loss" in line]
+    assert steps == list(range(1, 31))
+
+
+# ---- coming and going ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RunningSwarm:
+    output_dir: Path
+    programs: list[Program]
+    first: PeerProgram
+    second: PeerProgram
+    third: PeerProgram
+
+    def join(self, name: str, *options: str) -> PeerProgram:
+        """A newcomer who knows nothing but the second peer's address."""
+        newcomer = PeerProgram(self.output_dir, "long", name, "--initial-peers", self.second.address, *options)
+        self.programs.append(newcomer)
+        return newcomer
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory) -> Iterator[RunningSwarm]:
+    """Three peers that train on and on; the second one stays to the end."""
+    output_dir = tmp_path_factory.mktemp("long")
+    with reaping() as programs:
+        options = ["--run-id", "long", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
+        first = PeerProgram(output_dir, "long", "first", *options, nice=NICE)
+        programs.append(first)
+        second = PeerProgram(output_dir, "long", "second", "--initial-peers", first.address, nice=NICE)
+        third = PeerProgram(output_dir, "long", "third", INITIAL_PEERS=first.address, nice=NICE)
+        programs += [second, third]
+        for program in (first, second, third):
+            program.wait_for_contribution()
+        yield RunningSwarm(output_dir, programs, first, second, third)
+
+
+def test_the_first_peer_says_how_to_join(swarm):
+    output = swarm.first.output
+    assert "Started run long as first" in output
+    line = next(line for line in output.splitlines() if line.startswith("Running a DHT instance."))
+    assert "To connect other peers to this one, use --initial_peers /ip4/" in line
+    assert f"python -m swarm.peer --initial-peers {swarm.first.address}" in output
+    for joined in (swarm.second, swarm.third):
+        assert f"Joining run long as {joined.name}" in joined.output
+        assert RunFolder(joined.folder.path).recipe.read_text() == swarm.first.folder.recipe.read_text()
+
+
+def test_a_setting_that_contradicts_the_swarm_is_refused(swarm, refused):
+    address = swarm.second.address
+    error = refused("--initial-peers", address, "--learning-rate", "0.5")
+    assert "learning_rate: swarm 0.003, here 0.5" in error
+    assert "--initial-peers" in error
+
+
+def test_the_first_peer_may_leave(swarm):
+    """Those who stay train on, and newcomers still learn what is trained."""
+    swarm.first.interrupt()
+    assert swarm.first.wait(10) == 0, swarm.first.output
+    summary = summary_of(swarm.first.folder)
+    assert summary["outcome"] == "interrupted"
+    checkpoint = torch.load(swarm.first.folder.checkpoints / "last.ckpt", weights_only=False)
+    assert checkpoint["global_step"] == summary["steps"] > 0
+    swarm.second.wait_for_contribution(updates=3)
+
+    newcomer = swarm.join("newcomer")
+    assert newcomer.wait_for_contribution().step > summary["steps"]
+    newcomer.process.send_signal(signal.SIGTERM)
+    assert newcomer.wait(10) == 0, newcomer.output
+    assert summary_of(newcomer.folder)["outcome"] == "interrupted"
+    swarm.second.wait_for_contribution(updates=3)
+
+
+def test_a_killed_peer_comes_back_as_the_same(swarm):
+    peer_id, step = swarm.third.peer_id, swarm.third.status.step
+    swarm.third.process.kill()
+    wait_until(lambda: not swarm.third.alive(), 10, "the killed peer's processes have ended")
+    # whatever its checkpoint says: the swarm's state counts
+    checkpoint = {"global_step": 10**6, "VisionData": {"position": 320}}
+    torch.save(checkpoint, swarm.third.folder.checkpoints / "last.ckpt")
+
+    again = swarm.join("third")
+    assert again.peer_id == peer_id
+    assert step < again.wait_for_contribution().step < 10**6
+    swarm.second.wait_for_contribution(updates=3)
+
+
+# ---- several peers on this machine ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ended_early(tmp_path_factory) -> Iterator[dict[str, Program]]:
+    """Two at the same time: Ctrl-C comes when the second peer of one has just begun, that of the other refuses."""
+    output_dir = tmp_path_factory.mktemp("early")
+    RunFolder.create(output_dir, "refusing", "peer-2").write_recipe(preset("synthetic"))
+    with reaping() as programs:
+        for run_id in ("interrupted", "refusing"):
+            arguments = ["--peers", "2", "--output-dir", str(output_dir), "--run-id", run_id, *TINY]
+            programs.append(Program("swarm.local", arguments, output_dir / f"{run_id}.log"))
+        interrupted, refusing = programs
+        second_log = output_dir / "interrupted" / "peer-2" / "peer.log"
+        interrupted.wait_until(lambda: second_log.exists() and second_log.read_text(), "the second peer starts")
+        interrupted.interrupt()
+        yield {"interrupted": interrupted, "refusing": refusing}
+
+
+def test_ctrl_c_ends_a_local_swarm(ended_early):
+    program = ended_early["interrupted"]
+    assert program.wait(15) == 0, program.output
+    assert "Interrupted: validation accuracy" in program.output
+
+
+def test_a_local_swarm_tells_why_a_peer_failed(ended_early):
+    """The others would wait for it, so all end."""
+    program = ended_early["refusing"]
+    assert program.wait(START_SECONDS) == 2, program.output
+    assert "peer-2 failed:" in program.output
+    assert "holds a run of another recipe" in program.output
+    assert "Traceback" not in program.output
+
+
+# ---- bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(tmp_path, capsys, monkeypatch):
+    """Runs ``swarm.peer.main``, which has to refuse in one sentence; returns it."""
+    monkeypatch.setenv("INITIAL_PEERS", "")
+    monkeypatch.setenv("HIVEMIND_LOGLEVEL", "WARNING")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(*arguments: str) -> str:
+        if "--output-dir" not in arguments:
+            arguments = (*arguments, "--output-dir", str(tmp_path / "runs"))
+        assert peer.main(list(arguments)) == 2
+        errors = capsys.readouterr().err.strip().splitlines()
+        assert len(errors) == 1
+        assert errors[0].startswith("error: ")
+        return errors[0]
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+ADDRESS = "/ip4/127.0.0.1/tcp/{port}/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "explanation"),
+    [
+        ("--initial-peers 192.168.0.5:31337", "lacks the peer id"),
+        ("--initial-peers /ip4/127.0.0.1/tcp/31337", "/p2p/PEER_ID is missing"),
+        ("--recipe digit", "did you mean digits?"),
+        ("--recipe missing.json", "missing.json cannot be read"),
+        ("--model vit_tiny_patch16_223", "is no timm model (did you mean"),
+        ("--batch-size 4096", "does not fit the target batch size of 512: give --batch-size 512 or less"),
+        ("--batch-size 0", "--batch-size is 0"),
+        ("--target-accuracy 95", "such as 0.95"),
+        ("--max-time 5m", "write --max-time as HH:MM:SS"),
+        ("--max-steps 0", "--max-steps is 0"),
+        ("--port 70000", "--port is 70000"),
+        ("--run-id ../elsewhere", "--run-id"),
+        ("--public-name ../elsewhere", "--public-name"),
+        ("--averaging-timeout 3", "has to be longer than --matchmaking-time 5"),
+        ("--public-ip router", "--public-ip router is not an IP address"),
+        ("--public-ip 203.0.113.5", "--public-ip needs a fixed --port"),
+        ("--recipe imagefolder-vit-small --data-dir nowhere", "nowhere"),
+        pytest.param(
+            "--device cuda",
+            "--device cpu",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+)
+def test_bad_input_is_explained(refused, arguments, explanation):
+    assert explanation in refused(*arguments.split())
+
+
+def test_an_address_where_nobody_listens(refused):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        assert "refused" in refused("--initial-peers", ADDRESS.format(port=unused.getsockname()[1]))
+
+
+def test_an_address_where_somebody_else_listens(refused):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        error = refused("--initial-peers", ADDRESS.format(port=server.getsockname()[1]))
+    assert "No peer with the expected id answers" in error
+
+
+def test_a_port_in_use(refused):
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        assert "is in use" in refused("--port", str(server.getsockname()[1]))
+
+
+def test_a_folder_that_cannot_be_written(refused, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in refused("--output-dir", str(tmp_path / "file" / "runs"))
+
+
+def test_a_recipe_file_that_is_none(refused, tmp_path):
+    (tmp_path / "recipe.json").write_text('{"learning_rate": 1}')
+    assert "format" in refused("--recipe", str(tmp_path / "recipe.json"))
+
+
+def test_a_data_folder_without_images(refused, tmp_path):
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    error = refused("--recipe", "imagefolder-vit-small", "--data-dir", str(tmp_path / "data"))
+    assert str(tmp_path / "data") in error
+
+
+def test_a_folder_of_another_recipe(refused, tmp_path):
+    RunFolder.create(tmp_path / "runs", "mine", "me").write_recipe(preset("synthetic"))
+    error = refused("--run-id", "mine", "--public-name", "me")
+    assert "holds a run of another recipe" in error
+    assert "dataset: there synthetic, now digits" in error
+
+
+def test_a_damaged_checkpoint(refused, tmp_path):
+    folder = RunFolder.create(tmp_path / "runs", "mine", "me")
+    (folder.checkpoints / "last.ckpt").write_bytes(b"half a file")
+    assert "delete it to begin with the swarm's state" in refused("--run-id", "mine", "--public-name", "me")
+
+
+def test_a_wrong_option_of_a_local_swarm(tmp_path):
+    """Refused before any peer starts."""
+    with reaping() as programs:
+        started = [
+            Program("swarm.local", ["--output-dir", str(tmp_path), *arguments], tmp_path / f"{number}.log")
+            for number, arguments in enumerate((["--port", "31337"], ["--target-accuracy", "95"], ["--lerning-rate"]))
+        ]
+        programs += started
+        assert [program.wait(30) for program in started] == [2, 2, 2]
+    outputs = [program.output for program in started]
+    assert "leave them out here" in outputs[0]
+    assert "such as 0.95" in outputs[1]
+    assert "--learning-rate" in outputs[2]
+    assert not list(tmp_path.glob("*/peer-1"))
