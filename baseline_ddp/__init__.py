@@ -1,1 +1,1 @@
-"""How a cluster trains the same recipe with DDP or FSDP."""
+"""How a cluster trains the recipe: one process, DDP or FSDP, started by torchrun."""

@@ -1,0 +1,59 @@
+"""The largest micro-batch that fits into memory, found by Lightning's batch-size finder."""
+
+import logging
+import tempfile
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.tuner import Tuner
+
+from recipe.data import VisionData
+from recipe.task import VisionTask
+
+STEPS_PER_TRIAL = 3
+
+
+def find_largest_batch(task: VisionTask, data: VisionData, device: torch.device, precision: str, limit: int) -> int:
+    """Doubles the micro-batch until memory is full, then halves the interval.
+
+    Every process searches for itself on its own device, before the processes connect their models: Lightning's finder
+    works in single processes only. A copy of the model per process (`single`, `ddp`) fits as found, apart from DDP's
+    buckets; shards (`fsdp`) need less than that.
+
+    Args:
+        task: a model of its own; its weights stay as they are.
+        data: set up; its `batch_size` is changed.
+        device: of this process.
+        precision: Lightning's name of the number format.
+        limit: samples that no process can need more of.
+
+    Returns:
+        Samples, at most `limit`.
+    """
+    logging.getLogger("lightning.pytorch.tuner.batch_size_scaling").setLevel(logging.WARNING)
+    data.batch_size = 1
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = L.Trainer(
+            accelerator="gpu" if device.type == "cuda" else "cpu",
+            devices=[device.index] if device.type == "cuda" else 1,
+            precision=precision,
+            plugins=[LightningEnvironment()],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            limit_val_batches=0,
+            max_steps=STEPS_PER_TRIAL,
+            default_root_dir=folder,
+        )
+        found = Tuner(trainer).scale_batch_size(
+            task,
+            datamodule=data,
+            mode="binsearch",
+            steps_per_trial=STEPS_PER_TRIAL,
+            init_val=1,
+            margin=0.0,  # the largest that divides is taken, which is mostly less
+            max_val=2 * limit,  # Lightning does not try the highest value itself
+        )
+    return max(1, min(found or 1, limit))

@@ -1,0 +1,286 @@
+"""The processes of a run: who this one is, how they find each other, and what to say when that fails."""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from recipe.errors import InputError
+
+T = TypeVar("T")
+
+
+class RunFailed(RuntimeError):  # noqa: N818
+    """The run cannot go on, through no fault of the command line; the message is one sentence for a person."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of the run, as torchrun describes it in the environment."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    restarts: int = 0
+    """How often torchrun has restarted the workers."""
+
+    @classmethod
+    def from_environment(cls) -> "Processes":
+        """What RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE say; without them, one process.
+
+        Raises:
+            InputError: they contradict each other.
+        """
+        names = {"rank": "RANK", "size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_size": "LOCAL_WORLD_SIZE"}
+        found = {name: int(os.environ[variable]) for name, variable in names.items() if variable in os.environ}
+        processes = cls(**found, restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
+        if not processes.rank < processes.size or processes.size % processes.local_size:
+            raise InputError(
+                f"The variables RANK={processes.rank}, WORLD_SIZE={processes.size} and LOCAL_WORLD_SIZE="
+                f"{processes.local_size} contradict each other: let torchrun start the processes."
+            )
+        return processes
+
+    @property
+    def nodes(self) -> int:
+        """Number of machines."""
+        return self.size // self.local_size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    def device(self, wanted: str) -> torch.device:
+        """This process's device.
+
+        Args:
+            wanted: auto, cpu or cuda.
+
+        Raises:
+            InputError: there are too few GPUs.
+        """
+        if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+            return torch.device("cpu")
+        found = torch.cuda.device_count()
+        if found < self.local_size:
+            raise InputError(
+                f"{self.local_size} process(es) on this machine need as many GPUs and torch finds {found}: give "
+                f"--device cpu, or start {max(found, 1)} with torchrun --nproc-per-node."
+            )
+        return torch.device("cuda", self.local_rank)
+
+    @contextlib.contextmanager
+    def connected(self, device: torch.device, connect_timeout: float, collective_timeout: float) -> Iterator[None]:
+        """A process group: gloo on CPUs, NCCL on GPUs; one process alone makes a group of its own.
+
+        Args:
+            device: of this process.
+            connect_timeout: seconds until all processes have to be there.
+            collective_timeout: seconds that a process waits for the others later on.
+
+        Raises:
+            RunFailed: they do not find each other in time, or one is lost during the run.
+        """
+        self._name_to_environment()
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        self._reach_master(address, connect_timeout)
+        on_gpu = device.type == "cuda"
+        try:
+            store = _meet(self.rank, self.size, connect_timeout)
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                store=store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=collective_timeout),
+                device_id=device if on_gpu else None,
+            )
+        except (dist.DistError, RuntimeError, ValueError, TimeoutError) as error:
+            raise RunFailed(
+                f"The {self.size} processes did not find each other at {address} within {connect_timeout:g} s "
+                f"({_first_line(error)}): check that all nodes run and can reach that address."
+            ) from error
+        try:
+            with _loss_of_others_told(self, collective_timeout):
+                yield
+        finally:
+            with contextlib.suppress(Exception):  # a lost process may have broken the group already
+                dist.destroy_process_group()
+
+    def agree(self, value: T) -> T:
+        """The first process's value; several need to be `connected`."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
+
+    def first_does(self, task: Callable[[], T]) -> T:
+        """Lets the first process do something and gives the result to all; several need to be `connected`.
+
+        Raises:
+            InputError: in the first process, if the task does.
+            SystemExit: then, in the others, which have nothing to add.
+        """
+        result, error = None, None
+        if self.is_first:
+            try:
+                result = task()
+            except InputError as refused:
+                error = refused
+        result, failed = self.agree((result, error is not None))
+        if error is not None:
+            raise error
+        if failed:
+            raise SystemExit(2)
+        return result
+
+    def smallest(self, value: int) -> int:
+        """The smallest of all processes' values; several need to be `connected`."""
+        if self.size == 1:
+            return value
+        values: list[int] = [value] * self.size
+        dist.all_gather_object(values, value)
+        return min(values)
+
+    def run_began(self) -> float:
+        """Unix seconds at which this run began: the start of torchrun, which outlives restarts of its workers."""
+        under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        return psutil.Process(os.getppid()).create_time() if under_torchrun else time.time()
+
+    def _name_to_environment(self) -> None:
+        """Lightning reads these too."""
+        if self.size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+            raise InputError("Several processes have to know MASTER_ADDR and MASTER_PORT: let torchrun start them.")
+        defaults = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "GROUP_RANK": str(self.rank // self.local_size),
+        }
+        for name, value in defaults.items():
+            os.environ.setdefault(name, value)
+
+    def _reach_master(self, address: str, seconds: float) -> None:
+        """torch itself waits for much longer than its timeout where nobody answers at all."""
+        if self.is_first or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has met there already
+            return
+        host, _, port = address.rpartition(":")
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                socket.create_connection((host, int(port)), timeout=max(0.1, deadline - time.monotonic())).close()
+                return
+            except OSError as error:
+                if time.monotonic() >= deadline - 0.5:
+                    raise RunFailed(
+                        f"The master address {address} did not answer within {seconds:g} s ({error}): check "
+                        "--master-addr and --master-port, and that the first node runs and its firewall lets others in."
+                    ) from error
+                time.sleep(0.5)
+
+
+def _meet(rank: int, size: int, seconds: float) -> dist.Store:
+    """The store at the master address. In a thread: torch waits for ever where a stranger takes the connection."""
+    found: list[dist.Store | BaseException] = []
+
+    def meet() -> None:
+        try:
+            store = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))[0]
+            found.append(store_of_this_attempt(store, rank, size))
+        except BaseException as error:
+            found.append(error)
+
+    meeting = threading.Thread(target=meet, daemon=True)
+    meeting.start()
+    meeting.join(seconds + 2.0)
+    if not found:
+        raise TimeoutError("something else answers there")
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def store_of_this_attempt(store: dist.Store, rank: int, size: int) -> dist.Store:
+    """A part of the store that no earlier attempt has written to; all processes get the same one.
+
+    torchrun keeps one store for all attempts, so that restarted workers would read each other's old addresses there.
+    The restart count does not tell attempts apart, because nodes whose own workers did not fail do not count. So the
+    first process names the attempt, and answers each other process by a word that this one has just made up.
+
+    Args:
+        store: shared by all processes.
+        rank: of this one.
+        size: number of processes.
+    """
+    if rank == 0:
+        attempt = uuid.uuid4().hex
+        store.set("attempt", attempt)
+        for other in range(1, size):
+            store.set(f"welcome/{store.get(f'{attempt}/{other}').decode()}", "")
+        return dist.PrefixStore(attempt, store)
+    word, attempt = uuid.uuid4().hex, ""
+    while not store.check([f"welcome/{word}"]):
+        if (named := store.get("attempt").decode()) != attempt:
+            attempt = named
+            store.set(f"{attempt}/{rank}", word)
+        time.sleep(_POLL_SECONDS)
+    return dist.PrefixStore(attempt, store)
+
+
+_POLL_SECONDS = 0.05
+
+_SIGNS_OF_A_LOST_PROCESS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "timed out waiting",
+    "connect timeout",
+    "socket timeout",
+    "nccl",
+    "gloo",
+    "wait timeout",
+)
+
+
+@contextlib.contextmanager
+def _loss_of_others_told(processes: Processes, timeout: float) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    except RuntimeError as error:  # gloo and NCCL have no exceptions of their own
+        is_lost = isinstance(error, dist.DistError) or any(
+            sign in str(error).lower() for sign in _SIGNS_OF_A_LOST_PROCESS
+        )
+        if isinstance(error, RunFailed) or processes.size == 1 or not is_lost:
+            raise
+        raise RunFailed(
+            f"Process {processes.rank} lost another process of this run, or had no answer for {timeout:g} s "
+            f"({_first_line(error)}): see what the other one said, then go on with --resume."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

@@ -1,0 +1,107 @@
+"""After the training: the test split, the summary and the logbook, by the first process alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from baseline_ddp.evaluate import TestResult, evaluate, result_table
+from baseline_ddp.logbook import write_logbook
+from baseline_ddp.processes import RunFailed
+from recipe.errors import InputError
+from recipe.run_folder import read_metrics
+
+if TYPE_CHECKING:
+    from baseline_ddp.session import Session
+
+
+def finish(session: Session) -> int:
+    """Tests the best checkpoint and writes what a reader of the run folder needs; returns the exit status.
+
+    Raises:
+        RunFailed: the best checkpoint has not reached its address.
+    """
+    outcome = _outcome(session)
+    if session.copy is not None:
+        session.copy.close()
+    result, test_problem = _test(session)
+    session.folder.write_summary(
+        session.recipe,
+        **_training(session, outcome),
+        **_setting(session),
+        test_accuracy=None if result is None else result.top1,
+        test_problem=test_problem,
+    )
+    logbook = write_logbook(session.folder)
+    if result is not None:
+        Console(soft_wrap=True).print(result_table(result))
+    step, seconds = session.trainer.global_step, session.seconds
+    print(f"{outcome.capitalize()} at step {step} after {seconds:.0f} s: {logbook}", flush=True)
+    if session.copy is not None and session.copy.problem:
+        raise RunFailed(
+            f"The best checkpoint could not be copied to {session.remote.url} ({session.copy.problem}): copy "
+            f"{session.best.best_model_path} there by hand."
+        )
+    return 0
+
+
+def _outcome(session: Session) -> str:
+    target = session.options.stops.target_accuracy
+    if target is not None and session.trainer.callback_metrics.get("val/top1", 0.0) >= target:
+        return "target accuracy reached"
+    return "completed" if session.trainer.global_step >= session.trainer.max_steps else "time is up"
+
+
+def _test(session: Session) -> tuple[TestResult | None, str | None]:
+    """Result of the best checkpoint, or why there is none; a folder without test images is no failure."""
+    best = session.folder.checkpoints / "best.ckpt"
+    checkpoint = best if best.exists() else session.snapshots.path
+    try:
+        result = evaluate(checkpoint, session.options.files.data_dir, session.plan.micro_batch, session.device)
+    except InputError as problem:
+        return None, str(problem)
+    result.write(session.folder.path / "test.json", session.folder.path / "confusion.png")
+    return result, None
+
+
+def _training(session: Session, outcome: str) -> dict[str, Any]:
+    lines = read_metrics(session.folder.metrics)
+    accuracies, losses = _values(lines, "val/top1"), _values(lines, "val/loss")
+    samples = (session.trainer.global_step - (session.beginning.resumed_step or 0)) * session.plan.global_batch
+    step_time = session.split.totals
+    return {
+        "run_id": session.beginning.run_id,
+        "outcome": outcome,
+        "steps": session.trainer.global_step,
+        "samples": samples,
+        "seconds": session.seconds,
+        "val_accuracy": accuracies[-1] if accuracies else None,
+        "train_loss": (_values(lines, "train/loss") or [None])[-1],
+        "best_val_accuracy": max(accuracies, default=None),
+        "best_val_loss": min(losses, default=None),
+        "samples_per_second": samples / sum(step_time.values()) if samples else None,
+        "step_time_seconds": step_time,
+        "resources": session.resources.summary(),
+        "resumed_step": session.beginning.resumed_step,
+        "best_checkpoint": session.copy and {"url": session.remote.url, "sha256": session.copy.sha256},
+    }
+
+
+def _setting(session: Session) -> dict[str, Any]:
+    plan = session.plan
+    return {
+        "strategy": session.strategy_name,
+        "processes": plan.processes,
+        "precision": session.precision,
+        "global_batch": plan.global_batch,
+        "micro_batch": plan.micro_batch,
+        "accumulation": plan.accumulation,
+        "largest_batch": session.largest_batch,
+        "learning_rate": session.recipe.learning_rate,
+        "steps_per_epoch": session.data.num_train_samples / plan.global_batch,
+    }
+
+
+def _values(lines: list[dict[str, Any]], tag: str) -> list[float]:
+    return [line[tag] for line in lines if line.get(tag) is not None]

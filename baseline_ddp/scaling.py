@@ -1,0 +1,228 @@
+"""How the training scales with the number of processes on this machine: one command, one table, one picture.
+
+    python -m baseline_ddp.scaling                                       # digits in 1 and in 2 processes
+    python -m baseline_ddp.scaling --processes 1 2 4 8 --recipe cifar10-vit-tiny --max-steps 200 --repetitions 3
+    python -m baseline_ddp.scaling --scaling weak --lr-scaling linear    # the global batch grows with the processes
+
+Each run is a subprocess with its own run folder, from whose files everything here is computed.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from baseline_ddp.options import parse_options
+from recipe.errors import InputError
+from recipe.run_folder import RunFolder, read_metrics, write_json
+
+ROOT = Path(__file__).resolve().parent.parent
+
+WARMUP_STEPS = 2
+"""First updates of a run that do not count: memory is allocated and caches are cold."""
+
+
+@dataclass(frozen=True)
+class ScalingOptions:
+    """Train the same recipe with different numbers of processes and compare."""
+
+    processes: tuple[int, ...] = (1, 2)
+    """Numbers of processes; the first is what the others are compared with."""
+    recipe: str = "digits"
+    """Preset, or a recipe.json."""
+    scaling: Literal["strong", "weak"] = "strong"
+    """strong: the recipe's batch divided among more processes; weak: a batch that grows with them."""
+    lr_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """How the learning rate follows a growing batch."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """What several processes use."""
+    batch_size: Annotated[int | None, tyro.conf.arg(metavar="SAMPLES")] = None
+    """Micro-batch; the same in all runs."""
+    max_steps: int = 40
+    """Updates per run."""
+    repetitions: int = 1
+    """Runs for each number of processes."""
+    data_dir: Path = Path("data")
+    """Folder of the data set."""
+    output_dir: Path = Path("runs")
+    """Everything goes to OUTPUT_DIR/RUN_ID."""
+    run_id: str | None = None
+    """Name of the comparison; by default scaling and the time."""
+
+    def check(self) -> None:
+        """Raises InputError for values that cannot work."""
+        if not self.processes or min(self.processes) < 1 or len(set(self.processes)) < len(self.processes):
+            raise InputError("--processes takes different numbers of at least 1, such as --processes 1 2.")
+        if self.max_steps <= WARMUP_STEPS:
+            raise InputError(f"The first {WARMUP_STEPS} updates do not count: set --max-steps to more than that.")
+        if self.repetitions < 1:
+            raise InputError("At least one run each is needed: set --repetitions to 1 or more.")
+
+
+@dataclass(frozen=True)
+class ScalingRow:
+    """What came out for one number of processes; throughput in samples per second of training, without validation."""
+
+    processes: int
+    learning_rate: float
+    global_batch: int
+    steps_per_epoch: float
+    throughput: float
+    """Median over the repetitions."""
+    throughput_range: tuple[float, float]
+    epoch_seconds: float
+    efficiency: float
+    """Throughput over processes times the first row's throughput per process."""
+    communication_share: float
+    """Part of the training time that communication took."""
+    best_val_loss: float
+    test_accuracy: float | None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the comparison; returns the exit status."""
+    options = tyro.cli(ScalingOptions, args=arguments, prog="python -m baseline_ddp.scaling")
+    try:
+        options.check()
+        folder = compare(options)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    rows = [ScalingRow(**row) for row in json.loads((folder / "scaling.json").read_text())["rows"]]
+    Console(soft_wrap=True).print(scaling_table(rows, options))
+    print(f"Picture: {folder / 'scaling.png'}")
+    return 0
+
+
+def compare(options: ScalingOptions) -> Path:
+    """Trains, and writes `scaling.json` and `scaling.png` to the returned folder.
+
+    Raises:
+        InputError: a run failed; its own message stands above.
+    """
+    from baseline_ddp.pictures import draw_scaling
+
+    run_id = options.run_id or f"scaling-{time.strftime('%Y%m%d-%H%M%S')}"
+    folders = {count: [] for count in options.processes}
+    for repetition in range(options.repetitions):
+        for count in options.processes:
+            name = f"{count}-processes-{repetition + 1}"
+            print(f"{count} process(es), run {repetition + 1} of {options.repetitions} ...", flush=True)
+            folders[count].append(_train(options, count, run_id, name))
+    rows: list[ScalingRow] = []
+    for count in options.processes:
+        rows.append(summarise(count, folders[count], rows[0] if rows else None))
+    folder = folders[options.processes[0]][0].path.parent
+    environment = json.loads(folders[options.processes[0]][0].environment.read_text())
+    write_json(folder / "scaling.json", {"rows": [asdict(row) for row in rows], "environment": environment})
+    title = f"{options.recipe}, {options.scaling} scaling, n = {options.repetitions}\n{_machine(environment)}"
+    draw_scaling(list(options.processes), [row.throughput for row in rows], folder / "scaling.png", title)
+    return folder
+
+
+def summarise(processes: int, folders: list[RunFolder], first: ScalingRow | None) -> ScalingRow:
+    """One row of the table from the run folders of all repetitions.
+
+    Args:
+        processes: how many each of the runs had.
+        folders: of the finished runs.
+        first: the row to compare with; None if this is it.
+    """
+    summaries = [json.loads(folder.summary.read_text()) for folder in folders]
+    rates = [_throughput(folder) for folder in folders]
+    rate, one = statistics.median(rates), summaries[0]
+    base = first.throughput / first.processes if first else rate / processes
+    times = [summary["step_time_seconds"] for summary in summaries]
+    return ScalingRow(
+        processes=processes,
+        learning_rate=one["learning_rate"],
+        global_batch=one["global_batch"],
+        steps_per_epoch=one["steps_per_epoch"],
+        throughput=rate,
+        throughput_range=(min(rates), max(rates)),
+        epoch_seconds=one["steps_per_epoch"] * one["global_batch"] / rate,
+        efficiency=rate / (processes * base),
+        communication_share=statistics.mean(parts["communication"] / sum(parts.values()) for parts in times),
+        best_val_loss=min(summary["best_val_loss"] for summary in summaries),
+        test_accuracy=_mean([summary["test_accuracy"] for summary in summaries]),
+    )
+
+
+def scaling_table(rows: list[ScalingRow], options: ScalingOptions) -> Table:
+    """The rows for a person."""
+    title = f"{options.recipe}, {options.scaling} scaling, {options.max_steps} updates, n = {options.repetitions}"
+    table = Table(title=title, title_justify="left")
+    columns = "processes", "learning rate", "global batch", "steps per epoch", "samples/s", "epoch", "efficiency"
+    for column in (*columns, "communication", "best val loss", "test accuracy"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        spread = f" ({row.throughput_range[0]:.0f}–{row.throughput_range[1]:.0f})" if options.repetitions > 1 else ""
+        table.add_row(
+            str(row.processes),
+            f"{row.learning_rate:g}",
+            f"{row.global_batch:,}",
+            f"{row.steps_per_epoch:.2f}",
+            f"{row.throughput:.1f}{spread}",
+            f"{row.epoch_seconds:.2f} s",
+            f"{row.efficiency:.1%}",
+            f"{row.communication_share:.1%}",
+            f"{row.best_val_loss:.4f}",
+            "-" if row.test_accuracy is None else f"{row.test_accuracy:.2%}",
+        )
+    return table
+
+
+def _train(options: ScalingOptions, processes: int, run_id: str, name: str) -> RunFolder:
+    arguments = {
+        "--recipe": options.recipe,
+        "--strategy": "single" if processes == 1 else options.strategy,
+        "--max-steps": options.max_steps,
+        "--data-dir": options.data_dir.absolute(),
+        "--output-dir": options.output_dir.absolute(),
+        "--run-id": run_id,
+        "--name": name,
+        "--lr-scaling": options.lr_scaling,
+    }
+    if options.batch_size is not None:
+        arguments["--batch-size"] = options.batch_size
+    if options.scaling == "weak":
+        target = parse_options(["--recipe", options.recipe]).build_recipe().target_batch_size
+        arguments["--target-batch-size"] = target * processes // options.processes[0]
+    words = [str(word) for pair in arguments.items() for word in pair]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    script = str(ROOT / "baseline_ddp" / "train.py")
+    # One process must not take the cores of the others, or there would be nothing left to scale to.
+    threads = max(1, (os.cpu_count() or 1) // max(options.processes))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run([sys.executable, *torchrun, script, *words], env=environment, stdout=subprocess.DEVNULL)
+    if done.returncode:
+        raise InputError(f"The run with {processes} process(es) failed: see its message above, and change the options.")
+    return RunFolder(options.output_dir.absolute() / run_id / name)
+
+
+def _throughput(folder: RunFolder) -> float:
+    lines = read_metrics(folder.metrics)
+    tag = "perf/samples_per_second"
+    return statistics.median(line[tag] for line in lines if tag in line and line["step"] > WARMUP_STEPS)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if known else None
+
+
+def _machine(environment: dict[str, Any]) -> str:
+    return ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

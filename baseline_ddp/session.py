@@ -1,0 +1,237 @@
+"""One run in one of its processes: everything is checked, then trained, then measured on the test split."""
+
+import contextlib
+import logging
+import os
+import random
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+
+from baseline_ddp.batch_finder import find_largest_batch
+from baseline_ddp.batching import BatchPlan, largest_divisor, plan_batches
+from baseline_ddp.best_checkpoint import BestCheckpointCopy, RemoteFile
+from baseline_ddp.options import BaselineOptions
+from baseline_ddp.processes import Processes
+from baseline_ddp.resources import ResourceMeter
+from baseline_ddp.results import finish
+from baseline_ddp.snapshots import AtomicCheckpointIO, Snapshots, check_resumable, forget_after
+from baseline_ddp.strategies import build_strategy, build_task, choose_strategy, cluster_environment
+from baseline_ddp.timing import DataClock, StepSplit, Stopwatch
+from recipe.config import Recipe
+from recipe.data import VisionData
+from recipe.errors import InputError
+from recipe.run_folder import RunFolder
+from recipe.sampler import stable_seed
+from recipe.task import VisionTask
+from recipe.trainer import build_trainer, tensorboard_logger
+
+
+def run(options: BaselineOptions, recipe: Recipe) -> int:
+    """Trains, tests the best checkpoint and writes the run folder; returns the exit status.
+
+    Raises:
+        InputError: something that a person gave cannot work.
+        RunFailed: the run cannot go on.
+    """
+    processes = Processes.from_environment()
+    device = processes.device(options.compute.device)
+    strategy_name = choose_strategy(options.compute, processes, device)
+    size = options.compute.batch_size
+    plan = plan_batches(recipe.target_batch_size, None if size == "auto" else size, processes.size)
+    _silence_libraries()
+    waiting = (options.compute.connect_timeout, options.compute.collective_timeout)
+    with contextlib.nullcontext() if strategy_name == "single" else processes.connected(device, *waiting):
+        session = Session(options, recipe, processes, device, strategy_name, plan)
+        session.train()
+    # From here on the first process is alone; the others have nothing left to do and must not have to wait.
+    return finish(session) if processes.is_first else 0
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What the first process decides for all."""
+
+    run_id: str
+    folder: Path
+    resumed_step: int | None
+
+
+class Session:
+    """Everything that can be wrong before the training is wrong here.
+
+    Args:
+        options: the command line.
+        recipe: what is trained.
+        processes: this process among the others; connected.
+        device: of this process.
+        strategy_name: single, ddp or fsdp.
+        plan: how an update's samples are divided; with `--batch-size auto`, found here.
+
+    Raises:
+        InputError: something that a person gave cannot work.
+    """
+
+    def __init__(
+        self,
+        options: BaselineOptions,
+        recipe: Recipe,
+        processes: Processes,
+        device: torch.device,
+        strategy_name: str,
+        plan: BatchPlan,
+    ) -> None:
+        self.options, self.recipe, self.processes, self.device = options, recipe, processes, device
+        self.strategy_name, self.plan = strategy_name, plan
+        self.precision = options.compute.precision or recipe.precision
+        self.remote = RemoteFile(options.files.best_checkpoint_url) if options.files.best_checkpoint_url else None
+        self.beginning: Beginning = processes.first_does(self._begin)
+        self.folder = RunFolder(self.beginning.folder)
+        self._seed()
+        self.data = self._open_data()
+        self.largest_batch = self._find_batch() if options.compute.batch_size == "auto" else None
+        self.data.batch_size = self.plan.micro_batch
+        self.communication = Stopwatch()
+        self.task = build_task(strategy_name, recipe, options.compute, self.communication)
+        self.split, self.resources = StepSplit(DataClock(), self.communication), ResourceMeter()
+        self.snapshots = Snapshots(self.folder.checkpoints / "last.ckpt", options.files.snapshot_every, strategy_name)
+        self.best = ModelCheckpoint(
+            self.folder.checkpoints,
+            "best",
+            monitor="val/top1",
+            mode="max",
+            save_on_train_epoch_end=False,  # the endless order of samples is one epoch; after validations instead
+            enable_version_counter=False,
+        )
+        self.copy = None if self.remote is None else BestCheckpointCopy(self.remote, self.best)
+        self.trainer = self._trainer()
+        self.seconds = 0.0
+
+    def _begin(self) -> Beginning:
+        """In the first process alone: the folder, what lies there, and where checkpoints go."""
+        files = self.options.files
+        began = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.processes.run_began()))
+        run_id = files.run_id or f"{self.recipe.name}-{began}"
+        name = files.name or f"{self.strategy_name}-{self.processes.size}"
+        folder = RunFolder.create(files.output_dir, run_id, name)
+        snapshot = folder.checkpoints / "last.ckpt"
+        resumed_step = None
+        if files.resume or (self.processes.restarts and snapshot.exists()):
+            resumed_step = check_resumable(snapshot, self.recipe, self.strategy_name)
+        elif snapshot.exists():
+            raise InputError(f"{folder.path} holds a run already: add --resume, or choose another --run-id or --name.")
+        forget_after(folder.metrics, -1 if resumed_step is None else resumed_step)
+        if self.remote is not None:
+            self.remote.check()
+        folder.summary.unlink(missing_ok=True)  # it says that a run has ended
+        folder.write_recipe(self.recipe)
+        folder.write_environment()
+        return Beginning(run_id, folder.path.absolute(), resumed_step)
+
+    def _seed(self) -> None:
+        seed = stable_seed(self.recipe.seed, "process", self.processes.rank)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+
+    def _open_data(self) -> VisionData:
+        files, compute = self.options.files, self.options.compute
+        data = VisionData(self.recipe, files.data_dir, self.plan.micro_batch, num_workers=compute.num_workers)
+        data.prepare_data()
+        data.setup("fit")
+        return data
+
+    def _find_batch(self) -> int:
+        """Sets the plan, and returns the largest micro-batch that fits in all processes."""
+        share = self.recipe.target_batch_size // self.processes.size
+        limit = min(share, self.data.num_train_samples)
+        data = VisionData(self.recipe, self.options.files.data_dir, 1)
+        task = VisionTask(self.recipe, self.options.compute.channels_last)
+        found = self.processes.smallest(find_largest_batch(task, data, self.device, self.precision, limit))
+        self.plan = plan_batches(self.recipe.target_batch_size, largest_divisor(share, found), self.processes.size)
+        return found
+
+    def _trainer(self) -> L.Trainer:
+        on_gpu = self.device.type == "cuda"
+        single_gpu = on_gpu and self.strategy_name == "single"
+        strategy = build_strategy(self.strategy_name, self.options.compute, self.processes, self.communication)
+        checkpoints = [self.best, self.snapshots, *([] if self.copy is None else [self.copy])]
+        return build_trainer(
+            self.recipe,
+            self.folder,
+            accelerator="gpu" if on_gpu else "cpu",
+            devices=[self.device.index] if single_gpu else self.processes.local_size,
+            num_nodes=self.processes.nodes,
+            strategy=strategy,
+            callbacks=[self.split, self.resources, *checkpoints],
+            max_steps=self.options.stops.max_steps,
+            max_time=self.options.stops.max_time,
+            target_accuracy=self.options.stops.target_accuracy,
+            accumulate_grad_batches=self.plan.accumulation,
+            precision=self.precision,
+            plugins=[AtomicCheckpointIO(), cluster_environment(self.strategy_name)],
+            profiler=self.split.data,
+            sync_batchnorm=self.options.compute.sync_batchnorm and self.strategy_name == "ddp",
+            loggers=self._loggers(),
+        )
+
+    def _loggers(self) -> list[Logger]:
+        loggers: list[Logger] = []
+        if "tensorboard" in self.options.files.logger_names:
+            loggers.append(tensorboard_logger(self.folder, self.beginning.resumed_step))
+        if "wandb" in self.options.files.logger_names:
+            loggers.append(_wandb_logger(self.beginning.run_id, self.folder))
+        return loggers
+
+    def train(self) -> None:
+        """Trains until one of the stops; the last state is in `last.ckpt` then.
+
+        Raises:
+            RunFailed: another process is lost, or the disk is full.
+        """
+        if self.processes.is_first:
+            self._introduce()
+        began = time.monotonic()
+        resumed = None if self.beginning.resumed_step is None else self.snapshots.path
+        self.trainer.fit(self.task, self.data, ckpt_path=resumed, weights_only=True)
+        self.seconds = time.monotonic() - began
+
+    def _introduce(self) -> None:
+        recipe, folder = self.recipe, self.folder.path
+        print(
+            f"{recipe.model} on {recipe.dataset}: {self.strategy_name} on {self.processes.size} process(es), "
+            f"{self.device.type}, precision {self.precision}; samples per update {self.plan}.\n"
+            f"Run folder: {folder}"
+        )
+        if self.beginning.resumed_step is not None:
+            print(f"Going on from the snapshot of step {self.beginning.resumed_step}.")
+        print(f"If it is interrupted: the same command with --run-id {self.beginning.run_id} --resume", flush=True)
+
+
+def _wandb_logger(name: str, folder: RunFolder) -> Logger:
+    """Weights & Biases; without an account (WANDB_API_KEY) its files stay in the run folder, for `wandb sync`."""
+    try:
+        from lightning.pytorch.loggers import WandbLogger
+
+        offline = "WANDB_API_KEY" not in os.environ
+        return WandbLogger(
+            project="swarm-vit", name=f"{name}/{folder.path.name}", save_dir=folder.path, offline=offline
+        )
+    except ImportError as error:
+        raise InputError(
+            "Weights & Biases is not installed: pip install wandb, or leave out --logger wandb."
+        ) from error
+
+
+def _silence_libraries() -> None:
+    """Hides what Lightning tells developers in every run; warnings that a person can act on stay."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")

@@ -1,0 +1,196 @@
+"""Snapshots: everything that a killed run needs to go on as if nothing had happened, in one file at a time."""
+
+import io
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from baseline_ddp.processes import RunFailed
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.run_folder import RunFolder, read_metrics
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside the old one and then puts it in its place: a reader sees one of them, whole.
+
+    Raises:
+        RunFailed: the disk is full or gone; the old checkpoint stays.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Called by Lightning in the first process."""
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        content = io.BytesIO()  # the disk's own error, not the one that torch's writer makes of it
+        torch.save(checkpoint, content)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "wb") as file:
+                file.write(content.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            raise RunFailed(
+                f"The snapshot {path} could not be written ({error.strerror}): make room and go on with --resume; the "
+                f"last good snapshot is {'still there' if path.exists() else 'none, this was the first'}."
+            ) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class Snapshots(Checkpoint):
+    """Writes `last.ckpt` after every `every` updates, and at the end.
+
+    Lightning puts model, optimizer, schedule, loss scaler, position in the data, step and timer into it; here come the
+    states of the random generators of all processes, and the strategy. Where an update is also validated, the snapshot
+    comes after that, so that a resumed run has the same validations as well.
+    """
+
+    def __init__(self, path: Path, every: int, strategy_name: str) -> None:
+        self.path, self.every, self.strategy_name = path, every, strategy_name
+        self._saved_step = -1
+        self._random_state: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The step that a run resumes from is saved already; its random numbers come next."""
+        self._saved_step = trainer.global_step
+        if self._random_state is not None:
+            set_random_state(self._random_state)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Saves if an update is complete, due, and not about to be validated."""
+        if trainer.val_check_batch != batch_idx + 1:
+            self._save_if_due(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Saves if it is due."""
+        self._save_if_due(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Saves the end of the training."""
+        if trainer.global_step != self._saved_step or not self.path.exists():
+            self._save(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Random states of all processes, by rank; called in all of them at once."""
+        states = [random_state()]
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            states *= dist.get_world_size()
+            dist.all_gather_object(states, random_state())
+        return {"strategy": self.strategy_name, "random_states": states}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keeps this process's states for the start; more processes than before have none to take."""
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        if rank < len(state_dict["random_states"]):
+            self._random_state = state_dict["random_states"][rank]
+
+    @property
+    def state_key(self) -> str:
+        """Under which Lightning keeps the state."""
+        return "Snapshots"
+
+    def _save_if_due(self, trainer: L.Trainer) -> None:
+        if trainer.global_step != self._saved_step and trainer.global_step % self.every == 0:
+            self._save(trainer)
+
+    def _save(self, trainer: L.Trainer) -> None:
+        self._saved_step = trainer.global_step
+        trainer.save_checkpoint(self.path)
+
+
+def random_state() -> dict[str, Any]:
+    """The states of torch's, numpy's and Python's generators, as plain tensors, numbers and strings."""
+    name, keys, *rest = np.random.get_state()
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+        "python": random.getstate(),
+    }
+    return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Undoes what was drawn since `random_state`."""
+    torch.set_rng_state(state["torch"].cpu())
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A Lightning checkpoint of a `VisionTask`, as plain data: loading it runs no code of its author.
+
+    Raises:
+        InputError: it is missing, damaged, or of something else.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError as error:
+        raise InputError(f"The checkpoint {path} cannot be read ({error.strerror}): name another file.") from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise InputError(
+            f"{path} is no checkpoint, or is damaged ({type(error).__name__}): name a .ckpt file of this project."
+        ) from error
+    if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= checkpoint.keys():
+        raise InputError(f"{path} is no checkpoint of a training: name a .ckpt file of this project.")
+    return checkpoint
+
+
+def checkpoint_recipe(checkpoint: dict[str, Any], path: Path) -> Recipe:
+    """The recipe in the checkpoint, or in the run folder that it lies in.
+
+    Raises:
+        InputError: there is none.
+    """
+    beside = RunFolder(path.absolute().parent.parent).recipe
+    if isinstance(text := checkpoint.get("recipe"), str):
+        return Recipe.from_json(text)
+    if beside.exists():
+        return Recipe.from_json(beside.read_bytes())
+    raise InputError(f"{path} does not say which recipe it is of: put the run's recipe.json into {beside.parent}.")
+
+
+def check_resumable(path: Path, recipe: Recipe, strategy_name: str) -> int:
+    """The step of a snapshot that this run can go on from.
+
+    Raises:
+        InputError: it is missing, damaged, of another recipe, or of a strategy that orders the optimizer's state
+            differently.
+    """
+    checkpoint = read_checkpoint(path)
+    if difference := checkpoint_recipe(checkpoint, path).difference(recipe):
+        shown = "; ".join(f"{field}: there {there}, now {now}" for field, (there, now) in difference.items())
+        raise InputError(f"{path} is of another recipe ({shown}): give the same options, or another --run-id.")
+    saved_by = checkpoint.get("callbacks", {}).get("Snapshots", {}).get("strategy")
+    if (saved_by == "fsdp") != (strategy_name == "fsdp"):
+        raise InputError(
+            f"{path} was saved by --strategy {saved_by} and does not fit {strategy_name}: give --strategy {saved_by}."
+        )
+    return checkpoint["global_step"]
+
+
+def forget_after(metrics: Path, step: int) -> None:
+    """Drops the lines of steps that a resumed run will take again."""
+    if not metrics.exists():
+        return
+    kept = [line for line in read_metrics(metrics) if (line.get("step") or 0) <= step]
+    temporary = metrics.with_name(f".{metrics.name}.tmp")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    os.replace(temporary, metrics)

@@ -1,0 +1,159 @@
+"""One process, DDP or FSDP: the Lightning strategy is all that differs between them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from baseline_ddp.options import ComputeOptions
+from baseline_ddp.processes import Processes
+from baseline_ddp.timing import Stopwatch, TimedCollective, timed_hook
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.task import VisionTask
+
+POWERSGD_RANK = 2
+"""Rank of the matrices that stand for the gradients; Vogels et al. 2019, table 3, use 1, 2 and 4."""
+
+POWERSGD_WARMUP_STEPS = 10
+"""Updates with plain averaging before PowerSGD starts, which torch recommends to be not too few."""
+
+
+def choose_strategy(options: ComputeOptions, processes: Processes, device: torch.device) -> str:
+    """The strategy's name: what was asked for, else what the number of processes suggests.
+
+    Raises:
+        InputError: the options contradict each other, the number of processes or the device.
+    """
+    name = options.strategy or ("ddp" if processes.size > 1 else "single")
+    if name == "single" and processes.size > 1:
+        raise InputError(f"{processes.size} processes cannot be --strategy single: give --strategy ddp or fsdp.")
+    if options.comm_hook != "none" and name != "ddp":
+        raise InputError(f"--comm-hook {options.comm_hook} works with DDP only: give --strategy ddp, or leave it out.")
+    if device.type == "cpu" and options.precision == "16-mixed":
+        raise InputError("CPUs do not train in 16-mixed: give --precision bf16-mixed or 32.")
+    if device.type == "cpu" and options.sync_batchnorm:
+        raise InputError("torch's synchronised BatchNorm runs on GPUs only: leave out --sync-batchnorm.")
+    if name == "fsdp" and options.channels_last:
+        raise InputError("torch shards contiguous weights only: leave out --channels-last, or give --strategy ddp.")
+    if name == "fsdp" and options.precision == "16-mixed":
+        raise InputError("FSDP shards gradients, which loss scaling cannot see whole: give --precision bf16-mixed.")
+    return name
+
+
+def build_strategy(
+    name: str, options: ComputeOptions, processes: Processes, communication: Stopwatch
+) -> str | Strategy:
+    """Lightning's strategy of that name; `communication` gets the time that the others' gradients and weights cost."""
+    if name == "single":
+        return "auto"
+    timeout = timedelta(seconds=options.collective_timeout)
+    if name == "fsdp":
+        return ShardedStrategy(processes.size, timeout)
+    return ReplicatedStrategy(options.comm_hook, communication, timeout)
+
+
+def cluster_environment(name: str) -> ClusterEnvironment:
+    """torchrun's variables, whoever set them; a single process must not take a surrounding cluster's for its own."""
+    return LightningEnvironment() if name == "single" else TorchElasticEnvironment()
+
+
+def build_task(name: str, recipe: Recipe, options: ComputeOptions, communication: Stopwatch) -> VisionTask:
+    """The recipe's task, as the strategy needs it."""
+    if name == "fsdp":
+        task = ShardedTask(recipe, communication)
+        if options.sync_batchnorm:
+            task.model = nn.SyncBatchNorm.convert_sync_batchnorm(task.model)
+    else:
+        task = VisionTask(recipe, options.channels_last)
+    if options.compile:
+        task.model.compile()
+    return task
+
+
+class ReplicatedStrategy(DDPStrategy):
+    """DDP with torch's communication hooks on every device; Lightning registers them on GPUs alone.
+
+    Args:
+        hook: none, fp16 or powersgd.
+        communication: what adds up the time that communication keeps the processes.
+        timeout: how long a process waits for the others.
+    """
+
+    def __init__(self, hook: str, communication: Stopwatch, timeout: timedelta) -> None:
+        super().__init__(timeout=timeout, gradient_as_bucket_view=hook == "none")
+        self._hook_name, self._communication = hook, communication
+
+    def _register_ddp_hooks(self) -> None:
+        state, hook = _communication_hook(self._hook_name)
+        self.model.register_comm_hook(state, timed_hook(hook, self._communication))
+
+
+def _communication_hook(name: str):
+    if name == "fp16":
+        return dist.group.WORLD, default_hooks.fp16_compress_hook
+    if name == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            dist.group.WORLD,
+            matrix_approximation_rank=POWERSGD_RANK,
+            start_powerSGD_iter=POWERSGD_WARMUP_STEPS,
+        )
+        return state, powerSGD_hook.powerSGD_hook
+    return dist.group.WORLD, default_hooks.allreduce_hook
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """FSDP2: Lightning's strategy around torch's `fully_shard`, on GPUs (NCCL) and CPUs (gloo).
+
+    Checkpoints are whole, in one file. While micro-batches accumulate, gradients stay unsharded and are not exchanged.
+    """
+
+    def __init__(self, num_processes: int, timeout: timedelta) -> None:
+        super().__init__(num_processes, 1, save_distributed_checkpoint=False, timeout=timeout)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Lightning enters this for all micro-batches of an update but the last."""
+        sharded = [module for module in self.lightning_module.modules() if isinstance(module, FSDPModule)]
+        for module in sharded:
+            module.set_requires_gradient_sync(False, recurse=False)
+        try:
+            yield
+        finally:
+            for module in sharded:
+                module.set_requires_gradient_sync(True, recurse=False)
+
+
+class ShardedTask(VisionTask):
+    """A task whose parameters are divided among the processes, block by block.
+
+    Args:
+        recipe: what is trained.
+        communication: what adds up the time of all-gathers and reduce-scatters.
+    """
+
+    def __init__(self, recipe: Recipe, communication: Stopwatch) -> None:
+        super().__init__(recipe)
+        self._communication = communication
+
+    def configure_model(self) -> None:
+        """Called by Lightning once the processes are connected."""
+        if isinstance(self.model, FSDPModule):
+            return
+        mesh = self.device_mesh["data_parallel"]
+        for child in self.model.children():
+            if isinstance(child, nn.Sequential | nn.ModuleList):
+                for block in child:
+                    fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        for module in self.modules():
+            if isinstance(module, FSDPModule) and hasattr(module, "set_custom_all_gather"):  # torch 2.8 and newer
+                module.set_custom_all_gather(TimedCollective(dist.all_gather_into_tensor, self._communication))
+                module.set_custom_reduce_scatter(TimedCollective(dist.reduce_scatter_tensor, self._communication))
