@@ -18,7 +18,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.data import extract_batch_size
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim import Optimizer
 
 from recipe.errors import InputError
@@ -90,7 +89,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             raise InputError("A peer computes on one device: set devices=1 and start a peer for each GPU.")
         if self.dht is None and self._trainer.state.fn == TrainerFn.FITTING:  # testing a model needs no swarm
             self.dht = start_dht(self.network)
-            rank_zero_info(f"Other peers join with initial_peers={visible_addresses(self.dht)}")
+            print(f"Other peers join with initial_peers={visible_addresses(self.dht)}", flush=True)
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)

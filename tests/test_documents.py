@@ -31,7 +31,7 @@ def test_the_example_with_an_own_module_trains(capfd):
         warnings.simplefilter("ignore")
         exec(compile(example, "README.md", "exec"), scope)
     assert scope["strategy"].collaboration is None, "it has left the swarm"
-    assert "initial_peers=['/ip4/" in capfd.readouterr().err
+    assert "initial_peers=['/ip4/" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("command", commands("swarm.peer"))
