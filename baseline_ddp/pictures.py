@@ -63,12 +63,15 @@ def draw_confusion(confusion: list[list[int]], path: Path) -> None:
     figure.savefig(path, dpi=DOTS_PER_INCH)
 
 
-def draw_scaling(processes: list[int], throughput: list[float], path: Path, title: str) -> None:
+def draw_scaling(
+    processes: list[int], throughput: list[float], ranges: list[tuple[float, float]], path: Path, title: str
+) -> None:
     """Measured samples per second over the number of processes, and the ideal line through the first point.
 
     Args:
         processes: numbers of processes, ascending.
-        throughput: samples per second of training of each.
+        throughput: samples per second of training of each, the median of its runs.
+        ranges: the slowest and the fastest of those runs.
         path: PNG file.
         title: what was measured, and on what.
     """
@@ -76,7 +79,9 @@ def draw_scaling(processes: list[int], throughput: list[float], path: Path, titl
     axes = figure.subplots()
     ideal = [throughput[0] * count / processes[0] for count in processes]
     axes.plot(processes, ideal, linestyle="--", color="grey", label="ideal")
-    axes.plot(processes, throughput, marker="o", label="measured")
+    below = [middle - low for middle, (low, _) in zip(throughput, ranges, strict=True)]
+    above = [high - middle for middle, (_, high) in zip(throughput, ranges, strict=True)]
+    axes.errorbar(processes, throughput, yerr=[below, above], marker="o", capsize=4, label="measured, with range")
     axes.set_xticks(processes)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("processes")

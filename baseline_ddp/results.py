@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,8 +17,14 @@ if TYPE_CHECKING:
     from baseline_ddp.session import Session
 
 
+INTERRUPTED_STATUS = 130
+"""Exit status of a run that was stopped by a signal, as shells have it for Ctrl-C."""
+
+
 def finish(session: Session) -> int:
     """Tests the best checkpoint and writes what a reader of the run folder needs; returns the exit status.
+
+    A run that was interrupted is not tested: whoever interrupts it wants it to end.
 
     Raises:
         RunFailed: the best checkpoint has not reached its address.
@@ -25,7 +32,8 @@ def finish(session: Session) -> int:
     outcome = _outcome(session)
     if session.copy is not None:
         session.copy.close()
-    result, test_problem = _test(session)
+    is_interrupted = outcome == "interrupted"
+    result, test_problem = (None, "the training was interrupted") if is_interrupted else _test(session)
     session.folder.write_summary(
         session.recipe,
         **_training(session, outcome),
@@ -43,14 +51,18 @@ def finish(session: Session) -> int:
             f"The best checkpoint could not be copied to {session.remote.url} ({session.copy.problem}): copy "
             f"{session.best.best_model_path} there by hand."
         )
-    return 0
+    if is_interrupted:
+        print(f"To go on: the same command with --run-id {session.beginning.run_id} --resume", flush=True)
+    return INTERRUPTED_STATUS if is_interrupted else 0
 
 
 def _outcome(session: Session) -> str:
     target = session.options.stops.target_accuracy
     if target is not None and session.trainer.callback_metrics.get("val/top1", 0.0) >= target:
         return "target accuracy reached"
-    return "completed" if session.trainer.global_step >= session.trainer.max_steps else "time is up"
+    if session.trainer.global_step >= session.trainer.max_steps:
+        return "completed"
+    return "time is up" if session.stop_request.time_is_up else "interrupted"
 
 
 def _test(session: Session) -> tuple[TestResult | None, str | None]:
@@ -67,9 +79,11 @@ def _test(session: Session) -> tuple[TestResult | None, str | None]:
 
 def _training(session: Session, outcome: str) -> dict[str, Any]:
     lines = read_metrics(session.folder.metrics)
+    own_lines = [line for line in lines if line["step"] > (session.beginning.resumed_step or 0)]
     accuracies, losses = _values(lines, "val/top1"), _values(lines, "val/loss")
     samples = (session.trainer.global_step - (session.beginning.resumed_step or 0)) * session.plan.global_batch
-    step_time = session.split.totals
+    parts = ("data", "compute", "communication")
+    step_time = {part: sum(_values(own_lines, f"perf/{part}_seconds")) for part in parts}
     return {
         "run_id": session.beginning.run_id,
         "outcome": outcome,
@@ -82,10 +96,17 @@ def _training(session: Session, outcome: str) -> dict[str, Any]:
         "best_val_loss": min(losses, default=None),
         "samples_per_second": samples / sum(step_time.values()) if samples else None,
         "step_time_seconds": step_time,
-        "resources": session.resources.summary(),
+        "resources": _resources(own_lines),
         "resumed_step": session.beginning.resumed_step,
         "best_checkpoint": session.copy and {"url": session.remote.url, "sha256": session.copy.sha256},
     }
+
+
+def _resources(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Mean and highest value of each process's resources, as {"rank0/cpu_percent": {"mean": ..., "peak": ...}}."""
+    tags = sorted({tag for line in lines for tag in line if tag.startswith("resources/")})
+    values = {tag.removeprefix("resources/"): _values(lines, tag) for tag in tags}
+    return {tag: {"mean": statistics.mean(found), "peak": max(found)} for tag, found in values.items()}
 
 
 def _setting(session: Session) -> dict[str, Any]:

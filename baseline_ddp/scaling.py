@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -125,7 +126,13 @@ def compare(options: ScalingOptions) -> Path:
     environment = json.loads(folders[options.processes[0]][0].environment.read_text())
     write_json(folder / "scaling.json", {"rows": [asdict(row) for row in rows], "environment": environment})
     title = f"{options.recipe}, {options.scaling} scaling, n = {options.repetitions}\n{_machine(environment)}"
-    draw_scaling(list(options.processes), [row.throughput for row in rows], folder / "scaling.png", title)
+    draw_scaling(
+        list(options.processes),
+        [row.throughput for row in rows],
+        [row.throughput_range for row in rows],
+        folder / "scaling.png",
+        title,
+    )
     return folder
 
 
@@ -158,26 +165,25 @@ def summarise(processes: int, folders: list[RunFolder], first: ScalingRow | None
 
 
 def scaling_table(rows: list[ScalingRow], options: ScalingOptions) -> Table:
-    """The rows for a person."""
+    """The rows for a person, one column for each number of processes."""
     title = f"{options.recipe}, {options.scaling} scaling, {options.max_steps} updates, n = {options.repetitions}"
-    table = Table(title=title, title_justify="left")
-    columns = "processes", "learning rate", "global batch", "steps per epoch", "samples/s", "epoch", "efficiency"
-    for column in (*columns, "communication", "best val loss", "test accuracy"):
-        table.add_column(column, justify="right")
+    table = Table("processes", title=title, title_justify="left")
     for row in rows:
-        spread = f" ({row.throughput_range[0]:.0f}–{row.throughput_range[1]:.0f})" if options.repetitions > 1 else ""
-        table.add_row(
-            str(row.processes),
-            f"{row.learning_rate:g}",
-            f"{row.global_batch:,}",
-            f"{row.steps_per_epoch:.2f}",
-            f"{row.throughput:.1f}{spread}",
-            f"{row.epoch_seconds:.2f} s",
-            f"{row.efficiency:.1%}",
-            f"{row.communication_share:.1%}",
-            f"{row.best_val_loss:.4f}",
-            "-" if row.test_accuracy is None else f"{row.test_accuracy:.2%}",
-        )
+        table.add_column(str(row.processes), justify="right")
+    lines: dict[str, Callable[[ScalingRow], str]] = {
+        "learning rate": lambda row: f"{row.learning_rate:g}",
+        "global batch (samples)": lambda row: f"{row.global_batch:,}",
+        "steps per epoch": lambda row: f"{row.steps_per_epoch:.2f}",
+        "training samples/s, median": lambda row: f"{row.throughput:,.0f}",
+        "samples/s, smallest–largest": lambda row: "–".join(f"{rate:,.0f}" for rate in row.throughput_range),
+        "epoch time (s)": lambda row: f"{row.epoch_seconds:.2f}",
+        "efficiency": lambda row: f"{row.efficiency:.1%}",
+        "time in communication": lambda row: f"{row.communication_share:.1%}",
+        "best validation loss": lambda row: f"{row.best_val_loss:.4f}",
+        "test accuracy": lambda row: "-" if row.test_accuracy is None else f"{row.test_accuracy:.2%}",
+    }
+    for name, cell in lines.items():
+        table.add_row(name, *[cell(row) for row in rows])
     return table
 
 

@@ -23,8 +23,10 @@ from baseline_ddp.processes import Processes
 from baseline_ddp.resources import ResourceMeter
 from baseline_ddp.results import finish
 from baseline_ddp.snapshots import AtomicCheckpointIO, Snapshots, check_resumable, forget_after
+from baseline_ddp.stopping import StopRequest
 from baseline_ddp.strategies import build_strategy, build_task, choose_strategy, cluster_environment
 from baseline_ddp.timing import DataClock, StepSplit, Stopwatch
+from recipe.callbacks import StepMetrics
 from recipe.config import Recipe
 from recipe.data import VisionData
 from recipe.errors import InputError
@@ -100,7 +102,8 @@ class Session:
         self.data.batch_size = self.plan.micro_batch
         self.communication = Stopwatch()
         self.task = build_task(strategy_name, recipe, options.compute, self.communication)
-        self.split, self.resources = StepSplit(DataClock(), self.communication), ResourceMeter()
+        self.split = StepSplit(DataClock(), self.communication)
+        self.stop_request = StopRequest(options.stops.max_time)
         self.snapshots = Snapshots(self.folder.checkpoints / "last.ckpt", options.files.snapshot_every, strategy_name)
         self.best = ModelCheckpoint(
             self.folder.checkpoints,
@@ -170,9 +173,8 @@ class Session:
             devices=[self.device.index] if single_gpu else self.processes.local_size,
             num_nodes=self.processes.nodes,
             strategy=strategy,
-            callbacks=[self.split, self.resources, *checkpoints],
+            callbacks=[self.split, self.stop_request, *checkpoints],
             max_steps=self.options.stops.max_steps,
-            max_time=self.options.stops.max_time,
             target_accuracy=self.options.stops.target_accuracy,
             accumulate_grad_batches=self.plan.accumulation,
             precision=self.precision,
@@ -180,6 +182,7 @@ class Session:
             profiler=self.split.data,
             sync_batchnorm=self.options.compute.sync_batchnorm and self.strategy_name == "ddp",
             loggers=self._loggers(),
+            step_metrics=StepMetrics([self.split, ResourceMeter(self.device)], self.stop_request),
         )
 
     def _loggers(self) -> list[Logger]:
@@ -200,7 +203,8 @@ class Session:
             self._introduce()
         began = time.monotonic()
         resumed = None if self.beginning.resumed_step is None else self.snapshots.path
-        self.trainer.fit(self.task, self.data, ckpt_path=resumed, weights_only=True)
+        with self.stop_request.listening(speaks=self.processes.is_first):
+            self.trainer.fit(self.task, self.data, ckpt_path=resumed, weights_only=True)
         self.seconds = time.monotonic() - began
 
     def _introduce(self) -> None:

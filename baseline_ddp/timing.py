@@ -112,55 +112,34 @@ class DataClock(Profiler):
 class StepSplit(L.Callback):
     """Divides the training time of each update; every part is a mean over all processes, in seconds.
 
-    Logs `perf/data_seconds` (waiting for batches), `perf/communication_seconds` (of gradients and shards, as
+    A gauge of `perf/data_seconds` (waiting for batches), `perf/communication_seconds` (of gradients and shards, as
     `timed_hook` and `TimedCollective` measure it) and `perf/compute_seconds` (the rest, Lightning's and the logs' own
-    overhead included). `totals` holds their sums.
+    overhead included).
     """
+
+    per_process = False
 
     def __init__(self, data: DataClock, communication: Stopwatch) -> None:
         self.data, self.communication = data, communication
-        self.totals = dict.fromkeys(("data", "compute", "communication"), 0.0)
-        self._began = self._paused_at = 0.0
-        self._step = 0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begins to measure."""
-        self._step = trainer.global_step
-        self._restart()
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """DDP's gradients are averaged now."""
         self.communication.end()
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stops the clock; what FSDP communicates while validating does not count."""
-        self._paused_at, self._before = time.perf_counter(), self.communication.take()
-
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Lets the clock go on."""
+        """What FSDP communicates while validating does not count."""
         self.communication.take()
-        self._began += time.perf_counter() - self._paused_at
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Logs if this micro-batch completed an update."""
-        if trainer.global_step == self._step:
-            return
-        self._step = trainer.global_step
-        seconds = time.perf_counter() - self._began
-        data, communication = self.data.take(), self.communication.take()
-        parts = torch.tensor([data, max(0.0, seconds - data - communication), communication])
-        if trainer.world_size > 1:
-            parts = trainer.strategy.reduce(parts.to(trainer.strategy.root_device), reduce_op="mean")
-        values = dict(zip(self.totals, parts.tolist(), strict=True))
-        for name, value in values.items():
-            self.totals[name] += value
-        for logger in trainer.loggers:
-            logger.log_metrics({f"perf/{name}_seconds": value for name, value in values.items()}, trainer.global_step)
-        self._restart()
-
-    def _restart(self) -> None:
+    def start(self) -> None:
+        """Begins to measure an update."""
         self.data.take()
         self.communication.take()
-        self._began = time.perf_counter()
+
+    def take(self, seconds: float) -> dict[str, float]:
+        """The parts of `seconds`."""
+        data, communication = self.data.take(), self.communication.take()
+        return {
+            "perf/data_seconds": data,
+            "perf/compute_seconds": max(0.0, seconds - data - communication),
+            "perf/communication_seconds": communication,
+        }

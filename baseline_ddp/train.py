@@ -42,9 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of lost connections come with stack traces
     # These import torch, after everything that can be refused without it.
-    from baseline_ddp.evaluate import (
-        test_checkpoint,
-    )
+    from baseline_ddp.evaluate import test_checkpoint
     from baseline_ddp.processes import RunFailed
     from baseline_ddp.session import run
 
@@ -63,4 +61,7 @@ def _tell(error: Exception) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before the training began; then it stops with a snapshot
+        sys.exit(130)

@@ -1,10 +1,26 @@
 """Lightning callbacks that count in global updates: log each one, validate after every n-th, stop at an accuracy."""
 
+import math
 import time
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import lightning as L
 import torch
+import torch.distributed as dist
+
+
+class Gauge(Protocol):
+    """Something that is measured in every process at every global update."""
+
+    per_process: bool
+    """Log a value per process, as "rank0/TAG" and so on, instead of the mean over processes."""
+
+    def start(self) -> None:
+        """Begins to measure an update."""
+
+    def take(self, seconds: float) -> dict[str, float]:
+        """The values since `start`, always of the same tags; NaN is not logged. `seconds` of training have passed."""
 
 
 class StepMetrics(L.Callback):
@@ -14,15 +30,24 @@ class StepMetrics(L.Callback):
     is the learning rate of that update, `perf/samples_per_second` counts its training samples over its training time,
     and `perf/step_seconds` is that time. Validation counts for neither. All of a trainer's processes count together.
 
+    Several processes exchange their values while the next update is computed, so that logging costs them no round trip;
+    the line is written when that update ends, or before a validation or checkpoint.
+
     It needs a module with `train_metrics` ("loss", "top1", "top5"), such as `recipe.task.VisionTask`.
+
+    Args:
+        gauges: what else to log.
+        wants_to_stop: asked in every process at every update; if one says yes, all stop together at the next.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gauges: Iterable[Gauge] = (), wants_to_stop: Callable[[], bool] = lambda: False) -> None:
+        self.gauges, self.wants_to_stop = list(gauges), wants_to_stop
         self.samples = 0
         self.started_at = 0.0
         self.paused_at = 0.0
         self.logged_step = 0
         self.learning_rate = 0.0
+        self._finish: Callable[[], None] = _nothing
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins to measure; a run that goes on from a checkpoint does not log its last step again."""
@@ -38,41 +63,98 @@ class StepMetrics(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Logs if this micro-batch completed an update."""
+        """Measures if this micro-batch completed an update, and writes the line of the one before."""
         self.samples += len(batch[1])
         if trainer.global_step == self.logged_step:
             return
+        self._flush()
         self.logged_step = trainer.global_step
         seconds = time.perf_counter() - self.started_at
-        values = _means_over_processes(trainer, pl_module.train_metrics)
-        values["train/lr"] = float(self.learning_rate)
-        values["perf/samples_per_second"] = self.samples * trainer.world_size / seconds
-        values["perf/step_seconds"] = seconds
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.global_step)
+        known = {
+            "train/lr": float(self.learning_rate),
+            "perf/samples_per_second": self.samples * trainer.world_size / seconds,
+            "perf/step_seconds": seconds,
+        }
+        self._exchange(trainer, pl_module, known, seconds)
+        if trainer.world_size == 1:
+            self._flush()
         self._restart(pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stops the clock."""
+        self._flush()
         self.paused_at = time.perf_counter()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lets the clock go on."""
         self.started_at += time.perf_counter() - self.paused_at
 
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """A run that goes on from this checkpoint has the line of its step."""
+        self._flush()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the last line."""
+        self._flush()
+
+    def _exchange(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, known: dict[str, float], seconds: float
+    ) -> None:
+        """Sends this process's values to the others, and prepares what to do once theirs are here."""
+        measured = [(gauge, gauge.take(seconds)) for gauge in self.gauges]
+        means = torch.stack([metric.compute().float() for metric in pl_module.train_metrics.values()])
+        others = [float(self.wants_to_stop()), *(value for _, values in measured for value in values.values())]
+        own = torch.cat([means, means.new_tensor(others)])
+        everyone, work = own.unsqueeze(0), None
+        if trainer.world_size > 1:
+            everyone = own.new_empty(trainer.world_size, len(own))
+            work = dist.all_gather(list(everyone.unbind()), own, async_op=True)
+        names = [f"train/{name}" for name in pl_module.train_metrics]
+        step = trainer.global_step
+
+        def finish() -> None:
+            if work is not None:
+                work.wait()
+            rows = everyone.tolist()
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            line = {name: _mean(columns.pop(0)) for name in names} | known
+            trainer.should_stop = any(columns.pop(0)) or trainer.should_stop
+            for gauge, values in measured:
+                for tag in values:
+                    line |= _tagged(tag, columns.pop(0), gauge.per_process)
+            for logger in trainer.loggers:
+                logger.log_metrics(line, step=step)
+
+        self._finish = finish
+
+    def _flush(self) -> None:
+        finish, self._finish = self._finish, _nothing
+        finish()
+
     def _restart(self, pl_module: L.LightningModule) -> None:
         for metric in pl_module.train_metrics.values():
             metric.reset()
+        for gauge in self.gauges:
+            gauge.start()
         self.samples = 0
         self.started_at = time.perf_counter()
 
 
-def _means_over_processes(trainer: L.Trainer, metrics: Any) -> dict[str, float]:
+def _nothing() -> None:
+    """Nothing is on its way."""
+
+
+def _mean(values: list[float]) -> float:
     """All processes train on equally many samples, so the mean of their means is the mean over all samples."""
-    means = torch.stack([metric.compute().float() for metric in metrics.values()])
-    if trainer.world_size > 1:
-        means = trainer.strategy.reduce(means, reduce_op="mean")
-    return {f"train/{name}": value for name, value in zip(metrics.keys(), means.tolist(), strict=True)}
+    return sum(values) / len(values)
+
+
+def _tagged(tag: str, values: list[float], per_process: bool) -> dict[str, float]:
+    """What is logged of a gauge's tag "kind/name", given the value of each process."""
+    if not per_process:
+        return {tag: _mean(values)}
+    kind, name = tag.split("/")
+    return {f"{kind}/rank{rank}/{name}": value for rank, value in enumerate(values) if math.isfinite(value)}
 
 
 class ValidateEverySteps(L.Callback):

@@ -47,6 +47,7 @@ def build_trainer(
     profiler: Profiler | None = None,
     sync_batchnorm: bool = False,
     loggers: Iterable[Logger] | None = None,
+    step_metrics: StepMetrics | None = None,
 ) -> L.Trainer:
     """A trainer that logs to the run folder and counts, validates and stops in global updates.
 
@@ -69,13 +70,14 @@ def build_trainer(
         profiler: Lightning's profiler.
         sync_batchnorm: BatchNorm over the micro-batches of all processes.
         loggers: beside `metrics.jsonl`; None for TensorBoard in the run folder.
+        step_metrics: what logs each update; None for the standard metrics alone.
 
     Raises:
         InputError: a limit cannot be understood or is out of range.
     """
     _silence_lightning()
     stop = [] if target_accuracy is None else [StopAtAccuracy(_checked_accuracy(target_accuracy))]
-    callbacks = [StepMetrics(), ValidateEverySteps(recipe.validate_every_steps), *stop, *callbacks]
+    callbacks = [step_metrics or StepMetrics(), ValidateEverySteps(recipe.validate_every_steps), *stop, *callbacks]
     return L.Trainer(
         accelerator=accelerator,
         devices=devices,

@@ -57,14 +57,14 @@ def losses(folder: Path, strategy: str) -> list[tuple[int, float, float]]:
 
 def train_and_die(options: list[str], rank: int, step: int, micro_batch: int) -> int:
     """Like `train`, but the given process is killed in the middle of an update."""
-    from baseline_ddp.resources import ResourceMeter
+    from baseline_ddp.timing import StepSplit
 
     def die(self, trainer, pl_module, batch, batch_idx):
         is_there = trainer.global_step == step and batch_idx % trainer.accumulate_grad_batches == micro_batch
         if trainer.global_rank == rank and is_there:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    ResourceMeter.on_train_batch_start = die
+    StepSplit.on_train_batch_start = die
     return train(options)
 
 
@@ -161,13 +161,13 @@ def test_a_full_disk_leaves_the_last_good_snapshot(tmp_path):
 
 def train_on_a_full_disk(options: list[str], step: int) -> int:
     """Like `train`, but from the given step on, files in this process cannot grow beyond 64 KiB."""
-    from baseline_ddp.resources import ResourceMeter
+    from baseline_ddp.timing import StepSplit
 
     def fill(self, trainer, pl_module, batch, batch_idx):
         if trainer.global_step == step:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, resource.RLIM_INFINITY))
 
-    ResourceMeter.on_train_batch_start = fill
+    StepSplit.on_train_batch_start = fill
     return train(options)
 
 

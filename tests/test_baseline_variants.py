@@ -1,6 +1,9 @@
 """Options of the baseline that change how a recipe is computed, when it stops, and what cannot work."""
 
 import json
+import os
+import shutil
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,12 +18,12 @@ from baseline_ddp.processes import Processes, RunFailed, store_of_this_attempt
 from baseline_ddp.resources import ResourceMeter
 from baseline_ddp.scaling import ScalingOptions, scaling_table, summarise
 from baseline_ddp.strategies import build_task, choose_strategy
-from baseline_ddp.timing import Stopwatch
+from baseline_ddp.timing import StepSplit, Stopwatch
 from baseline_ddp.train import main
 from recipe.data_benchmark import DataBenchmarkOptions, DataRates, measure, verdict
 from recipe.errors import InputError
 from recipe.presets import preset
-from recipe.run_folder import RunFolder
+from recipe.run_folder import RunFolder, read_metrics
 
 RECIPE = replace(
     preset("digits"),
@@ -105,17 +108,51 @@ def test_all_processes_stop_at_the_same_step(tmp_path):
     assert (summary["outcome"], summary["steps"]) == ("target accuracy reached", 8)
 
 
+def interrupt_self(arguments: list[str], rank: int) -> int:
+    """Like `train`, but the given process gets Ctrl-C in the middle of update 4."""
+
+    def interrupt(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_rank == rank and trainer.global_step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    StepSplit.on_train_batch_start = interrupt
+    return train(arguments)
+
+
+@pytest.mark.parametrize(("processes", "rank"), [(1, 0), (2, 1)])
+def test_interrupted_and_resumed(tmp_path, processes, rank):
+    recipe, log = tmp_path / "recipe.json", tmp_path / "log"
+    recipe.write_text(RECIPE.to_json())
+    options = ["--recipe", recipe, "--output-dir", tmp_path, "--run-id", "run", "--name", "it", "--batch-size", 8]
+    options = [str(option) for option in options]
+    statuses = run_processes(processes, interrupt_self, options, rank, log=log)
+    assert statuses == [130, 0][:processes], log.read_text()
+    folder = tmp_path / "run" / "it"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["outcome"], summary["test_accuracy"]) == ("interrupted", None)
+    assert 4 <= summary["steps"] <= 5, "the other process hears of it one update later"
+    assert "--run-id run --resume" in log.read_text().splitlines()[-1]
+    assert run_processes(processes, train, [*options, "--resume"], log=log) == [0] * processes, log.read_text()
+    steps = [line["step"] for line in read_metrics(folder / "metrics.jsonl") if "train/loss" in line]
+    assert steps == list(range(1, 17))
+    assert json.loads((folder / "summary.json").read_text())["outcome"] == "completed"
+
+
 def test_weights_and_biases_without_an_account(tmp_path):
     pytest.importorskip("wandb")
     run(tmp_path, 1, "--logger", "tensorboard,wandb", "--max-steps", 2)
     assert list((tmp_path / "run" / "it" / "wandb").glob("offline-run-*/*.wandb"))
 
 
-def test_compiling_keeps_the_names_of_the_weights():
-    options = ComputeOptions(compile=True)
-    task = build_task("ddp", RECIPE, options, Stopwatch())
-    assert task.model._compiled_call_impl is not None
-    assert task.state_dict().keys() == build_task("single", RECIPE, ComputeOptions(), Stopwatch()).state_dict().keys()
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on CPUs")
+def test_a_compiled_model_learns_the_same(tmp_path):
+    losses = {}
+    for name, more in (("eager", []), ("compiled", ["--compile"])):
+        (tmp_path / name).mkdir()
+        losses[name] = run(tmp_path / name, 1, "--max-steps", 4, *more)["train_loss"]
+    assert losses["compiled"] == pytest.approx(losses["eager"], abs=1e-4)
+    weights = torch.load(tmp_path / "compiled/run/it/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert weights.keys() == build_task("single", RECIPE, ComputeOptions(), Stopwatch()).state_dict().keys()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +229,7 @@ def stop_answering(arguments: list[str]) -> int:
         if trainer.global_rank == 1 and trainer.global_step == 3:
             time.sleep(600)
 
-    ResourceMeter.on_train_batch_start = sleep
+    StepSplit.on_train_batch_start = sleep
     return train(arguments)
 
 
@@ -247,7 +284,7 @@ def test_the_scaling_table_against_counting_by_hand(tmp_path):
     assert two.efficiency == pytest.approx(300 / 400)
     assert two.communication_share == pytest.approx(0.1)
     table = scaling_table([one, two], ScalingOptions())
-    assert [len(column._cells) for column in table.columns] == [2] * 10
+    assert [len(column._cells) for column in table.columns] == [10] * 3
 
 
 def test_the_data_benchmark(tmp_path):
@@ -262,4 +299,5 @@ def test_the_data_benchmark(tmp_path):
 def test_the_gpu_is_read_by_nvml(monkeypatch):
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 75)
     monkeypatch.setattr(torch.cuda, "device_memory_used", lambda device: 3 * 2**30)
-    assert ResourceMeter()._measure(torch.device("cuda", 0))[2:] == [75.0, 3.0]
+    values = ResourceMeter(torch.device("cuda", 0)).take(1.0)
+    assert (values["resources/gpu_percent"], values["resources/gpu_memory_gib"]) == (75.0, 3.0)

@@ -1,0 +1,55 @@
+"""Why a process wants to stop before the last step; `recipe.callbacks.StepMetrics` makes all stop together."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from lightning.pytorch.callbacks import Timer
+
+from recipe.durations import parse_duration
+
+
+class StopRequest(Timer):
+    """Asks to stop when the time is up, or after Ctrl-C or SIGTERM.
+
+    Lightning's Timer, whose time is part of checkpoints, without its broadcast after every micro-batch: over a slow
+    network that would cost more than it measures.
+
+    Args:
+        max_time: longest training as HH:MM:SS; None for no limit.
+    """
+
+    def __init__(self, max_time: str | None) -> None:
+        super().__init__(None if max_time is None else parse_duration(max_time), interval="epoch", verbose=False)
+        self.interrupted = False
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether `max_time` has been reached."""
+        left = self.time_remaining()
+        return left is not None and left <= 0
+
+    def __call__(self) -> bool:
+        """Whether this process wants to stop."""
+        return self.interrupted or self.time_is_up
+
+    @contextmanager
+    def listening(self, speaks: bool) -> Iterator[None]:
+        """Takes SIGINT and SIGTERM for a wish to stop; torchrun kills whoever has not stopped 30 s later.
+
+        Args:
+            speaks: whether to say on the screen what happens next.
+        """
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if speaks and not self.interrupted:
+                print("\nStopping after the next update, with a snapshot …", flush=True)
+            self.interrupted = True
+
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
