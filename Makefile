@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format bench scaling clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ lint: setup ## check style
 format: setup ## fix style
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
+
+scaling: setup ## the same recipe under DDP with one and with two processes
+	@$(RUN) -m baseline_ddp.scaling --repetitions 3
 
 bench: setup ## what the swarm costs against a plain Trainer, side by side
 	@$(RUN) -m swarm.bench

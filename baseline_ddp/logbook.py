@@ -26,7 +26,7 @@ def write_logbook(folder: RunFolder) -> Path:
     parts = [
         f"# {summary['run_id']}, {folder.path.name}",
         f"{summary['outcome'].capitalize()} after {summary['steps']} steps and {_time(summary['seconds'])}.",
-        _section("Command", f"```bash\n{shlex.join(environment['command_line'])}\n```"),
+        _section("Command", f"```bash\n{_command(environment, summary)}\n```"),
         _section("Code and machine", _table(_machine(environment, summary))),
         _section("Recipe", f"```json\n{json.dumps(_read(folder.recipe), indent=1)}\n```"),
         _section("Batch", _table(_batch(summary))),
@@ -40,6 +40,14 @@ def write_logbook(folder: RunFolder) -> Path:
     path = folder.path / "logbook.md"
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return path
+
+
+def _command(environment: dict[str, Any], summary: dict[str, Any]) -> str:
+    nodes, processes = summary["nodes"], summary["processes"]
+    launcher = "python" if summary["strategy"] == "single" else f"torchrun --standalone --nproc-per-node {processes}"
+    if nodes > 1:  # the line of each node differs: --print-launch prints them
+        launcher = f"torchrun --nnodes {nodes} --nproc-per-node {processes // nodes} --node-rank ... --master-addr ..."
+    return f"{launcher} {shlex.join(environment['command_line'])}"
 
 
 def _machine(environment: dict[str, Any], summary: dict[str, Any]) -> dict[str, str]:

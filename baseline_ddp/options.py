@@ -63,7 +63,7 @@ class ComputeOptions:
     sync_batchnorm: bool = False
     """BatchNorm over the micro-batches of all processes; needs GPUs."""
     comm_hook: Literal["none", "fp16", "powersgd"] = "none"
-    """Compress the gradients that DDP sends, with torch's own hooks."""
+    """Compress the gradients that DDP sends, with torch's own hooks; a resumed run starts powersgd's memory anew."""
     num_workers: Annotated[int, _arg("PROCESSES")] = 0
     """Processes per training process that load images; data sets in memory use none."""
     connect_timeout: Annotated[int, _arg("SECONDS")] = 60

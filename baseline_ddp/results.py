@@ -114,6 +114,7 @@ def _setting(session: Session) -> dict[str, Any]:
     return {
         "strategy": session.strategy_name,
         "processes": plan.processes,
+        "nodes": session.processes.nodes,
         "precision": session.precision,
         "global_batch": plan.global_batch,
         "micro_batch": plan.micro_batch,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from baseline_ddp.options import parse_options as parse_baseline_options
 from recipe.presets import PRESETS
 from swarm.options import PeerOptions, parse_options
 
@@ -42,9 +43,16 @@ def test_peer_commands_are_understood(command):
     assert options.recipe is None or options.recipe in PRESETS
 
 
+@pytest.mark.parametrize("command", commands("baseline_ddp/train.py"))
+def test_baseline_commands_are_understood(command):
+    arguments = shlex.split(command)
+    parse_baseline_options(arguments[arguments.index("baseline_ddp/train.py") + 1 :])
+
+
 def test_options_in_the_text_exist(capsys):
-    with pytest.raises(SystemExit):
-        parse_options(["--help"])
+    for parse in (parse_options, parse_baseline_options):
+        with pytest.raises(SystemExit):
+            parse(["--help"])
     known = set(re.findall(r"--[a-z0-9-]+", capsys.readouterr().out))
     shown = set(re.findall(r"`(--[a-z0-9-]+)", README)) - {"--peers"}
     assert shown <= known, shown - known
