@@ -22,7 +22,7 @@ from hivemind.utils.streaming import combine_from_streaming
 from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
 from swarm.processes import die_with_parent
 from swarm.rendezvous import Rendezvous
-from swarm.rounds import Behind, Group, Member, Refused, RoundFailed, RoundReport, Ticket
+from swarm.rounds import Behind, Group, Member, Refused, RoundFailed, RoundReport, ShortBatch, Ticket
 
 logger = get_logger(__name__)
 
@@ -38,11 +38,12 @@ class SwarmAverager(DecentralizedAverager):
 
     :param vector: shape [n], fp32, shared memory: what is averaged, in place
     :param namespace: run and recipe; peers of another one cannot reach this averager
+    :param min_samples: a group with fewer disperses, and its members compute on; all members must have the same
     :param get_state: called in the trainer process when a peer asks for the state; returns (small metadata, tensors)
     """
 
-    def __init__(self, vector: torch.Tensor, dht: DHT, namespace: str, get_state: StateProvider):
-        self._get_state = get_state
+    def __init__(self, vector: torch.Tensor, dht: DHT, namespace: str, get_state: StateProvider, min_samples: int = 0):
+        self._get_state, self._min_samples = get_state, min_samples
         self._waiting_step = mp.Value("q", -1)
         self._company_until = mp.Value("d", 0.0)
         super().__init__(
@@ -82,7 +83,7 @@ class SwarmAverager(DecentralizedAverager):
     def run_round(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, timeout_seconds: float):
         """Start a round in the background.
 
-        :returns: a future of a :class:`RoundReport`; raises Behind, Refused or RoundFailed
+        :returns: a future of a :class:`RoundReport`; raises Behind, Refused, RoundFailed or ShortBatch
         """
         future = MPFuture()
         self._outer_pipe.send(("_run_round", [ticket, tuple(members), patience_seconds, timeout_seconds, future], {}))
@@ -127,7 +128,7 @@ class SwarmAverager(DecentralizedAverager):
 
     def _meetings(self) -> Rendezvous:
         if not hasattr(self, "_rendezvous"):
-            self._rendezvous = Rendezvous(self._p2p, type(self), self.prefix, self.schema_hash)
+            self._rendezvous = Rendezvous(self._p2p, type(self), self.prefix, self.schema_hash, self._min_samples)
             self._round_task: asyncio.Task | None = None
         return self._rendezvous
 
@@ -168,7 +169,7 @@ class SwarmAverager(DecentralizedAverager):
                 self._meet_and_exchange(meetings, ticket, members, patience, timeout), timeout
             )
             future.set_result(report)
-        except (Behind, Refused, RoundFailed) as error:
+        except (Behind, Refused, RoundFailed, ShortBatch) as error:
             future.set_exception(error)
         except asyncio.TimeoutError:
             future.set_exception(RoundFailed(f"it took longer than {timeout:.0f} s"))
@@ -187,6 +188,8 @@ class SwarmAverager(DecentralizedAverager):
         started = time.perf_counter()
         group = await meetings.meet(ticket, members, patience, asyncio.get_running_loop().time() + timeout)
         met = time.perf_counter()
+        if group.samples < self._min_samples:
+            raise ShortBatch(group)
         if len(group.peer_ids) == 1:
             return RoundReport(group, 0, 0, 0, 0, met - started, 0.0)
         if group.samples == 0:

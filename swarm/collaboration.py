@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeoutError  # another class than the builtin before Python 3.11
 
 import torch
 from hivemind import DHT
@@ -23,24 +21,26 @@ from torch import nn
 from recipe.errors import InputError
 from swarm.averager import SwarmAverager
 from swarm.gradients import GradientVector
-from swarm.progress import AVERAGING, TRAINING, WAITING, ProgressTracker
+from swarm.progress import ProgressTracker
+from swarm.record import AVERAGING, TRAINING, WAITING
 from swarm.rounds import (
     LINEAGE_BYTES,
     Behind,
     CollaborationOptions,
+    Group,
     Refused,
     RoundFailed,
     RoundReport,
+    ShortBatch,
     StepReport,
     Ticket,
 )
 from swarm.state import SharedState
+from swarm.version import POLL_SECONDS, Version, wait_a_little
 
 logger = get_logger(__name__)
 
-POLL_SECONDS = 0.2
 RATE_SMOOTHING = 0.2
-SUPERIOR_SECONDS = 20.0
 
 
 class Collaboration:
@@ -69,20 +69,23 @@ class Collaboration:
         should_stop: Callable[[], bool] = lambda: False,
     ):
         self.options = options or CollaborationOptions()
-        self.target_batch_size, self.step = target_batch_size, step
+        self.target_batch_size = target_batch_size
         self._should_stop = should_stop
-        self.state = SharedState(model, optimizer)
-        self._state_lock = threading.Lock()
-        self._lineage = os.urandom(LINEAGE_BYTES)
+        self.version = Version(SharedState(model, optimizer), step)
         self._gradients = GradientVector(
-            [param for param in self.state.optimized if param.requires_grad],
+            [param for param in self.version.state.optimized if param.requires_grad],
             [buffer for buffer in model.buffers() if buffer.is_floating_point()],
         )
         self.samples, self._loss_sum, self._rate = 0, 0.0, 0.0
         self.last_step: StepReport | None = None
         self.tracker = ProgressTracker(dht, namespace, target_batch_size, name)
-        self.averager = SwarmAverager(self._gradients.wire, dht, namespace, self._export_state)
+        self.averager = SwarmAverager(self._gradients.wire, dht, namespace, self.version.export, target_batch_size)
         self.averager.set_step(step)
+
+    @property
+    def step(self) -> int:
+        """Global updates that the weights have seen."""
+        return self.version.step
 
     # ---- joining ----------------------------------------------------------------------------------------------------
 
@@ -111,55 +114,10 @@ class Collaboration:
                 self._catch_up()
 
     def _catch_up(self) -> None:
-        """Download the state of the swarm; what this peer has accumulated on other weights is dropped."""
+        """Take over the state of the swarm; what this peer has accumulated on other weights is dropped."""
         self.tracker.report(samples=0)
-        began = time.monotonic()
-        deadline = began + self.options.join_timeout_seconds
-        reason = "no full peer is there to hand it over"
-        while time.monotonic() < deadline and not self._should_stop():
-            if not self.tracker.superiors:
-                self._begin_step()  # those who were ahead or senior are gone
-                return
-            for peer_id in self.tracker.donors(min_step=self.step):
-                try:
-                    self._download_from(peer_id)
-                    return
-                except RoundFailed as error:
-                    reason = str(error)
-                    logger.warning(f"No state from {peer_id}: {error}")
-                    self.tracker.distrust(peer_id)
-            self.tracker.wait_refreshed(1.0)
-            if time.monotonic() - began > SUPERIOR_SECONDS:
-                self._give_up_silent_superiors()
-        if not self._should_stop():
-            raise InputError(
-                f"The swarm's state could not be downloaded in {self.options.join_timeout_seconds:.0f} s ({reason}): "
-                "check that the peers of --initial-peers can be reached and start again."
-            )
-
-    def _give_up_silent_superiors(self) -> None:
-        """Those who claim to be ahead but have been joining themselves all the time have nothing to hand over."""
-        for peer_id in set(self.tracker.superiors) - set(self.tracker.donors(min_step=self.step)):
-            self.tracker.distrust(peer_id)
-
-    def _download_from(self, peer_id) -> None:
-        download = self.averager.download_state(peer_id, self.state.max_bytes)
-        while not download.done():
-            if self._should_stop():
-                raise RoundFailed("this peer is leaving")
-            self._wait(download)
-        description, tensors = download.result()
-        with self._state_lock:
-            step = description.get("step", -1) if isinstance(description, dict) else -1
-            if type(step) is int and step < self.step:
-                raise RoundFailed(f"it holds step {step} only, this peer is at {self.step}")
-            self.step, self._lineage = self.state.load(description, tensors)
-        logger.info(f"Took over step {self.step} from {peer_id}")
+        self.version.catch_up(self.tracker, self.averager, self.options.join_timeout_seconds, self._should_stop)
         self._begin_step()
-
-    def _export_state(self):
-        with self._state_lock:
-            return self.state.export(self.step, self._lineage)
 
     # ---- training ---------------------------------------------------------------------------------------------------
 
@@ -207,6 +165,8 @@ class Collaboration:
                 return self._update_alone(compute_seconds, None)
             try:
                 report = self._run_round()
+            except ShortBatch as short:
+                return self._compute_on(*short.args)
             except (Behind, Refused, RoundFailed) as error:
                 if not self._recover(error):
                     return False
@@ -221,14 +181,20 @@ class Collaboration:
             return self._update_alone(compute_seconds, report)
         return False
 
+    def _compute_on(self, group: Group) -> bool:
+        """The pace of the others was overestimated, or somebody's samples are lost: the step has not ended yet."""
+        self.tracker.recount(group)
+        self.resume()
+        return False
+
     @property
     def _has_company(self) -> bool:
         """Somebody whose record has not reached us is at the door already."""
         return self.averager.has_company or self.averager.waiting_step >= self.step
 
     def _update_alone(self, compute_seconds: float, report: RoundReport | None) -> bool:
-        if self.samples == 0:
-            self._begin_step()
+        if self.samples < self.target_batch_size:
+            self.resume()
             return False
         self._gradients.average_alone(self.samples)
         return self._hand_over(compute_seconds, report)
@@ -247,7 +213,7 @@ class Collaboration:
         self._gradients.to_wire(self.samples)
         self.tracker.report(urgent=True, phase=AVERAGING)
         loss = self._loss_sum / max(1, self.samples)
-        ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, loss, self._lineage)
+        ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, loss, self.version.lineage)
         members = self.tracker.members
         expected = {member.peer_id for member in members}
         options = self.options
@@ -256,7 +222,7 @@ class Collaboration:
         )
         leave_by = math.inf
         while not future.done():
-            self._wait(future)
+            wait_a_little(future)
             if self._should_stop():
                 leave_by = min(leave_by, time.monotonic() + 2)
                 if time.monotonic() >= leave_by:
@@ -265,16 +231,13 @@ class Collaboration:
             if now_expected != expected:
                 expected = now_expected
                 self.averager.expect(expected)
-        report = future.result()
+        try:
+            report = future.result()
+        except ShortBatch as short:
+            self.tracker.missed(expected - set(short.args[0].peer_ids))
+            raise
         self.tracker.missed(expected - set(report.group.peer_ids))
         return report
-
-    @staticmethod
-    def _wait(future) -> None:
-        try:
-            future.exception(timeout=POLL_SECONDS)
-        except FutureTimeoutError:
-            pass
 
     def _recover(self, error: Exception) -> bool:
         """After a round that failed: True to try it again with the same samples, False to go on computing."""
@@ -290,7 +253,7 @@ class Collaboration:
 
     def _hand_over(self, compute_seconds: float, report: RoundReport | None) -> bool:
         """Put the average where the optimizer finds it; the step belongs to the trainer until :meth:`finish_step`."""
-        self._state_lock.acquire()  # nobody may download a half-made update
+        self.version.lock.acquire()  # nobody may download a half-made update
         self._gradients.hand_over()
         self.last_step = StepReport(
             step=self.step + 1,
@@ -305,10 +268,9 @@ class Collaboration:
 
     def finish_step(self) -> None:
         """The weights have been updated: the next step begins."""
-        self.step += 1
         report = self.last_step.round
-        self._lineage = report.group.group_id if report else os.urandom(LINEAGE_BYTES)
-        self._state_lock.release()
+        self.version.advance(report.group.group_id if report else os.urandom(LINEAGE_BYTES))
+        self.version.lock.release()
         self._gradients.release()
         self._begin_step(frozenset(report.group.peer_ids) if report else frozenset())
         self.tracker.report(phase=TRAINING)

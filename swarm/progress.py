@@ -11,109 +11,20 @@ import math
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import msgpack
 from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
 
-from swarm.rounds import MAX_GROUP_SIZE, MAX_SAMPLES, MAX_STEP, Member
+from swarm.record import AVERAGING, JOINING, REPORT_SECONDS, TRAINING, PeerProgress
+from swarm.rounds import MAX_GROUP_SIZE, Group, Member
 
 logger = get_logger(__name__)
 
 RECORD_SECONDS = 15.0  # a peer that says nothing for so long is no longer expected
-REPORT_SECONDS = 1.0  # how often a training peer reports and looks, unless the end of the step is nearer
 MIN_REFRESH_SECONDS = 0.2
-FUTURE_SECONDS = 5.0  # clocks agree within 3 s (the DHT checks that); later than this is nonsense
 DISTRUST_SECONDS = 60.0
-MAX_RATE = 1e7  # samples per second
-MAX_NAME_LENGTH = 64
-
-JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
-AVERAGING, VALIDATING = "averaging", "validating"
-PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING)
-
-
-@dataclass(frozen=True)
-class PeerProgress:
-    """One peer's record.
-
-    :param name: public name
-    :param step: global updates that its weights have seen
-    :param samples: samples it has accumulated towards the next one
-    :param rate: samples per second while it computes
-    :param joined: DHT time in seconds when it joined
-    :param time: DHT time in seconds of this record
-    :param client_mode: it cannot be dialled
-    :param phase: what it is doing, one of ``PHASES``
-    :param loss: mean training loss of its last step, nan if it has none
-    :param accuracy: its last validation accuracy between 0 and 1, nan if it has none
-    """
-
-    name: str
-    step: int
-    samples: int
-    rate: float
-    joined: float
-    time: float
-    client_mode: bool
-    phase: str
-    loss: float = math.nan
-    accuracy: float = math.nan
-
-    def to_bytes(self) -> bytes:
-        return msgpack.packb(
-            (
-                self.name,
-                self.step,
-                self.samples,
-                float(self.rate),
-                self.joined,
-                self.time,
-                self.client_mode,
-                PHASES.index(self.phase),
-                float(self.loss),
-                float(self.accuracy),
-            )
-        )
-
-    @classmethod
-    def from_bytes(cls, data: bytes, now: float) -> PeerProgress:
-        """:raises ValueError: for everything that no honest peer can send"""
-        if not isinstance(data, bytes) or len(data) > 512:
-            raise ValueError("not a short bytestring")
-        try:
-            name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy = msgpack.unpackb(data)
-        except Exception as error:
-            raise ValueError(f"not a record: {error}") from error
-        if type(name) is not str or not 1 <= len(name) <= MAX_NAME_LENGTH or not name.isprintable():
-            raise ValueError("a name that is not printable")
-        if type(step) is not int or type(samples) is not int or type(phase) is not int or type(client_mode) is not bool:
-            raise ValueError("a field of the wrong type")
-        if not 0 <= step <= MAX_STEP or not 0 <= samples <= MAX_SAMPLES or not 0 <= phase < len(PHASES):
-            raise ValueError("a number out of bounds")
-        if any(type(value) is not float for value in (rate, joined, at, loss, accuracy)):
-            raise ValueError("a field of the wrong type")
-        if not (math.isnan(accuracy) or 0 <= accuracy <= 1) or math.isinf(loss):
-            raise ValueError("a loss or an accuracy out of bounds")
-        if not 0 <= rate <= MAX_RATE or not 0 <= joined <= at <= now + FUTURE_SECONDS:
-            raise ValueError("a rate or a time out of bounds")
-        return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy)
-
-    def samples_by(self, now: float, step: int, computing_since: float, in_last_group: bool) -> float:
-        """Samples it probably has by ``now`` towards the update after ``step``; records are a little old always.
-
-        :param computing_since: since when this peer computes, without a pause; the others pause when it does
-        :param in_last_group: it finished the last round with us, whatever its record says
-        """
-        since = max(self.time, computing_since)
-        if self.step == step:
-            return self.samples + (self._samples_in(now - since) if self.phase == TRAINING else 0.0)
-        return self._samples_in(now - computing_since) if in_last_group and self.step < step else 0.0
-
-    def _samples_in(self, seconds: float) -> float:
-        return self.rate * min(max(0.0, seconds), 2 * REPORT_SECONDS)
 
 
 class ProgressTracker(threading.Thread):
@@ -137,7 +48,7 @@ class ProgressTracker(threading.Thread):
         self._distrusted: dict[PeerID, float] = {}
         self._absent: dict[PeerID, int] = {}
         self._complained: set[PeerID] = set()
-        self._computing_since = now
+        self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._refreshed = threading.Condition()
@@ -199,6 +110,18 @@ class ProgressTracker(threading.Thread):
         for peer in peers:
             self._absent[peer] = self._own.step
 
+    def recount(self, group: Group) -> None:
+        """The group has met too early: these are its true numbers of samples, and everybody computes on."""
+        self._recounted = now = get_dht_time()
+        tickets = dict(zip(group.peer_ids, group.tickets, strict=True))
+        with self._lock:
+            for peer, record in self._others.items():
+                if peer in tickets:
+                    ticket = tickets[peer]
+                    self._others[peer] = replace(
+                        record, step=ticket.step, samples=ticket.samples, phase=TRAINING, time=now
+                    )
+
     @property
     def swarm_step(self) -> int:
         """The latest step that a full peer who is believed claims, at least our own."""
@@ -230,10 +153,15 @@ class ProgressTracker(threading.Thread):
         """Ignore a peer for a while: what it claims did not hold."""
         self._distrusted[peer_id] = time.monotonic() + DISTRUST_SECONDS
 
+    def _present(self) -> dict[PeerID, PeerProgress]:
+        """The others whose samples are still to be had for this step."""
+        step = self._own.step
+        return {peer: record for peer, record in self._believed().items() if self._absent.get(peer, -1) < step}
+
     def samples_by_now(self) -> float:
         """Samples that the swarm has probably accumulated towards the next update."""
         now, own = get_dht_time(), self._own
-        others = self._believed().items()
+        others = self._present().items()
         return own.samples + sum(
             record.samples_by(now, own.step, self._computing_since, peer in self._last_group) for peer, record in others
         )
@@ -242,13 +170,14 @@ class ProgressTracker(threading.Thread):
     def step_is_over(self) -> bool:
         """Whether the swarm has the target batch, as far as this peer can tell, or somebody else says so."""
         own = self._own
-        if any(r.step == own.step and r.phase == AVERAGING for r in self._believed().values()):
-            return True
+        for record in self._present().values():
+            if record.step == own.step and record.phase == AVERAGING and record.time >= self._recounted:
+                return True
         return self.samples_by_now() >= self.target_batch_size
 
     def seconds_to_target(self) -> float:
         """Estimated seconds until the swarm has the target batch; infinite when nobody computes."""
-        rate = self._own.rate + sum(r.rate for r in self._believed().values() if r.phase == TRAINING)
+        rate = self._own.rate + sum(r.rate for r in self._present().values() if r.phase == TRAINING)
         missing = self.target_batch_size - self.samples_by_now()
         return max(0.0, missing) / rate if rate > 0 else math.inf
 

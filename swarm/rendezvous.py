@@ -46,10 +46,12 @@ class Rendezvous:
     :param servicer: the class whose ``rpc_join_group`` forwards to :meth:`serve`; its name is part of the address
     :param namespace: run and recipe, so that another recipe's peers cannot even knock
     :param schema_hash: shapes of the averaged vector
+    :param min_samples: a group with fewer does not end the step: whoever is late can still come to the next one
     """
 
-    def __init__(self, p2p: P2P, servicer: type, namespace: str, schema_hash: bytes):
+    def __init__(self, p2p: P2P, servicer: type, namespace: str, schema_hash: bytes, min_samples: int):
         self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
+        self._min_samples = min_samples
         self._lobby: dict[PeerID, Guest] = {}
         self._arrivals = asyncio.Event()
         self._expected: frozenset[PeerID] = frozenset()
@@ -148,7 +150,8 @@ class Rendezvous:
         group = Group(
             os.urandom(LINEAGE_BYTES), tuple(peer for peer, _ in entries), tuple(ticket for _, ticket in entries)
         )
-        self._closed_step = ticket.step
+        if group.samples >= self._min_samples:
+            self._closed_step = ticket.step
         reply = CODE.MessageFromLeader(
             code=CODE.BEGIN_ALLREDUCE,
             group_id=group.group_id,

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from recipe.run_folder import RunFolder
-from swarm.progress import JOINING, WAITING
+from swarm.record import JOINING, WAITING
 from swarm.rounds import StepReport
 from swarm.status import Status, status_table
 

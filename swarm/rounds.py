@@ -26,6 +26,10 @@ class Behind(Exception):  # noqa: N818
     """The swarm has gone on without this peer: its state has to be downloaded. ``args[0]`` is the swarm's step."""
 
 
+class ShortBatch(Exception):  # noqa: N818
+    """A group met before it had the samples of an update: all its members compute on. ``args[0]`` is the group."""
+
+
 class Refused(Exception):  # noqa: N818
     """Another peer will never average with this one (another model, another protocol)."""
 

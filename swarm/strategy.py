@@ -24,7 +24,7 @@ from recipe.errors import InputError
 from swarm.collaboration import Collaboration
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.processes import keep_signal_handlers
-from swarm.progress import VALIDATING
+from swarm.record import VALIDATING
 from swarm.rounds import CollaborationOptions
 
 EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do

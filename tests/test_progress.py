@@ -11,19 +11,18 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from test_rounds import mutated
 
-from swarm.progress import (
+from swarm.progress import RECORD_SECONDS, ProgressTracker
+from swarm.record import (
     AVERAGING,
     FUTURE_SECONDS,
     JOINING,
     MAX_RATE,
-    RECORD_SECONDS,
     REPORT_SECONDS,
     TRAINING,
     VALIDATING,
     PeerProgress,
-    ProgressTracker,
 )
-from swarm.rounds import MAX_STEP
+from swarm.rounds import LINEAGE_BYTES, MAX_STEP, Group, Ticket
 
 NOW = 1_700_000_000.0
 RECORD = PeerProgress("anna", 12, 96, 250.0, NOW - 60, NOW - 1, False, TRAINING, 1.25, 0.5)
@@ -198,6 +197,23 @@ def test_the_step_is_over_when_somebody_is_averaging_it(swarm):
     swarm.says("anna", samples=1, phase=AVERAGING, step=3)
     assert not swarm.tracker.step_is_over
     swarm.tracker.begin_step(3)
+    assert swarm.tracker.step_is_over
+
+
+def test_a_group_that_met_too_early_counts_again(swarm):
+    anna = swarm.says("anna", samples=90, rate=0.001)
+    bert = swarm.says("bert", samples=80, phase=AVERAGING)
+    swarm.says("cleo", samples=1, phase=AVERAGING)
+    swarm.tracker.report(samples=20)
+    assert swarm.tracker.step_is_over
+    lineage = bytes(LINEAGE_BYTES)
+    tickets = tuple(Ticket(0, samples, False, 1.0, lineage) for samples in (20, 30))
+    swarm.tracker.missed([bert])
+    swarm.tracker.recount(Group(lineage, (swarm.tracker.peer_id, anna), tickets))
+    swarm.tracker.resume()
+    assert swarm.tracker.samples_by_now() == pytest.approx(51, abs=0.1), "who did not come has no samples for this step"
+    assert not swarm.tracker.step_is_over, "whoever was averaging was so before the group met"
+    swarm.says("cleo", samples=1, phase=AVERAGING)
     assert swarm.tracker.step_is_over
 
 

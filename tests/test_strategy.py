@@ -359,7 +359,7 @@ def train_two(plan: Plan, steps: int, target: int = 64) -> dict[str, Outcome]:
             assert update.num_peers == 2
             assert update.complete
             assert update.own_samples == sum(map(len, update.indices)) > 0
-            assert 0.5 * target <= update.samples  # peers estimate what the others have: it may be a little less
+            assert target <= update.samples
             assert update.global_step == update.scheduler_step == update.step
     assert_equal_updates(found["a"], found["b"])
     assert_same_bits(found["a"].state, found["b"].state)

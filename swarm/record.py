@@ -1,0 +1,102 @@
+"""One peer's progress record: what it says about itself to everybody, read as the word of a stranger."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgpack
+
+from swarm.rounds import MAX_SAMPLES, MAX_STEP
+
+REPORT_SECONDS = 1.0  # how often a training peer reports and looks, unless the end of the step is nearer
+FUTURE_SECONDS = 5.0  # clocks agree within 3 s (the DHT checks that); later than this is nonsense
+MAX_RATE = 1e7  # samples per second
+MAX_NAME_LENGTH = 64
+
+JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
+AVERAGING, VALIDATING = "averaging", "validating"
+PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING)
+
+
+@dataclass(frozen=True)
+class PeerProgress:
+    """One peer's record.
+
+    :param name: public name
+    :param step: global updates that its weights have seen
+    :param samples: samples it has accumulated towards the next one
+    :param rate: samples per second while it computes
+    :param joined: DHT time in seconds when it joined
+    :param time: DHT time in seconds of this record
+    :param client_mode: it cannot be dialled
+    :param phase: what it is doing, one of ``PHASES``
+    :param loss: mean training loss of its last step, nan if it has none
+    :param accuracy: its last validation accuracy between 0 and 1, nan if it has none
+    """
+
+    name: str
+    step: int
+    samples: int
+    rate: float
+    joined: float
+    time: float
+    client_mode: bool
+    phase: str
+    loss: float = math.nan
+    accuracy: float = math.nan
+
+    def to_bytes(self) -> bytes:
+        return msgpack.packb(
+            (
+                self.name,
+                self.step,
+                self.samples,
+                float(self.rate),
+                self.joined,
+                self.time,
+                self.client_mode,
+                PHASES.index(self.phase),
+                float(self.loss),
+                float(self.accuracy),
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, now: float) -> PeerProgress:
+        """:raises ValueError: for everything that no honest peer can send"""
+        if not isinstance(data, bytes) or len(data) > 512:
+            raise ValueError("not a short bytestring")
+        try:
+            name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy = msgpack.unpackb(data)
+        except Exception as error:
+            raise ValueError(f"not a record: {error}") from error
+        if type(name) is not str or not 1 <= len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+            raise ValueError("a name that is not printable")
+        if type(step) is not int or type(samples) is not int or type(phase) is not int or type(client_mode) is not bool:
+            raise ValueError("a field of the wrong type")
+        if not 0 <= step <= MAX_STEP or not 0 <= samples <= MAX_SAMPLES or not 0 <= phase < len(PHASES):
+            raise ValueError("a number out of bounds")
+        if any(type(value) is not float for value in (rate, joined, at, loss, accuracy)):
+            raise ValueError("a field of the wrong type")
+        if not (math.isnan(accuracy) or 0 <= accuracy <= 1) or math.isinf(loss):
+            raise ValueError("a loss or an accuracy out of bounds")
+        if not 0 <= rate <= MAX_RATE or not 0 <= joined <= at <= now + FUTURE_SECONDS:
+            raise ValueError("a rate or a time out of bounds")
+        return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy)
+
+    def samples_by(self, now: float, step: int, computing_since: float, in_last_group: bool) -> float:
+        """Samples it probably has by ``now`` towards the update after ``step``; records are a little old always.
+
+        :param computing_since: since when this peer computes, without a pause; the others pause when it does
+        :param in_last_group: it finished the last round with us, whatever its record says
+        """
+        since = max(self.time, computing_since)
+        if self.step == step:
+            # Peers of one group validate at the same step: when we compute again, they probably do.
+            computes = self.phase == TRAINING or (self.phase == VALIDATING and in_last_group)
+            return self.samples + (self._samples_in(now - since) if computes else 0.0)
+        return self._samples_in(now - computing_since) if in_last_group and self.step < step else 0.0
+
+    def _samples_in(self, seconds: float) -> float:
+        return self.rate * min(max(0.0, seconds), 2 * REPORT_SECONDS)

@@ -1,0 +1,99 @@
+"""Which version of the swarm's weights a peer holds, how it hands them over, and how it takes over a later one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # another class than the builtin before Python 3.11
+
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from recipe.errors import InputError
+from swarm.averager import SwarmAverager
+from swarm.progress import ProgressTracker
+from swarm.rounds import LINEAGE_BYTES, RoundFailed
+from swarm.state import SharedState
+
+logger = get_logger(__name__)
+
+POLL_SECONDS = 0.2
+SUPERIOR_SECONDS = 20.0
+
+
+def wait_a_little(future: Future) -> None:
+    """Wait until the future is done, or for ``POLL_SECONDS``."""
+    try:
+        future.exception(timeout=POLL_SECONDS)
+    except FutureTimeoutError:
+        pass
+
+
+class Version:
+    """The shared state with its step and its lineage, the name of the round that it came out of.
+
+    :param state: parameters, buffers and optimizer statistics
+    :param step: global updates that they have seen
+    """
+
+    def __init__(self, state: SharedState, step: int):
+        self.state, self.step = state, step
+        self.lineage = os.urandom(LINEAGE_BYTES)
+        self.lock = threading.Lock()
+
+    def export(self):
+        """What another peer downloads; waits while an update is being made."""
+        with self.lock:
+            return self.state.export(self.step, self.lineage)
+
+    def advance(self, lineage: bytes) -> None:
+        """An update has been made; ``lineage`` names the round that it came out of."""
+        self.step, self.lineage = self.step + 1, lineage
+
+    def catch_up(
+        self, tracker: ProgressTracker, averager: SwarmAverager, timeout_seconds: float, should_stop: Callable[[], bool]
+    ) -> None:
+        """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
+
+        :raises InputError: somebody is there but nobody hands over the state in time
+        """
+        began = time.monotonic()
+        reason = "no full peer is there to hand it over"
+        while time.monotonic() < began + timeout_seconds and not should_stop():
+            if not tracker.superiors:
+                return  # those who were ahead or senior are gone
+            for peer_id in tracker.donors(min_step=self.step):
+                try:
+                    self._download(peer_id, averager, should_stop)
+                    return
+                except RoundFailed as error:
+                    reason = str(error)
+                    logger.warning(f"No state from {peer_id}: {error}")
+                    tracker.distrust(peer_id)
+            tracker.wait_refreshed(1.0)
+            if time.monotonic() - began > SUPERIOR_SECONDS:
+                # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
+                for peer_id in set(tracker.superiors) - set(tracker.donors(min_step=self.step)):
+                    tracker.distrust(peer_id)
+        if not should_stop():
+            raise InputError(
+                f"The swarm's state could not be downloaded in {timeout_seconds:.0f} s ({reason}): check that the "
+                "peers of --initial-peers can be reached and start again."
+            )
+
+    def _download(self, peer_id: PeerID, averager: SwarmAverager, should_stop: Callable[[], bool]) -> None:
+        download = averager.download_state(peer_id, self.state.max_bytes)
+        while not download.done():
+            if should_stop():
+                raise RoundFailed("this peer is leaving")
+            wait_a_little(download)
+        description, tensors = download.result()
+        with self.lock:
+            step = description.get("step", -1) if isinstance(description, dict) else -1
+            if type(step) is int and step < self.step:
+                raise RoundFailed(f"it holds step {step} only, this peer is at {self.step}")
+            self.step, self.lineage = self.state.load(description, tensors)
+        logger.info(f"Took over step {self.step} from {peer_id}")
