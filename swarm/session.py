@@ -22,6 +22,7 @@ from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
+from swarm.company import NeedsFullPeer
 from swarm.micro_batch import MicroBatch, largest_sensible, measure_micro_batch
 from swarm.options import PeerOptions
 from swarm.reporting import FirstContribution, StatusReporter, SwarmMetrics
@@ -82,6 +83,7 @@ class Session:
         self.folder.write_recipe(self.recipe)
         self.folder.write_environment()
         self.metrics = SwarmMetrics()
+        self.company = NeedsFullPeer(dht.client_mode, stop_requested)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
 
     def _first_status(self) -> Status:
@@ -124,6 +126,7 @@ class Session:
         """Train until the run ends or this peer leaves.
 
         :returns: a few sentences for the person who gave the machine
+        :raises InputError: this peer is outbound-only, and nobody is left whom it could call; its weights are saved
         """
         trainer = self._trainer()
         _silence_lightning()
@@ -139,6 +142,8 @@ class Session:
             seconds = self.metrics.seconds
             final = self.reporter.finish(outcome)
         self._write_summary(final, seconds)
+        if self.company.complaint:
+            raise InputError(self.company.complaint)
         return self._farewell(final, seconds)
 
     def _trainer(self) -> Trainer:
@@ -166,7 +171,13 @@ class Session:
             self.folder,
             accelerator={"auto": "auto", "cpu": "cpu", "cuda": "gpu"}[self.options.machine.device],
             strategy=strategy,
-            callbacks=[self.metrics, self.reporter, FirstContribution(self.clock, self.reporter.say), checkpoints],
+            callbacks=[
+                self.metrics,
+                self.reporter,
+                FirstContribution(self.clock, self.reporter.say),
+                self.company,
+                checkpoints,
+            ],
             max_steps=leaving.max_steps,
             max_time=leaving.max_time,
             target_accuracy=leaving.target_accuracy,
@@ -174,7 +185,7 @@ class Session:
 
     def _outcome(self, trainer: Trainer) -> str:
         if self.stop_requested.is_set():
-            return "interrupted"
+            return "no full peer" if self.company.complaint else "interrupted"
         accuracy = trainer.callback_metrics.get("val/top1", 0.0)
         target = self.options.leaving.target_accuracy
         if target is not None and accuracy >= target:
