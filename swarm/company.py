@@ -1,4 +1,4 @@
-"""Tells outbound-only peers when nobody is left whom they could call, instead of letting them train alone in silence."""
+"""Tells outbound-only peers when nobody is left whom they could call: they would train alone, in silence."""
 
 from __future__ import annotations
 
