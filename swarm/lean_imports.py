@@ -5,7 +5,9 @@ see whether something is compiled. A peer compiles nothing.
 """
 
 import importlib
+import os
 import sys
+import warnings
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -63,3 +65,11 @@ def _bring_back_compiler() -> None:
     torch = sys.modules.get("torch")
     if isinstance(getattr(torch, "_dynamo", None), _NothingIsCompiled):
         del torch._dynamo
+
+
+def silence_libraries() -> None:
+    """Hide what libraries tell developers in every run; warnings that a person can act on stay."""
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING")
+    if not sys.warnoptions:
+        for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
+            warnings.simplefilter("ignore", category)

@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 
 from recipe.config import Recipe
@@ -25,7 +24,7 @@ from recipe.overrides import apply_overrides
 from recipe.presets import preset
 from recipe.run_folder import check_name, make_writable
 from swarm.addresses import check_port_free, check_reachable, join_commands, parse_initial_peers
-from swarm.lean_imports import load_lean
+from swarm.lean_imports import load_lean, silence_libraries
 from swarm.options import PeerOptions, parse_options
 from swarm.processes import descendants, kill
 from swarm.start_clock import StartClock
@@ -37,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         options = parse_options(arguments)
         print("Starting; importing torch takes about 10 s …", flush=True)
-        _silence_libraries()
+        silence_libraries()
         return Peer(options, clock).run()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -186,14 +185,6 @@ def _raise_interrupt(_signal_number: int) -> None:
 
 def _note_interrupt(_signal_number: int) -> None:
     pass
-
-
-def _silence_libraries() -> None:
-    """Hide what libraries tell developers in every run; warnings that a person can act on stay."""
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING")
-    if not sys.warnoptions:
-        for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
-            warnings.simplefilter("ignore", category)
 
 
 def own_recipe(options: PeerOptions) -> Recipe:
