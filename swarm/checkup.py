@@ -9,13 +9,16 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import make_writable
+
+if TYPE_CHECKING:
+    from torch import nn  # takes seconds to import
 
 GIB = 2**30
 PACKAGES = ("torch", "torchvision", "hivemind", "timm", "lightning", "torchmetrics", "numpy")
@@ -119,13 +122,18 @@ def check_data(recipe: Recipe, data_dir: Path) -> Check:
     return Check("data", "ok", f"{recipe.dataset}: {len(splits.train):,} training samples")
 
 
-def count_parameters(recipe: Recipe) -> int:
-    """Of the recipe's model; builds it without its pretrained weights."""
-    from dataclasses import replace
+def check_micro_batch(model: nn.Module, recipe: Recipe, device: str) -> Check:
+    """:param device: --device"""
+    from swarm.micro_batch import measure_for_recipe
 
-    from recipe.model import build_model
-
-    return sum(parameter.numel() for parameter in build_model(replace(recipe, pretrained=False)).parameters())
+    try:
+        found = measure_for_recipe(model, recipe, device)
+    except InputError as error:
+        return Check("micro-batch", "failed", str(error), "give --device cpu, or join a run with a smaller model")
+    state = "warning" if found.seconds > 2 else "ok"
+    fix = "the others will wait for this machine, then go on without it: join a run with a smaller model"
+    precision = "bfloat16" if recipe.precision == "bf16-mixed" else "float32"
+    return Check("micro-batch", state, f"{found}; {precision}", fix if state == "warning" else "")
 
 
 def machine_checks(device: str, output_dir: Path) -> list[Check]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,7 +22,7 @@ from rich.table import Table
 
 from recipe.errors import InputError
 from swarm.addresses import check_reachable, parse_initial_peers, reachable
-from swarm.checkup import Check, check_data, check_shared_memory, count_parameters, judged, machine_checks
+from swarm.checkup import Check, check_data, check_micro_batch, check_shared_memory, judged, machine_checks
 from swarm.lean_imports import load_lean, silence_libraries
 from swarm.local import wide_console
 
@@ -124,6 +124,7 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
 
 
 def _run(peers: list[str], options: DoctorOptions) -> Iterator[Check]:
+    from recipe.model import build_model
     from swarm.network import NetworkOptions, start_dht, stop_dht
     from swarm.run_card import choose_card, read_cards
     from swarm.visit import expected_traffic
@@ -137,13 +138,15 @@ def _run(peers: list[str], options: DoctorOptions) -> Iterator[Check]:
         card = choose_card(read_cards(dht), options.run_id)
         recipe = card.recipe
         yield Check("run card", "ok", f"run {card.run_id}: {recipe.model} on {recipe.dataset}")
-        num_parameters = count_parameters(recipe)
+        model = build_model(replace(recipe, pretrained=False))
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
         yield Check("traffic", "ok", str(expected_traffic(dht, card, num_parameters)))
     except InputError as error:
         yield Check("run card", "failed", str(error), "ask the organiser which run to join")
         return
     finally:
         stop_dht(dht)
+    yield check_micro_batch(model, recipe, options.device)
     yield check_shared_memory(num_parameters)
     yield check_data(recipe, options.data_dir.expanduser())
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from recipe.config import Recipe
 from recipe.errors import InputError
 
 AIM_SECONDS = 1.0
@@ -46,6 +47,23 @@ def largest_sensible(target_batch_size: int, num_train_samples: int) -> int:
     """Largest power of two that is at most 1/16 of the target batch and fits the data; at least 1."""
     most = max(1, min(target_batch_size // SHARE_OF_TARGET, num_train_samples))
     return 1 << (most.bit_length() - 1)
+
+
+def measure_for_recipe(model: nn.Module, recipe: Recipe, device: str, num_train_samples: int = 2**31) -> MicroBatch:
+    """:meth:`measure_micro_batch` for a recipe's model.
+
+    :param device: auto, cpu or cuda, as a person gave it
+    :param num_train_samples: a micro-batch is never larger
+    """
+    uses_gpu = device != "cpu" and torch.cuda.is_available()
+    return measure_micro_batch(
+        model,
+        (recipe.channels, recipe.image_size, recipe.image_size),
+        recipe.num_classes,
+        torch.device("cuda" if uses_gpu else "cpu"),
+        recipe.precision == "bf16-mixed",
+        largest_sensible(recipe.target_batch_size, num_train_samples),
+    )
 
 
 def measure_micro_batch(

@@ -23,7 +23,7 @@ from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
 from swarm.company import NeedsFullPeer
-from swarm.micro_batch import MicroBatch, largest_sensible, measure_micro_batch
+from swarm.micro_batch import MicroBatch, measure_for_recipe
 from swarm.options import PeerOptions
 from swarm.reporting import FirstContribution, StatusReporter, SwarmMetrics
 from swarm.rounds import CollaborationOptions
@@ -77,7 +77,11 @@ class Session:
         if earlier is not None:  # a peer that comes back goes on with its samples
             self.data.load_state_dict(earlier[VisionData.__qualname__])
         self.task = VisionTask(self.recipe)
-        self.micro_batch = MicroBatch(given, math.nan, "given") if given else self._measure()
+        self.micro_batch = (
+            MicroBatch(given, math.nan, "given")
+            if given
+            else measure_for_recipe(self.task.model, self.recipe, options.machine.device, self.data.num_train_samples)
+        )
         self.data.batch_size = self.micro_batch.samples
         self.folder.summary.unlink(missing_ok=True)  # it says that a run has ended
         self.folder.write_recipe(self.recipe)
@@ -94,17 +98,6 @@ class Session:
             total_steps=self.total_steps,
             target_batch_size=self.recipe.target_batch_size,
             addresses=self.addresses,
-        )
-
-    def _measure(self) -> MicroBatch:
-        recipe, uses_gpu = self.recipe, self.options.machine.device != "cpu" and torch.cuda.is_available()
-        return measure_micro_batch(
-            self.task.model,
-            (recipe.channels, recipe.image_size, recipe.image_size),
-            recipe.num_classes,
-            torch.device("cuda" if uses_gpu else "cpu"),
-            recipe.precision == "bf16-mixed",
-            largest_sensible(recipe.target_batch_size, self.data.num_train_samples),
         )
 
     def _check_folder(self) -> None:

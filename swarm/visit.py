@@ -86,8 +86,9 @@ class Traffic:
         if not self.updates_per_hour:
             return f"{self.bytes_per_update / 1e6:,.1f} MB each way per update; nobody says how many updates an hour"
         return (
-            f"{self.gigabytes_per_hour:,.2f} GB an hour each way ({self.bytes_per_update / 1e6:,.1f} MB per update, "
-            f"{self.updates_per_hour:,.0f} updates an hour by {self.num_peers} peers now)"
+            f"up to {self.gigabytes_per_hour:,.2f} GB an hour each way "
+            f"({self.bytes_per_update / 1e6:,.1f} MB per update, "
+            f"{self.updates_per_hour:,.0f} updates an hour by {self.num_peers} peer{'s' * (self.num_peers != 1)} now)"
         )
 
 
