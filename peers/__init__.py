@@ -1,1 +1,5 @@
-"""Where volunteers run: notebooks, containers, service units."""
+"""Where volunteers run: notebooks, containers, service units. In any notebook: ``from peers import join, preview``."""
+
+from peers.notebook import CannotJoin, join, preview
+
+__all__ = ["CannotJoin", "join", "preview"]

@@ -2,7 +2,6 @@
 
 import math
 
-import timm.optim
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -17,10 +16,20 @@ def build_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     (class token, position embedding). Each update is one global update over `recipe.target_batch_size` samples.
     """
     spared = module.no_weight_decay() if hasattr(module, "no_weight_decay") else ()
-    groups = timm.optim.param_groups_weight_decay(module, recipe.weight_decay, no_weight_decay_list=spared)
+    groups = _weight_decay_groups(module, recipe.weight_decay, frozenset(spared))
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.momentum, nesterov=recipe.momentum > 0)
     return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2))
+
+
+def _weight_decay_groups(module: nn.Module, weight_decay: float, spared: frozenset[str]) -> list[dict]:
+    """What timm.optim.param_groups_weight_decay returns; importing timm.optim takes seconds (its Muon brings sympy)."""
+    without, decayed = [], []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            is_spared = parameter.ndim <= 1 or name.endswith(".bias") or name in spared
+            (without if is_spared else decayed).append(parameter)
+    return [{"params": without, "weight_decay": 0.0}, {"params": decayed, "weight_decay": weight_decay}]
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> LambdaLR:

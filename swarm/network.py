@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError  # a class of its own before Python 3.11
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from hivemind.utils.mpfuture import MPFuture
 from recipe.errors import InputError
 from swarm.addresses import check_port_free, check_reachable, classify, parse_own_address
 from swarm.processes import descendants, die_with_parent, keep_signal_handlers, kill, leave_terminal, use_fork
+from swarm.reachability import offer_call_backs
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class NetworkOptions:
     identity_path: Path | None = None
     """Private key that fixes the peer id; made on first use. None takes a new identity every time."""
     client_mode: bool = False
-    """Only call others, never be called."""
+    """Only call others, never be called: nothing listens then."""
+    check_identity: bool = True
+    """Ask the swarm first whether the identity is in use, which takes about a second."""
     startup_timeout_seconds: float = 60
     """How long p2pd may take to start; a busy machine needs far more than Hivemind's 15 s."""
 
@@ -71,7 +74,7 @@ class NetworkOptions:
         announced = list(self.announce_maddrs)
         if self.public_ip is not None:
             port = self._fixed_port()
-            announced += [] if announced or self.host_maddrs else [f"/ip4/{ip}/tcp/{port}" for ip in _own_addresses()]
+            announced += [] if announced or self.host_maddrs else [f"/ip4/{ip}/tcp/{port}" for ip in own_addresses()]
             announced.append(f"/ip{ipaddress.ip_address(self.public_ip).version}/{self.public_ip}/tcp/{port}")
         return list(dict.fromkeys(announced)) or None
 
@@ -129,9 +132,14 @@ def _end_at_once(signal_number: int, _frame) -> None:
     os._exit(128 + signal_number)
 
 
-def start_dht(options: NetworkOptions, record_validators: Sequence[RecordValidatorBase] = ()) -> SwarmDHT:
+def start_dht(
+    options: NetworkOptions,
+    record_validators: Sequence[RecordValidatorBase] = (),
+    meanwhile: Callable[[], None] = lambda: None,
+) -> SwarmDHT:
     """Join the swarm of ``options.initial_peers``, or start a new one. Main thread only.
 
+    :param meanwhile: done while the other process connects, such as further imports
     :raises InputError: within 30 s, one sentence, no process left, when a port is taken, no initial peer answers as the
         peer it should be, the clocks disagree by more than 3 s, the identity is unusable or taken; and when p2pd could
         not start in ``startup_timeout_seconds``, twice.
@@ -143,11 +151,14 @@ def start_dht(options: NetworkOptions, record_validators: Sequence[RecordValidat
         start = time.monotonic()
         try:
             try:
-                return _launch(options, peers, record_validators)
+                dht = _launch(options, peers, record_validators, meanwhile)
             except Exception as error:
                 if not _was_too_slow(error, time.monotonic() - start):
                     raise
-                return _launch(options, peers, record_validators)
+                dht = _launch(options, peers, record_validators, meanwhile)
+            if not options.client_mode:
+                dht.run_coroutine(offer_call_backs, return_future=True).result(10)
+            return dht
         except Exception as error:
             raise _explained(error, options, peers) from None
 
@@ -195,26 +206,34 @@ def _write_identity(path: Path) -> None:
         file.write(key.SerializeToString())
 
 
-def _own_addresses() -> list[str]:
+def own_addresses() -> list[str]:
     """IPv4 addresses of this machine, loopback first."""
     cards = psutil.net_if_addrs().values()
     found = [card.address for addresses in cards for card in addresses if card.family == socket.AF_INET]
     return sorted(found, key=lambda ip: classify(f"/ip4/{ip}") != "loopback")
 
 
-def _launch(options: NetworkOptions, peers: list[str], record_validators: Sequence[RecordValidatorBase]) -> SwarmDHT:
+def _launch(
+    options: NetworkOptions,
+    peers: list[str],
+    record_validators: Sequence[RecordValidatorBase],
+    meanwhile: Callable[[], None],
+) -> SwarmDHT:
+    listening = {"no_listen": True, "host_maddrs": None} if options.client_mode else {}
     dht = SwarmDHT(
         initial_peers=peers or None,
         start=False,
         record_validators=record_validators,
-        host_maddrs=options.listen_addresses(),
+        **{"host_maddrs": options.listen_addresses(), **listening},
         announce_maddrs=options.announced_addresses(),
         identity_path=str(options.identity_path.expanduser()) if options.identity_path else None,
         client_mode=options.client_mode,
         startup_timeout=options.startup_timeout_seconds,
+        check_if_identity_free=options.check_identity,
     )
     try:
         dht.run_in_background(await_ready=False)
+        meanwhile()
         _wait_until_ready(dht, options.startup_timeout_seconds + 30)
         dht.processes = tuple(descendants(dht.pid))
     except BaseException:  # Ctrl-C as well

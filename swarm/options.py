@@ -17,8 +17,6 @@ from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides
 from recipe.presets import PRESETS
 
-DEFAULT_MICRO_BATCH = 32
-
 
 def _arg(metavar: str, default: str | None = None, text: str | None = None) -> Any:
     """How ``--help`` shows an option; ``default`` where the default itself says nothing."""
@@ -31,7 +29,7 @@ class MachineOptions:
 
     public_name: Annotated[str | None, _arg("NAME", "a random one")] = None
     """Your name, shown to the others; with the same name and --output-dir you come back as the same peer."""
-    batch_size: Annotated[int | None, _arg("SAMPLES", f"{DEFAULT_MICRO_BATCH}, or the target batch size")] = None
+    batch_size: Annotated[int | None, _arg("SAMPLES", "measured when the peer starts")] = None
     """Micro-batch: samples that this device computes at once."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
@@ -145,18 +143,13 @@ class PeerOptions:
         given = {item.name: getattr(self.overrides, item.name) for item in fields(self.overrides)}
         return {name: value for name, value in given.items() if value is not None}
 
-    def micro_batch(self, target_batch_size: int) -> int:
-        """Samples that this device computes at once.
-
-        :raises InputError: more than the whole swarm needs for an update
-        """
-        batch_size = self.machine.batch_size or min(DEFAULT_MICRO_BATCH, target_batch_size)
-        if batch_size > target_batch_size:
+    def check_micro_batch(self, target_batch_size: int) -> None:
+        """:raises InputError: --batch-size is more than the whole swarm needs for an update"""
+        if self.machine.batch_size and self.machine.batch_size > target_batch_size:
             raise InputError(
-                f"A micro-batch of {batch_size} does not fit the target batch size of {target_batch_size}: give "
-                f"--batch-size {target_batch_size} or less."
+                f"A micro-batch of {self.machine.batch_size} does not fit the target batch size of "
+                f"{target_batch_size}: give --batch-size {target_batch_size} or less, or leave it out."
             )
-        return batch_size
 
 
 def parse_options(arguments: list[str] | None = None, prog: str = "python -m swarm.peer") -> PeerOptions:

@@ -9,13 +9,13 @@ Ctrl-C leaves cleanly: the last averaged weights stay in checkpoints/, the other
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import signal
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 
 from recipe.config import Recipe
@@ -24,17 +24,20 @@ from recipe.overrides import apply_overrides
 from recipe.presets import preset
 from recipe.run_folder import check_name, make_writable
 from swarm.addresses import check_port_free, check_reachable, join_commands, parse_initial_peers
+from swarm.lean_imports import load_lean, silence_libraries
 from swarm.options import PeerOptions, parse_options
 from swarm.processes import descendants, kill
+from swarm.start_clock import StartClock
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a peer until it is done; returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
+    clock = StartClock()
     try:
         options = parse_options(arguments)
         print("Starting; importing torch takes about 10 s …", flush=True)
-        _silence_libraries()
-        return Peer(options).run()
+        silence_libraries()
+        return Peer(options, clock).run()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
@@ -47,11 +50,12 @@ class Peer:
     """One volunteer's session, from the command line to the summary.
 
     :param options: the command line
+    :param clock: times the start
     :raises InputError: also from :meth:`run`, when something that a person gave cannot work
     """
 
-    def __init__(self, options: PeerOptions):
-        self.options = options
+    def __init__(self, options: PeerOptions, clock: StartClock):
+        self.options, self.clock = options, clock
         self.initial_peers = parse_initial_peers(options.initial_peers)
         self.name = check_name(options.machine.public_name or f"peer-{secrets.token_hex(3)}", "--public-name")
         self.stop_requested = threading.Event()
@@ -69,21 +73,30 @@ class Peer:
             check_reachable(self.initial_peers)
             return None
         recipe = own_recipe(self.options)
-        self.options.micro_batch(recipe.target_batch_size)
+        self.options.check_micro_batch(recipe.target_batch_size)
         return recipe
 
     def run(self) -> int:
         """Join or start the swarm, train, and write the summary; returns the exit status."""
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
+        load_lean()
         from swarm.network import start_dht, stop_dht, visible_addresses
 
+        self.clock.ends("imports")
         self._interrupt = _raise_interrupt  # children have to be ended from now on
-        dht = start_dht(self._network())
+        dht = start_dht(self._network(), meanwhile=self._import_the_rest)
         try:
-            return self._train(dht, self._card(dht), tuple(visible_addresses(dht)))
+            card, addresses = self._card(dht), tuple(visible_addresses(dht))
+            self.clock.ends("join")
+            return self._train(dht, card, addresses)
         finally:
             stop_dht(dht)
+
+    def _import_the_rest(self) -> None:
+        self.clock.ends("join")
+        importlib.import_module("swarm.session")
+        self.clock.ends("imports")
 
     def _card(self, dht):
         from swarm.run_card import PROTOCOL, RunCard, check_overrides, choose_card, read_cards
@@ -99,7 +112,8 @@ class Peer:
         from swarm.run_card import CardKeeper
         from swarm.session import Session
 
-        session = Session(self.options, self.name, dht, card, bool(self.initial_peers), addresses, self.stop_requested)
+        joins = bool(self.initial_peers)
+        session = Session(self.options, self.name, dht, card, joins, addresses, self.stop_requested, self.clock)
         self._introduce(session)
         keeper = CardKeeper(dht, card)
         try:
@@ -111,13 +125,18 @@ class Peer:
             keeper.stop()
 
     def _network(self):
-        from swarm.network import NetworkOptions
+        """How this peer meets the others: what a person gave, and what was measured."""
+        from swarm.network import NetworkOptions, prepare_identity
+        from swarm.role import measured
 
         machine, connection = self.options.machine, self.options.connection
         identity = connection.identity_path
         if identity is None and machine.public_name is not None:
-            identity = machine.output_dir.expanduser() / "identities" / f"{self.name}.key"
-        return NetworkOptions(
+            identity = machine.output_dir / "identities" / f"{self.name}.key"
+        if identity is not None:
+            identity = identity.expanduser()
+            prepare_identity(identity)
+        network = NetworkOptions(
             initial_peers=tuple(self.initial_peers),
             port=connection.port,
             host_maddrs=connection.host_maddrs,
@@ -126,6 +145,8 @@ class Peer:
             identity_path=identity,
             client_mode=connection.client_mode,
         )
+        self.reachability, network = measured(network)
+        return network
 
     def _introduce(self, session) -> None:
         recipe, addresses = session.card.recipe, session.addresses
@@ -138,6 +159,8 @@ class Peer:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
         if addresses and not self.initial_peers:
             print(join_commands(addresses, public_ip=self.options.connection.public_ip))
+        print(self.reachability)
+        print(f"Micro-batch: {session.micro_batch}.")
         print(f"Run folder: {session.folder.path}")
         if session.resumed_step is not None:
             print(f"Going on from step {session.resumed_step}, where its last checkpoint was made.")
@@ -162,14 +185,6 @@ def _raise_interrupt(_signal_number: int) -> None:
 
 def _note_interrupt(_signal_number: int) -> None:
     pass
-
-
-def _silence_libraries() -> None:
-    """Hide what libraries tell developers in every run; warnings that a person can act on stay."""
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING")
-    if not sys.warnoptions:
-        for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
-            warnings.simplefilter("ignore", category)
 
 
 def own_recipe(options: PeerOptions) -> Recipe:

@@ -15,6 +15,7 @@ from rich.live import Live
 from recipe.run_folder import RunFolder
 from swarm.record import JOINING, WAITING
 from swarm.rounds import StepReport
+from swarm.start_clock import StartClock
 from swarm.status import Status, status_table
 
 STATUS_SECONDS = 0.5
@@ -174,6 +175,10 @@ class StatusReporter(L.Callback):
         missing = self._collaboration.options.min_peers - len(self._collaboration.tracker.members)
         return f"waiting for {missing} more peer{'s' * (missing != 1)}" if phase == WAITING and missing > 0 else phase
 
+    def say(self, line: str) -> None:
+        """Print a line; a live table stays below it."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def finish(self, outcome: str) -> Status:
         """Write the last status and stop showing."""
         self._closing.set()
@@ -210,3 +215,26 @@ class StatusReporter(L.Callback):
         if news != self._last_news or time.monotonic() - self._last_line >= LINE_SECONDS:
             self._last_line, self._last_news = time.monotonic(), news
             self._console.print(status.line(), markup=False, highlight=False, soft_wrap=True)
+
+
+class FirstContribution(L.Callback):
+    """Ends the phases ``state`` and ``first micro-batch`` of a clock, and says so.
+
+    :param clock: whose earlier phases have ended
+    :param say: prints one line
+    """
+
+    def __init__(self, clock: StartClock, say: Callable[[str], None]):
+        self._clock, self._say = clock, say
+        self._contributed = False
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        self._clock.ends("state")
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        collaboration = trainer.strategy.collaboration
+        counts = collaboration.samples > 0 or collaboration.last_step is not None  # not dropped while catching up
+        if not self._contributed and counts:
+            self._contributed = True
+            self._clock.ends("first micro-batch")
+            self._say(str(self._clock))

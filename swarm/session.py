@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import warnings
 from pathlib import Path
@@ -21,10 +22,13 @@ from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
+from swarm.company import NeedsFullPeer
+from swarm.micro_batch import MicroBatch, measure_for_recipe
 from swarm.options import PeerOptions
-from swarm.reporting import StatusReporter, SwarmMetrics
+from swarm.reporting import FirstContribution, StatusReporter, SwarmMetrics
 from swarm.rounds import CollaborationOptions
 from swarm.run_card import RunCard
+from swarm.start_clock import StartClock
 from swarm.status import Status, percent, tensorboard_command
 from swarm.strategy import SwarmStrategy
 
@@ -39,6 +43,7 @@ class Session:
     :param joins: whether others train already; their state then counts, not this peer's checkpoint
     :param addresses: where this peer can be reached
     :param stop_requested: when set, this peer leaves at the next opportunity
+    :param clock: times the start
     :raises InputError: something that a person gave cannot work
     """
 
@@ -51,12 +56,13 @@ class Session:
         joins: bool,
         addresses: tuple[str, ...],
         stop_requested: threading.Event,
+        clock: StartClock,
     ):
         self.options, self.name, self.dht, self.card = options, name, dht, card
-        self.stop_requested, self.addresses = stop_requested, addresses
+        self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
         self.recipe: Recipe = card.recipe
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
-        batch_size = options.micro_batch(self.recipe.target_batch_size)
+        options.check_micro_batch(self.recipe.target_batch_size)
         if options.machine.device == "cuda" and not torch.cuda.is_available():
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
         self.folder = RunFolder.create(options.machine.output_dir, card.run_id, name)
@@ -64,16 +70,24 @@ class Session:
         self.checkpoint = self.folder.checkpoints / "last.ckpt"
         earlier = _read_checkpoint(self.checkpoint)
         self.resumed_step = None if joins or earlier is None else earlier["global_step"]
-        self.data = VisionData(self.recipe, options.machine.data_dir, batch_size, dht.peer_id.to_base58())
+        given = options.machine.batch_size
+        self.data = VisionData(self.recipe, options.machine.data_dir, given or 1, dht.peer_id.to_base58())
         self.data.prepare_data()
         self.data.setup("fit")
         if earlier is not None:  # a peer that comes back goes on with its samples
             self.data.load_state_dict(earlier[VisionData.__qualname__])
         self.task = VisionTask(self.recipe)
+        self.micro_batch = (
+            MicroBatch(given, math.nan, "given")
+            if given
+            else measure_for_recipe(self.task.model, self.recipe, options.machine.device, self.data.num_train_samples)
+        )
+        self.data.batch_size = self.micro_batch.samples
         self.folder.summary.unlink(missing_ok=True)  # it says that a run has ended
         self.folder.write_recipe(self.recipe)
         self.folder.write_environment()
         self.metrics = SwarmMetrics()
+        self.company = NeedsFullPeer(dht.client_mode, stop_requested)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
 
     def _first_status(self) -> Status:
@@ -105,9 +119,11 @@ class Session:
         """Train until the run ends or this peer leaves.
 
         :returns: a few sentences for the person who gave the machine
+        :raises InputError: this peer is outbound-only, and nobody is left whom it could call; its weights are saved
         """
         trainer = self._trainer()
         _silence_lightning()
+        self.clock.ends("data and model")
         outcome = "failed"
         try:
             # Lightning raises it after SIGTERM; this peer leaves in order, as after Ctrl-C
@@ -119,6 +135,8 @@ class Session:
             seconds = self.metrics.seconds
             final = self.reporter.finish(outcome)
         self._write_summary(final, seconds)
+        if self.company.complaint:
+            raise InputError(self.company.complaint)
         return self._farewell(final, seconds)
 
     def _trainer(self) -> Trainer:
@@ -146,7 +164,13 @@ class Session:
             self.folder,
             accelerator={"auto": "auto", "cpu": "cpu", "cuda": "gpu"}[self.options.machine.device],
             strategy=strategy,
-            callbacks=[self.metrics, self.reporter, checkpoints],
+            callbacks=[
+                self.metrics,
+                self.reporter,
+                FirstContribution(self.clock, self.reporter.say),
+                self.company,
+                checkpoints,
+            ],
             max_steps=leaving.max_steps,
             max_time=leaving.max_time,
             target_accuracy=leaving.target_accuracy,
@@ -154,7 +178,7 @@ class Session:
 
     def _outcome(self, trainer: Trainer) -> str:
         if self.stop_requested.is_set():
-            return "interrupted"
+            return "no full peer" if self.company.complaint else "interrupted"
         accuracy = trainer.callback_metrics.get("val/top1", 0.0)
         target = self.options.leaving.target_accuracy
         if target is not None and accuracy >= target:
@@ -176,6 +200,8 @@ class Session:
             swarm_samples=self.metrics.swarm_samples,
             updates=self.metrics.updates,
             complete_updates=self.metrics.complete_updates,
+            micro_batch=self.micro_batch.samples,
+            start_seconds=self.clock.seconds,
         )
 
     def _farewell(self, final: Status, seconds: float) -> str:

@@ -1,0 +1,66 @@
+"""How a notebook shows what its peer does: widgets that are updated in place, or a line now and then without them."""
+
+from __future__ import annotations
+
+import html
+from typing import Protocol
+
+from swarm.local import Lines, wide_console
+from swarm.status import Status
+
+
+class Display(Protocol):
+    """Shows a peer's status, again and again."""
+
+    def show(self, status: Status) -> None: ...
+
+    def close(self, last_words: str) -> None: ...
+
+
+def make_display() -> Display:
+    """Widgets in a notebook, lines elsewhere."""
+    try:
+        from IPython import get_ipython
+
+        if get_ipython() is not None and "IPKernelApp" in get_ipython().config:
+            return WidgetDisplay()
+    except ImportError:
+        pass
+    return LineDisplay()
+
+
+class WidgetDisplay:
+    """Two bars and a line of text."""
+
+    def __init__(self) -> None:
+        import ipywidgets
+        from IPython.display import display
+
+        layout = ipywidgets.Layout(width="60%")
+        self._run = ipywidgets.IntProgress(description="run", layout=layout)
+        self._batch = ipywidgets.IntProgress(description="next update", layout=layout, bar_style="info")
+        self._text = ipywidgets.HTML("Starting …")
+        display(ipywidgets.VBox([self._run, self._batch, self._text]))
+
+    def show(self, status: Status) -> None:
+        self._run.max, self._run.value = max(1, status.total_steps), status.step
+        self._batch.max, self._batch.value = status.target_batch_size, min(status.samples, status.target_batch_size)
+        given = f"<br>You gave {status.contributed:,} samples so far." if status.contributed else ""
+        self._text.value = f"{html.escape(status.line())}{given}"
+
+    def close(self, last_words: str) -> None:
+        self._text.value = html.escape(last_words).replace("\n", "<br>")
+        print(last_words)  # stays in the file when the notebook is saved without its widgets
+
+
+class LineDisplay:
+    """For a terminal or a log."""
+
+    def __init__(self) -> None:
+        self._show = Lines(wide_console()).__enter__()
+
+    def show(self, status: Status) -> None:
+        self._show([status])
+
+    def close(self, last_words: str) -> None:
+        print(last_words)

@@ -1,0 +1,200 @@
+"""Join a swarm from any notebook: ``from peers import join; join("/ip4/203.0.113.5/tcp/31337/p2p/12D3Koo...")``.
+
+The peer is a process of its own, ``python -m swarm.peer``: a notebook's kernel has threads and an event loop of its
+own, which hivemind's forks do not survive. Interrupting the cell leaves the swarm cleanly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from peers.display import make_display
+from peers.platforms import Platform, detect
+from recipe.durations import positive
+from recipe.errors import InputError
+from recipe.run_folder import check_name, make_writable
+from swarm.addresses import parse_initial_peers
+from swarm.processes import die_with_parent
+from swarm.status import Status
+
+POLL_SECONDS = 0.5
+LEAVE_SECONDS = 20.0
+SPARE_SECONDS = 600.0  # a session that ends by itself takes the goodbye along
+
+
+class CannotJoin(InputError):  # noqa: N818 (reads as what happened)
+    """The peer gave up; a notebook shows the sentence alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython asks for it."""
+        return [f"error: {self}"]
+
+
+def preview(address: str | Sequence[str] = "", *, device: str = "auto", data_dir: str | Path = "data") -> bool:
+    """Show what joining takes and gives, and whether it would work: device, memory, micro-batch, traffic, time left.
+
+    :param address: addresses of running peers; without any, those in the variable INITIAL_PEERS
+    :returns: whether joining would work
+    :raises CannotJoin: there is no address, or it is malformed
+    """
+    platform, addresses = detect(), _addresses(address)
+    command = [sys.executable, "-m", "swarm.doctor", "--json", "--device", device, "--data-dir", str(data_dir)]
+    command += ["--output-dir", str(platform.storage), "--initial-peers", *addresses]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    try:
+        report = json.loads(done.stdout)
+    except ValueError:
+        raise CannotJoin(f"The check of this machine failed: {done.stderr.strip()[-500:]}") from None
+    for check in report["checks"]:
+        print(f"{check['name']:>14}  {check['found']}{' → ' + check['fix'] if check['fix'] else ''}")
+    left = platform.seconds_left()
+    print(f"{'session':>14}  {'no limit known' if left is None else f'{left / 3600:.1f} h left'} on {platform.name}")
+    print(f"{'storage':>14}  {platform.storage}: {platform.hint}")
+    return report["can_join"]
+
+
+def join(
+    address: str | Sequence[str] = "",
+    *,
+    public_name: str | None = None,
+    device: str = "auto",
+    data_dir: str | Path = "data",
+    output_dir: str | Path | None = None,
+    max_time: str | None = None,
+    options: Sequence[str] = (),
+) -> dict:
+    """Train with a swarm until the run ends, the session is about to, or the cell is interrupted.
+
+    :param address: addresses of running peers; without any, those in the variable INITIAL_PEERS
+    :param public_name: shown to the others; the one of last time (or a random one) without it
+    :param device: auto, cpu or cuda
+    :param data_dir: folder of the data set
+    :param output_dir: folder for runs, name and identity; by default what outlives the session on this platform
+    :param max_time: leave after HH:MM:SS; by default shortly before the session ends
+    :param options: further options of ``python -m swarm.peer``
+    :returns: the content of summary.json
+    :raises CannotJoin: one sentence that says why, and what to do
+    """
+    platform = detect()
+    try:
+        folder = Path(output_dir or platform.storage).expanduser()
+        make_writable(folder)
+        name = _kept_name(folder, public_name)
+    except InputError as error:
+        raise CannotJoin(str(error)) from None
+    arguments = ["--initial-peers", *_addresses(address), "--public-name", name, "--output-dir", str(folder)]
+    arguments += ["--device", device, "--data-dir", str(data_dir), *options]
+    if limit := max_time or _before_the_end(platform):
+        arguments += ["--max-time", limit]
+    return _Volunteer(folder, name, arguments).run()
+
+
+class _Volunteer:
+    """A peer process and what is shown of it."""
+
+    def __init__(self, folder: Path, name: str, arguments: list[str]):
+        self._folder, self._name = folder, name
+        self._log = folder / f"{name}.log"
+        self._began = time.time()
+        parent = os.getpid()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "swarm.peer", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # an interrupted cell reaches this process, which asks the peer to leave
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM, parent),
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    def run(self) -> dict:
+        display = make_display()
+        try:
+            while self._process.poll() is None:
+                display.show(self._status())
+                self._wait(POLL_SECONDS)
+        except KeyboardInterrupt:
+            self._leave()
+        if self._process.returncode:
+            sentence = self._last_words()
+            display.close(sentence)
+            raise CannotJoin(sentence)
+        display.close(self._farewell())
+        return json.loads(self._newest("summary.json").read_text())
+
+    def _wait(self, seconds: float) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _leave(self) -> None:
+        """As Ctrl-C in a terminal."""
+        self._process.send_signal(signal.SIGINT)
+        try:
+            if not self._wait(LEAVE_SECONDS):
+                self._process.kill()
+        except KeyboardInterrupt:  # twice: at once
+            self._process.kill()
+        self._process.wait()
+
+    def _newest(self, file: str) -> Path | None:
+        """Of this session: in OUTPUT_DIR/RUN_ID/NAME, and the run's name comes from the swarm."""
+        found = [path for path in self._folder.glob(f"*/{self._name}/{file}") if path.stat().st_mtime >= self._began]
+        return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+    def _status(self) -> Status:
+        path = self._newest("status.json")
+        return (Status.read(path) if path else None) or Status(self._name, "", "starting, which takes a few seconds")
+
+    def _farewell(self) -> str:
+        return self._log.read_text(errors="replace").rstrip().rsplit("\n\n", 1)[-1]
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return errors[-1] if errors else "\n".join([f"the peer ended unexpectedly, see {self._log}:", *lines[-5:]])
+
+
+def _addresses(address: str | Sequence[str]) -> list[str]:
+    values = [address] if isinstance(address, str) else list(address)
+    try:
+        found = parse_initial_peers([value for value in values if value.strip()])
+    except InputError as error:
+        raise CannotJoin(str(error)) from None
+    if not found:
+        raise CannotJoin("There is no address yet: ask the organiser for one, it looks like /ip4/…/tcp/…/p2p/….")
+    return found
+
+
+def _kept_name(folder: Path, public_name: str | None) -> str:
+    """The given name, else that of last time, else a new one; kept for the next time.
+
+    :raises InputError: it cannot name a folder
+    """
+    kept = folder / "public-name.txt"
+    name = (public_name or "").strip() or (kept.read_text().strip() if kept.exists() else "")
+    name = check_name(re.sub(r"\s+", "-", name) or f"volunteer-{secrets.token_hex(3)}", "public_name")
+    kept.write_text(name + "\n")
+    return name
+
+
+def _before_the_end(platform: Platform) -> str | None:
+    left = platform.seconds_left()
+    if left is None:
+        return None
+    limit = positive(timedelta(seconds=max(60, int(left - SPARE_SECONDS))))
+    minutes, seconds = divmod(int(limit.total_seconds()), 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"

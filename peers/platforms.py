@@ -1,0 +1,58 @@
+"""Where a notebook runs: how long its session lasts, and what of its disk outlives it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+DRIVE = Path("/content/drive/MyDrive")
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A kind of notebook.
+
+    :param name: as people call it
+    :param session_hours: longest session, None where there is no limit
+    :param storage: folder for runs, name and identity
+    :param hint: how name and contribution survive the session
+    """
+
+    name: str
+    session_hours: float | None
+    storage: Path
+    hint: str
+
+    def seconds_left(self) -> float | None:
+        """Of the longest possible session, which began when its first process did; None without a limit."""
+        if self.session_hours is None:
+            return None
+        return max(0.0, 3600 * self.session_hours - (time.time() - psutil.Process(1).create_time()))
+
+
+def detect(environment: Mapping[str, str] = os.environ) -> Platform:
+    """The platform that these environment variables belong to."""
+    if "KAGGLE_KERNEL_RUN_TYPE" in environment:
+        return Platform(
+            "Kaggle",
+            9.0,  # 12 on CPUs and GPUs at the time of writing; the shorter one is always safe
+            Path("/kaggle/working/swarm-vit"),
+            "set Persistence to “Files only” in the notebook's settings: your name and identity outlive the session",
+        )
+    if "COLAB_RELEASE_TAG" in environment:
+        mounted = DRIVE.is_dir()
+        return Platform(
+            "Colab",
+            12.0,  # the most it gives; it may end at any time
+            (DRIVE if mounted else Path("/content")) / "swarm-vit",
+            "your name and identity are in your Drive"
+            if mounted
+            else "mount your Drive first (from google.colab import drive; drive.mount('/content/drive')) to keep your "
+            "name and identity when the session ends",
+        )
+    return Platform("this machine", None, Path("runs"), "the folder keeps your name and identity")

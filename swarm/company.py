@@ -1,0 +1,61 @@
+"""Tells outbound-only peers when nobody is left whom they could call: they would train alone, in silence."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import lightning as L
+
+PATIENCE_SECONDS = 30.0  # two lifetimes of a progress record: a full peer that restarts is not missed
+LOOK_SECONDS = 1.0
+
+
+class NeedsFullPeer(L.Callback):
+    """Makes an outbound-only peer leave when no full peer has been in the swarm for a while.
+
+    Outbound-only peers cannot call each other: each would wait for the others, or go on by itself for nothing. A thread
+    of its own looks, because a round that finds nobody lasts.
+
+    :param client_mode: whether this peer is outbound-only; nothing happens otherwise
+    :param stop_requested: set to leave
+    :param patience_seconds: how long to hope
+    """
+
+    def __init__(self, client_mode: bool, stop_requested: threading.Event, patience_seconds: float = PATIENCE_SECONDS):
+        self._stop_requested, self._patience_seconds = stop_requested, patience_seconds
+        self._client_mode, self._strategy = client_mode, None
+        self._ended = threading.Event()
+        self.complaint: str | None = None
+        """What is missing, once it is known."""
+
+    def setup(self, trainer, pl_module, stage) -> None:
+        self._strategy = trainer.strategy
+        if self._client_mode:
+            threading.Thread(target=self._look, name="company", daemon=True).start()
+
+    def teardown(self, trainer, pl_module, stage) -> None:
+        self._ended.set()
+
+    def _look(self) -> None:
+        alone_since = None
+        while not self._ended.wait(LOOK_SECONDS) and not self._stop_requested.is_set():
+            collaboration = self._strategy.collaboration
+            others = [] if collaboration is None else list(collaboration.tracker.others.values())
+            if collaboration is None or any(not record.client_mode for record in others):
+                alone_since = None
+                continue
+            alone_since = alone_since or time.monotonic()
+            if time.monotonic() - alone_since >= self._patience_seconds:
+                self.complaint = complaint(len(others))
+                self._stop_requested.set()
+
+
+def complaint(num_others: int) -> str:
+    """:param num_others: outbound-only peers that are there besides this one"""
+    there = f"{num_others + 1} outbound-only peers are" if num_others else "one outbound-only peer is"
+    return (
+        f"Nobody in this swarm can be called from outside (only {there} there), and outbound-only peers cannot average "
+        "with each other: start a peer that can be reached, with --port 31337 on a machine where that TCP port is open "
+        "or forwarded, then join again."
+    )

@@ -1,0 +1,75 @@
+"""Loads only what a peer needs: the front end of ``torch.compile`` takes a quarter of its import time and never runs.
+
+torchvision, Lightning and torch's optimizers import it (``torch._dynamo``, with sympy and parts of Inductor) only to
+see whether something is compiled. A peer compiles nothing.
+"""
+
+import importlib
+import os
+import sys
+import warnings
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+_COMPILER = ("torch._dynamo", "torch._dynamo.utils")
+
+
+def load_lean() -> None:
+    """Put stand-ins in place of the compiler; call it before torch is imported, later it does nothing.
+
+    Nothing is lost: who asks a stand-in for more than the few answers it has gets the real module.
+    """
+    if any(name in sys.modules for name in ("torch", *_COMPILER)):
+        return
+    for name in _COMPILER:
+        sys.modules[name] = _NothingIsCompiled(name)
+
+
+class _NothingIsCompiled(ModuleType):
+    """The answers of ``torch._dynamo`` in a process that compiles nothing; asked for more, it makes way."""
+
+    __path__: tuple[str, ...] = ()  # a package, as far as importers are concerned
+    config = SimpleNamespace()
+
+    class OptimizedModule:
+        """What ``torch.compile`` would have returned."""
+
+    @staticmethod
+    def disable(fn: Any = None, *_args, **_kwargs) -> Any:
+        """As torch's own: nothing to switch off."""
+        return fn if fn is not None else lambda function: function
+
+    @staticmethod
+    def graph_break(*_args, **_kwargs) -> None:
+        """Of a graph that nobody makes."""
+
+    @staticmethod
+    def is_compiling() -> bool:
+        return False
+
+    @staticmethod
+    def is_compile_supported(_device_type: str) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _bring_back_compiler()
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _bring_back_compiler() -> None:
+    for name in _COMPILER:
+        if isinstance(sys.modules.get(name), _NothingIsCompiled):
+            del sys.modules[name]
+    torch = sys.modules.get("torch")
+    if isinstance(getattr(torch, "_dynamo", None), _NothingIsCompiled):
+        del torch._dynamo
+
+
+def silence_libraries() -> None:
+    """Hide what libraries tell developers in every run; warnings that a person can act on stay."""
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING")
+    if not sys.warnoptions:
+        for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
+            warnings.simplefilter("ignore", category)

@@ -1,0 +1,155 @@
+"""How many samples this device should compute at once: measured on a copy of the model, in a few seconds."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+
+import psutil
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+
+AIM_SECONDS = 1.0
+MAX_SECONDS = 1.4  # the largest power of two below this takes 0.7 s or more, unless something else is the limit
+BUDGET_SECONDS = 6.0
+SHARE_OF_TARGET = 16
+"""A micro-batch is at most 1/16 of the target batch: the swarm's batch then overshoots by a few percent per peer."""
+MEMORY_FRACTION = 0.9  # of a GPU
+MIN_FREE_BYTES = 2**28  # of a CPU's memory
+STATE_COPIES = 5  # fp32 copies of the weights that training adds: gradient, their sum, two of AdamW, one to spare
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What was measured.
+
+    :param samples: micro-batch, a power of two
+    :param seconds: forward and backward pass of so many samples, nan where a person gave the number
+    :param limit: what kept it from being larger
+    """
+
+    samples: int
+    seconds: float
+    limit: str
+
+    def __str__(self) -> str:
+        if self.limit == "given":
+            return f"{self.samples} samples (as given)"
+        return f"{self.samples} samples, measured: {self.seconds:.2g} s each; the limit is {self.limit}"
+
+
+def largest_sensible(target_batch_size: int, num_train_samples: int) -> int:
+    """Largest power of two that is at most 1/16 of the target batch and fits the data; at least 1."""
+    most = max(1, min(target_batch_size // SHARE_OF_TARGET, num_train_samples))
+    return 1 << (most.bit_length() - 1)
+
+
+def measure_for_recipe(model: nn.Module, recipe: Recipe, device: str, num_train_samples: int = 2**31) -> MicroBatch:
+    """:meth:`measure_micro_batch` for a recipe's model.
+
+    :param device: auto, cpu or cuda, as a person gave it
+    :param num_train_samples: a micro-batch is never larger
+    """
+    uses_gpu = device != "cpu" and torch.cuda.is_available()
+    return measure_micro_batch(
+        model,
+        (recipe.channels, recipe.image_size, recipe.image_size),
+        recipe.num_classes,
+        torch.device("cuda" if uses_gpu else "cpu"),
+        recipe.precision == "bf16-mixed",
+        largest_sensible(recipe.target_batch_size, num_train_samples),
+    )
+
+
+def measure_micro_batch(
+    module: nn.Module, sample_shape: tuple[int, int, int], num_classes: int, device: torch.device, bf16: bool, most: int
+) -> MicroBatch:
+    """Largest power of two that fits the device's memory and takes at most 1.4 s, better about 1 s.
+
+    The module, its buffers and all random generators stay as they are. Decoding images does not count.
+
+    :param module: maps images (batch, channels, height, width) to logits (batch, num_classes); on the CPU
+    :param sample_shape: (channels, height, width)
+    :param num_classes: of the logits
+    :param device: where training will compute
+    :param bf16: whether training computes in bf16-mixed precision
+    :param most: a power of two that is never exceeded
+    :raises InputError: not even one sample fits
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        probe = _Probe(module, sample_shape, num_classes, device, bf16)
+        try:
+            return _search(probe, most)
+        finally:
+            probe.release()
+
+
+def _search(probe: _Probe, most: int) -> MicroBatch:
+    deadline = time.perf_counter() + BUDGET_SECONDS
+    probe.seconds(1)  # loads kernels
+    best, samples = None, 1
+    while True:
+        seconds = probe.seconds(samples)
+        if seconds is None and best is None:
+            raise InputError("This device has too little memory for one sample: give --device cpu, or free memory.")
+        if seconds is None:
+            return MicroBatch(best.samples, best.seconds, "memory")
+        if seconds > MAX_SECONDS and samples > 1:
+            return MicroBatch(best.samples, best.seconds, "time")
+        best = MicroBatch(samples, seconds, "time")
+        if samples >= most:
+            return MicroBatch(samples, seconds, f"1/{SHARE_OF_TARGET} of the target batch")
+        if 2 * seconds > MAX_SECONDS or time.perf_counter() + 2 * seconds > deadline:
+            return best
+        # Twice as many while the time says little, else straight to what the pace promises.
+        promised = samples * max(2, min(8, AIM_SECONDS / seconds / 2))
+        samples = min(most, 1 << (int(promised).bit_length() - 1))
+
+
+class _Probe:
+    """Forward and backward passes over noise, with as much memory taken as training will take."""
+
+    def __init__(self, module: nn.Module, sample_shape, num_classes: int, device: torch.device, bf16: bool):
+        self._device, self._shape, self._num_classes, self._bf16 = device, sample_shape, num_classes, bf16
+        self._model = copy.deepcopy(module).to(device).train()
+        if device.type == "cuda":
+            num_parameters = sum(parameter.numel() for parameter in module.parameters())
+            self._reserve = torch.empty((STATE_COPIES - 1) * num_parameters, device=device)
+
+    def seconds(self, samples: int) -> float | None:
+        """Of one pass; None when the memory does not suffice."""
+        if self._device.type == "cpu" and samples > 1 and psutil.virtual_memory().available < MIN_FREE_BYTES:
+            return None
+        try:
+            images = torch.randn(samples, *self._shape, device=self._device)
+            labels = torch.randint(self._num_classes, (samples,), device=self._device)
+            began = time.perf_counter()
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+                loss = F.cross_entropy(self._model(images).float(), labels)
+            loss.backward()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+                if torch.cuda.max_memory_reserved(self._device) > MEMORY_FRACTION * _total_memory(self._device):
+                    return None
+            return time.perf_counter() - began
+        except torch.cuda.OutOfMemoryError:
+            return None
+        finally:
+            self._model.zero_grad(set_to_none=True)
+
+    def release(self) -> None:
+        del self._model
+        if self._device.type == "cuda":
+            del self._reserve
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+
+def _total_memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory

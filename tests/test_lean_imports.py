@@ -1,0 +1,37 @@
+"""A peer's imports leave out what never runs, and give it back to who asks."""
+
+import subprocess
+import sys
+
+import pytest
+
+STEP = """
+import sys
+from swarm.lean_imports import load_lean
+load_lean()
+import torch
+import swarm.network, swarm.session
+from recipe.optimizer import build_optimizer
+from recipe.presets import preset
+from recipe.task import VisionTask
+
+task = VisionTask(preset("digits"))
+optimizer = build_optimizer(task.model, task.recipe)
+task.model(torch.zeros(2, 1, 8, 8)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+optimizer.load_state_dict(optimizer.state_dict())
+loaded = {"sympy", "torch._dynamo.symbolic_convert", "torch._inductor"} & sys.modules.keys()
+assert not loaded, loaded
+"""
+
+GIVEN_BACK = """
+assert torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2)).shape == (1, 2)
+assert "torch._dynamo.symbolic_convert" in sys.modules
+"""
+
+
+@pytest.mark.timeout(180)
+def test_training_needs_no_compiler_and_who_asks_gets_it():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", STEP + GIVEN_BACK], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

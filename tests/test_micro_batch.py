@@ -1,0 +1,81 @@
+"""The measured micro-batch: within its limits, and without a trace in the model or the random state."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from recipe.presets import preset
+from recipe.task import VisionTask
+from swarm.micro_batch import BUDGET_SECONDS, MAX_SECONDS, largest_sensible, measure_micro_batch
+
+CPU = torch.device("cpu")
+
+
+class Slow(nn.Module):
+    """Takes a fixed time for each sample, in real arithmetic that nobody can make faster than the clock."""
+
+    def __init__(self, seconds_per_sample: float):
+        super().__init__()
+        self.seconds_per_sample = seconds_per_sample
+        self.linear = nn.Linear(3, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        until = time.perf_counter() + self.seconds_per_sample * len(images)
+        while time.perf_counter() < until:
+            pass
+        return self.linear(images.flatten(1)) + torch.dropout(torch.zeros(2), 0.5, True)
+
+
+def measure(module: nn.Module, most: int):
+    return measure_micro_batch(module, (3, 1, 1), 2, CPU, False, most)
+
+
+@pytest.mark.parametrize(
+    ("target", "samples", "largest"),
+    [(512, 1257, 32), (1024, 10**6, 64), (100, 1000, 4), (8, 1000, 1), (10**6, 50, 32)],
+)
+def test_it_is_a_small_share_of_the_target_and_of_the_data(target, samples, largest):
+    assert largest_sensible(target, samples) == largest
+
+
+def test_a_slow_device_gets_what_takes_about_a_second():
+    began = time.perf_counter()
+    found = measure(Slow(0.06), most=1024)
+    assert time.perf_counter() - began < 2 * BUDGET_SECONDS
+    assert found.samples == 16
+    assert 0.3 < found.seconds <= MAX_SECONDS
+    assert "the limit is time" in str(found)
+
+
+def test_a_fast_device_gets_what_the_recipe_allows():
+    found = measure(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), most=64)
+    assert found.samples == 64
+    assert "1/16 of the target batch" in found.limit
+
+
+def test_one_sample_is_the_least():
+    assert measure(Slow(1.5), most=64).samples == 1
+
+
+def test_it_leaves_no_trace():
+    task = VisionTask(preset("digits"))
+    before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+    random_state = torch.random.get_rng_state()
+    measure_micro_batch(task.model, (1, 8, 8), 10, CPU, False, 32)
+    assert torch.equal(torch.random.get_rng_state(), random_state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in task.state_dict().items())
+    assert all(parameter.grad is None for parameter in task.parameters())
+    assert task.training
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_gpu_is_not_filled_to_the_brim():
+    task = VisionTask(preset("cifar10-vit-tiny"))
+    device = torch.device("cuda")
+    found = measure_micro_batch(task.model, (3, 32, 32), 10, device, True, 2**16)
+    free, total = torch.cuda.mem_get_info(device)
+    assert found.samples >= 64
+    assert free > 0.5 * total, "everything was given back"
