@@ -2,82 +2,68 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from recipe.durations import parse_duration
+from recipe.command_line import arg, at_least, check_stops, read_options
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides
 from recipe.presets import PRESETS
-
-
-def _arg(metavar: str, default: str | None = None, text: str | None = None) -> Any:
-    """How ``--help`` shows an option; ``default`` where the default itself says nothing."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else None, help=text)
 
 
 @dataclass(frozen=True)
 class MachineOptions:
     """This machine and you."""
 
-    public_name: Annotated[str | None, _arg("NAME", "a random one")] = None
+    public_name: Annotated[str | None, arg("NAME", "a random one")] = None
     """Your name, shown to the others; with the same name and --output-dir you come back as the same peer."""
-    batch_size: Annotated[int | None, _arg("SAMPLES", "measured when the peer starts")] = None
+    batch_size: Annotated[int | None, arg("SAMPLES", "measured when the peer starts")] = None
     """Micro-batch: samples that this device computes at once."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
-    data_dir: Annotated[Path, _arg("FOLDER")] = Path("data")
+    data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set (not needed for digits)."""
-    output_dir: Annotated[Path, _arg("FOLDER")] = Path("runs")
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Metrics and checkpoints go to OUTPUT_DIR/RUN_ID/PUBLIC_NAME, the identity to OUTPUT_DIR/identities."""
 
     def check(self) -> None:
         """:raises InputError: a value cannot work"""
-        _at_least_one(self, "batch_size")
+        at_least(self, 1, "batch_size")
 
 
 @dataclass(frozen=True)
 class LeavingOptions:
     """When to leave, whatever comes first. Ctrl-C leaves as well."""
 
-    max_steps: Annotated[int | None, _arg("UPDATES", "the recipe's total steps")] = None
+    max_steps: Annotated[int | None, arg("UPDATES", "the recipe's total steps")] = None
     """Leave when the swarm has made so many global updates."""
-    max_time: Annotated[str | None, _arg("HH:MM:SS", "no limit")] = None
+    max_time: Annotated[str | None, arg("HH:MM:SS", "no limit")] = None
     """Leave after so long."""
-    target_accuracy: Annotated[float | None, _arg("FRACTION", "none")] = None
+    target_accuracy: Annotated[float | None, arg("FRACTION", "none")] = None
     """Leave when the validation accuracy reaches this fraction, such as 0.95."""
 
     def check(self) -> None:
         """:raises InputError: a value cannot work"""
-        _at_least_one(self, "max_steps")
-        if self.max_time is not None:
-            parse_duration(self.max_time)
-        accuracy = self.target_accuracy
-        if accuracy is not None and not 0 < accuracy <= 1:
-            hint = f", such as {accuracy / 100:g}" if 1 < accuracy <= 100 else ""
-            raise InputError(f"--target-accuracy is {accuracy:g}: give a fraction between 0 and 1{hint}.")
+        at_least(self, 1, "max_steps")
+        check_stops(self.max_time, self.target_accuracy)
 
 
 @dataclass(frozen=True)
 class ConnectionOptions:
     """How others reach this machine."""
 
-    port: Annotated[int, _arg("PORT", "0, any free one")] = 0
+    port: Annotated[int, arg("PORT", "0, any free one")] = 0
     """TCP port to listen on."""
-    public_ip: Annotated[str | None, _arg("IP", "none")] = None
+    public_ip: Annotated[str | None, arg("IP", "none")] = None
     """Address of your router, if it forwards --port to this machine."""
-    host_maddrs: Annotated[tuple[str, ...], _arg("MULTIADDRESS ...", "/ip4/0.0.0.0/tcp/PORT")] = ()
+    host_maddrs: Annotated[tuple[str, ...], arg("MULTIADDRESS ...", "/ip4/0.0.0.0/tcp/PORT")] = ()
     """Where to listen."""
-    announce_maddrs: Annotated[tuple[str, ...], _arg("MULTIADDRESS ...", "those that are found")] = ()
+    announce_maddrs: Annotated[tuple[str, ...], arg("MULTIADDRESS ...", "those that are found")] = ()
     """Addresses to tell others."""
-    identity_path: Annotated[Path | None, _arg("FILE", "OUTPUT_DIR/identities/PUBLIC_NAME.key if you give a name")] = (
+    identity_path: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/identities/PUBLIC_NAME.key if you give a name")] = (
         None
     )
     """Private key that fixes the peer id; made on first use."""
@@ -94,16 +80,16 @@ class ConnectionOptions:
 class PatienceOptions:
     """How long to wait for others."""
 
-    min_peers: Annotated[int, _arg("PEERS")] = 1
+    min_peers: Annotated[int, arg("PEERS")] = 1
     """Do not begin to train before so many peers are there, this one included."""
-    matchmaking_time: Annotated[float, _arg("SECONDS")] = 5.0
+    matchmaking_time: Annotated[float, arg("SECONDS")] = 5.0
     """How long to wait at the end of a step for peers that are missing."""
-    averaging_timeout: Annotated[float, _arg("SECONDS")] = 60.0
+    averaging_timeout: Annotated[float, arg("SECONDS")] = 60.0
     """Give up one averaging round after so long and try again with those who are left."""
 
     def check(self) -> None:
         """:raises InputError: a value cannot work"""
-        _at_least_one(self, "min_peers")
+        at_least(self, 1, "min_peers")
         for name in ("matchmaking_time", "averaging_timeout"):
             if not 0 < getattr(self, name) <= 3600:
                 raise InputError(f"--{name.replace('_', '-')} has to be more than 0 and at most 3600 seconds.")
@@ -121,12 +107,12 @@ class PeerOptions:
     The recipe, which has to be equal on all peers, comes from the swarm when you join one.
     """
 
-    initial_peers: Annotated[tuple[str, ...], _arg("ADDRESS ...", "the variable INITIAL_PEERS; none: a new swarm")] = ()
+    initial_peers: Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS; none: a new swarm")] = ()
     """Addresses of peers that are there already, as they print them."""
     recipe: Annotated[
-        str | None, _arg("NAME", "digits", f"What a new swarm trains: {', '.join(PRESETS)}, or a recipe.json.")
+        str | None, arg("NAME", "digits", f"What a new swarm trains: {', '.join(PRESETS)}, or a recipe.json.")
     ] = None
-    run_id: Annotated[str | None, _arg("NAME", "the recipe and the time")] = None
+    run_id: Annotated[str | None, arg("NAME", "the recipe and the time")] = None
     """Name of the run; needed to join only where several runs share the addresses."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
@@ -158,30 +144,4 @@ def parse_options(arguments: list[str] | None = None, prog: str = "python -m swa
     :raises InputError: a value that cannot work
     :raises SystemExit: status 2 for what is not an option, 0 for ``--help``
     """
-    with _wide_help():
-        options = tyro.cli(
-            PeerOptions, args=arguments, prog=prog, config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
-        )
-    # Not in __post_init__: tyro would put a box with a title around the sentence.
-    for group in (options.machine, options.leaving, options.connection, options.patience):
-        group.check()
-    return options
-
-
-@contextlib.contextmanager
-def _wide_help() -> Iterator[None]:
-    """In a notebook or a log there is no terminal that tells its width; 80 columns are too few for the help."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        yield
-        return
-    os.environ["COLUMNS"] = "110"
-    try:
-        yield
-    finally:
-        del os.environ["COLUMNS"]
-
-
-def _at_least_one(options: object, name: str) -> None:
-    value = getattr(options, name)
-    if value is not None and value < 1:
-        raise InputError(f"--{name.replace('_', '-')} is {value}: it has to be at least 1.")
+    return read_options(PeerOptions, arguments, prog)

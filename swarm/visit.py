@@ -14,7 +14,8 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarm.progress import MAX_GROUP_SIZE, PeerProgress
+from swarm.record import PeerProgress
+from swarm.rounds import MAX_GROUP_SIZE
 from swarm.run_card import RunCard
 
 ANSWER_SECONDS = 5.0

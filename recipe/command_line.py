@@ -1,0 +1,67 @@
+"""What the command lines have in common: how options are shown, read and checked. Imports nothing slow."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import tyro
+
+from recipe.durations import parse_duration
+from recipe.errors import InputError
+
+T = TypeVar("T")
+
+HELP_COLUMNS = "110"
+
+
+def arg(metavar: str, default: str | None = None, text: str | None = None) -> Any:
+    """How `--help` shows an option; `default` where the default itself says nothing."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else None, help=text)
+
+
+def read_options(kind: type[T], arguments: list[str] | None, prog: str) -> T:
+    """The command line as a dataclass, each of whose groups has been checked; dashes and underscores alike.
+
+    Raises:
+        InputError: a value that cannot work, from a group's `check`.
+        SystemExit: status 2 for what is not an option, 0 for `--help`.
+    """
+    with _wide_help():
+        options = tyro.cli(kind, args=arguments, prog=prog, config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone))
+    # Not in __post_init__: tyro would put a box with a title around the sentence.
+    for group in vars(options).values():
+        if hasattr(group, "check"):
+            group.check()
+    return options
+
+
+def at_least(options: object, least: int, *names: str) -> None:
+    """Raises InputError if one of these options is a smaller number."""
+    for name in names:
+        value = getattr(options, name)
+        if isinstance(value, int) and value < least:
+            raise InputError(f"--{name.replace('_', '-')} is {value}: it has to be at least {least}.")
+
+
+def check_stops(max_time: str | None, target_accuracy: float | None) -> None:
+    """Raises InputError for a time or an accuracy that nothing can stop at."""
+    if max_time is not None:
+        parse_duration(max_time)
+    if target_accuracy is not None and not 0 < target_accuracy <= 1:
+        hint = f", such as {target_accuracy / 100:g}" if 1 < target_accuracy <= 100 else ""
+        raise InputError(f"--target-accuracy is {target_accuracy:g}: give a fraction between 0 and 1{hint}.")
+
+
+@contextlib.contextmanager
+def _wide_help() -> Iterator[None]:
+    """In a notebook or a log there is no terminal that tells its width; 80 columns are too few for the help."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        yield
+        return
+    os.environ["COLUMNS"] = HELP_COLUMNS
+    try:
+        yield
+    finally:
+        del os.environ["COLUMNS"]
