@@ -25,7 +25,7 @@ from swarm.rounds import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Behind, Group,
 
 logger = get_logger(__name__)
 
-HOLD_DOOR_SECONDS = 2.0
+HOLD_DOOR_SECONDS = 4.0  # a newcomer has yet to start its trainer and compute a micro-batch
 REDIRECT_SECONDS = 0.2  # between two knocks at a peer that was still following somebody else
 REPLY_SECONDS = 3.0  # a peer that is alive answers a knock at once, whatever it is doing
 CODE = averaging_pb2
