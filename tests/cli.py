@@ -41,7 +41,7 @@ def wait_until(condition: Callable[[], Value], seconds: float, what: str) -> Val
 class Program:
     """A process of ours; everything that it starts inherits a mark by which it is found, even as an orphan.
 
-    ``prefix`` is a command that runs it elsewhere, such as ``ip netns exec``.
+    ``prefix`` is a command that runs it elsewhere, such as ``ip netns exec``; ``python`` another environment's.
     """
 
     def __init__(
@@ -51,6 +51,8 @@ class Program:
         log: Path,
         nice: int = 0,
         prefix: tuple[str, ...] = (),
+        python: str = sys.executable,
+        cwd: Path | None = None,
         **environment: str,
     ):
         self.log, self.mark = log, uuid.uuid4().hex
@@ -64,7 +66,8 @@ class Program:
         own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "INITIAL_PEERS": "", "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", module, *arguments],
+                [*prefix, python, "-m", module, *arguments],
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
