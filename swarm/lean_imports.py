@@ -5,6 +5,9 @@ see whether something is compiled. A peer compiles nothing.
 """
 
 import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import os
 import sys
 import warnings
@@ -23,6 +26,7 @@ def load_lean() -> None:
         return
     for name in _COMPILER:
         sys.modules[name] = _NothingIsCompiled(name)
+    sys.meta_path.insert(0, _RealSubmodules())
 
 
 class _NothingIsCompiled(ModuleType):
@@ -56,6 +60,23 @@ class _NothingIsCompiled(ModuleType):
             raise AttributeError(name)
         _bring_back_compiler()
         return getattr(importlib.import_module(self.__name__), name)
+
+
+class _RealSubmodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Other versions of torch import further parts of the compiler: then it is needed, whole."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if not name.startswith("torch._dynamo.") or not isinstance(sys.modules["torch._dynamo"], _NothingIsCompiled):
+            return None
+        _bring_back_compiler()
+        importlib.import_module(name)
+        return importlib.util.spec_from_loader(name, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has been executed."""
 
 
 def _bring_back_compiler() -> None:

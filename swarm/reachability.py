@@ -212,20 +212,25 @@ async def _measure(initial_peers: Sequence[str], port: int, identity_path: Path 
     except OSError as error:
         return Reachability("outbound-only", f"because port {port} cannot be listened on ({error.strerror})")
     try:
-        p2p = await P2P.create(
-            initial_peers, dht_mode="client", no_listen=True, host_maddrs=None, startup_timeout=60, auto_nat=False
-        )
+        answers = await _ask_all(initial_peers, CallMe(port, nonce), identity_path)
     except P2PDaemonError as error:
         logger.debug(f"reachability was not measured: {error}")
         return Reachability("outbound-only", "because no peer could be asked to call this machine")
+    finally:
+        listener.close()
+    return _conclusion([answer for answer in answers if answer is not None and answer.host], port)
+
+
+async def _ask_all(initial_peers: Sequence[str], question: CallMe, identity_path: Path | None) -> list[Called | None]:
+    p2p = await P2P.create(
+        initial_peers, dht_mode="client", no_listen=True, host_maddrs=None, startup_timeout=60, auto_nat=False
+    )
     try:
         await _check_identity(p2p, identity_path)
         peer_ids = [PeerID.from_base58(Multiaddr(address)["p2p"]) for address in initial_peers[:MAX_ASKED]]
-        answers = await asyncio.gather(*(_ask(p2p, peer_id, CallMe(port, nonce)) for peer_id in peer_ids))
+        return await asyncio.gather(*(_ask(p2p, peer_id, question) for peer_id in peer_ids))
     finally:
         await p2p.shutdown()
-        listener.close()
-    return _conclusion([answer for answer in answers if answer is not None and answer.host], port)
 
 
 async def _check_identity(p2p: P2P, identity_path: Path | None) -> None:

@@ -28,7 +28,7 @@ def measured(network: NetworkOptions) -> tuple[Reachability, NetworkOptions]:
         # The asked peers see another address than the one that is said to work, and dial only what they see.
         return Reachability("full", f"because --public-ip {network.public_ip} says so: it was not measured"), network
     if found.mode == "outbound-only":
-        return found, replace(network, client_mode=True, public_ip=None)
+        return found, replace(network, client_mode=True, public_ip=None, port=0)
     behind_router = found.host is not None and found.host not in own_addresses()
     return found, replace(network, public_ip=found.host if behind_router else network.public_ip)
 

@@ -39,9 +39,22 @@ def wait_until(condition: Callable[[], Value], seconds: float, what: str) -> Val
 
 
 class Program:
-    """A process of ours; everything that it starts inherits a mark by which it is found, even as an orphan."""
+    """A process of ours; everything that it starts inherits a mark by which it is found, even as an orphan.
 
-    def __init__(self, module: str, arguments: list[str], log: Path, nice: int = 0, **environment: str):
+    ``prefix`` is a command that runs it elsewhere, such as ``ip netns exec``; ``python`` another environment's.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: list[str],
+        log: Path,
+        nice: int = 0,
+        prefix: tuple[str, ...] = (),
+        python: str = sys.executable,
+        cwd: Path | None = None,
+        **environment: str,
+    ):
         self.log, self.mark = log, uuid.uuid4().hex
         self.started = time.monotonic()
         parent = os.getpid()
@@ -53,7 +66,8 @@ class Program:
         own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "INITIAL_PEERS": "", "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [*prefix, python, "-m", module, *arguments],
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -111,11 +125,20 @@ class Program:
 class PeerProgram(Program):
     """``python -m swarm.peer`` under a public name."""
 
-    def __init__(self, output_dir: Path, run_id: str, name: str, *arguments: str, nice: int = 0, **environment: str):
+    def __init__(
+        self,
+        output_dir: Path,
+        run_id: str,
+        name: str,
+        *arguments: str,
+        nice: int = 0,
+        prefix: tuple[str, ...] = (),
+        **environment: str,
+    ):
         self.name, self.folder = name, RunFolder(output_dir / run_id / name)
         own = ["--output-dir", str(output_dir), "--public-name", name]
         self.folder.status.unlink(missing_ok=True)
-        super().__init__("swarm.peer", [*own, *arguments], output_dir / f"{name}.log", nice, **environment)
+        super().__init__("swarm.peer", [*own, *arguments], output_dir / f"{name}.log", nice, prefix, **environment)
 
     @property
     def status(self) -> Status:

@@ -1,6 +1,6 @@
 """A home behind a router, in network namespaces of this machine: real interfaces, real address translation.
 
-    home 10.77.0.2 ── 10.77.0.1 router 203.0.113.2 ── 203.0.113.1 internet
+    home 10.77.0.2 ── 10.77.0.1 router 11.77.0.2 ── 11.77.0.1 internet
 
 Needs root, iproute2 and nftables. Nothing outside the namespaces is touched, and they vanish with the context.
 """
@@ -15,7 +15,8 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-INTERNET_IP, ROUTER_IP, HOME_IP = "203.0.113.1", "203.0.113.2", "10.77.0.2"
+# libp2p does not route addresses of documentation or benchmark ranges, so these look public; they end at the router.
+INTERNET_IP, ROUTER_IP, HOME_IP = "11.77.0.1", "11.77.0.2", "10.77.0.2"
 
 
 def why_not() -> str | None:

@@ -26,6 +26,10 @@ assert not loaded, loaded
 """
 
 GIVEN_BACK = """
+import torch._dynamo.exc
+from torch._dynamo.exc import Unsupported
+assert torch._dynamo.exc.Unsupported is Unsupported
+assert sys.modules["torch._dynamo"].__file__
 assert torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2)).shape == (1, 2)
 assert "torch._dynamo.symbolic_convert" in sys.modules
 """

@@ -1,0 +1,134 @@
+"""The doctor against a real DHT: what it finds, what it makes of it, and what a person is told to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from recipe.presets import preset
+from swarm import checkup, doctor
+from swarm.checkup import Check
+from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.run_card import PROTOCOL, RunCard, publish_card
+from swarm.visit import Traffic
+
+pytestmark = pytest.mark.timeout(180)
+STRANGER = "/ip4/127.0.0.1/tcp/{port}/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A peer's DHT that knows two runs, one of them of images that nobody has."""
+    dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))
+    assert publish_card(dht, RunCard(PROTOCOL, "letters", preset("digits")))
+    assert publish_card(dht, RunCard(PROTOCOL, "pictures", replace(preset("synthetic"), dataset="imagefolder")))
+    yield visible_addresses(dht)[0]
+    stop_dht(dht)
+
+
+@pytest.fixture
+def examine(tmp_path, monkeypatch):
+    """Runs the doctor; returns the exit status and the checks by name."""
+    monkeypatch.setenv("INITIAL_PEERS", "")
+
+    def run(*arguments: str) -> tuple[int, dict[str, Check]]:
+        said: list[str] = []
+        folders = ["--output-dir", str(tmp_path / "runs"), "--data-dir", str(tmp_path / "data")]
+        status = doctor.main([*arguments, *folders, "--json"], say=said.append)
+        report = json.loads("".join(said))
+        assert report["can_join"] == (status == 0)
+        checks = {check["name"]: Check(**check) for check in report["checks"]}
+        assert all(check.fix for check in checks.values() if check.state != "ok"), checks
+        return status, checks
+
+    return run
+
+
+def test_all_is_well(examine, address):
+    status, checks = examine("--initial-peers", address, "--run-id", "letters")
+    assert status == 0, checks
+    assert list(checks) == [
+        *("versions", "device", "memory", "open files", "disk", "addresses", "peer 127.0.0.1", "clock"),
+        *("inbound port", "run card", "traffic", "micro-batch", "shared memory", "data"),
+    ]
+    assert "answers over TCP port" in checks["peer 127.0.0.1"].found
+    assert "full peer" in checks["inbound port"].found
+    assert "run letters: vit_tiny_patch16_224 on digits" in checks["run card"].found
+    assert "1,257 training samples" in checks["data"].found
+    assert "samples, measured" in checks["micro-batch"].found
+
+
+def test_missing_images_are_found_before_joining(examine, address):
+    status, checks = examine("--initial-peers", address, "--run-id", "pictures")
+    assert status == 1
+    assert checks["data"].state == "failed"
+    assert "--data-dir" in checks["data"].fix
+
+
+def test_several_runs_need_a_choice(examine, address):
+    status, checks = examine("--initial-peers", address)
+    assert status == 1
+    assert "--run-id" in checks["run card"].found
+
+
+def test_a_peer_that_is_gone(examine):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        status, checks = examine("--initial-peers", STRANGER.format(port=unused.getsockname()[1]))
+    assert status == 1
+    assert "refused" in checks["peer 127.0.0.1"].found
+    assert "run card" not in checks
+
+
+def test_a_server_that_is_no_peer(examine):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        status, checks = examine("--initial-peers", STRANGER.format(port=server.getsockname()[1]))
+    assert status == 1
+    assert "no peer with this id" in checks["peer 127.0.0.1"].found
+
+
+def test_a_malformed_address(examine):
+    status, checks = examine("--initial-peers", "192.168.0.5:31337")
+    assert status == 1
+    assert "lacks the peer id" in checks["addresses"].found
+
+
+def test_without_an_address_only_the_machine_is_looked_at(examine):
+    status, checks = examine()
+    assert status == 0
+    assert checks["swarm"].state == "warning"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "state", "found"),
+    [(0.1, "ok", "0.10 s ahead of"), (-2.0, "warning", "2.00 s behind"), (100.0, "failed", "100.00 s ahead of")],
+)
+def test_clocks(ahead, state, found):
+    check = doctor._clock(ahead)
+    assert check.state == state
+    assert found in check.found
+
+
+@pytest.mark.parametrize(("parameters", "state"), [(0, "ok"), (10**7, "warning"), (10**9, "failed")])
+def test_docker_s_64_mib_of_shared_memory_do_not_hold_every_model(parameters, state, monkeypatch):
+    small = shutil.disk_usage("/")._replace(free=2 * 8 * 10**7)
+    monkeypatch.setattr(checkup.shutil, "disk_usage", lambda _: small)
+    check = checkup.check_shared_memory(parameters)
+    assert check.state == state
+    assert state == "ok" or "--shm-size" in check.fix
+
+
+def test_traffic_is_counted_both_ways():
+    traffic = Traffic(num_peers=3, samples_per_second=512.0, updates_per_hour=3600.0, bytes_per_update=10**6)
+    assert traffic.gigabytes_per_hour == pytest.approx(3.6)
+    assert "up to 3.60 GB an hour each way" in str(traffic)
+
+
+def test_the_table_shows_what_to_do(capsys):
+    doctor.wide_console().print(doctor.table([Check("disk", "failed", "0.1 GiB free in [x]", "free some space")]))
+    assert "free some space" in capsys.readouterr().out
