@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from recipe.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON form. It is hashed into the fingerprint, so peers with different formats never meet."""
 
 MAX_JSON_BYTES = 64 * 1024
@@ -111,6 +111,8 @@ class Recipe:
     """Global updates between two validations."""
     precision: Literal["32", "bf16-mixed"] = "32"
     """Number format of the computation: 32 (float32) or bf16-mixed."""
+    averaging: Literal["sync", "overlap"] = "sync"
+    """Swarms: sync waits for the average; overlap computes on meanwhile, on weights that are one update old."""
     seed: int = 0
     """Seed of the initial weights and of the order of samples."""
 
