@@ -55,6 +55,7 @@ class Collaboration:
     :param name: public name
     :param step: the step of the weights in ``model`` (a checkpoint's), 0 for a fresh start
     :param should_stop: asked while waiting; a true answer ends the wait
+    :param codec: how gradients travel, none (float32) or fp16; equal on all peers
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Collaboration:
         step: int = 0,
         options: CollaborationOptions | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        codec: str = "none",
     ):
         self.options = options or CollaborationOptions()
         self.target_batch_size = target_batch_size
@@ -82,7 +84,9 @@ class Collaboration:
         self._pending: PendingRound | None = None
         self.last_step: StepReport | None = None
         self.tracker = ProgressTracker(dht, namespace, target_batch_size, name)
-        self.averager = SwarmAverager(self._gradients.wire, dht, namespace, self.version.export, target_batch_size)
+        self.averager = SwarmAverager(
+            self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec
+        )
         self.averager.set_step(step)
 
     @property

@@ -154,6 +154,7 @@ class Session:
                 overlap=self.recipe.averaging == "overlap",
             ),
             stop_requested=self.stop_requested,
+            codec=self.recipe.codec,
         )
         checkpoints = ModelCheckpoint(
             self.folder.checkpoints,
