@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from recipe.errors import InputError
 
-FORMAT = 2
+FORMAT = 1
 """Version of the JSON form. It is hashed into the fingerprint, so peers with different formats never meet."""
 
 MAX_JSON_BYTES = 64 * 1024

@@ -16,7 +16,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from recipe.config import Recipe
 from recipe.errors import InputError
 
-PROTOCOL = 2
+PROTOCOL = 1
 """Raised when peers of two versions could no longer train together."""
 
 RUNS_KEY = "swarm.runs"
