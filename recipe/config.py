@@ -111,6 +111,10 @@ class Recipe:
     """Global updates between two validations."""
     precision: Literal["32", "bf16-mixed"] = "32"
     """Number format of the computation: 32 (float32) or bf16-mixed."""
+    averaging: Literal["sync", "overlap"] = "sync"
+    """Swarms: sync waits for the average; overlap computes on meanwhile, on weights that are one update old."""
+    codec: Literal["none", "fp16"] = "none"
+    """Swarms: how gradients travel; fp16 halves the bytes, and gradients below 6e-8 become 0."""
     seed: int = 0
     """Seed of the initial weights and of the order of samples."""
 

@@ -12,7 +12,7 @@ from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognis
 import torch
 from hivemind import DHT
 from hivemind.averaging import DecentralizedAverager
-from hivemind.compression import CompressionInfo, NoCompression, deserialize_torch_tensor
+from hivemind.compression import CompressionInfo, Float16Compression, NoCompression, deserialize_torch_tensor
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
@@ -27,6 +27,7 @@ from swarm.rounds import Behind, Group, Member, Refused, RoundFailed, RoundRepor
 logger = get_logger(__name__)
 
 STREAM_SECONDS = 10.0  # longest silence within a stream before the other side counts as gone
+CODECS = {"none": NoCompression, "fp16": Float16Compression}
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 
 
@@ -38,12 +39,21 @@ class SwarmAverager(DecentralizedAverager):
 
     :param vector: shape [n], fp32, shared memory: what is averaged, in place
     :param namespace: run and recipe; peers of another one cannot reach this averager
-    :param min_samples: a group with fewer disperses, and its members compute on; all members must have the same
     :param get_state: called in the trainer process when a peer asks for the state; returns (small metadata, tensors)
+    :param min_samples: a group with fewer disperses, and its members compute on; all members must have the same
+    :param codec: how numbers travel, a key of ``CODECS``; all members must have the same
     """
 
-    def __init__(self, vector: torch.Tensor, dht: DHT, namespace: str, get_state: StateProvider, min_samples: int = 0):
-        self._get_state, self._min_samples = get_state, min_samples
+    def __init__(
+        self,
+        vector: torch.Tensor,
+        dht: DHT,
+        namespace: str,
+        get_state: StateProvider,
+        min_samples: int = 0,
+        codec: str = "none",
+    ):
+        self._get_state, self._min_samples, self._codec = get_state, min_samples, CODECS[codec]()
         self._waiting_step = mp.Value("q", -1)
         self._company_until = mp.Value("d", 0.0)
         super().__init__(
@@ -219,7 +229,7 @@ class SwarmAverager(DecentralizedAverager):
             p2p=self._p2p,
             servicer_type=type(self),
             prefix=self.prefix,
-            compression=NoCompression(),
+            compression=self._codec,
             sender_timeout=self.allreduce_kwargs["sender_timeout"],
             reducer_timeout=self.allreduce_kwargs["reducer_timeout"],
         )

@@ -21,8 +21,9 @@ from torch import nn
 from recipe.errors import InputError
 from swarm.averager import SwarmAverager
 from swarm.gradients import GradientVector
+from swarm.pending import PendingRound
 from swarm.progress import ProgressTracker
-from swarm.record import AVERAGING, TRAINING, WAITING
+from swarm.record import AVERAGING, JOINING, TRAINING, WAITING
 from swarm.rounds import (
     LINEAGE_BYTES,
     Behind,
@@ -36,7 +37,7 @@ from swarm.rounds import (
     Ticket,
 )
 from swarm.state import SharedState
-from swarm.version import POLL_SECONDS, Version, wait_a_little
+from swarm.version import POLL_SECONDS, Version
 
 logger = get_logger(__name__)
 
@@ -54,6 +55,7 @@ class Collaboration:
     :param name: public name
     :param step: the step of the weights in ``model`` (a checkpoint's), 0 for a fresh start
     :param should_stop: asked while waiting; a true answer ends the wait
+    :param codec: how gradients travel, none (float32) or fp16; equal on all peers
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Collaboration:
         step: int = 0,
         options: CollaborationOptions | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        codec: str = "none",
     ):
         self.options = options or CollaborationOptions()
         self.target_batch_size = target_batch_size
@@ -75,11 +78,15 @@ class Collaboration:
         self._gradients = GradientVector(
             [param for param in self.version.state.optimized if param.requires_grad],
             [buffer for buffer in model.buffers() if buffer.is_floating_point()],
+            self.options.overlap,
         )
         self.samples, self._loss_sum, self._rate = 0, 0.0, 0.0
+        self._pending: PendingRound | None = None
         self.last_step: StepReport | None = None
         self.tracker = ProgressTracker(dht, namespace, target_batch_size, name)
-        self.averager = SwarmAverager(self._gradients.wire, dht, namespace, self.version.export, target_batch_size)
+        self.averager = SwarmAverager(
+            self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec
+        )
         self.averager.set_step(step)
 
     @property
@@ -116,6 +123,8 @@ class Collaboration:
     def _catch_up(self) -> None:
         """Take over the state of the swarm; what this peer has accumulated on other weights is dropped."""
         self.tracker.report(samples=0)
+        if self.options.overlap:  # the donors are in the middle of a round, which should not wait for this peer
+            self.tracker.report(urgent=True, phase=JOINING)
         self.version.catch_up(self.tracker, self.averager, self.options.join_timeout_seconds, self._should_stop)
         self._begin_step()
 
@@ -124,7 +133,7 @@ class Collaboration:
     def contribute(self, samples: int, loss: float) -> bool:
         """Add the gradients in ``param.grad`` (means over ``samples``) to this step.
 
-        :returns: True when the step has ended: the averaged gradient is in ``param.grad``, update the weights and call
+        :returns: True when an average is there: it is in ``param.grad``, update the weights and call
             :meth:`finish_step`. False: go on with the next micro-batch.
         """
         self._gradients.add(samples)
@@ -132,12 +141,24 @@ class Collaboration:
         self._loss_sum += samples * loss if math.isfinite(loss) else 0.0
         self._measure_rate(samples)
         self.tracker.report(samples=self.samples, rate=self._rate, phase=TRAINING)
+        if self._pending is not None:
+            self._pending.expect(self.tracker.members)
+            return (self._pending.future.done() or self._is_over) and self._end_round()
         if self.tracker.swarm_step > self.step:
             self._catch_up()
             return False
-        if not (self.tracker.step_is_over or self.averager.waiting_step >= self.step):
+        if not self._is_over:
             return False
-        return self._end_step()
+        self._drop_non_finite()
+        if len(self.tracker.members) == 1 and not self._has_company:
+            return self._update_alone(None)
+        self._begin_round()
+        return not self.options.overlap and self._end_round()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the samples of the present step are complete, or somebody waits for us to end it."""
+        return self.tracker.step_is_over or self.averager.waiting_step >= self.tracker.own.round
 
     def _measure_rate(self, samples: int) -> None:
         now = time.perf_counter()
@@ -152,34 +173,63 @@ class Collaboration:
 
     def _begin_step(self, group=frozenset()) -> None:
         self._gradients.reset()
-        self.samples, self._loss_sum = 0, 0.0
+        self.samples, self._loss_sum, self._pending = 0, 0.0, None
+        self.version.settled.set()
         self._step_began = self._computing_since = time.perf_counter()
         self.averager.set_step(self.step)
         self.tracker.begin_step(self.step, group)
 
-    def _end_step(self) -> bool:
+    def _begin_round(self) -> None:
+        """Meet and exchange in the background; what was accumulated comes back if that fails."""
+        self.tracker.report(urgent=True, phase=AVERAGING)
+        loss = self._loss_sum / max(1, self.samples)
+        ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, loss, self.version.lineage)
+        self._gradients.to_wire(self.samples)
         compute_seconds = time.perf_counter() - self._step_began
-        self._drop_non_finite()
-        while not self._should_stop():
-            if len(self.tracker.members) == 1 and not self._has_company:
-                return self._update_alone(compute_seconds, None)
-            try:
-                report = self._run_round()
-            except ShortBatch as short:
-                return self._compute_on(*short.args)
-            except (Behind, Refused, RoundFailed) as error:
-                if not self._recover(error):
-                    return False
-                continue
-            if len(report.group.peer_ids) > 1:
-                self._gradients.from_wire()
-                return self._hand_over(compute_seconds, report)
-            self.tracker.wait_refreshed(POLL_SECONDS * 5)  # nobody came: gone, or have they gone on without us?
-            if self.tracker.swarm_step > self.step:
-                self._catch_up()
-                return False
-            return self._update_alone(compute_seconds, report)
-        return False
+        self._pending = PendingRound(
+            self.averager, ticket, self.tracker.members, self.options, self._loss_sum, compute_seconds
+        )
+        self.samples, self._loss_sum, self._step_began = 0, 0.0, time.perf_counter()
+        if self.options.overlap:
+            self.version.settled.clear()
+            self.tracker.begin_ahead()
+
+    def _end_round(self) -> bool:
+        """Wait for the round; True if its average is there to be applied."""
+        pending, blocked_since = self._pending, time.perf_counter()
+        try:
+            report = pending.wait(lambda: self.tracker.members, self._should_stop)
+            self.tracker.missed(pending.expected - set(report.group.peer_ids))
+        except ShortBatch as short:
+            self.tracker.missed(pending.expected - set(short.args[0].peer_ids))
+            self._take_back()
+            return self._compute_on(*short.args)
+        except (Behind, Refused, RoundFailed) as error:
+            self._take_back()
+            self._recover(error)
+            return False
+        finally:
+            blocked_seconds = time.perf_counter() - blocked_since
+            self._computing_since = time.perf_counter()
+        if len(report.group.peer_ids) > 1:
+            self._gradients.from_wire()
+            return self._hand_over(pending.ticket, pending.compute_seconds, blocked_seconds, report)
+        self._take_back()
+        self.tracker.wait_refreshed(5 * POLL_SECONDS)  # nobody came: gone, or have they gone on without us?
+        if self.tracker.swarm_step > self.step:
+            self._catch_up()
+            return False
+        return self._update_alone(report)
+
+    def _take_back(self) -> None:
+        """The round has ended in vain: its samples count for the next one."""
+        pending, self._pending = self._pending, None
+        self._gradients.take_back(pending.ticket.samples)
+        self.samples += pending.ticket.samples
+        self._loss_sum += pending.loss_sum
+        self._step_began -= pending.compute_seconds
+        self.version.settled.set()
+        self.tracker.end_ahead(self.step, self.samples)
 
     def _compute_on(self, group: Group) -> bool:
         """The pace of the others was overestimated, or somebody's samples are lost: the step has not ended yet."""
@@ -192,12 +242,15 @@ class Collaboration:
         """Somebody whose record has not reached us is at the door already."""
         return self.averager.has_company or self.averager.waiting_step >= self.step
 
-    def _update_alone(self, compute_seconds: float, report: RoundReport | None) -> bool:
+    def _update_alone(self, report: RoundReport | None) -> bool:
         if self.samples < self.target_batch_size:
             self.resume()
             return False
+        compute_seconds = time.perf_counter() - self._step_began
+        loss = self._loss_sum / self.samples
+        ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, loss, self.version.lineage)
         self._gradients.average_alone(self.samples)
-        return self._hand_over(compute_seconds, report)
+        return self._hand_over(ticket, compute_seconds, 0.0, report)
 
     def _drop_non_finite(self) -> None:
         """One NaN would spoil everybody's weights; this peer only listens in this round instead."""
@@ -208,75 +261,54 @@ class Collaboration:
         self.samples, self._loss_sum = 0, 0.0
         self.tracker.report(samples=0)
 
-    def _run_round(self) -> RoundReport:
-        """Meet and exchange once; what was accumulated stays until it is known to have succeeded."""
-        self._gradients.to_wire(self.samples)
-        self.tracker.report(urgent=True, phase=AVERAGING)
-        loss = self._loss_sum / max(1, self.samples)
-        ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, loss, self.version.lineage)
-        members = self.tracker.members
-        expected = {member.peer_id for member in members}
-        options = self.options
-        future = self.averager.run_round(
-            ticket, members, options.matchmaking_seconds, options.averaging_timeout_seconds
-        )
-        leave_by = math.inf
-        while not future.done():
-            wait_a_little(future)
-            if self._should_stop():
-                leave_by = min(leave_by, time.monotonic() + 2)
-                if time.monotonic() >= leave_by:
-                    self.averager.cancel_round()
-            now_expected = {member.peer_id for member in self.tracker.members}
-            if now_expected != expected:
-                expected = now_expected
-                self.averager.expect(expected)
-        try:
-            report = future.result()
-        except ShortBatch as short:
-            self.tracker.missed(expected - set(short.args[0].peer_ids))
-            raise
-        self.tracker.missed(expected - set(report.group.peer_ids))
-        return report
-
-    def _recover(self, error: Exception) -> bool:
-        """After a round that failed: True to try it again with the same samples, False to go on computing."""
+    def _recover(self, error: Exception) -> None:
+        """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
         if isinstance(error, Refused):
             raise InputError(f"{error}: start it with the recipe of the swarm (give --initial-peers and nothing else).")
         if isinstance(error, RoundFailed):
             logger.warning(f"The round of step {self.step} failed and is tried again: {error}")
-        self.tracker.wait_refreshed(POLL_SECONDS * 5)
+        self.tracker.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind) or self.tracker.swarm_step > self.step:
             self._catch_up()
-            return False
-        return True
 
-    def _hand_over(self, compute_seconds: float, report: RoundReport | None) -> bool:
+    def _hand_over(
+        self, ticket: Ticket, compute_seconds: float, blocked_seconds: float, report: RoundReport | None
+    ) -> bool:
         """Put the average where the optimizer finds it; the step belongs to the trainer until :meth:`finish_step`."""
         self.version.lock.acquire()  # nobody may download a half-made update
         self._gradients.hand_over()
         self.last_step = StepReport(
             step=self.step + 1,
             num_peers=len(report.group.peer_ids) if report else 1,
-            samples=report.group.samples if report else self.samples,
-            own_samples=self.samples,
-            loss=report.loss if report else self._loss_sum / self.samples,
+            samples=report.group.samples if report else ticket.samples,
+            own_samples=ticket.samples,
+            loss=report.loss if report else ticket.loss,
             compute_seconds=compute_seconds,
+            blocked_seconds=blocked_seconds,
             round=report,
         )
         return True
 
     def finish_step(self) -> None:
-        """The weights have been updated: the next step begins."""
+        """The weights have been updated: the next step begins, or goes on if it has begun already."""
         report = self.last_step.round
         self.version.advance(report.group.group_id if report else os.urandom(LINEAGE_BYTES))
         self.version.lock.release()
         self._gradients.release()
-        self._begin_step(frozenset(report.group.peer_ids) if report else frozenset())
-        self.tracker.report(phase=TRAINING)
+        group = frozenset(report.group.peer_ids) if report else frozenset()
+        if not self.tracker.own.ahead:
+            self._begin_step(group)
+            return
+        self._pending = None
+        self.version.settled.set()
+        self._computing_since = time.perf_counter()
+        self.averager.set_step(self.step)
+        self.tracker.end_ahead(self.step, self.samples, group)
 
     def leave(self) -> None:
         """Say goodbye and stop; the others train on."""
+        if self._pending is not None:
+            self._pending.settle()
         self.tracker.close()
         if self.averager.is_alive():
             self.averager.shutdown()

@@ -12,13 +12,18 @@ class GradientVector:
     :param params: parameters whose gradients are averaged, n numbers in all
     :param buffers: float buffers (BatchNorm's running statistics), m numbers in all; averaged with the same weights, so
         that all peers evaluate the same model
+    :param overlap: gradients are added up while an average is on its way, which takes n numbers more
     """
 
-    def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor]):
+    def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor], overlap: bool = False):
         self._params, self._buffers = params, buffers
         sizes = [param.numel() for param in params]
         self._sum = torch.zeros(sum(sizes), dtype=torch.float32, device=params[0].device)
-        self._views = [view.view(param.shape) for param, view in zip(params, self._sum.split(sizes), strict=True)]
+        self._average = torch.zeros_like(self._sum) if overlap else self._sum
+        self._views, self._average_views = (
+            [view.view(param.shape) for param, view in zip(params, flat.split(sizes), strict=True)]
+            for flat in (self._sum, self._average)
+        )
         num_buffers = sum(buffer.numel() for buffer in buffers)
         self.wire = torch.zeros(sum(sizes) + num_buffers, dtype=torch.float32).share_memory_()
         """Shape [n + m], fp32, shared memory: what travels."""
@@ -53,19 +58,25 @@ class GradientVector:
 
     @torch.no_grad()
     def to_wire(self, samples: int) -> None:
-        """Write the mean over ``samples``, and the buffers; the sum stays as it is, in case the round fails."""
+        """Write the mean over ``samples``, and the buffers. The sum begins anew; :meth:`take_back` undoes that."""
         split = self._sum.numel()
         self.wire[:split].copy_(self._sum)
         self.wire[:split] /= max(1, samples)
         if self._buffers:
             flat = [buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers]
             torch.cat(flat, out=self.wire[split:])
+        self.reset()
+
+    @torch.no_grad()
+    def take_back(self, samples: int) -> None:
+        """The round has failed: what was written for it counts for the next one."""
+        self._sum.add_(self.wire[: self._sum.numel()].to(self._sum.device), alpha=samples)
 
     @torch.no_grad()
     def from_wire(self) -> None:
         """Take over the average of the swarm."""
         offset = self._sum.numel()
-        self._sum.copy_(self.wire[:offset])
+        self._average.copy_(self.wire[:offset])
         for buffer in self._buffers:
             buffer.copy_(self.wire[offset : offset + buffer.numel()].view(buffer.shape))
             offset += buffer.numel()
@@ -73,11 +84,11 @@ class GradientVector:
     @torch.no_grad()
     def average_alone(self, samples: int) -> None:
         """The mean of the own gradients, where there is nobody to average with."""
-        self._sum /= samples
+        torch.div(self._sum, samples, out=self._average)
 
     def hand_over(self) -> None:
-        """Put the mean into ``param.grad``."""
-        for param, view in zip(self._params, self._views, strict=True):
+        """Put the average into ``param.grad``."""
+        for param, view in zip(self._params, self._average_views, strict=True):
             param.grad = view if param.dtype == view.dtype else view.to(param.dtype)
 
     def release(self) -> None:

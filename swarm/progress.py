@@ -71,7 +71,19 @@ class ProgressTracker(threading.Thread):
         """A new step begins; ``group`` are those who finished the last one with us."""
         with self._lock:
             self._computing_since, self._last_group = get_dht_time(), group
-        self.report(step=step, samples=0, phase=TRAINING)
+        self.report(step=step, ahead=False, samples=0, phase=TRAINING)
+
+    def begin_ahead(self) -> None:
+        """The present step ends in the background, and the next one begins."""
+        with self._lock:
+            self._computing_since = get_dht_time()
+        self.report(urgent=True, ahead=True, samples=0, phase=TRAINING)
+
+    def end_ahead(self, step: int, samples: int, group: frozenset[PeerID] | None = None) -> None:
+        """The step in the background has ended: with ``group``, or in vain and nothing has begun."""
+        with self._lock:
+            self._last_group = self._last_group if group is None else group
+        self.report(step=step, ahead=False, samples=samples, phase=TRAINING)
 
     def resume(self) -> None:
         """A pause (validation, a checkpoint) ends."""
@@ -119,7 +131,7 @@ class ProgressTracker(threading.Thread):
                 if peer in tickets:
                     ticket = tickets[peer]
                     self._others[peer] = replace(
-                        record, step=ticket.step, samples=ticket.samples, phase=TRAINING, time=now
+                        record, step=ticket.step, ahead=False, samples=ticket.samples, phase=TRAINING, time=now
                     )
 
     @property
@@ -163,7 +175,8 @@ class ProgressTracker(threading.Thread):
         now, own = get_dht_time(), self._own
         others = self._present().items()
         return own.samples + sum(
-            record.samples_by(now, own.step, self._computing_since, peer in self._last_group) for peer, record in others
+            record.samples_by(now, own.round, self._computing_since, peer in self._last_group)
+            for peer, record in others
         )
 
     @property
@@ -171,7 +184,9 @@ class ProgressTracker(threading.Thread):
         """Whether the swarm has the target batch, as far as this peer can tell, or somebody else says so."""
         own = self._own
         for record in self._present().values():
-            if record.step == own.step and record.phase == AVERAGING and record.time >= self._recounted:
+            waits = record.round == own.round and record.phase == AVERAGING
+            goes_on = record.round > own.round and record.step <= own.round
+            if (waits or goes_on) and record.time >= self._recounted:
                 return True
         return self.samples_by_now() >= self.target_batch_size
 

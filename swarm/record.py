@@ -25,7 +25,8 @@ class PeerProgress:
 
     :param name: public name
     :param step: global updates that its weights have seen
-    :param samples: samples it has accumulated towards the next one
+    :param ahead: the next update is on its way, and what it computes is for the one after
+    :param samples: samples it has accumulated for that update
     :param rate: samples per second while it computes
     :param joined: DHT time in seconds when it joined
     :param time: DHT time in seconds of this record
@@ -45,6 +46,12 @@ class PeerProgress:
     phase: str
     loss: float = math.nan
     accuracy: float = math.nan
+    ahead: bool = False
+
+    @property
+    def round(self) -> int:
+        """Number of updates before the one that it computes for."""
+        return self.step + self.ahead
 
     def to_bytes(self) -> bytes:
         return msgpack.packb(
@@ -59,6 +66,7 @@ class PeerProgress:
                 PHASES.index(self.phase),
                 float(self.loss),
                 float(self.accuracy),
+                self.ahead,
             )
         )
 
@@ -68,12 +76,14 @@ class PeerProgress:
         if not isinstance(data, bytes) or len(data) > 512:
             raise ValueError("not a short bytestring")
         try:
-            name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy = msgpack.unpackb(data)
+            name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead = msgpack.unpackb(data)
         except Exception as error:
             raise ValueError(f"not a record: {error}") from error
         if type(name) is not str or not 1 <= len(name) <= MAX_NAME_LENGTH or not name.isprintable():
             raise ValueError("a name that is not printable")
-        if type(step) is not int or type(samples) is not int or type(phase) is not int or type(client_mode) is not bool:
+        if any(type(value) is not int for value in (step, samples, phase)):
+            raise ValueError("a field of the wrong type")
+        if type(client_mode) is not bool or type(ahead) is not bool:
             raise ValueError("a field of the wrong type")
         if not 0 <= step <= MAX_STEP or not 0 <= samples <= MAX_SAMPLES or not 0 <= phase < len(PHASES):
             raise ValueError("a number out of bounds")
@@ -83,20 +93,20 @@ class PeerProgress:
             raise ValueError("a loss or an accuracy out of bounds")
         if not 0 <= rate <= MAX_RATE or not 0 <= joined <= at <= now + FUTURE_SECONDS:
             raise ValueError("a rate or a time out of bounds")
-        return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy)
+        return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead)
 
-    def samples_by(self, now: float, step: int, computing_since: float, in_last_group: bool) -> float:
-        """Samples it probably has by ``now`` towards the update after ``step``; records are a little old always.
+    def samples_by(self, now: float, round: int, computing_since: float, in_last_group: bool) -> float:
+        """Samples it probably has by ``now`` for the update after ``round``; records are a little old always.
 
         :param computing_since: since when this peer computes, without a pause; the others pause when it does
         :param in_last_group: it finished the last round with us, whatever its record says
         """
         since = max(self.time, computing_since)
-        if self.step == step:
+        if self.round == round:
             # Peers of one group validate at the same step: when we compute again, they probably do.
             computes = self.phase == TRAINING or (self.phase == VALIDATING and in_last_group)
             return self.samples + (self._samples_in(now - since) if computes else 0.0)
-        return self._samples_in(now - computing_since) if in_last_group and self.step < step else 0.0
+        return self._samples_in(now - computing_since) if in_last_group and self.round < round else 0.0
 
     def _samples_in(self, seconds: float) -> float:
         return self.rate * min(max(0.0, seconds), 2 * REPORT_SECONDS)

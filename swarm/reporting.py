@@ -29,7 +29,7 @@ class SwarmMetrics(L.Callback):
 
     Tags: ``swarm/peers``, ``swarm/samples``, ``swarm/own_samples``, ``swarm/loss`` (over all peers' samples),
     ``perf/swarm_samples_per_second`` (samples of the update over its time, validation excluded),
-    ``round/compute_seconds``, ``round/meeting_seconds``, ``round/exchange_seconds`` and
+    ``round/compute_seconds``, ``round/blocked_seconds``, ``round/meeting_seconds``, ``round/exchange_seconds`` and
     ``round/parts_received_fraction`` (of the average and, as a reducer, of the others' gradients).
     """
 
@@ -93,6 +93,7 @@ class SwarmMetrics(L.Callback):
             "swarm/loss": report.loss,
             "perf/swarm_samples_per_second": report.samples / seconds,
             "round/compute_seconds": report.compute_seconds,
+            "round/blocked_seconds": report.blocked_seconds,
         }
         if report.round is not None:
             expected = report.round.parts_expected + report.round.inputs_expected

@@ -153,12 +153,14 @@ class CollaborationOptions:
     :param matchmaking_seconds: how long to wait at the end of a step for peers that are missing
     :param averaging_timeout_seconds: give up a round (and try again with those who are left) after so long
     :param join_timeout_seconds: give up joining when nobody hands over the state for so long
+    :param overlap: compute for the next update while this one is averaged, on weights that are one update old
     """
 
     min_peers: int = 1
     matchmaking_seconds: float = 5.0
     averaging_timeout_seconds: float = 60.0
     join_timeout_seconds: float = 120.0
+    overlap: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ class StepReport:
     :param own_samples: samples that this peer put in
     :param loss: mean training loss over all its samples
     :param compute_seconds: from the end of the last update to entering the round
+    :param blocked_seconds: while nothing was computed because the round had to end first
     :param round: what the exchange looked like, None if this peer was alone
     """
 
@@ -180,4 +183,5 @@ class StepReport:
     own_samples: int
     loss: float
     compute_seconds: float
+    blocked_seconds: float
     round: RoundReport | None

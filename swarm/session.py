@@ -147,8 +147,14 @@ class Session:
             dht=self.dht,
             name=self.name,
             namespace=self.card.key_prefix,
-            options=CollaborationOptions(patience.min_peers, patience.matchmaking_time, patience.averaging_timeout),
+            options=CollaborationOptions(
+                patience.min_peers,
+                patience.matchmaking_time,
+                patience.averaging_timeout,
+                overlap=self.recipe.averaging == "overlap",
+            ),
             stop_requested=self.stop_requested,
+            codec=self.recipe.codec,
         )
         checkpoints = ModelCheckpoint(
             self.folder.checkpoints,

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch.optim import Optimizer
 
 from recipe.errors import InputError
+from swarm.averager import CODECS
 from swarm.collaboration import Collaboration
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.processes import keep_signal_handlers
@@ -39,9 +40,10 @@ class SwarmStrategy(SingleDeviceStrategy):
     :param name: public name of this peer
     :param network: ports, addresses and identity, if the defaults do not do; replaces ``initial_peers``
     :param dht: a DHT that runs already; it is left running
-    :param namespace: only peers with the same one meet; by default made from ``run_id`` and ``target_batch_size``
+    :param namespace: only peers with the same one meet; by default made of run, target batch size and codec
     :param options: patience of this peer
     :param stop_requested: when set, this peer leaves at the next opportunity
+    :param codec: how gradients travel: none (float32) or fp16, which halves the bytes; equal on all peers
     :raises InputError: a Trainer or module that cannot work this way, or a network that does not answer
     """
 
@@ -59,15 +61,18 @@ class SwarmStrategy(SingleDeviceStrategy):
         namespace: str | None = None,
         options: CollaborationOptions | None = None,
         stop_requested: threading.Event | None = None,
+        codec: str = "none",
     ):
         super().__init__()
+        if codec not in CODECS:
+            raise InputError(f"There is no codec {codec!r}: give one of {', '.join(CODECS)}.")
         if target_batch_size < 1:
             raise InputError(f"The target batch size is {target_batch_size}: it has to be at least 1 sample.")
         self.target_batch_size, self.name = target_batch_size, name
-        self.namespace = namespace or f"{run_id}-{target_batch_size}".replace(".", "_")
+        self.namespace = namespace or f"{run_id}-{target_batch_size}-{codec}".replace(".", "_")
         self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
         self.dht, self._owns_dht = dht, dht is None
-        self.options = options
+        self.options, self.codec = options, codec
         self.stop_requested = stop_requested or threading.Event()
         self.collaboration: Collaboration | None = None
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
@@ -125,6 +130,7 @@ class SwarmStrategy(SingleDeviceStrategy):
                 step=self._trainer.global_step,
                 options=self.options,
                 should_stop=self.stop_requested.is_set,
+                codec=self.codec,
             )
         self.collaboration.join()
         self._adopt_step(completed=self.collaboration.step)

@@ -22,6 +22,7 @@ logger = get_logger(__name__)
 
 POLL_SECONDS = 0.2
 SUPERIOR_SECONDS = 20.0
+SETTLE_SECONDS = 5.0  # less than the silence after which a download is given up
 
 
 def wait_a_little(future: Future) -> None:
@@ -43,9 +44,13 @@ class Version:
         self.state, self.step = state, step
         self.lineage = os.urandom(LINEAGE_BYTES)
         self.lock = threading.Lock()
+        self.settled = threading.Event()
+        """Not while the next update is on its way: who downloads then could not take part in it, nor have it."""
+        self.settled.set()
 
     def export(self):
         """What another peer downloads; waits while an update is being made."""
+        self.settled.wait(SETTLE_SECONDS)
         with self.lock:
             return self.state.export(self.step, self.lineage)
 

@@ -124,10 +124,10 @@ def test_a_peer_that_cannot_be_dialled_takes_part():
     assert all(report.inputs_expected == 0 for _, report in found["c"][50_000])
 
 
-def one_round(name, initial_peers, line, vector, samples, client_mode=False):
+def one_round(name, initial_peers, line, vector, samples, client_mode=False, codec="none"):
     """A peer that takes part in one round with that vector. Returns (its vector then, report or error)."""
     with running_dht(initial_peers, line, client_mode=client_mode) as dht:
-        averager = SwarmAverager(torch.zeros_like(vector).share_memory_(), dht, "run", lambda: ({}, []))
+        averager = SwarmAverager(torch.zeros_like(vector).share_memory_(), dht, "run", lambda: ({}, []), codec=codec)
         members = meet_everyone(line, dht)
         try:
             outcome = run_round(averager, members, vector, samples, 7)
@@ -176,3 +176,18 @@ def test_an_average_of_nan_is_not_taken_over():
     vector, error = found["a"]
     assert isinstance(error, RoundFailed)
     assert torch.equal(vector, torch.full((50_000,), 1.0))
+
+
+def test_half_precision_gives_everybody_the_same_bits():
+    vectors = {name: contribution(name, 50_000, 0) for name in "abc"}
+    found = run_one_round({name: (vector, samples, False, "fp16") for name, (vector, samples) in vectors.items()})
+    averages = [average for average, _ in found.values()]
+    assert all(report.complete for _, report in found.values())
+    assert torch.equal(averages[0], averages[1])
+    assert torch.equal(averages[0], averages[2])
+    assert torch.equal(averages[0], averages[0].half().float()), "what travels is what everybody has"
+    # each contribution is rounded to 11 bits, and so is the average; below 6e-5 steps have a fixed size
+    exact = torch.from_numpy(weighted_mean("abc", 50_000, 0)).float()
+    largest = torch.stack([vector.abs() for vector, _ in vectors.values()]).max(0).values
+    assert ((averages[0] - exact).abs() <= 2 * 2**-11 * largest + 2**-24).all()
+    assert not torch.equal(averages[0], exact)

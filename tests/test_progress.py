@@ -179,7 +179,7 @@ def test_mutated_records_are_records_or_a_value_error():
 def test_samples_by(record, seconds, in_last_group, expected):
     record = replace(RECORD, **record)
     now = record.time + seconds
-    samples = record.samples_by(now, step=12, computing_since=now - seconds, in_last_group=in_last_group)
+    samples = record.samples_by(now, round=12, computing_since=now - seconds, in_last_group=in_last_group)
     assert samples == pytest.approx(expected)
 
 

@@ -1,0 +1,66 @@
+"""A round while it runs in the background: whom it waits for, how it ends, and what this peer brought to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from swarm.averager import SwarmAverager
+from swarm.rounds import CollaborationOptions, Member, RoundReport, Ticket
+from swarm.version import wait_a_little
+
+LEAVE_SECONDS = 2.0
+
+
+class PendingRound:
+    """A round that is on its way, and what this peer brought to it.
+
+    :param averager: runs it
+    :param ticket: what this peer brings
+    :param members: who is expected
+    :param options: how patient this peer is
+    :param loss_sum: sum of the training losses of its samples
+    :param compute_seconds: that it took to compute them
+    """
+
+    def __init__(
+        self,
+        averager: SwarmAverager,
+        ticket: Ticket,
+        members: Sequence[Member],
+        options: CollaborationOptions,
+        loss_sum: float,
+        compute_seconds: float,
+    ):
+        self.ticket, self.loss_sum, self.compute_seconds = ticket, loss_sum, compute_seconds
+        self.expected = {member.peer_id for member in members}
+        self._averager = averager
+        self.future = averager.run_round(
+            ticket, members, options.matchmaking_seconds, options.averaging_timeout_seconds
+        )
+
+    def expect(self, members: Sequence[Member]) -> None:
+        """As peers come and go."""
+        expected = {member.peer_id for member in members}
+        if expected != self.expected:
+            self.expected = expected
+            self._averager.expect(expected)
+
+    def wait(self, members: Callable[[], Sequence[Member]], should_stop: Callable[[], bool]) -> RoundReport:
+        """Its result.
+
+        :raises Behind, Refused, RoundFailed, ShortBatch: as it ended
+        """
+        while not self.future.done():
+            wait_a_little(self.future)
+            if should_stop():
+                self.settle()
+            self.expect(members())
+        return self.future.result()
+
+    def settle(self) -> None:
+        """This peer leaves: a round that is nearly done may end, for the sake of the others."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while not self.future.done() and time.monotonic() < deadline:
+            wait_a_little(self.future)
+        self._averager.cancel_round()
