@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from swarm_peers import Line, Peers, running_dht
 
-from peers import Line, Peers, running_dht
 from swarm.averager import SwarmAverager
 from swarm.rounds import LINEAGE_BYTES, Member, RoundFailed, RoundReport, Ticket
 

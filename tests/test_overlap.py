@@ -6,10 +6,10 @@ from functools import partial
 
 import lightning as L
 import torch
+from swarm_peers import Peers, running_dht
 from test_strategy import Plan, Samples, Task, assert_same_bits, loader, patience, trainer_for
 from torch.nn import functional as F
 
-from peers import Peers, running_dht
 from swarm.rounds import CollaborationOptions
 from swarm.strategy import SwarmStrategy
 

@@ -12,11 +12,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from swarm_peers import Peers, running_dht
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from peers import Peers, running_dht
 from recipe.data import VisionData
 from recipe.errors import InputError
 from recipe.presets import preset
