@@ -18,6 +18,7 @@ from recipe.config import Recipe
 from recipe.durations import parse_duration, positive
 from recipe.errors import InputError
 from recipe.loggers import JsonlLogger
+from recipe.pacing import PacedCompute, paced_samples_per_second
 from recipe.run_folder import RunFolder
 
 _QUIET_LINES = re.compile(r"[GTH]PU available|💡|`Trainer.fit` stopped|LOCAL_RANK|Using bfloat16")
@@ -75,7 +76,9 @@ def build_trainer(
     """
     _silence_lightning()
     stop = [] if target_accuracy is None else [StopAtAccuracy(_checked_accuracy(target_accuracy))]
-    callbacks = [StepMetrics(), ValidateEverySteps(recipe.validate_every_steps), *stop, *callbacks]
+    rate = paced_samples_per_second()
+    paced = [] if rate is None else [PacedCompute(rate)]
+    callbacks = [StepMetrics(), ValidateEverySteps(recipe.validate_every_steps), *paced, *stop, *callbacks]
     return L.Trainer(
         accelerator=accelerator,
         devices=devices,

@@ -51,7 +51,8 @@ class Row:
     def problems(self) -> list[str]:
         """What is out of bounds."""
         found = []
-        if self.ping_median_ms is not None and abs(self.ping_median_ms - self.rtt_ms) > RTT_TOLERANCE_MS:
+        tolerance_ms = RTT_TOLERANCE_MS + self.jitter_ms / 5  # a median of few hundred jittered times is itself uncertain
+        if self.ping_median_ms is not None and abs(self.ping_median_ms - self.rtt_ms) > tolerance_ms:
             found.append("RTT")
         judged = self.bandwidth_mbps < max(BANDWIDTHS_MBPS) or self.rtt_ms <= GOODPUT_RTT_MS
         if self.goodput_mbps is not None and judged and self.goodput_mbps < LEAST_GOODPUT * self.bandwidth_mbps:
