@@ -30,8 +30,8 @@ from analysis.wan.topology import Host, Path, Topology
 
 READY = "ready"
 """What the router prints once every packet will be seen."""
-LATE_MS = 1.0
-"""A packet that leaves later than this is counted as late."""
+LATE_MS, VERY_LATE_MS = 1.0, 5.0
+"""Packets that leave later than this are counted as `late` and `very_late`."""
 _SOL_PACKET, _PACKET_STATISTICS, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 6, 15, 23  # linux/if_packet.h
 _ETH_P_ALL, _ETH_P_IP = 3, b"\x08\x00"
 _SO_TIMESTAMPNS, _SO_RCVBUFFORCE = 35, 33  # asm-generic/socket.h
@@ -222,7 +222,8 @@ class Router:
         self.counts["overflows"] = self.counts.get("overflows", 0) + sum(port.overflows() for port in self.ports)
         line = {"time": time.time(), "cpu_seconds": round(time.process_time(), 4), "sent": len(late), **late_ms}
         line["late_max_ms"] = round(late[-1] / 1e6, 3) if late else 0.0
-        line["late"] = sum(value > LATE_MS * 1e6 for value in late)
+        for name, limit_ms in (("late", LATE_MS), ("very_late", VERY_LATE_MS)):
+            line[name] = sum(value > limit_ms * 1e6 for value in late)
         self.report.write(json.dumps(line | self.counts) + "\n")
 
 
