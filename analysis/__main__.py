@@ -1,6 +1,6 @@
 """What decentralisation costs: experiments on an emulated internet, and reports about them.
 
-    python -m analysis run delay                                  # or peers, bandwidth, batch_size, learning_rate, churn
+    python -m analysis run delay      # or peers, bandwidth, batch_size, learning_rate, churn
     python -m analysis run my-grid.toml --repeat 3
     python -m analysis run peers --paced-samples-per-second 40
     python -m analysis report runs/analysis/delay -o report/
@@ -59,7 +59,7 @@ class Report:
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if a cell gave no valid result, 2 for input that cannot work, 130 after Ctrl-C."""
     options = tyro.cli(Run | Report, args=arguments, prog="python -m analysis", config=(tyro.conf.OmitArgPrefixes,))
-    console = Console() if sys.stdout.isatty() else Console(width=150, soft_wrap=True)
+    console = Console() if sys.stdout.isatty() else Console(width=150)
     try:
         if isinstance(options, Run):
             return _run(options, console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +18,7 @@ from rich.table import Table
 from analysis.cells import Cell, Grid
 from analysis.systems import SYSTEMS, system_of
 from analysis.wan import sandbox
+from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
 
 _GRACE_SECONDS = 60.0
@@ -42,6 +44,7 @@ class Campaign:
             system_of(cell)
         sandbox.wrapped([])
         make_writable(folder)
+        self._lock = _only_here(folder)
         write_json(folder / "grid.json", {"name": grid.name, "question": grid.question, "command": sys.argv[1:]})
 
     def run(self, console: Console) -> int:
@@ -79,6 +82,20 @@ class Campaign:
             process.kill()  # and with it everything in its namespaces
             process.wait()
         return read_result(folder)
+
+
+def _only_here(folder: Path) -> IO:
+    """A lock that goes with this process.
+
+    Raises:
+        InputError: another process runs cells in this folder.
+    """
+    lock = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise InputError(f"{folder} is in use by another run: wait for it, or give another --output-dir.") from None
+    return lock
 
 
 def read_result(folder: Path) -> dict[str, Any]:

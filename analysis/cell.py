@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.2
 _ADDRESS_SECONDS = 120.0
 
 
-class RunFailed(Exception):
+class RunError(Exception):
     """The cell gives no result, and why."""
 
 
@@ -59,7 +59,7 @@ class CellRun:
         """Starts every host as a user would, and waits until all are done.
 
         Raises:
-            RunFailed: one failed, or time is up.
+            RunError: one failed, or time is up.
         """
         self.logs.mkdir()
         first, *others = self.lab.hosts
@@ -104,14 +104,14 @@ class CellRun:
             if found := [address for address in status.get("addresses", ()) if first.address in address]:
                 return tuple(found[:1])
             time.sleep(_POLL_SECONDS)
-        raise RunFailed(f"{first.name} had no address after {_ADDRESS_SECONDS:.0f} s")
+        raise RunError(f"{first.name} had no address after {_ADDRESS_SECONDS:.0f} s")
 
     def _check(self) -> None:
         for name, process in self.processes.items():
             if process.poll() not in (None, 0) and name not in self.killed:
-                raise RunFailed(f"{name} ended with status {process.returncode}: {self._last_words(name)}")
+                raise RunError(f"{name} ended with status {process.returncode}: {self._last_words(name)}")
         if time.monotonic() > self.deadline:
-            raise RunFailed(f"not done after {self.cell.time_limit_seconds:.0f} s")
+            raise RunError(f"not done after {self.cell.time_limit_seconds:.0f} s")
 
     def _last_words(self, name: str) -> str:
         lines = (self.logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
@@ -140,7 +140,7 @@ def run_cell(folder: Path) -> None:
     with Lab(cell.network(), folder) as lab, Watch(lab, folder / "watch.jsonl"):
         try:
             CellRun(cell, folder, lab).run()
-        except RunFailed as error:
+        except RunError as error:
             problem = str(error)
     rounds = rounds_of(folder, cell)
     result = measure(folder, cell, rounds) if problem is None else {"problems": [problem]}

@@ -141,7 +141,9 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
     if foreign > FOREIGN_CORES:
         found.append(f"other programs used {foreign:.2f} cores")
     if (numbers.get("late_share") or 0) > LATE_SHARE:
-        found.append(f"the router was late: {numbers['late_share']:.1%} of its packets by more than {VERY_LATE_MS:g} ms")
+        found.append(
+            f"the router was late: {numbers['late_share']:.1%} of its packets by more than {VERY_LATE_MS:g} ms"
+        )
     if numbers.get("overflows"):
         found.append(f"the router missed {numbers['overflows']} packets")
     if any(item.received is not None and item.received < 1 for item in rounds):

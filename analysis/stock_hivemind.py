@@ -1,6 +1,6 @@
 """Trains a recipe with Hivemind's own Optimizer, as its quick start does, or tuned. Shares nothing with `swarm/`.
 
-    python -m analysis.stock_hivemind --name h1 --listen /ip4/10.77.0.1/tcp/31337 --peers 2          # prints its address
+    python -m analysis.stock_hivemind --name h1 --listen /ip4/10.77.0.1/tcp/31337 --peers 2   # prints its address
     python -m analysis.stock_hivemind --name h2 --listen /ip4/10.77.0.2/tcp/31337 --peers 2 --initial-peers ADDRESS
     ... --tuned            # short matchmaking, known group size, delayed averaging in fp16, rare state averaging
 
@@ -24,6 +24,7 @@ import hivemind
 import torch
 from hivemind.compression import Float16Compression
 from hivemind.optim.grad_averager import GradientAverager
+from hivemind.utils import get_dht_time
 from torch import nn
 
 from recipe.config import Recipe
@@ -99,18 +100,33 @@ def collaborative(module: nn.Module, recipe: Recipe, dht: hivemind.DHT, options:
     return hivemind.Optimizer(**common, **(tuned_settings(options.peers) if options.tuned else {}))
 
 
-def wait_for_all(dht: hivemind.DHT, name: str, num_peers: int) -> None:
-    """A barrier in the DHT: peers that start out of phase stay out of phase."""
-    there = 0
-    while there < num_peers:
-        dht.store("ready", subkey=name, value=True, expiration_time=hivemind.get_dht_time() + _RECORD_SECONDS)
-        found = dht.get("ready", latest=True)
-        there = len(found.value) if found else 0
+class Roll:
+    """Who has come how far, in the DHT.
+
+    Args:
+        dht: of this peer.
+        name: of this peer.
+        num_peers: how many there are.
+    """
+
+    def __init__(self, dht: hivemind.DHT, name: str, num_peers: int) -> None:
+        self.dht, self.name, self.num_peers = dht, name, num_peers
+
+    def is_complete(self, stage: str) -> bool:
+        """Says that this peer has reached a stage; returns whether all have."""
+        expiration = get_dht_time() + _RECORD_SECONDS
+        self.dht.store(stage, subkey=self.name, value=True, expiration_time=expiration)
+        found = self.dht.get(stage, latest=True)
+        return found is not None and len(found.value) >= self.num_peers
+
+
+def train(module: nn.Module, data: VisionData, optimizer, steps: int, logger: JsonlLogger, roll: Roll) -> None:
+    """Logs the samples that this peer gave to each of so many updates, and trains on until all peers have made them.
+
+    Who stopped earlier would leave the others waiting for an average.
+    """
+    while not roll.is_complete("ready"):  # peers that start out of phase stay out of phase
         time.sleep(_POLL_SECONDS)
-
-
-def train(module: nn.Module, data: VisionData, optimizer, steps: int, logger: JsonlLogger) -> None:
-    """Until the swarm has made so many global updates; logs the samples that this peer gave to each."""
     rate = paced_samples_per_second()
     since, samples, epoch = time.perf_counter(), 0, optimizer.local_epoch
     module.train()
@@ -125,12 +141,13 @@ def train(module: nn.Module, data: VisionData, optimizer, steps: int, logger: Js
         optimizer.zero_grad()
         samples += len(labels)
         if optimizer.local_epoch > epoch:
-            now, epoch = time.perf_counter(), optimizer.local_epoch
-            values = {"swarm/own_samples": samples, "perf/step_seconds": now - since, "train/loss": loss.item()}
-            logger.log_metrics(values, step=epoch)
+            now, before, epoch = time.perf_counter(), epoch, optimizer.local_epoch
+            if before < steps:
+                values = {"swarm/own_samples": samples, "perf/step_seconds": now - since, "train/loss": loss.item()}
+                logger.log_metrics(values, step=epoch)
             since, samples = now, 0
-            if epoch >= steps:
-                return
+        if epoch >= steps and roll.is_complete("done"):
+            return
 
 
 def main() -> None:
@@ -140,7 +157,9 @@ def main() -> None:
     folder = RunFolder.create(options.output_dir, RUN_ID, options.name)
     folder.write_recipe(recipe)
     folder.write_environment()
-    dht = hivemind.DHT(initial_peers=options.initial_peers, host_maddrs=[options.listen], startup_timeout=60, start=True)
+    dht = hivemind.DHT(
+        initial_peers=options.initial_peers, host_maddrs=[options.listen], startup_timeout=60, start=True
+    )
     addresses = [str(address) for address in dht.get_visible_maddrs()]
     print("--initial-peers", *addresses, flush=True)
     write_json(folder.status, {"addresses": addresses})
@@ -150,9 +169,9 @@ def main() -> None:
     data.prepare_data()
     data.setup("fit")
     optimizer = collaborative(module, recipe, dht, options)
-    wait_for_all(dht, options.name, options.peers)
     began = time.perf_counter()
-    train(module, data, optimizer, options.steps, JsonlLogger(folder.metrics))
+    roll = Roll(dht, options.name, options.peers)
+    train(module, data, optimizer, options.steps, JsonlLogger(folder.metrics), roll)
     seconds = time.perf_counter() - began
     folder.write_summary(
         recipe,

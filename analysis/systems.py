@@ -36,9 +36,7 @@ class System:
     """Whether each micro-batch is averaged and makes an update."""
 
 
-def swarm(
-    system: System, cell: Cell, host: Host, _first: Host, output: Path, addresses: tuple[str, ...]
-) -> list[str]:
+def swarm(system: System, cell: Cell, host: Host, _first: Host, output: Path, addresses: tuple[str, ...]) -> list[str]:
     """A volunteer's command line; the first one starts the run."""
     command = [sys.executable, "-m", "swarm.peer", "--public-name", host.name, "--output-dir", str(output)]
     command += ["--host-maddrs", f"/ip4/{host.address}/tcp/{PORT}", "--device", "cpu", "--max-steps", str(cell.steps)]

@@ -1,7 +1,7 @@
-"""Paced compute: a micro-batch takes as long as on a device of a given speed, so that networks can be studied without it.
+"""Paced compute: a micro-batch takes as long as on a device of a given speed, to study networks without that device.
 
 Forward and backward run on a few samples of each micro-batch, which gives true gradients of the true size; the rest of
-the time passes asleep. Speed, traffic and waiting are then those of the paced device; accuracy is not that of the recipe.
+the time passes asleep. Speed, traffic and waiting are then those of the paced device; accuracy is not.
 """
 
 import os

@@ -51,7 +51,9 @@ class Row:
     def problems(self) -> list[str]:
         """What is out of bounds."""
         found = []
-        tolerance_ms = RTT_TOLERANCE_MS + self.jitter_ms / 5  # a median of few hundred jittered times is itself uncertain
+        tolerance_ms = (
+            RTT_TOLERANCE_MS + self.jitter_ms / 5
+        )  # a median of few hundred jittered times is itself uncertain
         if self.ping_median_ms is not None and abs(self.ping_median_ms - self.rtt_ms) > tolerance_ms:
             found.append("RTT")
         judged = self.bandwidth_mbps < max(BANDWIDTHS_MBPS) or self.rtt_ms <= GOODPUT_RTT_MS
@@ -182,4 +184,3 @@ def to_json(rows: list[Row], backend: str) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
-

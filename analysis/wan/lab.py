@@ -1,7 +1,7 @@
 """A lab: hosts that talk over an emulated internet, for as long as a `with` block lasts.
 
-    with Lab(uniform(3, rtt_ms=100, bandwidth_mbps=100), folder) as lab:
-        lab.start(lab.hosts[0], ["ping", lab.hosts[1].address])
+with Lab(uniform(3, rtt_ms=100, bandwidth_mbps=100), folder) as lab:
+    lab.start(lab.hosts[0], ["ping", lab.hosts[1].address])
 """
 
 from __future__ import annotations

@@ -50,7 +50,20 @@ def uplink_commands(host: Host) -> list[list[str]]:
     queue = str(_packets(host.up_mbps, host.queue_ms))
     return [
         [*tc, "root", "handle", "1:", "htb", "default", "1"],
-        ["tc", "-netns", host.name, "class", "add", "dev", "eth0", "parent", "1:", "classid", "1:1", *_htb(host.up_mbps)],
+        [
+            "tc",
+            "-netns",
+            host.name,
+            "class",
+            "add",
+            "dev",
+            "eth0",
+            "parent",
+            "1:",
+            "classid",
+            "1:1",
+            *_htb(host.up_mbps),
+        ],
         [*tc, "parent", "1:1", "pfifo", "limit", queue],
     ]
 

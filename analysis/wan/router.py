@@ -3,8 +3,8 @@
     python -m analysis.wan.router TOPOLOGY.json REPORT.jsonl      # started by the lab, inside its namespaces
 
 A packet waits for its sender's uplink, for the path's own rate, for the path's delay, and for its receiver's downlink.
-Each wait for a link is a queue that drops what would have to stay longer than `queue_ms`. Once a second a line goes to the
-report: packets, drops, how late packets left, and the processor time that the router has used so far.
+Each wait for a link is a queue that drops what would have to stay longer than `queue_ms`. Once a second a line goes to
+the report: packets, drops, how late packets left, and the processor time that the router has used so far.
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ def _allowed() -> list[str]:
             return [*options, *_NAMESPACES]
         problem = tried.stderr.strip().splitlines()[-1] if tried.stderr.strip() else f"status {tried.returncode}"
     raise InputError(
-        f"This machine does not allow network namespaces ({problem}): run as root (in a container with --privileged), or "
-        "allow user namespaces with: sysctl -w user.max_user_namespaces=10000 kernel.apparmor_restrict_unprivileged_userns=0"
+        f"This machine does not allow network namespaces ({problem}): run as root (in a container with --privileged), "
+        "or allow user namespaces with: sysctl -w user.max_user_namespaces=10000 "
+        "kernel.apparmor_restrict_unprivileged_userns=0"
     )
