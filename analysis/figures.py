@@ -44,16 +44,17 @@ def throughput(experiment: Experiment, folder: Path) -> Path:
 
 
 def bound_rows(experiment: Experiment) -> pd.DataFrame:
-    """The limits at each value of the axis, for an fp16 payload and computing as fast as the fastest valid cell."""
+    """At each value of the axis what the peers compute `alone`, and the limits, for an fp16 payload."""
     valid = experiment.valid.dropna(subset=["samples_per_step"])
     rows = []
     for value, group in valid.groupby(experiment.axis, sort=True, dropna=False):
         cell = group.iloc[0]["cell"]
         samples = cell.full_recipe().target_batch_size
-        compute = samples * seconds_per_sample(valid, cell.peers, cell.paced_samples_per_second)
+        alone = 1 / seconds_per_sample(valid, cell.peers, cell.paced_samples_per_second)
         payload = payload_bytes(cell) / SYSTEMS[cell.system].payload_bytes * 2
         network = (cell.peers, cell.rtt_ms, cell.bandwidth_mbps)
-        rows.append({experiment.axis: value} | limits(samples, compute, payload, *network))
+        found = limits(samples, samples / alone, payload, *network)
+        rows.append({experiment.axis: value, "alone": alone, **found})
     return pd.DataFrame(rows)
 
 

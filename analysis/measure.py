@@ -139,7 +139,7 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
         found.append(f"{cell.peers} peers computed on {cores} cores: pace them")
     foreign = (numbers["busy_cores"] or 0) - (numbers["lab_cores"] or 0)
     if foreign > FOREIGN_CORES:
-        found.append(f"other programs used {foreign:.2f} cores")
+        found.append(f"other programs, or other machines on the same hardware, used {foreign:.2f} cores")
     if (numbers.get("late_share") or 0) > LATE_SHARE:
         found.append(
             f"the router was late: {numbers['late_share']:.1%} of its packets by more than {VERY_LATE_MS:g} ms"

@@ -40,7 +40,7 @@ def write_report(folders: Sequence[Path], output: Path) -> Path:
     """
     experiments = [Experiment(folder) for folder in folders]
     make_writable(output)
-    sections = [machine_section(experiments[0])]
+    sections = [machine_section(experiments[0]), *lab_sections(folders[0].parent / "check.json")]
     for experiment in experiments:
         sections += [experiment_section(experiment, output), *model_sections(experiment, output)]
     sections.append(published_section())
@@ -69,6 +69,16 @@ def machine_section(experiment: Experiment) -> Section:
         "measured by: python -m analysis.wan check",
     ]
     return Section("Machine", text)
+
+
+def lab_sections(file: Path) -> list[Section]:
+    """What `python -m analysis.wan check --output` measured, if it lies beside the experiments."""
+    if not file.exists():
+        return []
+    found = json.loads(file.read_text())
+    rows = pd.DataFrame(found["rows"]).dropna(axis="columns", how="all").round(3)
+    text = f"Backend {found['backend']}; how it was measured: python -m analysis.wan check --output {file.name}"
+    return [Section("The lab, set against measured", [text], [("", rows)])]
 
 
 def experiment_section(experiment: Experiment, output: Path) -> Section:
@@ -121,14 +131,14 @@ def answer(experiment: Experiment) -> str:
 
 
 def throughput_table(experiment: Experiment) -> pd.DataFrame:
-    """A row per value of the axis: each system's mean, interval and n, and its share of the overlapped limit."""
+    """A row per value of the axis: mean, interval, n and efficiency (over what the peers compute alone)."""
     summary = experiment.summary("samples_per_second")
     bounds = figures.bound_rows(experiment).set_index(experiment.axis) if len(summary) else None
     rows = []
     for value, group in summary.groupby(experiment.axis, sort=True):
         row: dict[str, Any] = {experiment.axis: value}
         for item in group.itertuples():
-            share = item.mean / bounds.loc[value, "overlapped"]
+            share = item.mean / bounds.loc[value, "alone"]
             shown = f"{_with_interval(item.mean, item.half_width, item.n)}; efficiency {share:.2f}"
             row[SYSTEMS[item.system].label] = shown
         row["limit, overlapped"] = f"{bounds.loc[value, 'overlapped']:.1f}"

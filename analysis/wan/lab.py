@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -85,15 +86,22 @@ class Lab:
             "ipv4/tcp_wmem": f"4096 131072 {TCP_BUFFER_BYTES}",
             "ipv4/tcp_no_metrics_save": "1",  # what one connection learned is not for the next one
         }
+        lines = [f"test ! -e {_SYSCTL / name} || echo {value} > {_SYSCTL / name}" for name, value in settings.items()]
+        _run(*inside(host, ["sh", "-e", "-c", "\n".join(lines)]))
         if self.congestion_control:
-            settings["ipv4/tcp_congestion_control"] = self.congestion_control
-        lines = [f"echo {value} > /proc/sys/net/{name}" for name, value in settings.items()]
-        set_up = subprocess.run(
-            inside(host, ["sh", "-e", "-c", "\n".join(lines)]), capture_output=True, text=True, check=False
-        )
-        if set_up.returncode:
-            raise InputError(f"The hosts' TCP cannot be set up ({set_up.stderr.strip()}): leave out what is unknown.")
-        File(f"/proc/sys/net/ipv6/conf/{host.name}/disable_ipv6").write_text("1")
+            self._set_congestion_control(host)
+        if (own := _SYSCTL / f"ipv6/conf/{host.name}/disable_ipv6").exists():
+            own.write_text("1")
+
+    def _set_congestion_control(self, host: Host) -> None:
+        setting = _SYSCTL / "ipv4/tcp_congestion_control"
+        command = inside(host, ["sh", "-c", f"echo {shlex.quote(self.congestion_control)} > {setting}"])
+        if subprocess.run(command, capture_output=True).returncode:
+            known = set((_SYSCTL / "ipv4/tcp_available_congestion_control").read_text().split())
+            raise InputError(
+                f"This kernel does not give {self.congestion_control} to a namespace: leave out --congestion-control, "
+                f"or give {' or '.join(sorted(known - {self.congestion_control}))}."
+            )
 
     def _start_router(self) -> None:
         topology = self.folder / "topology.json"
@@ -131,6 +139,7 @@ class Lab:
 
 
 _ROOT = File(__file__).parents[2]
+_SYSCTL = File("/proc/sys/net")
 
 
 def inside(host: Host, command: Sequence[str]) -> list[str]:
