@@ -125,7 +125,7 @@ def _check(options: Check) -> int:
         backend = "router" if any(File(folder).glob("*/router.jsonl")) else "netem"
     load = os.getloadavg()[0]
     control = lab.congestion_control or File("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    title = f"Set against measured: {backend}, TCP {control}, load average {load:.1f} on {os.cpu_count()} cores"
+    title = f"Set against measured: {backend}, default TCP {control}, load average {load:.1f} on {os.cpu_count()} cores"
     console.print(table(done, title))
     if options.output:
         options.output.write_text(to_json(done, backend))

@@ -15,6 +15,7 @@ from rich.table import Table
 from analysis.wan.lab import Backend, Lab
 from analysis.wan.probes import READY
 from analysis.wan.topology import uniform
+from recipe.errors import InputError
 
 RTTS_MS = (0, 20, 100, 200, 300)
 BANDWIDTHS_MBPS = (10, 100, 1000)
@@ -25,6 +26,8 @@ LEAST_GOODPUT = 0.95
 GOODPUT_RTT_MS = 100
 """Goodput at the highest rate is judged up to this round-trip time."""
 LOSS_TOLERANCE = 0.1
+ALTERNATIVES = ("reno", "bbr")
+"""Tried where the machine's congestion control leaves a link idle: the check is of the link, not of TCP."""
 _LOSS_PACKETS = 40_000
 """So that one standard deviation of the count is a twentieth at 1 % loss."""
 
@@ -41,6 +44,8 @@ class Row:
     ping_max_ms: float | None = None
     measured_jitter_ms: float | None = None
     goodput_mbps: float | None = None
+    congestion_control: str | None = None
+    """TCP's algorithm that reached it; None is the machine's default."""
     measured_loss: float | None = None
     router_cpu: float | None = None
     """Of one core, while TCP ran."""
@@ -83,14 +88,26 @@ def measure(
         seconds: length of each TCP measurement, after slow start.
     """
     for number, row in enumerate(rows):
-        topology = uniform(2, row.rtt_ms, row.bandwidth_mbps, jitter_ms=row.jitter_ms, loss=row.loss)
-        with Lab(topology, folder / f"link-{number}", backend, congestion_control) as lab:
-            _measure_ping(lab, row)
-            if row.loss:
-                _measure_loss(lab, row)
-            elif not row.jitter_ms:
-                _measure_tcp(lab, row, seconds)
+        for control in [congestion_control] if congestion_control else [None, *ALTERNATIVES]:
+            try:
+                _measure_link(row, folder / f"link-{number}-{control}", backend, control, seconds)
+            except InputError:
+                if control is None or congestion_control:
+                    raise
+            if "goodput" not in row.problems:
+                break
         yield row
+
+
+def _measure_link(row: Row, folder: File, backend: Backend, control: str | None, seconds: float) -> None:
+    topology = uniform(2, row.rtt_ms, row.bandwidth_mbps, jitter_ms=row.jitter_ms, loss=row.loss)
+    with Lab(topology, folder, backend, control) as lab:
+        _measure_ping(lab, row)
+        if row.loss:
+            _measure_loss(lab, row)
+        elif not row.jitter_ms:
+            row.congestion_control = control
+            _measure_tcp(lab, row, seconds)
 
 
 def _measure_ping(lab: Lab, row: Row) -> None:
@@ -151,7 +168,18 @@ def router_lines(report: File) -> list[dict[str, float]]:
 def table(rows: list[Row], title: str) -> Table:
     """Set against measured."""
     result = Table(title=title, title_justify="left")
-    for name in ("RTT ms", "ping median", "max", "Mbit/s", "TCP goodput", "%", "jitter ms", "measured", "loss %"):
+    for name in (
+        "RTT ms",
+        "ping median",
+        "max",
+        "Mbit/s",
+        "TCP goodput",
+        "%",
+        "TCP",
+        "jitter ms",
+        "measured",
+        "loss %",
+    ):
         result.add_column(name, justify="right")
     for name in ("measured", "router CPU", "late p99 ms", "max", "verdict"):
         result.add_column(name, justify="right")
@@ -164,6 +192,7 @@ def table(rows: list[Row], title: str) -> Table:
             f"{row.bandwidth_mbps:g}",
             _number(row.goodput_mbps, 1),
             share or "",
+            "" if row.goodput_mbps is None else row.congestion_control or "default",
             f"{row.jitter_ms:g}",
             _number(row.measured_jitter_ms, 2),
             f"{row.loss:.1%}",
