@@ -72,7 +72,13 @@ class Campaign:
         folder.mkdir(exist_ok=True)
         (folder / "cell.json").write_text(cell.to_json())
         (folder / "result.json").unlink(missing_ok=True)
-        command = sandbox.wrapped([sys.executable, "-m", "analysis.cell", str(folder)])
+        # The kernel ends the cell when this program goes, by SIGKILL as well.
+        command = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            *sandbox.wrapped([sys.executable, "-m", "analysis.cell", str(folder)]),
+        ]
         process = subprocess.Popen(command, env=sandbox.environment(), stdin=subprocess.DEVNULL)
         try:
             process.wait(cell.time_limit_seconds + _GRACE_SECONDS)

@@ -124,6 +124,7 @@ class CellRun:
         first, last = self.lab.hosts[0], self.lab.hosts[-1]
         if steps_done(self.runs / RUN_ID / first.name) >= self.cell.kill_at_step:
             self.killed.add(last.name)
+            self.lab.unplug(last)  # before its kernel can tell the others
             os.killpg(self.processes[last.name].pid, signal.SIGKILL)
 
 

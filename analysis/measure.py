@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from analysis.cells import Cell
 from analysis.systems import RUN_ID
 from analysis.wan.router import VERY_LATE_MS
@@ -126,7 +128,9 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
     }
     router = [line for line in _json_lines(folder / "router.jsonl") if since <= line["time"] <= until]
     numbers |= _router_numbers(router)
-    return numbers | {"problems": problems(cell, kept, numbers), "all_rounds": [asdict(item) for item in rounds]}
+    everything = _json_lines(folder / "watch.jsonl")
+    table = [asdict(item) | {"bytes_sent": _bytes_of(item, everything)} for item in rounds]
+    return numbers | {"problems": problems(cell, kept, numbers), "all_rounds": table}
 
 
 def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[str]:
@@ -188,6 +192,16 @@ def _bytes_sent(watched: list[dict[str, Any]]) -> float | None:
         return None
     first, last = watched[0]["traffic"], watched[-1]["traffic"]
     return sum(last[host][0] - first[host][0] for host in last)
+
+
+def _bytes_of(item: Round, watched: list[dict[str, Any]]) -> float | None:
+    """Sent by all hosts during a round, interpolated between lines; None where the watch does not cover it."""
+    begin, end = item.ended_at - item.seconds, item.ended_at
+    times = [line["time"] for line in watched]
+    if not times or begin < times[0] or end > times[-1]:
+        return None
+    totals = [float(sum(sent for sent, _ in line["traffic"].values())) for line in watched]
+    return float(np.interp(end, times, totals) - np.interp(begin, times, totals))
 
 
 def _mean(values: Any) -> float | None:

@@ -18,19 +18,19 @@ FIGURES = (
         "DDP on 1, 2, 4 and 8 nodes",
         "efficiency 1, 0.81, 0.65 and 0.46",
         "one NVIDIA T4 each",
-        "as named in the project's task; original not checked",
+        "quoted second-hand; the original was not looked up",
     ),
     Published(
         "DDP on two nodes, near and far apart",
         "117 s and 296 s an epoch",
         "one GPU each",
-        "as named in the project's task; original not checked",
+        "quoted second-hand; the original was not looked up",
     ),
     Published(
         "DDP on one and two nodes",
         "57:32 and 31:18 minutes",
         "one GPU each",
-        "as named in the project's task; original not checked",
+        "quoted second-hand; the original was not looked up",
     ),
     Published(
         "Hivemind on eight GPUs",
@@ -42,6 +42,6 @@ FIGURES = (
         "ResNet-50, data parallel, 2 to 64 GPUs",
         "efficiency 1 down to 0.65–0.80",
         "NVIDIA V100",
-        "as named in the project's task; original not checked",
+        "quoted second-hand; the original was not looked up",
     ),
 )

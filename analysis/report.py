@@ -92,9 +92,9 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
             "Speeds and traffic are meaningful, accuracies are not."
         )
     section.text.append(f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}")
-    section.tables.append(("Samples per second, valid cells alone", throughput_table(experiment)))
     if not experiment.valid.empty:
-        section.figures += [
+        section.tables.append(("Samples per second, valid cells alone", throughput_table(experiment)))
+        section.figures = [
             ("Samples per second (mean, 95 % interval)", figures.throughput(experiment, output)),
             ("Where the time of an update goes", figures.parts(experiment, output)),
         ]

@@ -39,6 +39,8 @@ from recipe.run_folder import RunFolder, write_json
 RUN_ID = "run"
 _POLL_SECONDS = 0.2
 _RECORD_SECONDS = 600.0
+_FAREWELL_SECONDS = 60.0
+"""A peer that has made its steps waits so long for the others; one of them may have died."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -145,8 +147,9 @@ def train(module: nn.Module, data: VisionData, optimizer, steps: int, logger: Js
             if before < steps:
                 values = {"swarm/own_samples": samples, "perf/step_seconds": now - since, "train/loss": loss.item()}
                 logger.log_metrics(values, step=epoch)
-            since, samples = now, 0
-        if epoch >= steps and roll.is_complete("done"):
+            if before < steps:
+                since, samples = now, 0
+        if epoch >= steps and (roll.is_complete("done") or time.perf_counter() - since > _FAREWELL_SECONDS):
             return
 
 

@@ -111,6 +111,7 @@ def test_numbers_of_a_cell_are_those_worked_out_by_hand(tmp_path):
     assert found["bytes_per_sample"] == pytest.approx(2 * 16_000 / (8 * 512)), (
         "two hosts, 16 s, 1,000 bytes each second"
     )
+    assert found["all_rounds"][3]["bytes_sent"] == pytest.approx(2 * 2_000)
     assert found["router_cores"] == pytest.approx(0.1)
 
 

@@ -117,6 +117,10 @@ class Lab:
         self._commands.append(process)
         return process
 
+    def unplug(self, host: Host) -> None:
+        """A power cut: from now on nothing reaches the host or comes from it, and nobody is told."""
+        _run("ip", "link", "set", host.name, "down")
+
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Bytes that each host has sent and received so far, by name; headers count once per unsegmented packet."""
         found = subprocess.run(["ip", "-json", "-stats", "link"], capture_output=True, text=True, check=True)
