@@ -6,10 +6,6 @@ the time passes asleep. Speed, traffic and waiting are then those of the paced d
 
 import os
 import time
-from typing import Any
-
-import lightning as L
-import torch
 
 from recipe.errors import InputError
 
@@ -37,33 +33,6 @@ def paced_samples_per_second() -> float | None:
     if not 0 < rate < 1e9:
         raise InputError(f"{VARIABLE} is {text[:40]!r}: set it to samples per second, or unset it.")
     return rate
-
-
-class PacedCompute(L.Callback):
-    """Makes a module's `training_step` take its share of the time before the backward pass begins.
-
-    DDP's averaging, which begins within the backward pass, therefore overlaps with nothing but that.
-
-    Args:
-        samples_per_second: speed of the device.
-    """
-
-    def __init__(self, samples_per_second: float) -> None:
-        self.samples_per_second = samples_per_second
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Puts the pace around `training_step`, once."""
-        if "training_step" not in vars(pl_module):
-            pl_module.training_step = self._paced(pl_module.training_step)
-
-    def _paced(self, training_step: Any) -> Any:
-        def paced_step(batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
-            began = time.perf_counter()
-            loss = training_step([part[:SAMPLES] for part in batch], batch_idx)
-            sleep_rest(began, len(batch[1]), self.samples_per_second)
-            return loss
-
-        return paced_step
 
 
 def sleep_rest(began: float, num_samples: int, samples_per_second: float) -> None:

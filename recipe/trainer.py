@@ -13,12 +13,12 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
-from recipe.callbacks import StepMetrics, StopAtAccuracy, ValidateEverySteps
+from recipe.callbacks import PacedCompute, StepMetrics, StopAtAccuracy, ValidateEverySteps
 from recipe.config import Recipe
 from recipe.durations import parse_duration, positive
 from recipe.errors import InputError
 from recipe.loggers import JsonlLogger
-from recipe.pacing import PacedCompute, paced_samples_per_second
+from recipe.pacing import paced_samples_per_second
 from recipe.run_folder import RunFolder
 
 _QUIET_LINES = re.compile(r"[GTH]PU available|💡|`Trainer.fit` stopped|LOCAL_RANK|Using bfloat16")
