@@ -56,9 +56,8 @@ class Row:
     def problems(self) -> list[str]:
         """What is out of bounds."""
         found = []
-        tolerance_ms = (
-            RTT_TOLERANCE_MS + self.jitter_ms / 5
-        )  # a median of few hundred jittered times is itself uncertain
+        # three standard errors of the median of 300 times whose deviation is the square root of 2 times the jitter
+        tolerance_ms = RTT_TOLERANCE_MS + 0.3 * self.jitter_ms
         if self.ping_median_ms is not None and abs(self.ping_median_ms - self.rtt_ms) > tolerance_ms:
             found.append("RTT")
         judged = self.bandwidth_mbps < max(BANDWIDTHS_MBPS) or self.rtt_ms <= GOODPUT_RTT_MS
