@@ -14,7 +14,7 @@ import jinja2
 import pandas as pd
 
 from analysis import figures, published
-from analysis.results import Experiment, doubling, granularity, interval, verdict
+from analysis.results import Experiment, doubling, granularity, interval, training_samples, verdict
 from analysis.scaling import TRUST, home_table, predict
 from analysis.systems import SYSTEMS
 from recipe.run_folder import RunFolder, make_writable
@@ -177,6 +177,9 @@ def quality_table(experiment: Experiment) -> pd.DataFrame | None:
         for name in ("top1", "macro_f1", "precision", "recall"):
             row[name] = _number(interval(group[name])[0], 4)
         row["samples/s"] = _number(interval(group["samples_per_second"])[0], 1)
+        recipe = group.iloc[0]["cell"].full_recipe()
+        if samples := training_samples(recipe.dataset, recipe.num_classes):
+            row["epoch, s"] = _number(samples / interval(group["samples_per_second"])[0], 1)
         if "seconds_to_accuracy" in group and group["seconds_to_accuracy"].notna().any():
             row["seconds to accuracy"] = _number(interval(group["seconds_to_accuracy"])[0], 1)
         rows.append(row)

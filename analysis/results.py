@@ -17,6 +17,7 @@ from analysis.cells import Cell
 from analysis.systems import SYSTEMS
 from recipe.config import Recipe
 from recipe.errors import InputError
+from recipe.presets import preset
 
 FP32_BYTES = 4
 _SETTINGS = ("peers", "rtt_ms", "bandwidth_mbps", "jitter_ms", "loss", "topology", "paced_samples_per_second")
@@ -104,6 +105,18 @@ def _num_parameters(recipe: Recipe) -> int:
     from recipe.model import build_model  # imports torch
 
     return sum(parameter.numel() for parameter in build_model(recipe).parameters())
+
+
+@cache
+def training_samples(dataset: str, num_classes: int) -> int | None:
+    """Samples of a pass over a data set that needs no folder; None for others."""
+    if dataset not in ("digits", "synthetic"):
+        return None
+    from recipe.data import VisionData  # imports torch
+
+    data = VisionData(replace(preset(dataset), num_classes=num_classes))
+    data.setup()
+    return data.num_train_samples
 
 
 def payload_bytes(cell: Cell) -> int:

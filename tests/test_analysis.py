@@ -14,7 +14,7 @@ from analysis.campaign import Campaign
 from analysis.cells import Cell, load_grid, shipped_grids
 from analysis.figures import part_rows
 from analysis.measure import measure, measured_rounds, problems, rounds_of
-from analysis.report import write_report
+from analysis.report import quality_table, write_report
 from analysis.results import Experiment, doubling, interval, limits, transfer_seconds
 from analysis.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
 from analysis.systems import SYSTEMS, system_of
@@ -210,6 +210,24 @@ def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment,
     assert not re.search(r'(src|href)="http', html), "nothing is fetched"
     parts = part_rows(Experiment(experiment))
     assert parts["compute"].tolist() == [1.5, 1.5, 1.5]
+
+
+def test_quality_is_shown_where_compute_was_true(tmp_path):
+    for rate in (1e-3, 3e-3):
+        cell = replace(CELL, paced_samples_per_second=None, changes={"learning_rate": rate})
+        folder = tmp_path / "rates" / cell.name
+        write_run(folder, cell)
+        metrics = folder / "runs/run/h1/metrics.jsonl"
+        validation = {f"val/{name}": 0.9 for name in ("top1", "macro_f1", "precision", "recall")}
+        with metrics.open("a") as file:
+            file.write(json.dumps({"time": 1021, "step": 10, **validation}) + "\n")
+        write_json(folder / "result.json", measure(folder, cell, rounds_of(folder, cell)))
+    table = quality_table(Experiment(tmp_path / "rates"))
+    assert table["learning_rate"].tolist() == [1e-3, 3e-3]
+    assert table["accuracy"].tolist() == table["macro_f1"].tolist() == ["0.9000", "0.9000"]
+    assert float(table["epoch, s"][0]) == pytest.approx(1797 * 0.7 / 256, rel=0.3), (
+        "most of 1,797 digits are for training"
+    )
 
 
 def test_folders_without_results_are_refused_in_one_sentence(tmp_path, capsys):
