@@ -1,4 +1,7 @@
-"""Lightning callbacks that count in global updates: log each one, validate after every n-th, stop at an accuracy."""
+"""Lightning callbacks that count in global updates: log each one, validate after every n-th, stop at an accuracy.
+
+`PacedCompute` is for experiments alone.
+"""
 
 import math
 import time
@@ -8,6 +11,8 @@ from typing import Any, Protocol
 import lightning as L
 import torch
 import torch.distributed as dist
+
+from recipe.pacing import SAMPLES, sleep_rest
 
 
 class Gauge(Protocol):
@@ -202,3 +207,30 @@ class StopAtAccuracy(L.Callback):
         if trainer.strategy.broadcast(bool(trainer.callback_metrics["val/top1"] >= self.target)):
             self.reached = True
             trainer.should_stop = True
+
+
+class PacedCompute(L.Callback):
+    """Makes a module's `training_step` take its share of the time before the backward pass begins.
+
+    DDP's averaging, which begins within the backward pass, therefore overlaps with nothing but that.
+
+    Args:
+        samples_per_second: speed of the device.
+    """
+
+    def __init__(self, samples_per_second: float) -> None:
+        self.samples_per_second = samples_per_second
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Puts the pace around `training_step`, once."""
+        if "training_step" not in vars(pl_module):
+            pl_module.training_step = self._paced(pl_module.training_step)
+
+    def _paced(self, training_step: Any) -> Any:
+        def paced_step(batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            began = time.perf_counter()
+            loss = training_step([part[:SAMPLES] for part in batch], batch_idx)
+            sleep_rest(began, len(batch[1]), self.samples_per_second)
+            return loss
+
+        return paced_step

@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import torch
 
+from recipe.pacing import paced_samples_per_second
+
 _PACKAGES = ("torch", "torchvision", "hivemind", "timm", "lightning", "torchmetrics", "numpy")
 
 
@@ -24,6 +26,7 @@ def describe_environment() -> dict[str, Any]:
         "cores": _available_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "paced_samples_per_second": paced_samples_per_second(),
         "versions": {package: _version(package) for package in _PACKAGES},
         "git_commit": _git_commit(),
         "command_line": sys.argv,

@@ -13,11 +13,12 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
-from recipe.callbacks import StepMetrics, StopAtAccuracy, ValidateEverySteps
+from recipe.callbacks import PacedCompute, StepMetrics, StopAtAccuracy, ValidateEverySteps
 from recipe.config import Recipe
 from recipe.durations import parse_duration, positive
 from recipe.errors import InputError
 from recipe.loggers import JsonlLogger
+from recipe.pacing import paced_samples_per_second
 from recipe.run_folder import RunFolder
 
 _QUIET_LINES = re.compile(r"[GTH]PU available|💡|`Trainer.fit` stopped|LOCAL_RANK|Using bfloat16")
@@ -77,7 +78,10 @@ def build_trainer(
     """
     _silence_lightning()
     stop = [] if target_accuracy is None else [StopAtAccuracy(_checked_accuracy(target_accuracy))]
-    callbacks = [step_metrics or StepMetrics(), ValidateEverySteps(recipe.validate_every_steps), *stop, *callbacks]
+    rate = paced_samples_per_second()
+    paced = [] if rate is None else [PacedCompute(rate)]
+    log = step_metrics or StepMetrics()
+    callbacks = [log, ValidateEverySteps(recipe.validate_every_steps), *paced, *stop, *callbacks]
     return L.Trainer(
         accelerator=accelerator,
         devices=devices,

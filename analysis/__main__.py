@@ -1,0 +1,100 @@
+"""What decentralisation costs: experiments on an emulated internet, and reports about them.
+
+    python -m analysis run delay      # or peers, bandwidth, batch_size, learning_rate, churn
+    python -m analysis run my-grid.toml --repeat 3
+    python -m analysis run peers --paced-samples-per-second 40
+    python -m analysis report runs/analysis/delay -o report/
+
+An experiment that was interrupted goes on where it stopped when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from analysis.campaign import Campaign, summary_table
+from analysis.cells import load_grid, shipped_grids
+from recipe.errors import InputError
+
+
+def _arg(metavar: str, default: str | None = None, text: str | None = None) -> Any:
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else None, help=text)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run an experiment: a grid of cells, each a swarm or a DDP run in a lab of its own."""
+
+    experiment: Annotated[tyro.conf.Positional[str], _arg("NAME", text=f"{', '.join(shipped_grids())}, or a .toml.")]
+    repeat: Annotated[int, _arg("TIMES")] = 1
+    """Repetitions of the whole grid, interleaved."""
+    output_dir: Annotated[Path, _arg("FOLDER")] = Path("runs/analysis")
+    """Everything goes to OUTPUT_DIR/NAME, a folder per cell."""
+    systems: Annotated[tuple[str, ...], _arg("NAME ...", "all of the experiment")] = ()
+    """Only these systems."""
+    paced_samples_per_second: Annotated[float | None, _arg("SAMPLES", "as the experiment says")] = None
+    """Speed of each host's pretended device."""
+    again: bool = False
+    """Run cells again whose result is invalid."""
+    dry_run: bool = False
+    """Only list the cells."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write what experiments found: one HTML page, the same as Markdown, and its figures."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], _arg("FOLDER ...", text="Folders of experiments.")]
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")] = Path("report")
+    """Where the report goes."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 if a cell gave no valid result, 2 for input that cannot work, 130 after Ctrl-C."""
+    options = tyro.cli(Run | Report, args=arguments, prog="python -m analysis", config=(tyro.conf.OmitArgPrefixes,))
+    console = Console() if sys.stdout.isatty() else Console(width=150)
+    try:
+        if isinstance(options, Run):
+            return _run(options, console)
+        from analysis.report import write_report
+
+        console.print(f"Report: {write_report(options.runs, options.output)}", highlight=False)
+        return 0
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted; the same command goes on with the cells that are left.", file=sys.stderr)
+        return 130
+
+
+def _run(options: Run, console: Console) -> int:
+    if options.repeat < 1:
+        raise InputError(f"--repeat is {options.repeat}: give at least 1.")
+    grid = load_grid(options.experiment)
+    changes = {}
+    if options.paced_samples_per_second is not None:
+        changes["paced_samples_per_second"] = options.paced_samples_per_second
+    cells = list(grid.cells(options.repeat, **changes))
+    if options.systems:
+        cells = [cell for cell in cells if cell.system in options.systems]
+    if not cells:
+        raise InputError(f"The experiment has none of these systems: choose from {', '.join(grid.axes['system'])}.")
+    folder = options.output_dir.expanduser() / grid.name
+    if options.dry_run:
+        console.print(*(cell.name for cell in cells), sep="\n", highlight=False)
+        console.print(summary_table(grid, folder, cells))
+        return 0
+    console.print(f"{grid.question} {len(cells)} cells, load average {os.getloadavg()[0]:.1f}, folder {folder}")
+    return int(Campaign(grid, cells, folder, options.again).run(console) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""What an experiment asks: cells, each one run of one system in one network, and grids that cross their settings."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from analysis.wan.topology import Topology, load, uniform
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.presets import preset
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+EXPERIMENTS = Path(__file__).parent / "experiments"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: who trains what, with how many peers, over which network."""
+
+    system: str
+    """A row of `analysis.systems.SYSTEMS`."""
+    peers: int = 2
+    """Hosts, each with one training process."""
+    rtt_ms: float = 0.0
+    """Round-trip time between any two hosts."""
+    bandwidth_mbps: float | None = 100.0
+    """Of each host's uplink and downlink; None is unlimited."""
+    jitter_ms: float = 0.0
+    """Standard deviation of the one-way delay."""
+    loss: float = 0.0
+    """Probability that a packet is lost."""
+    topology: str | None = None
+    """A topology's name or file in place of the four numbers above."""
+    recipe: str = "synthetic"
+    """A preset."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Fields of the recipe that differ from the preset."""
+    batch_size: int = 16
+    """Micro-batch of each process, in samples."""
+    steps: int = 8
+    """Global updates."""
+    warm_up_steps: int = 2
+    """Updates at the beginning that are not measured."""
+    paced_samples_per_second: float | None = None
+    """Speed of each host's pretended device; None computes truly."""
+    kill_at_step: int | None = None
+    """The last host is killed after this update (swarms only)."""
+    target_accuracy: float | None = None
+    """Validation accuracy whose time is measured; the run goes on to its last step."""
+    time_limit_seconds: float = 900.0
+    """The run is ended, and its cell invalid, after so long."""
+    repetition: int = 1
+    """1 for the first."""
+
+    def __post_init__(self) -> None:
+        if self.peers < 1 or self.batch_size < 1 or self.repetition < 1:
+            raise InputError("peers, batch_size and repetition of a cell have to be at least 1.")
+        if not 0 <= self.warm_up_steps < self.steps:
+            raise InputError(f"{self.warm_up_steps} warm-up steps leave nothing of {self.steps} steps to measure.")
+        if self.paced_samples_per_second is not None and self.paced_samples_per_second <= 0:
+            raise InputError("paced_samples_per_second has to be more than 0.")
+        self.full_recipe()
+        self.network()
+
+    def full_recipe(self) -> Recipe:
+        """The preset with its changes.
+
+        Raises:
+            InputError: it cannot work.
+        """
+        base = preset(self.recipe)
+        if unknown := set(self.changes) - {item.name for item in fields(Recipe)}:
+            raise InputError(f"A cell has no setting {min(unknown)}: see analysis/cells.py and --help of swarm.peer.")
+        return replace(base, **self.changes)
+
+    def network(self) -> Topology:
+        """The lab's topology.
+
+        Raises:
+            InputError: it cannot work.
+        """
+        if self.topology is not None:
+            return load(self.topology).with_hosts(self.peers)
+        return uniform(self.peers, self.rtt_ms, self.bandwidth_mbps, jitter_ms=self.jitter_ms, loss=self.loss)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells cells apart: equal only where everything but the repetition is equal."""
+        values = asdict(self) | {"repetition": 0, "recipe_fingerprint": self.full_recipe().fingerprint}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def name(self) -> str:
+        """Name of the cell's folder."""
+        network = self.topology or f"{self.rtt_ms:g}ms-{self.bandwidth_mbps or 'inf'}mbps"
+        network = Path(network).stem if self.topology else network
+        return f"{self.system}-{self.peers}p-{network}-{self.fingerprint}-r{self.repetition}"
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Cell:
+        """Reads what `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An experiment: a question, and the settings that are crossed to answer it."""
+
+    name: str
+    question: str
+    common: dict[str, Any]
+    """Settings of every cell."""
+    axes: dict[str, list[Any]]
+    """Settings that vary, each with its values."""
+
+    def cells(self, repeat: int = 1, **changes: Any) -> Iterator[Cell]:
+        """All cells, repetition by repetition, so that slow changes of the machine meet all of them alike."""
+        for repetition in range(1, repeat + 1):
+            for values in itertools.product(*self.axes.values()):
+                settings = self.common | dict(zip(self.axes, values, strict=True)) | changes
+                yield _cell(settings | {"repetition": repetition})
+
+
+def _cell(settings: dict[str, Any]) -> Cell:
+    """A cell from one flat table: what is no setting of a cell belongs to the recipe."""
+    own = {item.name for item in fields(Cell)}
+    settings = {name: None if value == "none" else value for name, value in settings.items()}
+    changes = settings.get("changes", {}) | {name: value for name, value in settings.items() if name not in own}
+    return Cell(**{name: value for name, value in settings.items() if name in own} | {"changes": changes})
+
+
+def shipped_grids() -> list[str]:
+    """Names of the experiments that come with the project."""
+    return sorted(file.stem for file in EXPERIMENTS.glob("*.toml"))
+
+
+def load_grid(name: str) -> Grid:
+    """A shipped experiment by its name, or a TOML file by its path; `experiments/delay.toml` explains the format.
+
+    Raises:
+        InputError: there is none, or one of its cells cannot work.
+    """
+    file = Path(name) if name.endswith(".toml") else EXPERIMENTS / f"{name}.toml"
+    try:
+        data = tomllib.loads(file.read_text())
+    except OSError:
+        raise InputError(f"There is no experiment {name}: give {', '.join(shipped_grids())} or a .toml file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{file} is no TOML ({error}): see {EXPERIMENTS / 'delay.toml'}.") from None
+    if unknown := set(data) - {"question", "cell", "grid"}:
+        raise InputError(f"{file} has an unknown entry {min(unknown)}: known are question, [cell] and [grid].")
+    axes = {name: values if isinstance(values, list) else [values] for name, values in data.get("grid", {}).items()}
+    grid = Grid(file.stem, data.get("question", ""), data.get("cell", {}), axes)
+    try:
+        list(grid.cells())
+    except (InputError, TypeError) as error:
+        raise InputError(f"{file}: {error}") from None
+    return grid

@@ -1,0 +1,150 @@
+"""The figures of a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from analysis.results import Experiment, interval, limits, payload_bytes
+from analysis.systems import SYSTEMS
+
+LABELS = {
+    "rtt_ms": "round-trip time, ms",
+    "bandwidth_mbps": "bandwidth of each link, Mbit/s",
+    "peers": "peers",
+    "target_batch_size": "samples per update",
+    "learning_rate": "learning rate",
+    "paced_samples_per_second": "samples per second of each peer alone",
+    "kill_at_step": "a peer is killed after update",
+}
+LOGARITHMIC = ("bandwidth_mbps", "target_batch_size", "learning_rate")
+PARTS = {"compute": "computing", "meeting": "matchmaking", "exchange": "transfer", "other": "waiting, apply, the rest"}
+
+
+def throughput(experiment: Experiment, folder: Path) -> Path:
+    """Samples per second over the axis, mean and 95 % interval, with the limits of the network."""
+    figure, axes = _figure()
+    summary = experiment.summary("samples_per_second")
+    for system in experiment.systems:
+        rows = summary[summary["system"] == system]
+        x = _positions(rows[experiment.axis])
+        axes.errorbar(x, rows["mean"], rows["half_width"], marker="o", capsize=3, label=SYSTEMS[system].label)
+    for name, style in (("synchronous", ":"), ("overlapped", "--")):
+        bounds = bound_rows(experiment)
+        if not bounds.empty:
+            axes.plot(_positions(bounds[experiment.axis]), bounds[name], style, color="grey", label=f"limit, {name}")
+    _finish(axes, experiment, "samples per second")
+    return _save(figure, folder / f"{experiment.name}-throughput.png")
+
+
+def bound_rows(experiment: Experiment) -> pd.DataFrame:
+    """At each value of the axis what the peers compute `alone`, and the limits, for an fp16 payload."""
+    valid = experiment.valid.dropna(subset=["samples_per_step"])
+    rows = []
+    for value, group in valid.groupby(experiment.axis, sort=True, dropna=False):
+        cell = group.iloc[0]["cell"]
+        samples = cell.full_recipe().target_batch_size
+        alone = 1 / seconds_per_sample(valid, cell.peers, cell.paced_samples_per_second)
+        payload = payload_bytes(cell) / SYSTEMS[cell.system].payload_bytes * 2
+        network = (cell.peers, cell.rtt_ms, cell.bandwidth_mbps)
+        found = limits(samples, samples / alone, payload, *network)
+        rows.append({experiment.axis: value, "alone": alone, **found})
+    return pd.DataFrame(rows)
+
+
+def seconds_per_sample(cells: pd.DataFrame, peers: int, paced: float | None) -> float:
+    """Of all peers together while they do nothing but compute."""
+    if paced:
+        return 1 / (paced * peers)
+    alike = cells[(cells["peers"] == peers) & (cells["compute_seconds"] > 0)]
+    return float((alike["compute_seconds"] / alike["samples_per_step"]).min())
+
+
+def parts(experiment: Experiment, folder: Path) -> Path:
+    """Where the time of an update goes, as stacked bars."""
+    table = part_rows(experiment)
+    figure, axes = _figure()
+    names = [f"{SYSTEMS[row.system].label}, {row.value}" for row in table.itertuples()]
+    left = pd.Series(0.0, index=table.index)
+    for part, label in PARTS.items():
+        axes.barh(names, table[part], left=left, label=label)
+        left = left + table[part]
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of an update")
+    axes.legend()
+    figure.set_size_inches(9, 1.5 + 0.32 * len(names))
+    return _save(figure, folder / f"{experiment.name}-parts.png")
+
+
+def part_rows(experiment: Experiment) -> pd.DataFrame:
+    """Means of the parts of an update per system and value of the axis, in seconds."""
+    rows = []
+    for (system, value), group in experiment.valid.groupby(["system", experiment.axis], sort=True, dropna=False):
+        row = {"system": system, "value": value}
+        for part in ("compute", "meeting", "exchange"):
+            column = group.get(f"{part}_seconds")
+            mean = interval(column)[0] if column is not None else 0.0
+            row[part] = 0.0 if pd.isna(mean) else mean
+        row["other"] = max(0.0, interval(group["step_seconds"])[0] - row["compute"] - row["meeting"] - row["exchange"])
+        rows.append(row)
+    order = {system: number for number, system in enumerate(experiment.systems)}
+    return pd.DataFrame(rows).sort_values("system", key=lambda names: names.map(order), kind="stable")
+
+
+def predictions(table: pd.DataFrame, file: Path) -> Path:
+    """Predicted against measured samples per second; on the diagonal they are equal."""
+    figure, axes = _figure()
+    for fitted, rows in table.groupby("fitted"):
+        label = "fitted" if fitted else "not seen before"
+        axes.scatter(rows["measured"], rows["predicted"], marker="o" if fitted else "D", label=label)
+    top = 1.1 * max(table["measured"].max(), table["predicted"].max())
+    axes.plot([0, top], [0, top], color="grey", linewidth=1)
+    axes.set_xlabel("measured samples per second")
+    axes.set_ylabel("predicted")
+    axes.legend()
+    return _save(figure, file)
+
+
+def scaling(table: pd.DataFrame, file: Path) -> Path:
+    """Predicted speed-up over one peer, per number of peers, against the ideal."""
+    figure, axes = _figure()
+    for label, rows in table.groupby("label", sort=False):
+        axes.plot(rows["peers"], rows["speed_up"], marker="o", label=label)
+    axes.plot(table["peers"], table["peers"], color="grey", linestyle=":", label="ideal")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("peers")
+    axes.set_ylabel("times the speed of one peer")
+    axes.legend()
+    return _save(figure, file)
+
+
+def _positions(values: pd.Series) -> list:
+    return [str(value) for value in values] if values.isna().any() or values.dtype == object else list(values)
+
+
+def _figure():
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _finish(axes, experiment: Experiment, ylabel: str) -> None:
+    axes.set_xlabel(LABELS.get(experiment.axis, experiment.axis))
+    axes.set_ylabel(ylabel)
+    axes.set_ylim(bottom=0)
+    if experiment.axis in LOGARITHMIC:
+        axes.set_xscale("log")
+    axes.legend()
+
+
+def _save(figure, file: Path) -> Path:
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
+    return file

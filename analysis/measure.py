@@ -1,0 +1,215 @@
+"""From the files of a cell to numbers: rounds, samples per second, bytes, processor time, and what makes it invalid."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.cells import Cell
+from analysis.systems import RUN_ID
+from analysis.wan.router import VERY_LATE_MS
+from recipe.run_folder import RunFolder, read_metrics
+
+FOREIGN_CORES = 0.15
+"""Other programs may use so many cores on average."""
+PACED_BUSY = 0.7
+"""A paced cell whose cores are busier than this measures the machine, not the network."""
+LATE_SHARE = 0.01
+"""Of the router's packets may be later than its `VERY_LATE_MS`."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A global update, as the first host saw it; seconds are wall time, validation excluded."""
+
+    step: int
+    ended_at: float
+    """Unix seconds."""
+    seconds: float
+    samples: float
+    """Of all peers."""
+    peers: int | None = None
+    compute_seconds: float | None = None
+    meeting_seconds: float | None = None
+    """Matchmaking."""
+    exchange_seconds: float | None = None
+    """Transfer."""
+    received: float | None = None
+    """Share of the parts of the average that arrived."""
+
+
+def steps_done(folder: Path) -> int:
+    """Global updates that a running peer has logged."""
+    file = RunFolder(folder).metrics
+    return max((int(line.get("step") or 0) for line in read_metrics(file)), default=0) if file.exists() else 0
+
+
+def rounds_of(folder: Path, cell: Cell) -> list[Round]:
+    """All updates of a cell, oldest first; empty where the first host has written nothing."""
+    lines = _lines(folder, "h1")
+    own_samples = [_lines(folder, f"h{number}") for number in range(2, cell.peers + 1)]
+    steps: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if line.get("step"):
+            steps.setdefault(int(line["step"]), {}).update(line)
+    found = []
+    for step, line in sorted(steps.items()):
+        if "perf/step_seconds" not in line and "perf/swarm_samples_per_second" not in line:
+            continue
+        others = sum(_own_samples(peer, step) for peer in own_samples)
+        found.append(_round(step, line, others))
+    return found
+
+
+def _round(step: int, line: dict[str, Any], others: float) -> Round:
+    if "swarm/samples" in line:
+        samples, seconds = line["swarm/samples"], line["swarm/samples"] / line["perf/swarm_samples_per_second"]
+    elif "swarm/own_samples" in line:  # stock Hivemind: every peer knows its own only
+        samples, seconds = line["swarm/own_samples"] + others, line["perf/step_seconds"]
+    else:
+        seconds = line["perf/step_seconds"]
+        samples = line["perf/samples_per_second"] * seconds
+    peers = line.get("swarm/peers")
+    return Round(
+        step=step,
+        ended_at=line["time"],
+        seconds=seconds,
+        samples=samples,
+        peers=None if peers is None else int(peers),
+        compute_seconds=line.get("round/compute_seconds", line.get("perf/compute_seconds")),
+        meeting_seconds=line.get("round/meeting_seconds"),
+        exchange_seconds=line.get("round/exchange_seconds", line.get("perf/communication_seconds")),
+        received=line.get("round/parts_received_fraction"),
+    )
+
+
+def _own_samples(lines: list[dict[str, Any]], step: int) -> float:
+    return sum(line.get("swarm/own_samples", 0.0) for line in lines if line.get("step") == step)
+
+
+def _lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    file = RunFolder(folder / "runs" / RUN_ID / name).metrics
+    return read_metrics(file) if file.exists() else []
+
+
+def measured_rounds(cell: Cell, rounds: list[Round]) -> list[Round]:
+    """Without the warm-up, whose share is that of the cell's steps (a row may make more and smaller updates)."""
+    skip = math.ceil(len(rounds) * cell.warm_up_steps / cell.steps)
+    return rounds[skip:]
+
+
+def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
+    """Everything the report needs, as JSON values, with `problems` that make the cell invalid."""
+    kept = measured_rounds(cell, rounds)
+    if len(kept) < 2:
+        return {"problems": [f"only {len(rounds)} updates were logged"]}
+    seconds, samples = sum(item.seconds for item in kept), sum(item.samples for item in kept)
+    since, until = kept[0].ended_at - kept[0].seconds, kept[-1].ended_at
+    watched = [line for line in _json_lines(folder / "watch.jsonl") if since <= line["time"] <= until]
+    sent = _bytes_sent(watched)
+    numbers = {
+        "samples_per_second": samples / seconds,
+        "step_seconds": seconds / len(kept),
+        "samples_per_step": samples / len(kept),
+        "bytes_per_sample": None if sent is None else sent / samples,
+        "busy_cores": _mean(line["busy"] for line in watched),
+        "lab_cores": _mean(line["lab"] for line in watched),
+        **{name: _mean(getattr(item, name) for item in kept) for name in ("compute_seconds", "meeting_seconds")},
+        "exchange_seconds": _mean(item.exchange_seconds for item in kept),
+        "received": min((item.received for item in kept if item.received is not None), default=None),
+        "rounds": len(kept),
+        **_quality(folder, cell, rounds),
+    }
+    router = [line for line in _json_lines(folder / "router.jsonl") if since <= line["time"] <= until]
+    numbers |= _router_numbers(router)
+    everything = _json_lines(folder / "watch.jsonl")
+    table = [asdict(item) | {"bytes_sent": _bytes_of(item, everything)} for item in rounds]
+    return numbers | {"problems": problems(cell, kept, numbers), "all_rounds": table}
+
+
+def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[str]:
+    """Reasons why the cell measured something else than it says; each is a sentence."""
+    found, cores = [], os.cpu_count() or 1
+    if cell.paced_samples_per_second:
+        if (numbers["busy_cores"] or 0) > PACED_BUSY * cores:
+            found.append(f"the machine was saturated: {numbers['busy_cores']:.1f} of {cores} cores were busy")
+    elif cell.peers > cores:
+        found.append(f"{cell.peers} peers computed on {cores} cores: pace them")
+    foreign = (numbers["busy_cores"] or 0) - (numbers["lab_cores"] or 0)
+    if foreign > FOREIGN_CORES:
+        found.append(f"other programs, or other machines on the same hardware, used {foreign:.2f} cores")
+    if (numbers.get("late_share") or 0) > LATE_SHARE:
+        found.append(
+            f"the router was late: {numbers['late_share']:.1%} of its packets by more than {VERY_LATE_MS:g} ms"
+        )
+    if numbers.get("overflows"):
+        found.append(f"the router missed {numbers['overflows']} packets")
+    if any(item.received is not None and item.received < 1 for item in rounds):
+        found.append(f"an average was partial: {numbers['received']:.1%} of its parts arrived")
+    least = cell.peers - (cell.kill_at_step is not None)
+    counted = [item.peers for item in rounds if item.peers is not None]
+    if counted and min(counted) < least:
+        found.append(f"only {min(counted)} of {cell.peers} peers took part in an update")
+    return found
+
+
+def _router_numbers(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    if len(lines) < 2:
+        return {}
+    sent = sum(line["sent"] for line in lines)
+    return {
+        "router_cores": (lines[-1]["cpu_seconds"] - lines[0]["cpu_seconds"]) / (lines[-1]["time"] - lines[0]["time"]),
+        "late_share": sum(line["very_late"] for line in lines) / sent if sent else 0.0,
+        "late_max_ms": max(line["late_max_ms"] for line in lines),
+        "overflows": lines[-1]["overflows"] - lines[0]["overflows"],
+        "queue_drops": lines[-1]["queue_drops"] - lines[0]["queue_drops"],
+    }
+
+
+def _quality(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
+    """The first host's last validation, and how long it took to the target; training time alone."""
+    lines = [line for line in _lines(folder, "h1") if line.get("val/top1") is not None]
+    values = {name: lines[-1].get(f"val/{name}") if lines else None for name in _QUALITIES}
+    if cell.target_accuracy is None:
+        return values
+    reached = next((line["step"] for line in lines if line["val/top1"] >= cell.target_accuracy), None)
+    spent = None if reached is None else sum(item.seconds for item in rounds if item.step <= reached)
+    return values | {"seconds_to_accuracy": spent}
+
+
+_QUALITIES = ("top1", "macro_f1", "precision", "recall", "loss")
+
+
+def _bytes_sent(watched: list[dict[str, Any]]) -> float | None:
+    """By all hosts together between the first and the last line, scaled to whole seconds by neither."""
+    if len(watched) < 2:
+        return None
+    first, last = watched[0]["traffic"], watched[-1]["traffic"]
+    return sum(last[host][0] - first[host][0] for host in last)
+
+
+def _bytes_of(item: Round, watched: list[dict[str, Any]]) -> float | None:
+    """Sent by all hosts during a round, interpolated between lines; None where the watch does not cover it."""
+    begin, end = item.ended_at - item.seconds, item.ended_at
+    times = [line["time"] for line in watched]
+    if not times or begin < times[0] or end > times[-1]:
+        return None
+    totals = [float(sum(sent for sent, _ in line["traffic"].values())) for line in watched]
+    return float(np.interp(end, times, totals) - np.interp(begin, times, totals))
+
+
+def _mean(values: Any) -> float | None:
+    values = [value for value in values if value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _json_lines(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]

@@ -1,0 +1,263 @@
+"""Writes what experiments found: `index.html` (self-contained), `report.md` and PNG figures."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+
+from analysis import figures, published
+from analysis.results import Experiment, doubling, granularity, interval, training_samples, verdict
+from analysis.scaling import TRUST, home_table, predict
+from analysis.systems import SYSTEMS
+from recipe.run_folder import RunFolder, make_writable
+
+_TEMPLATE = Path(__file__).parent / "report.jinja"
+
+
+@dataclass
+class Section:
+    """A part of the report; `tables` and `figures` come with a title each."""
+
+    title: str
+    text: list[str] = field(default_factory=list)
+    tables: list[tuple[str, pd.DataFrame]] = field(default_factory=list)
+    figures: list[tuple[str, Path]] = field(default_factory=list)
+
+
+def write_report(folders: Sequence[Path], output: Path) -> Path:
+    """The report about experiments; returns the HTML page.
+
+    Raises:
+        InputError: a folder holds no finished cells, or the output cannot be written.
+    """
+    experiments = [Experiment(folder) for folder in folders]
+    make_writable(output)
+    sections = [machine_section(experiments[0]), *lab_sections(folders[0].parent / "check.json")]
+    for experiment in experiments:
+        sections += [experiment_section(experiment, output), *model_sections(experiment, output)]
+    sections.append(published_section())
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"inline": _inline, "html_table": _html_table}
+    template = environment.from_string(_TEMPLATE.read_text())
+    page = output / "index.html"
+    page.write_text(template.render(sections=sections, title="What decentralised training costs"))
+    (output / "report.md").write_text(_markdown(sections))
+    return page
+
+
+def machine_section(experiment: Experiment) -> Section:
+    """Where the cells ran."""
+    row = experiment.cells.iloc[0]
+    try:
+        machine = json.loads(RunFolder(row["folder"] / "runs" / "run" / "h1").environment.read_text())
+    except (OSError, ValueError):
+        return Section("Machine", ["The first cell has no environment.json."])
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    backend = "the kernel's netem" if row["backend"] == "netem" else "a router in user space"
+    text = [
+        f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']:g} GiB, {machine['os']}; {versions}; "
+        f"commit {machine['git_commit']}; first cell started {machine['started_at']}.",
+        f"All peers shared this machine. The network between them was emulated by {backend}; what it keeps to is "
+        "measured by: python -m analysis.wan check",
+    ]
+    return Section("Machine", text)
+
+
+def lab_sections(file: Path) -> list[Section]:
+    """What `python -m analysis.wan check --output` measured, if it lies beside the experiments."""
+    if not file.exists():
+        return []
+    found = json.loads(file.read_text())
+    rows = pd.DataFrame(found["rows"]).dropna(axis="columns", how="all").round(3)
+    text = f"Backend {found['backend']}; how it was measured: python -m analysis.wan check --output {file.name}"
+    return [Section("The lab, set against measured", [text], [("", rows)])]
+
+
+def experiment_section(experiment: Experiment, output: Path) -> Section:
+    """Answer, throughput, parts of an update, bytes, quality, and what was left out."""
+    section = Section(experiment.grid["question"] or experiment.name)
+    section.text.append(answer(experiment))
+    if paced := [rate for rate in experiment.cells["paced_samples_per_second"].unique() if rate and rate == rate]:
+        rates = ", ".join(f"{rate:g}" for rate in paced)
+        section.text.append(
+            f"PACED: each peer pretended to compute {rates} samples/s (true gradients of few samples, then sleep). "
+            "Speeds and traffic are meaningful, accuracies are not."
+        )
+    section.text.append(f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}")
+    if not experiment.valid.empty:
+        section.tables.append(("Samples per second, valid cells alone", throughput_table(experiment)))
+        section.figures = [
+            ("Samples per second (mean, 95 % interval)", figures.throughput(experiment, output)),
+            ("Where the time of an update goes", figures.parts(experiment, output)),
+        ]
+        section.tables.append(("Cost of communication", communication_table(experiment)))
+    if (quality := quality_table(experiment)) is not None:
+        section.tables.append(("Quality at the end", quality))
+    if len(invalid := experiment.cells[experiment.cells["problems"].map(len) > 0]):
+        rows = [{"cell": row["folder"].name, "why": "; ".join(row["problems"])} for _, row in invalid.iterrows()]
+        section.tables.append((f"Left out: {len(rows)} of {len(experiment.cells)} cells", pd.DataFrame(rows)))
+    return section
+
+
+FAIR = ("ddp", "ddp-fp16")
+"""What a swarm is compared with: the same global batch, averaged once per update."""
+
+
+def answer(experiment: Experiment) -> str:
+    """One paragraph: at the last value of the axis, who was how fast."""
+    summary = experiment.summary("samples_per_second")
+    if summary.empty:
+        return "No cell was valid: see the reasons below."
+    label = figures.LABELS.get(experiment.axis, experiment.axis)
+    values = summary[experiment.axis]
+    last = values.iloc[-1] if values.dtype == object else values.max()
+    rows = summary[summary[experiment.axis].map(str) == str(last)].sort_values("mean", ascending=False)
+    shown = "; ".join(
+        f"{SYSTEMS[row.system].label} {_with_interval(row.mean, row.half_width, row.n)}" for row in rows.itertuples()
+    )
+    sentence = f"At {label} = {last}, in samples per second: {shown}."
+    means = dict(zip(rows["system"], rows["mean"], strict=True))
+    for system in (name for name in means if name.startswith("swarm")):
+        against = [f"{means[system] / means[name]:.2f} of {SYSTEMS[name].label}" for name in FAIR if name in means]
+        if against:
+            label = SYSTEMS[system].label
+            sentence += f" {label[0].upper()}{label[1:]} made {' and '.join(against)} in samples per second."
+    if rows["n"].max() < 3:
+        sentence += " Fewer than three repetitions: a first impression, no result."
+    return sentence
+
+
+def throughput_table(experiment: Experiment) -> pd.DataFrame:
+    """A row per value of the axis: mean, interval, n and efficiency (over what the peers compute alone)."""
+    summary = experiment.summary("samples_per_second")
+    bounds = figures.bound_rows(experiment).set_index(experiment.axis) if len(summary) else None
+    rows = []
+    for value, group in summary.groupby(experiment.axis, sort=True):
+        row: dict[str, Any] = {experiment.axis: value}
+        for item in group.itertuples():
+            share = item.mean / bounds.loc[value, "alone"]
+            shown = f"{_with_interval(item.mean, item.half_width, item.n)}; efficiency {share:.2f}"
+            row[SYSTEMS[item.system].label] = shown
+        row["limit, overlapped"] = f"{bounds.loc[value, 'overlapped']:.1f}"
+        row["limit, synchronous fp16"] = f"{bounds.loc[value, 'synchronous']:.1f}"
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def communication_table(experiment: Experiment) -> pd.DataFrame:
+    """Bytes per sample, granularity and what twice the peers could bring."""
+    rows = []
+    for part in figures.part_rows(experiment).itertuples():
+        cells = experiment.valid
+        cells = cells[(cells["system"] == part.system) & (cells[experiment.axis].map(str) == str(part.value))]
+        communication = part.meeting + part.exchange
+        row = {"system": SYSTEMS[part.system].label, experiment.axis: part.value}
+        row["bytes per sample"] = _number(interval(cells["bytes_per_sample"])[0], 0)
+        if communication:
+            speed_up = doubling(part.compute + part.other, communication)
+            row["granularity"] = _number(granularity(part.compute, communication), 1)
+            row["doubling the peers"] = f"at most {speed_up:.2f} times as fast: {verdict(speed_up)}"
+        rows.append(row)
+    return pd.DataFrame(rows).fillna("not reported")
+
+
+def quality_table(experiment: Experiment) -> pd.DataFrame | None:
+    """Validation metrics of each setting; None where nothing was validated or the compute was paced."""
+    cells = experiment.valid
+    if "top1" not in cells or cells["top1"].isna().all() or cells["paced_samples_per_second"].notna().any():
+        return None
+    rows = []
+    for (system, value), group in cells.groupby(["system", experiment.axis], sort=True):
+        if group["top1"].isna().all():
+            continue
+        row = {"system": SYSTEMS[system].label, experiment.axis: value, "n": len(group)}
+        for name in ("top1", "macro_f1", "precision", "recall"):
+            row[name] = _number(interval(group[name])[0], 4)
+        row["samples/s"] = _number(interval(group["samples_per_second"])[0], 1)
+        recipe = group.iloc[0]["cell"].full_recipe()
+        if samples := training_samples(recipe.dataset, recipe.num_classes):
+            row["epoch, s"] = _number(samples / interval(group["samples_per_second"])[0], 1)
+        if "seconds_to_accuracy" in group and group["seconds_to_accuracy"].notna().any():
+            row["seconds to accuracy"] = _number(interval(group["seconds_to_accuracy"])[0], 1)
+        rows.append(row)
+    return pd.DataFrame(rows).rename(columns={"top1": "accuracy"}).fillna("not reached")
+
+
+def model_sections(experiment: Experiment, output: Path) -> list[Section]:
+    """Predicted against measured for each swarm with matchmaking times, and 1 to 1,000 peers."""
+    sections = []
+    for system in experiment.systems:
+        found = experiment.valid[experiment.valid["system"] == system]
+        if found.empty or found["meeting_seconds"].isna().all() or not (prediction := predict(experiment, system)):
+            continue
+        label, error = SYSTEMS[system].label, prediction.worst_error
+        section = Section(f"A model of {label}, fitted on {experiment.name}")
+        section.text.append(
+            f"Fitted on {prediction.table['fitted'].sum()} settings, tested on the others: the worst error there is "
+            f"{error:.0%}, which is {'within' if prediction.is_trusted else 'beyond'} {TRUST:.0%}. "
+            f"Costs: {prediction.costs}."
+        )
+        name = f"{experiment.name}-{system}"
+        file = figures.predictions(prediction.table, output / f"{name}-model.png")
+        section.figures.append(("Predicted against measured", file))
+        section.tables.append(("Predicted against measured, samples per second", prediction.table.round(3)))
+        home = home_table(prediction)
+        section.figures.append(("1 to 1,000 volunteers at home", figures.scaling(home, output / f"{name}-home.png")))
+        section.text.append(
+            f"Extrapolation: nothing beyond {int(found['peers'].max())} peers was measured. The figure takes 60 ms "
+            "between homes, 10 Mbit/s up and 40 down, speeds that differ by 30 %, and an hour's stay on average; "
+            "matchmaking is assumed to cost the same at any size, which large groups are likely to exceed."
+        )
+        sections.append(section)
+    return sections
+
+
+def published_section() -> Section:
+    """What others found."""
+    return Section(
+        "Published figures, on other hardware",
+        tables=[("", pd.DataFrame([vars(figure) for figure in published.FIGURES]))],
+    )
+
+
+def _with_interval(mean: float, half_width: float, n: int) -> str:
+    spread = "" if math.isnan(half_width) else f" ± {half_width:.1f}"
+    return f"{mean:.1f}{spread} (n = {n})"
+
+
+def _number(value: float, digits: int) -> str | None:
+    return None if value is None or math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def _inline(file: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
+
+
+def _html_table(table: pd.DataFrame) -> str:
+    return table.to_html(index=False, na_rep="–", border=0)
+
+
+def _markdown(sections: Sequence[Section]) -> str:
+    lines = ["# What decentralised training costs", ""]
+    for section in sections:
+        lines += [f"## {section.title}", ""]
+        lines += [line for text in section.text for line in (text, "")]
+        for title, file in section.figures:
+            lines += [f"![{title}]({file.name})", ""]
+        for title, table in section.tables:
+            lines += [*([f"**{title}**", ""] if title else []), *_markdown_table(table), ""]
+    return "\n".join(lines)
+
+
+def _markdown_table(table: pd.DataFrame) -> list[str]:
+    rows = [list(map(str, table.columns)), ["---"] * len(table.columns)]
+    rows += [["–" if cell is None or cell != cell else str(cell) for cell in row] for row in table.to_numpy(object)]
+    return ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]

@@ -1,0 +1,166 @@
+"""Finished experiments as a table, and the statistics and limits that are drawn from it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from scipy import stats
+
+from analysis.campaign import read_result
+from analysis.cells import Cell
+from analysis.systems import SYSTEMS
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.presets import preset
+
+FP32_BYTES = 4
+_SETTINGS = ("peers", "rtt_ms", "bandwidth_mbps", "jitter_ms", "loss", "topology", "paced_samples_per_second")
+
+
+class Experiment:
+    """A folder that `python -m analysis run` wrote.
+
+    `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, and the
+    measured rounds; `axes` names the settings that vary, beside system and repetition.
+
+    Args:
+        folder: `OUTPUT/NAME`.
+
+    Raises:
+        InputError: nothing in it is a cell with a result.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        rows = [_row(file.parent) for file in sorted(folder.glob("*/cell.json")) if read_result(file.parent)]
+        if not rows:
+            raise InputError(f"{folder} holds no finished cells: run python -m analysis run, and name its folder.")
+        self.cells = pd.DataFrame(rows)
+        try:
+            self.grid = json.loads((folder / "grid.json").read_text())
+        except (OSError, ValueError):
+            self.grid = {"name": folder.name, "question": "", "command": []}
+        changes = sorted({name for cell in self.cells["cell"] for name in cell.changes})
+        self.axes = [name for name in (*_SETTINGS, *changes, "kill_at_step") if self._varies(name)]
+
+    @property
+    def name(self) -> str:
+        """Of the experiment."""
+        return self.grid["name"]
+
+    @property
+    def axis(self) -> str:
+        """What figures have on their horizontal axis."""
+        return self.axes[0] if self.axes else "rtt_ms"
+
+    @property
+    def valid(self) -> pd.DataFrame:
+        """Cells without a problem."""
+        return self.cells[self.cells["problems"].map(len) == 0]
+
+    @property
+    def systems(self) -> list[str]:
+        """In the order of the table of systems."""
+        return [name for name in SYSTEMS if name in set(self.cells["system"])]
+
+    def _varies(self, name: str) -> bool:
+        return name in self.cells and self.cells[name].map(str).nunique() > 1
+
+    def summary(self, column: str) -> pd.DataFrame:
+        """Mean, half width of the 95 % interval and n of a number, per system and value of the axis."""
+        groups = self.valid.groupby(["system", self.axis], sort=True, dropna=False)[column]
+        return pd.DataFrame([(*key, *interval(values)) for key, values in groups], columns=_summary_columns(self.axis))
+
+
+def _summary_columns(axis: str) -> list[str]:
+    return ["system", axis, "mean", "half_width", "n"]
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    cell, result = Cell.from_json((folder / "cell.json").read_text()), read_result(folder)
+    own = {name: value for name, value in vars(cell).items() if name != "changes"}
+    return own | cell.changes | result | {"cell": cell, "folder": folder}
+
+
+def interval(values: Any) -> tuple[float, float, int]:
+    """Mean, half width of the 95 % interval of the mean (Student's t; NaN for one value), and number of values."""
+    values = [value for value in values if value is not None and not math.isnan(value)]
+    if not values:
+        return math.nan, math.nan, 0
+    mean, n = sum(values) / len(values), len(values)
+    if n == 1:
+        return mean, math.nan, 1
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    return mean, float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n), n
+
+
+@cache
+def _num_parameters(recipe: Recipe) -> int:
+    from recipe.model import build_model  # imports torch
+
+    return sum(parameter.numel() for parameter in build_model(recipe).parameters())
+
+
+@cache
+def training_samples(dataset: str, num_classes: int) -> int | None:
+    """Samples of a pass over a data set that needs no folder; None for others."""
+    if dataset not in ("digits", "synthetic"):
+        return None
+    from recipe.data import VisionData  # imports torch
+
+    data = VisionData(replace(preset(dataset), num_classes=num_classes))
+    data.setup()
+    return data.num_train_samples
+
+
+def payload_bytes(cell: Cell) -> int:
+    """One gradient vector as the cell's system sends it."""
+    # Of the recipe's fields, these do not change the model: one build for a whole sweep.
+    alike = {"learning_rate": 1e-3, "target_batch_size": 1024, "total_steps": 200, "validate_every_steps": 50}
+    return _num_parameters(replace(cell.full_recipe(), **alike, warmup_steps=0)) * SYSTEMS[cell.system].payload_bytes
+
+
+def transfer_seconds(payload: float, peers: int, bandwidth_mbps: float | None) -> float:
+    """Time that the bytes of an all-reduce need on each host's link: each sends 2 (N - 1) / N payloads.
+
+    The least that any all-reduce moves (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms").
+    """
+    if not bandwidth_mbps or peers < 2:
+        return 0.0
+    return 2 * (peers - 1) / peers * payload * 8 / (bandwidth_mbps * 1e6)
+
+
+def limits(samples: float, compute: float, payload: float, peers: int, rtt_ms: float, mbps: float | None) -> dict:
+    """Samples per second that no system can exceed, with averaging after computing or beside it.
+
+    Args:
+        samples: of an update.
+        compute: seconds that the peers compute for it.
+        payload: bytes of a gradient vector.
+        peers: how many.
+        rtt_ms: round-trip time; an all-reduce has two phases of half of it each.
+        mbps: rate of each host's link.
+    """
+    communication = transfer_seconds(payload, peers, mbps) + (rtt_ms / 1e3 if peers > 1 else 0.0)
+    return {"synchronous": samples / (compute + communication), "overlapped": samples / max(compute, communication)}
+
+
+def granularity(compute: float, communication: float) -> float:
+    """Compute time over communication time of an update (Erben et al., VLDB 2024)."""
+    return compute / communication if communication else math.inf
+
+
+def doubling(compute: float, communication: float) -> float:
+    """Highest speed-up of twice as many peers at the same samples per update: computing halves, the rest stays."""
+    return (compute + communication) / (compute / 2 + communication) if compute + communication else math.nan
+
+
+def verdict(speed_up: float) -> str:
+    """Whether more peers pay: half of what they could bring at most is the line."""
+    return "more peers pay" if speed_up >= 1.5 else "more peers do not pay; enlarge the batch or shrink the payload"

@@ -1,0 +1,202 @@
+"""Trains a recipe with Hivemind's own Optimizer, as its quick start does, or tuned. Shares nothing with `swarm/`.
+
+    python -m analysis.stock_hivemind --name h1 --listen /ip4/10.77.0.1/tcp/31337 --peers 2   # prints its address
+    python -m analysis.stock_hivemind --name h2 --listen /ip4/10.77.0.2/tcp/31337 --peers 2 --initial-peers ADDRESS
+    ... --tuned            # short matchmaking, known group size, delayed averaging in fp16, rare state averaging
+
+The defaults are those of `hivemind.Optimizer` 1.1.12. All peers wait for each other before they begin to train.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+import time
+import traceback
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hivemind
+import torch
+from hivemind.compression import Float16Compression
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.utils import get_dht_time
+from torch import nn
+
+from recipe.config import Recipe
+from recipe.data import VisionData
+from recipe.loggers import JsonlLogger
+from recipe.model import build_model
+from recipe.optimizer import build_optimizer, build_scheduler
+from recipe.pacing import SAMPLES, paced_samples_per_second, sleep_rest
+from recipe.presets import preset
+from recipe.run_folder import RunFolder, write_json
+
+RUN_ID = "run"
+_POLL_SECONDS = 0.2
+_RECORD_SECONDS = 600.0
+_FAREWELL_SECONDS = 60.0
+"""A peer that has made its steps waits so long for the others; one of them may have died."""
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", required=True, help="of this peer's run folder")
+    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0", help="multiaddress to listen on")
+    parser.add_argument("--initial-peers", nargs="*", default=[], help="addresses of peers that are there already")
+    parser.add_argument("--peers", type=int, required=True, help="begin when so many are there")
+    parser.add_argument("--steps", type=int, required=True, help="leave after so many global updates")
+    parser.add_argument("--batch-size", type=int, default=32, help="micro-batch in samples")
+    parser.add_argument("--recipe", default="synthetic", help="a preset")
+    parser.add_argument("--change", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of the recipe")
+    parser.add_argument("--output-dir", type=Path, default=Path("runs"))
+    parser.add_argument("--tuned", action="store_true", help="the best settings we know instead of the defaults")
+    return parser.parse_args(arguments)
+
+
+def changed(recipe: Recipe, changes: list[str]) -> Recipe:
+    """The recipe with `field=value` applied; values take the type that the field has."""
+    kinds = {item.name: type(getattr(recipe, item.name)) for item in fields(Recipe)}
+    pairs = dict(change.split("=", 1) for change in changes)
+    return replace(recipe, **{name: kinds[name](value) for name, value in pairs.items()})
+
+
+def tuned_settings(num_peers: int) -> dict[str, Any]:
+    """What brought the stock Optimizer closest to the limits of the network.
+
+    A known group size lets matchmaking end when all are there; delayed averaging hides it behind computation.
+    """
+    group = {"target_group_size": num_peers, "request_timeout": 1.0}
+    return {
+        "matchmaking_time": 3.0,
+        "next_chunk_timeout": 20.0,
+        "delay_grad_averaging": True,
+        "delay_optimizer_step": True,
+        "grad_compression": Float16Compression(),
+        "state_averaging_compression": Float16Compression(),
+        "average_state_every": 8,
+        "grad_averager_factory": partial(GradientAverager, **group),
+        "averager_opts": group,
+    }
+
+
+def collaborative(module: nn.Module, recipe: Recipe, dht: hivemind.DHT, options: argparse.Namespace):
+    """`hivemind.Optimizer` around the recipe's optimizer and schedule."""
+    own = build_optimizer(module, recipe)
+    accepted = inspect.signature(type(own)).parameters
+    settings = {name: value for name, value in own.defaults.items() if name in accepted}
+    common = {
+        "dht": dht,
+        "run_id": RUN_ID,
+        "target_batch_size": recipe.target_batch_size,
+        "batch_size_per_step": options.batch_size,
+        "params": [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in own.param_groups],
+        "optimizer": lambda groups: type(own)(groups, **settings),
+        "scheduler": lambda optimizer: build_scheduler(optimizer, recipe),
+    }
+    return hivemind.Optimizer(**common, **(tuned_settings(options.peers) if options.tuned else {}))
+
+
+class Roll:
+    """Who has come how far, in the DHT.
+
+    Args:
+        dht: of this peer.
+        name: of this peer.
+        num_peers: how many there are.
+    """
+
+    def __init__(self, dht: hivemind.DHT, name: str, num_peers: int) -> None:
+        self.dht, self.name, self.num_peers = dht, name, num_peers
+
+    def is_complete(self, stage: str) -> bool:
+        """Says that this peer has reached a stage; returns whether all have."""
+        expiration = get_dht_time() + _RECORD_SECONDS
+        self.dht.store(stage, subkey=self.name, value=True, expiration_time=expiration)
+        found = self.dht.get(stage, latest=True)
+        return found is not None and len(found.value) >= self.num_peers
+
+
+def train(module: nn.Module, data: VisionData, optimizer, steps: int, logger: JsonlLogger, roll: Roll) -> None:
+    """Logs the samples that this peer gave to each of so many updates, and trains on until all peers have made them.
+
+    Who stopped earlier would leave the others waiting for an average.
+    """
+    while not roll.is_complete("ready"):  # peers that start out of phase stay out of phase
+        time.sleep(_POLL_SECONDS)
+    rate = paced_samples_per_second()
+    since, samples, epoch = time.perf_counter(), 0, optimizer.local_epoch
+    module.train()
+    for images, labels in data.train_dataloader():
+        began = time.perf_counter()
+        computed = slice(None) if rate is None else slice(SAMPLES)
+        loss = nn.functional.cross_entropy(module(images[computed]), labels[computed])
+        if rate is not None:
+            sleep_rest(began, len(labels), rate)
+        loss.backward()
+        optimizer.step(batch_size=len(labels))
+        optimizer.zero_grad()
+        samples += len(labels)
+        if optimizer.local_epoch > epoch:
+            now, before, epoch = time.perf_counter(), epoch, optimizer.local_epoch
+            if before < steps:
+                values = {"swarm/own_samples": samples, "perf/step_seconds": now - since, "train/loss": loss.item()}
+                logger.log_metrics(values, step=epoch)
+            if before < steps:
+                since, samples = now, 0
+        if epoch >= steps and (roll.is_complete("done") or time.perf_counter() - since > _FAREWELL_SECONDS):
+            return
+
+
+def main() -> None:
+    """Trains, and leaves in the order that Hivemind needs."""
+    options = parse()
+    recipe = changed(preset(options.recipe), options.change)
+    folder = RunFolder.create(options.output_dir, RUN_ID, options.name)
+    folder.write_recipe(recipe)
+    folder.write_environment()
+    dht = hivemind.DHT(
+        initial_peers=options.initial_peers, host_maddrs=[options.listen], startup_timeout=60, start=True
+    )
+    addresses = [str(address) for address in dht.get_visible_maddrs()]
+    print("--initial-peers", *addresses, flush=True)
+    write_json(folder.status, {"addresses": addresses})
+    torch.manual_seed(recipe.seed)
+    module = build_model(recipe)
+    data = VisionData(recipe, batch_size=options.batch_size, identity=options.name)
+    data.prepare_data()
+    data.setup("fit")
+    optimizer = collaborative(module, recipe, dht, options)
+    began = time.perf_counter()
+    roll = Roll(dht, options.name, options.peers)
+    train(module, data, optimizer, options.steps, JsonlLogger(folder.metrics), roll)
+    seconds = time.perf_counter() - began
+    folder.write_summary(
+        recipe,
+        run_id=RUN_ID,
+        outcome="completed",
+        steps=optimizer.local_epoch,
+        samples=0,
+        seconds=seconds,
+        val_accuracy=None,
+        train_loss=None,
+        max_num_peers=options.peers,
+    )
+    optimizer.shutdown()
+    dht.shutdown()
+
+
+if __name__ == "__main__":
+    status = 0
+    try:
+        main()
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    os._exit(status)  # Hivemind's threads can keep the interpreter from ending

@@ -1,0 +1,116 @@
+"""Who is compared: a table with one line per system, and how a user would start each of them on a host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis.cells import Cell
+from analysis.wan.topology import Host
+from recipe.errors import InputError
+
+RUN_ID = "run"
+PORT = 31337
+_ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class System:
+    """A row of the comparison."""
+
+    label: str
+    """In tables and figures."""
+    command: Callable[[System, Cell, Host, Host, Path, tuple[str, ...]], list[str]]
+    """The command of a host: (system, cell, host, first host, output folder, addresses of the first peer)."""
+    options: tuple[str, ...] = ()
+    """What tells it from other rows with the same command."""
+    joins: bool = True
+    """Whether the other hosts need the first one's address, which it writes to its `status.json`."""
+    overlaps: bool = False
+    """Whether it averages while it computes the next update."""
+    payload_bytes: int = 4
+    """Bytes that a gradient element takes on its way."""
+    every_micro_batch: bool = False
+    """Whether each micro-batch is averaged and makes an update."""
+
+
+def swarm(system: System, cell: Cell, host: Host, _first: Host, output: Path, addresses: tuple[str, ...]) -> list[str]:
+    """A volunteer's command line; the first one starts the run."""
+    command = [sys.executable, "-m", "swarm.peer", "--public-name", host.name, "--output-dir", str(output)]
+    command += ["--host-maddrs", f"/ip4/{host.address}/tcp/{PORT}", "--device", "cpu", "--max-steps", str(cell.steps)]
+    command += ["--batch-size", str(cell.batch_size), "--min-peers", str(cell.peers), *system.options]
+    if addresses:
+        return [*command, "--initial-peers", *addresses]
+    return [*command, "--run-id", RUN_ID, "--recipe", cell.recipe, *recipe_options(cell)]
+
+
+def ddp(system: System, cell: Cell, host: Host, first: Host, output: Path, _addresses: tuple[str, ...]) -> list[str]:
+    """A cluster user's command line on one node."""
+    steps, changes = cell.steps, dict(cell.changes)
+    if system.every_micro_batch:
+        whole = cell.full_recipe().target_batch_size
+        changes["target_batch_size"] = cell.batch_size * cell.peers
+        steps = max(1, steps * whole // changes["target_batch_size"])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(cell.peers), "--nproc-per-node", "1"]
+    torchrun += ["--node-rank", str(host.number - 1), "--master-addr", first.address, "--master-port", "29500"]
+    script = [str(_ROOT / "baseline_ddp" / "train.py"), "--strategy", "ddp" if cell.peers > 1 else "single"]
+    script += ["--recipe", cell.recipe, "--batch-size", str(cell.batch_size), "--max-steps", str(steps)]
+    script += ["--device", "cpu", "--output-dir", str(output), "--run-id", RUN_ID, "--name", "h1"]
+    options = system.options if cell.peers > 1 else ()
+    return [*torchrun, *script, *options, *recipe_options(cell, changes)]
+
+
+def stock_hivemind(
+    system: System, cell: Cell, host: Host, _first: Host, output: Path, addresses: tuple[str, ...]
+) -> list[str]:
+    """The script that shares nothing with our swarm."""
+    command = [sys.executable, "-m", "analysis.stock_hivemind", "--name", host.name, "--output-dir", str(output)]
+    command += ["--listen", f"/ip4/{host.address}/tcp/{PORT}", "--recipe", cell.recipe, "--steps", str(cell.steps)]
+    command += ["--batch-size", str(cell.batch_size), "--peers", str(cell.peers), *system.options]
+    changes = [f"{name}={value}" for name, value in cell.changes.items()]
+    return [*command, "--initial-peers", *addresses, "--change", *changes]
+
+
+def recipe_options(cell: Cell, changes: dict[str, object] | None = None) -> list[str]:
+    """The recipe's changes as options of the command lines."""
+    changes = dict(cell.changes if changes is None else changes)
+    # Validation is not part of what is measured, except where its time to an accuracy is asked for.
+    if cell.target_accuracy is None:
+        changes.setdefault("validate_every_steps", 1_000_000)
+    pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in changes.items()]
+    return [word for pair in pairs for word in pair]
+
+
+SYSTEMS: dict[str, System] = {
+    "ddp-every-micro-batch": System("DDP, every micro-batch", ddp, joins=False, every_micro_batch=True),
+    "ddp": System("DDP, accumulated", ddp, joins=False),
+    "ddp-fp16": System("DDP, accumulated, fp16 hook", ddp, ("--comm-hook", "fp16"), joins=False, payload_bytes=2),
+    "hivemind": System("Hivemind Optimizer, defaults", stock_hivemind),
+    "hivemind-tuned": System("Hivemind Optimizer, tuned", stock_hivemind, ("--tuned",), overlaps=True, payload_bytes=2),
+    "swarm": System("our swarm, synchronous", swarm),
+    "swarm-fp16": System("our swarm, synchronous, fp16", swarm, ("--codec", "fp16"), payload_bytes=2),
+    "swarm-overlap": System("our swarm, overlapped", swarm, ("--averaging", "overlap"), overlaps=True),
+    "swarm-overlap-fp16": System(
+        "our swarm, overlapped, fp16",
+        swarm,
+        ("--averaging", "overlap", "--codec", "fp16"),
+        overlaps=True,
+        payload_bytes=2,
+    ),
+}
+
+
+def system_of(cell: Cell) -> System:
+    """The cell's row of the table.
+
+    Raises:
+        InputError: there is none, or it cannot run this cell.
+    """
+    if cell.system not in SYSTEMS:
+        raise InputError(f"There is no system {cell.system}: choose one of {', '.join(SYSTEMS)}.")
+    system = SYSTEMS[cell.system]
+    if cell.kill_at_step is not None and not system.joins:
+        raise InputError(f"{cell.system} ends when one of its processes does: leave out kill_at_step for it.")
+    return system

@@ -1,0 +1,169 @@
+"""A lab: hosts that talk over an emulated internet, for as long as a `with` block lasts.
+
+with Lab(uniform(3, rtt_ms=100, bandwidth_mbps=100), folder) as lab:
+    lab.start(lab.hosts[0], ["ping", lab.hosts[1].address])
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path as File
+from typing import Any, Literal
+
+from analysis.wan import netem, router, sandbox
+from analysis.wan.topology import Host, Topology
+from recipe.errors import InputError
+
+Backend = Literal["auto", "netem", "router"]
+TCP_BUFFER_BYTES = 64 << 20
+"""Largest TCP window of a host: the link is to be the limit, as on a machine that was tuned for long distances."""
+_PACKET_MS = 2.0
+"""A packet that the kernel has not segmented yet may keep an uplink busy for so long."""
+_SMALLEST_LARGE_PACKET, _LARGEST_PACKET = 3_000, 65_536
+
+
+class Lab:
+    """Network namespaces h1, h2, …, each with one link, and what delays packets between them.
+
+    Args:
+        topology: hosts and paths.
+        folder: `router.jsonl` and `topology.json` go there.
+        backend: netem (the kernel's), router (ours), or auto: netem where the kernel has it.
+        congestion_control: TCP's algorithm on all hosts; None for the machine's default.
+
+    Raises:
+        InputError: the kernel has no netem but the backend asks for it, or not that congestion control.
+    """
+
+    def __init__(
+        self, topology: Topology, folder: File, backend: Backend = "auto", congestion_control: str | None = None
+    ) -> None:
+        assert sandbox.is_inside(), "sandbox.enter() comes first"
+        self.topology, self.folder, self.hosts = topology, folder, topology.hosts
+        self.backend = backend if backend != "auto" else "netem" if netem.is_available() else "router"
+        if backend == "netem" and not netem.is_available():
+            raise InputError("This kernel has no netem (sch_netem): leave out --backend, or give --backend router.")
+        self.congestion_control = congestion_control
+        self.report = folder / "router.jsonl"
+        self._router: subprocess.Popen | None = None
+        self._commands: list[subprocess.Popen] = []
+
+    def __enter__(self) -> Lab:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _run("mount", "-t", "tmpfs", "tmpfs", "/run")  # where `ip netns` keeps its names; seen in this lab alone
+        File("/run/netns").mkdir()
+        _ip(["link set lo up"])
+        for host in self.hosts:
+            self._add_host(host)
+        if self.backend == "netem":
+            netem.connect(self.topology)
+        else:
+            self._start_router()
+        return self
+
+    def _add_host(self, host: Host) -> None:
+        _run("ip", "netns", "add", host.name)
+        _ip([f"link add {host.name} type veth peer name eth0 netns {host.name}", f"link set {host.name} up"])
+        others = [other for other in self.hosts if other != host]
+        _ip(
+            [
+                "link set lo up",
+                f"link set eth0 address {host.mac} gso_max_size {_largest_packet(host.up_mbps)}",
+                f"address add {host.address}/24 dev eth0",
+                "link set eth0 up",
+                *(f"neighbor add {other.address} lladdr {other.mac} dev eth0" for other in others),
+            ],
+            host,
+        )
+        settings = {
+            "ipv6/conf/all/disable_ipv6": "1",
+            "ipv4/tcp_rmem": f"4096 131072 {TCP_BUFFER_BYTES}",
+            "ipv4/tcp_wmem": f"4096 131072 {TCP_BUFFER_BYTES}",
+            "ipv4/tcp_no_metrics_save": "1",  # what one connection learned is not for the next one
+        }
+        lines = [f"test ! -e {_SYSCTL / name} || echo {value} > {_SYSCTL / name}" for name, value in settings.items()]
+        _run(*inside(host, ["sh", "-e", "-c", "\n".join(lines)]))
+        if self.congestion_control:
+            self._set_congestion_control(host)
+        if (own := _SYSCTL / f"ipv6/conf/{host.name}/disable_ipv6").exists():
+            own.write_text("1")
+
+    def _set_congestion_control(self, host: Host) -> None:
+        setting = _SYSCTL / "ipv4/tcp_congestion_control"
+        command = inside(host, ["sh", "-c", f"echo {shlex.quote(self.congestion_control)} > {setting}"])
+        if subprocess.run(command, capture_output=True).returncode:
+            known = set((_SYSCTL / "ipv4/tcp_available_congestion_control").read_text().split())
+            raise InputError(
+                f"This kernel does not give {self.congestion_control} to a namespace: leave out --congestion-control, "
+                f"or give {' or '.join(sorted(known - {self.congestion_control}))}."
+            )
+
+    def _start_router(self) -> None:
+        topology = self.folder / "topology.json"
+        topology.write_text(self.topology.to_json())
+        command = [sys.executable, "-m", "analysis.wan.router", str(topology), str(self.report)]
+        self._router = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
+        if not self._router.stdout.readline().startswith(router.READY):
+            raise RuntimeError(f"the router ended with status {self._router.wait()}")
+
+    def start(self, host: Host, command: Sequence[str], **options: Any) -> subprocess.Popen:
+        """Starts a command on a host; `options` are those of `subprocess.Popen`. It ends with the lab."""
+        process = subprocess.Popen(inside(host, command), start_new_session=True, **options)
+        self._commands.append(process)
+        return process
+
+    def unplug(self, host: Host) -> None:
+        """A power cut: from now on nothing reaches the host or comes from it, and nobody is told."""
+        _run("ip", "link", "set", host.name, "down")
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Bytes that each host has sent and received so far, by name; headers count once per unsegmented packet."""
+        found = subprocess.run(["ip", "-json", "-stats", "link"], capture_output=True, text=True, check=True)
+        links = {link["ifname"]: link["stats64"] for link in json.loads(found.stdout)}
+        return {host.name: (links[host.name]["rx"]["bytes"], links[host.name]["tx"]["bytes"]) for host in self.hosts}
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._commands:
+            if process.poll() is None:
+                process.kill()
+        for process in self._commands:
+            process.wait()
+        if self._router is not None:
+            self._router.terminate()
+            self._router.wait()
+        for host in self.hosts:
+            _run("ip", "link", "delete", host.name)
+            _run("ip", "netns", "delete", host.name)
+        _run("umount", "--lazy", "/run")
+
+
+_ROOT = File(__file__).parents[2]
+_SYSCTL = File("/proc/sys/net")
+
+
+def inside(host: Host, command: Sequence[str]) -> list[str]:
+    """The command, run on a host."""
+    return ["nsenter", f"--net=/run/netns/{host.name}", *command]
+
+
+def _largest_packet(up_mbps: float | None) -> int:
+    """Bytes that a host hands over at once, so that slow uplinks do not move in bursts."""
+    if up_mbps is None:
+        return _LARGEST_PACKET
+    return int(min(max(up_mbps * 1e3 / 8 * _PACKET_MS, _SMALLEST_LARGE_PACKET), _LARGEST_PACKET))
+
+
+def _ip(lines: list[str], host: Host | None = None) -> None:
+    namespace = ["-netns", host.name] if host else []
+    _run("ip", *namespace, "-batch", "-", input="\n".join(lines))
+
+
+def _run(*command: str, **options: Any) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}, **options)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip()}")

@@ -1,0 +1,111 @@
+"""The kernel's own emulator: a bridge between the hosts' links, `netem` for paths, `htb` for rates.
+
+Uplinks are shaped where a host sends. Towards a host there is one `htb` class per sender under the downlink's own, each
+with a `netem` leaf for that path, so that a packet is first delayed and then waits for the downlink.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+from analysis.wan.topology import Host, Path, Topology
+
+_UNLIMITED_MBPS = 100_000
+_PACKET_BYTES = 1500
+
+
+def is_available() -> bool:
+    """Whether this kernel has `netem`; tried on a link of its own."""
+    subprocess.run(["ip", "link", "add", "netem-probe", "type", "veth"], capture_output=True)
+    probe = ["tc", "qdisc", "add", "dev", "netem-probe", "root", "netem", "delay", "1ms"]
+    try:
+        return subprocess.run(probe, capture_output=True).returncode == 0
+    except FileNotFoundError:  # no tc
+        return False
+    finally:
+        subprocess.run(["ip", "link", "delete", "netem-probe"], capture_output=True)
+
+
+def connect(topology: Topology) -> None:
+    """Bridges the links of the lab's hosts and shapes them.
+
+    Raises:
+        RuntimeError: a command failed.
+    """
+    commands = [["ip", "link", "add", "internet", "type", "bridge"], ["ip", "link", "set", "internet", "up"]]
+    for host in topology.hosts:
+        commands.append(["ip", "link", "set", host.name, "master", "internet"])
+        commands += uplink_commands(host) + downlink_commands(host, topology)
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+
+
+def uplink_commands(host: Host) -> list[list[str]]:
+    """What limits the packets that a host sends."""
+    if host.up_mbps is None:
+        return []
+    tc = ["tc", "-netns", host.name, "qdisc", "add", "dev", "eth0"]
+    queue = str(_packets(host.up_mbps, host.queue_ms))
+    return [
+        [*tc, "root", "handle", "1:", "htb", "default", "1"],
+        [
+            "tc",
+            "-netns",
+            host.name,
+            "class",
+            "add",
+            "dev",
+            "eth0",
+            "parent",
+            "1:",
+            "classid",
+            "1:1",
+            *_htb(host.up_mbps),
+        ],
+        [*tc, "parent", "1:1", "pfifo", "limit", queue],
+    ]
+
+
+def downlink_commands(host: Host, topology: Topology) -> list[list[str]]:
+    """What delays, loses and limits the packets towards a host."""
+    device = ["dev", host.name]
+    commands = [
+        ["tc", "qdisc", "add", *device, "root", "handle", "1:", "htb"],
+        ["tc", "class", "add", *device, "parent", "1:", "classid", "1:ffff", *_htb(host.down_mbps)],
+    ]
+    for source in topology.hosts:
+        if source == host:
+            continue
+        path, number = topology.path(source, host), f"{source.number:x}"
+        rate = _htb(path.bandwidth_mbps or host.down_mbps)
+        commands += [
+            ["tc", "class", "add", *device, "parent", "1:ffff", "classid", f"1:{number}", *rate],
+            ["tc", "qdisc", "add", *device, "parent", f"1:{number}", *_leaf(path, host)],
+            [
+                *["tc", "filter", "add", *device, "parent", "1:", "protocol", "ip", "u32"],
+                *["match", "ip", "src", f"{source.address}/32", "flowid", f"1:{number}"],
+            ],
+        ]
+    return commands
+
+
+def _leaf(path: Path, host: Host) -> list[str]:
+    """The queue holds what is on its way (delay) and what waits for the downlink (queue_ms)."""
+    rate = min(path.bandwidth_mbps or _UNLIMITED_MBPS, host.down_mbps or _UNLIMITED_MBPS)
+    limit = ["limit", str(_packets(rate, host.queue_ms + path.delay_ms + 4 * path.jitter_ms))]
+    if not (path.delay_ms or path.jitter_ms or path.loss):
+        return ["pfifo", *limit]
+    jitter = [f"{path.jitter_ms}ms", "distribution", "normal"] if path.jitter_ms else []
+    loss = ["loss", f"{path.loss * 100}%"] if path.loss else []
+    return ["netem", *limit, "delay", f"{path.delay_ms}ms", *jitter, *loss]
+
+
+def _htb(mbps: float | None) -> list[str]:
+    rate = f"{mbps or _UNLIMITED_MBPS}mbit"
+    return ["htb", "rate", rate, "ceil", rate]
+
+
+def _packets(mbps: float, milliseconds: float) -> int:
+    return max(10, int(mbps * 1e3 / 8 * milliseconds / _PACKET_BYTES))

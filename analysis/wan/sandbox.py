@@ -1,0 +1,72 @@
+"""A program in namespaces of its own: network, processes and mounts that end with it, whatever ends it.
+
+All processes of a lab live in one process namespace. When its first process goes, also by SIGKILL or with its parent,
+the kernel ends the others and takes network namespaces, links and mounts away. Nothing is left to clean up.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+from recipe.errors import InputError
+
+_MARK = "WAN_LAB_PROCESS"
+_NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL"]
+
+
+def is_inside() -> bool:
+    """Whether this program already has namespaces of its own."""
+    return os.environ.get(_MARK) == "yes"
+
+
+def enter(module: str, arguments: list[str]) -> None:
+    """Starts `python -m module arguments` again inside new namespaces, in place of this program.
+
+    Returns only where this program is inside already.
+
+    Raises:
+        InputError: namespaces are not allowed here, or a tool is missing.
+    """
+    if is_inside():
+        return
+    command = wrapped([sys.executable, "-m", module, *arguments])
+    sys.stdout.flush()
+    os.execvpe(command[0], command, environment())
+
+
+def wrapped(command: list[str]) -> list[str]:
+    """The command that runs this one inside new namespaces; give it `environment()`.
+
+    Raises:
+        InputError: namespaces are not allowed here, or a tool is missing.
+    """
+    for tool, package in (("unshare", "util-linux"), ("nsenter", "util-linux"), ("ip", "iproute2")):
+        if shutil.which(tool) is None:
+            raise InputError(f"The program {tool} is missing: install the package {package}.")
+    return ["unshare", *_allowed(), "--", *command]
+
+
+def environment() -> dict[str, str]:
+    """Variables of a program inside."""
+    return os.environ | {_MARK: "yes"}
+
+
+def _allowed() -> list[str]:
+    """Options of `unshare` that work here: as root, or through a user namespace."""
+    problem = ""
+    for options in ([] if os.geteuid() == 0 else None, ["--map-root-user"]):
+        if options is None:
+            continue
+        probe = ["ip", "link", "add", "probe", "type", "veth"]
+        tried = subprocess.run(["unshare", *options, *_NAMESPACES, "--", *probe], capture_output=True, text=True)
+        if tried.returncode == 0:
+            return [*options, *_NAMESPACES]
+        problem = tried.stderr.strip().splitlines()[-1] if tried.stderr.strip() else f"status {tried.returncode}"
+    raise InputError(
+        f"This machine does not allow network namespaces ({problem}): run as root (in a container with --privileged), "
+        "or allow user namespaces with: sysctl -w user.max_user_namespaces=10000 "
+        "kernel.apparmor_restrict_unprivileged_userns=0"
+    )

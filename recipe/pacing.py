@@ -1,0 +1,44 @@
+"""Paced compute: a micro-batch takes as long as on a device of a given speed, to study networks without that device.
+
+Forward and backward run on a few samples of each micro-batch, which gives true gradients of the true size; the rest of
+the time passes asleep. Speed, traffic and waiting are then those of the paced device; accuracy is not.
+"""
+
+import os
+import time
+
+from recipe.errors import InputError
+
+VARIABLE = "PACED_SAMPLES_PER_SECOND"
+"""Environment variable that paces a process, for experiments only; `environment.json` keeps it."""
+SAMPLES = 2
+"""Samples of a micro-batch that are computed."""
+_BACKWARD_OVER_FORWARD = 2.0
+"""Floating-point operations; Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1."""
+
+
+def paced_samples_per_second() -> float | None:
+    """The device's speed, None where nothing is paced.
+
+    Raises:
+        InputError: the variable holds no positive number.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < 1e9:
+        raise InputError(f"{VARIABLE} is {text[:40]!r}: set it to samples per second, or unset it.")
+    return rate
+
+
+def sleep_rest(began: float, num_samples: int, samples_per_second: float) -> None:
+    """After a forward pass that began at `began` (perf_counter), waits for what the device would still need.
+
+    The backward pass that is still to come is left out of it.
+    """
+    forward = time.perf_counter() - began
+    time.sleep(max(0.0, num_samples / samples_per_second - (1 + _BACKWARD_OVER_FORWARD) * forward))

@@ -1,0 +1,270 @@
+"""Experiments and reports: grids, gates, measurements and the model, against values worked out by hand."""
+
+import json
+import math
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analysis import __main__ as analysis
+from analysis.campaign import Campaign
+from analysis.cells import Cell, load_grid, shipped_grids
+from analysis.figures import part_rows
+from analysis.measure import measure, measured_rounds, problems, rounds_of
+from analysis.report import quality_table, write_report
+from analysis.results import Experiment, doubling, interval, limits, transfer_seconds
+from analysis.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
+from analysis.systems import SYSTEMS, system_of
+from analysis.wan import sandbox
+from recipe.errors import InputError
+from recipe.run_folder import write_json
+
+# ---- grids ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", shipped_grids())
+def test_shipped_experiments_have_cells_that_can_run(name):
+    cells = list(load_grid(name).cells(repeat=3))
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert [cell.repetition for cell in cells] == sorted(cell.repetition for cell in cells), "interleaved"
+    for cell in cells:
+        assert Cell.from_json(cell.to_json()) == cell
+        if cell.kill_at_step is None:
+            assert system_of(cell) is SYSTEMS[cell.system]
+
+
+def test_what_is_no_setting_of_a_cell_belongs_to_the_recipe(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_text('[cell]\nrecipe = "digits"\n[grid]\nlearning_rate = [0.1, 0.2]\nsystem = ["ddp"]')
+    rates = [cell.full_recipe().learning_rate for cell in load_grid(str(file)).cells()]
+    assert rates == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('[grid]\nsystem = ["ddp"]\nspeed = [1]', "A cell has no setting speed"),
+        ('[grid]\nsystem = ["ddp"]\nsteps = [2]', "leave nothing of 2 steps"),
+        ("[cell]\npeers = 2", "system"),
+        ("[experiment]", "unknown entry experiment"),
+    ],
+)
+def test_a_grid_that_cannot_work_is_refused(tmp_path, text, problem):
+    file = tmp_path / "grid.toml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=problem):
+        load_grid(str(file))
+
+
+def test_commands_are_those_of_a_user(tmp_path):
+    cell = Cell("ddp-every-micro-batch", recipe="digits", batch_size=32, steps=4)
+    first, second = cell.network().hosts
+    words = SYSTEMS[cell.system].command(SYSTEMS[cell.system], cell, second, first, tmp_path, ())
+    assert words[words.index("--master-addr") + 1] == first.address
+    assert words[words.index("--node-rank") + 1] == "1"
+    assert words[words.index("--target-batch-size") + 1] == "64"
+    assert words[words.index("--max-steps") + 1] == "32", "as many samples as four updates of 512"
+    swarm = SYSTEMS["swarm"].command(SYSTEMS["swarm"], replace(cell, system="swarm"), second, first, tmp_path, ("A",))
+    assert swarm[-2:] == ["--initial-peers", "A"]
+    assert "--recipe" not in swarm, "the recipe comes from the swarm"
+
+
+# ---- measurements ---------------------------------------------------------------------------------------------------
+
+
+def write_run(folder: Path, cell: Cell, seconds: float = 2.0, received: float = 1.0, busy: float = 1.0) -> None:
+    """The files of a swarm whose updates of 512 samples took `seconds` each, 1.5 of them computing."""
+    lines, watched, router = [], [], []
+    for step in range(1, cell.steps + 1):
+        at = 1000 + seconds * step
+        line = {"time": at, "step": step, "swarm/samples": 512, "swarm/peers": cell.peers}
+        line |= {"perf/swarm_samples_per_second": 512 / seconds, "round/compute_seconds": 1.5}
+        line |= {"round/meeting_seconds": 0.1, "round/exchange_seconds": seconds - 1.7}
+        lines.append(line | {"round/parts_received_fraction": received})
+    for second in range(int(seconds * cell.steps) + 1):
+        traffic = {f"h{n + 1}": [second * 1_000, second * 1_000] for n in range(cell.peers)}
+        watched.append({"time": 1000 + second, "busy": busy, "lab": busy, "traffic": traffic})
+        counts = {"sent": 100, "late": 0, "very_late": 0, "late_max_ms": 0.4, "overflows": 0, "queue_drops": 0}
+        router.append({"time": 1000 + second, "cpu_seconds": second * 0.1, **counts})
+    files = {"runs/run/h1/metrics.jsonl": lines, "watch.jsonl": watched, "router.jsonl": router}
+    for name, content in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(line) + "\n" for line in content))
+    (folder / "cell.json").write_text(cell.to_json())
+    result = measure(folder, cell, rounds_of(folder, cell)) | {"backend": "router", "seconds": 60.0}
+    write_json(folder / "result.json", result)
+
+
+CELL = Cell("swarm", recipe="digits", steps=10, warm_up_steps=2, paced_samples_per_second=200.0)
+
+
+def test_numbers_of_a_cell_are_those_worked_out_by_hand(tmp_path):
+    write_run(tmp_path, CELL)
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["problems"] == []
+    assert found["samples_per_second"] == pytest.approx(256)
+    assert found["rounds"] == 8, "two of ten updates are warm-up"
+    assert found["bytes_per_sample"] == pytest.approx(2 * 16_000 / (8 * 512)), (
+        "two hosts, 16 s, 1,000 bytes each second"
+    )
+    assert found["all_rounds"][3]["bytes_sent"] == pytest.approx(2 * 2_000)
+    assert found["router_cores"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "numbers", "problem"),
+    [
+        ({}, {"received": 0.5}, "an average was partial: 50.0%"),
+        ({}, {"busy": 1e3}, "the machine was saturated"),
+    ],
+)
+def test_cells_that_measured_something_else_are_invalid(tmp_path, change, numbers, problem):
+    write_run(tmp_path, replace(CELL, **change), **numbers)
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert any(text.startswith(problem) for text in found["problems"]), found["problems"]
+
+
+def test_gates_name_the_machine_the_router_and_missing_peers(tmp_path):
+    write_run(tmp_path, CELL)
+    kept = measured_rounds(CELL, rounds_of(tmp_path, CELL))
+    fine = {"busy_cores": 0.5, "lab_cores": 0.5, "late_share": 0.0, "overflows": 0, "received": 1.0}
+    assert problems(CELL, kept, fine) == []
+    assert "used 0.30 cores" in problems(CELL, kept, fine | {"lab_cores": 0.2})[0]
+    assert "the router was late: 2.0%" in problems(CELL, kept, fine | {"late_share": 0.02})[0]
+    assert "only 2 of 3 peers" in problems(replace(CELL, peers=3), kept, fine)[0]
+    assert problems(replace(CELL, peers=3, kill_at_step=4), kept, fine) == [], "one of them was killed"
+    assert "computed on" in problems(replace(CELL, peers=99, paced_samples_per_second=None), kept, fine)[0]
+
+
+def test_an_interval_is_students():
+    mean, half_width, n = interval([10.0, 12.0, 14.0])
+    assert (mean, n) == (12.0, 3)
+    assert half_width == pytest.approx(4.303 * 2 / math.sqrt(3), rel=1e-3)
+    assert math.isnan(interval([1.0])[1])
+
+
+def test_limits_are_bytes_over_bandwidth_and_one_round_trip():
+    assert transfer_seconds(12.5e6, peers=2, bandwidth_mbps=100) == pytest.approx(1.0)
+    found = limits(samples=1000, compute=4.0, payload=12.5e6, peers=2, rtt_ms=100, mbps=100)
+    assert found["synchronous"] == pytest.approx(1000 / 5.1)
+    assert found["overlapped"] == pytest.approx(250)
+    assert doubling(compute=4.0, communication=1.0) == pytest.approx(5 / 3)
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+
+SWARM = Swarm(2, 1024, 80, 16, payload_bytes=5.4e6, rtt_ms=100, up_mbps=100)
+
+
+def test_the_model_finds_the_costs_that_made_its_cells():
+    true = RoundCosts(0.2, 2.0, 0.3, 4.0, 0.1)
+    cells = []
+    for rtt in (0, 50, 200):
+        swarm = replace(SWARM, rtt_ms=rtt)
+        cells.append(Measured(swarm, true.meeting_seconds(rtt), true.exchange_seconds(swarm, 2), true.other, 0.0))
+    found = fit(cells)
+    assert vars(found) == pytest.approx(vars(true))
+
+
+def test_a_simulated_swarm_is_as_fast_as_its_parts_allow():
+    free = RoundCosts(0, 0, 0, 0, 0)
+    alone = replace(SWARM, peers=1)
+    assert simulate(alone, free) == pytest.approx(80)
+    step = (512 + 16) / 80 + wire_seconds(SWARM, 2) + 1.0
+    one_more = "one peer has begun a further micro-batch when the other's completes the update"
+    assert simulate(SWARM, replace(free, meeting=1.0)) == pytest.approx((1024 + 16) / step), one_more
+    assert simulate(replace(SWARM, overlaps=True), free) == pytest.approx(160, rel=0.03)
+    unstable = replace(SWARM, peers=8, lifetime_seconds=60, rejoin_seconds=60)
+    assert simulate(unstable, free, updates=200) == pytest.approx(simulate(replace(SWARM, peers=4), free), rel=0.25)
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def experiment(tmp_path) -> Path:
+    folder = tmp_path / "delay"
+    for repetition in (1, 2, 3):
+        for rtt, seconds in ((0, 1.9), (50, 2.15), (100, 2.4)):
+            cell = replace(CELL, rtt_ms=rtt, repetition=repetition)
+            write_run(folder / cell.name, cell, seconds + 0.01 * repetition)
+    write_run(folder / "broken", replace(CELL, rtt_ms=100, repetition=4), 0.9 + 1, received=0.5)
+    write_json(
+        folder / "grid.json", {"name": "delay", "question": "What does delay cost?", "command": ["run", "delay"]}
+    )
+    return folder
+
+
+def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment, tmp_path):
+    page = write_report([experiment], tmp_path / "report")
+    html, text = page.read_text(), (tmp_path / "report" / "report.md").read_text()
+    assert "PACED" in text
+    assert "python -m analysis run delay" in text
+    assert "Left out: 1 of 10 cells" in text
+    assert "211.6 ± 2.2 (n = 3)" in text, "512 samples in 2.42 s"
+    assert html.count("data:image/png;base64,") == 4
+    assert not re.search(r'(src|href)="http', html), "nothing is fetched"
+    parts = part_rows(Experiment(experiment))
+    assert parts["compute"].tolist() == [1.5, 1.5, 1.5]
+
+
+def test_quality_is_shown_where_compute_was_true(tmp_path):
+    for rate in (1e-3, 3e-3):
+        cell = replace(CELL, paced_samples_per_second=None, changes={"learning_rate": rate})
+        folder = tmp_path / "rates" / cell.name
+        write_run(folder, cell)
+        metrics = folder / "runs/run/h1/metrics.jsonl"
+        validation = {f"val/{name}": 0.9 for name in ("top1", "macro_f1", "precision", "recall")}
+        with metrics.open("a") as file:
+            file.write(json.dumps({"time": 1021, "step": 10, **validation}) + "\n")
+        write_json(folder / "result.json", measure(folder, cell, rounds_of(folder, cell)))
+    table = quality_table(Experiment(tmp_path / "rates"))
+    assert table["learning_rate"].tolist() == [1e-3, 3e-3]
+    assert table["accuracy"].tolist() == table["macro_f1"].tolist() == ["0.9000", "0.9000"]
+    assert float(table["epoch, s"][0]) == pytest.approx(1797 * 0.7 / 256, rel=0.3), (
+        "most of 1,797 digits are for training"
+    )
+
+
+def test_folders_without_results_are_refused_in_one_sentence(tmp_path, capsys):
+    assert analysis.main(["report", str(tmp_path), "-o", str(tmp_path / "out")]) == 2
+    assert "holds no finished cells" in capsys.readouterr().err
+    assert analysis.main(["run", "everything"]) == 2
+    assert "There is no experiment everything: give bandwidth" in capsys.readouterr().err
+
+
+def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
+    """The whole way once: grid, namespaces, two peers as a user would start them, their metrics, the table."""
+    try:
+        sandbox.wrapped([])
+    except InputError as error:
+        pytest.skip(str(error))
+    grid = tmp_path / "small.toml"
+    settings = 'recipe = "digits"\ndepth = 1\nsteps = 4\nwarm_up_steps = 1\nbatch_size = 32\nrtt_ms = 20'
+    grid.write_text(f'question = "Does it run?"\n[cell]\n{settings}\n[grid]\nsystem = ["swarm"]\n')
+    command = ["run", str(grid), "--output-dir", str(tmp_path), "--paced-samples-per-second", "500"]
+    status = analysis.main(command)
+    printed = capsys.readouterr().out
+    (folder,) = (tmp_path / "small").glob("*/")
+    found = json.loads((folder / "result.json").read_text())
+    assert found.get("samples_per_second", 0) > 100, found["problems"]
+    assert found["bytes_per_sample"] > 100
+    assert [item["step"] for item in found["all_rounds"]] == [1, 2, 3, 4]
+    assert {item["peers"] for item in found["all_rounds"]} == {2}
+    assert status == (1 if found["problems"] else 0), "a busy machine makes the cell invalid, and it says so"
+    analysis.main(command)
+    assert "1 of 1 cells have a result already" in capsys.readouterr().out
+    assert "our swarm, 2 peers, 20 ms" in printed
+
+
+def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["analysis"])
+    grid = load_grid("delay")
+    first = Campaign(grid, list(grid.cells())[:1], tmp_path)
+    with pytest.raises(InputError, match="in use by another run"):
+        Campaign(grid, list(grid.cells())[:1], tmp_path)
+    assert first.cells

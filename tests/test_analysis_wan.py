@@ -1,0 +1,256 @@
+"""The lab: what it sets is what is measured, and nothing of it is left, however it ends."""
+
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from analysis.wan import netem, sandbox
+from analysis.wan.router import Pipe, Route
+from analysis.wan.segments import IP, VNET, part, wire_size
+from analysis.wan.topology import Path as NetPath
+from analysis.wan.topology import Topology, load, shipped_names, uniform
+from recipe.errors import InputError
+
+ROOT = Path(__file__).parent.parent
+
+
+def namespaces_problem() -> str | None:
+    try:
+        sandbox.wrapped([])
+    except InputError as error:
+        return str(error)
+    return None
+
+
+needs_namespaces = pytest.mark.skipif(namespaces_problem() is not None, reason=namespaces_problem() or "")
+
+
+def wan(*arguments: str, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "analysis.wan", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, **options)
+
+
+# ---- topologies -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_shipped_topologies_load(name):
+    topology = load(name).with_hosts(6)
+    assert [host.name for host in topology.hosts] == ["h1", "h2", "h3", "h4", "h5", "h6"]
+    assert Topology.from_json(topology.to_json()) == topology
+
+
+def test_continents_are_as_far_apart_as_they_were_measured():
+    continents = load("continents")
+    eu, asia = continents.hosts[1], continents.hosts[2]
+    assert continents.path(eu, asia).delay_ms + continents.path(asia, eu).delay_ms == pytest.approx(253.1)
+    assert continents.path(asia, eu).bandwidth_mbps == 80
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[[hosts]]\nspeed = 3", "unknown entry speed"),
+        ('[[hosts]]\nregion = "A"\n[[paths]]\nbetween = ["A", "B"]\nrtt_ms = 3', "no host is in region B"),
+        ("[[hosts]]\nup_mbps = -1", "up_mbps of host h1 is -1"),
+        ('[[hosts]]\n[[paths]]\nto = "here"\ndelay_ms = 3', "a path needs between"),
+        ("[[hosts]\n", "is no TOML"),
+        ("", "has 0 hosts"),
+    ],
+)
+def test_a_topology_that_cannot_work_is_refused_in_one_sentence(tmp_path, text, problem):
+    file = tmp_path / "net.toml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=re.escape(problem)):
+        load(str(file))
+
+
+# ---- the router's parts ---------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_sends_one_packet_after_another_and_drops_what_would_wait_too_long():
+    pipe = Pipe(mbps=8, queue_ms=2)  # a microsecond a byte
+    assert pipe.send(0, 1000) == 1_000_000
+    assert pipe.send(0, 1000) == 2_000_000
+    assert pipe.send(0, 1000) == 3_000_000
+    assert pipe.send(0, 1000) is None, "it would have to wait 3 ms"
+    assert pipe.send(2_500_000, 1000) == 4_000_000
+
+
+def test_losses_are_as_frequent_as_set_and_packets_stay_in_order():
+    route = Route(NetPath(delay_ms=10, jitter_ms=5, loss=0.01), queue_ms=100, seed=1)
+    lost = sum(len(route.lost(44)) for _ in range(5_000))
+    assert lost == pytest.approx(0.01 * 44 * 5_000, rel=0.1)
+    arrivals = [route.arrival(now * 100_000) for now in range(1000)]
+    assert arrivals == sorted(arrivals)
+
+
+def test_parts_of_a_large_packet_are_the_segments_that_the_kernel_would_send():
+    payload = bytes(range(250)) * 10
+    ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 40 + len(payload), 7, 0, 64, 6, 0, b"\x0a\x4d\0\1", b"\x0a\x4d\0\2")
+    tcp = struct.pack(">HHIIBBHHH", 1, 2, 1000, 5, 0x50, 0x19, 100, 0, 0)  # FIN, PSH and ACK
+    frame = VNET.pack(1, 1, 54, 1000, 34, 16) + bytes(12) + b"\x08\0" + ip + tcp + payload
+    assert wire_size(frame) == (3, 40 + 2500 + 2 * 40)
+    first, last = part(frame, 0, 2), part(frame, 2, 3)
+    assert VNET.unpack_from(first)[3] == 1000, "still two segments"
+    assert VNET.unpack_from(last)[1:4:2] == (0, 0), "one segment is an ordinary packet"
+    assert first[IP + 40 :] + last[IP + 40 :] == payload
+    assert struct.unpack_from(">I", last, IP + 24)[0] == 3000
+    assert (first[IP + 33], last[IP + 33]) == (0x10, 0x19), "FIN and PSH belong to the end"
+    for piece in (first, last):
+        header = struct.unpack(">10H", piece[IP : IP + 20])
+        assert header[1] == len(piece) - IP
+        assert sum(header) % 0xFFFF == 0, "the IP checksum is right"
+
+
+def test_netem_delays_before_the_downlink_and_keeps_paths_apart():
+    topology = load("continents")
+    commands = [" ".join(command) for command in netem.downlink_commands(topology.hosts[0], topology)]
+    assert any("match ip src 10.77.0.3/32 flowid 1:3" in command for command in commands)
+    assert any("parent 1:3 netem" in command and "delay 78.55ms" in command for command in commands)
+
+
+# ---- the lab itself -------------------------------------------------------------------------------------------------
+
+
+@needs_namespaces
+def test_every_host_runs_the_command_with_its_own_values():
+    done = wan("run", "--hosts", "2", "--", "echo", "{host} {address} {number} {first_address}")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["h1 | h1 10.77.0.1 1 10.77.0.1", "h2 | h2 10.77.0.2 2 10.77.0.1"]
+    assert wan("run", "--hosts", "2", "--", "sh", "-c", "test {number} = 1").returncode == 1, "h2 fails"
+
+
+PROBE = "import analysis.wan.probes as p; print(p.ping('10.77.0.1', 40, 20)['median_ms'])"
+
+
+@needs_namespaces
+@pytest.mark.parametrize("rtt_ms", [0, 100])
+def test_round_trip_times_are_as_set(rtt_ms):
+    done = wan(
+        "run", "--hosts", "2", "--rtt-ms", str(rtt_ms), "--bandwidth-mbps", "100", "--", sys.executable, "-c", PROBE
+    )
+    assert done.returncode == 0, done.stderr
+    (measured,) = (float(line.split("|")[1]) for line in done.stdout.splitlines() if line.startswith("h2"))
+    assert measured == pytest.approx(rtt_ms, abs=3), "within 1 ms on an idle machine"
+
+
+TRANSFER = """
+import hashlib, os, random, socket, sys, time
+data = random.Random(1).randbytes(3_000_000)
+if sys.argv[1] == "1":
+    with socket.create_server(("", 5000)) as server:
+        connection, _ = server.accept()
+    begin, received = time.monotonic(), b""
+    while part := connection.recv(1 << 20):
+        received += part
+    assert received == data, "TCP repairs what is lost"
+    print(len(data) * 8 / (time.monotonic() - begin) / 1e6)
+else:
+    for _ in range(100):
+        try:
+            connection = socket.create_connection(("10.77.0.1", 5000))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    connection.sendall(data)
+    connection.close()
+"""
+
+
+@needs_namespaces
+@pytest.mark.parametrize("loss", ["0", "0.01"])
+def test_transfers_arrive_whole_at_the_rate_of_the_link(loss):
+    link = ["--hosts", "2", "--rtt-ms", "4", "--bandwidth-mbps", "20", "--loss", loss]
+    done = wan("run", *link, "--", sys.executable, "-c", TRANSFER, "{number}")
+    assert done.returncode == 0, done.stdout
+    rate = float(done.stdout.split("|")[1])
+    assert rate < 20
+    if loss == "0":
+        assert rate > 16, "on an idle machine 19"
+
+
+@needs_namespaces
+def test_the_kernels_rates_work_where_there_is_htb(tmp_path):
+    """Without delay, jitter and loss that backend needs no netem, so that this much runs on any kernel with htb."""
+    script = tmp_path / "bridged.py"
+    script.write_text(KERNEL_LAB)
+    command = sandbox.wrapped([sys.executable, str(script), str(tmp_path)])
+    environment = sandbox.environment() | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    if "qdisc kind is unknown" in done.stderr or "No such file or directory: 'tc'" in done.stderr:
+        pytest.skip("this kernel has no htb, or the program tc is missing")
+    assert done.returncode == 0, done.stderr
+    assert 16 < float(done.stdout) < 20
+
+
+KERNEL_LAB = """
+import sys
+from pathlib import Path
+from analysis.wan import check, netem
+from analysis.wan.lab import Lab
+from analysis.wan.topology import uniform
+netem.is_available = lambda: True
+with Lab(uniform(2, 0, 20), Path(sys.argv[1]), "netem") as lab:
+    print(check.both(lab, ["tcp-receive", "--skip-seconds", "0.5", "--seconds", "1"], ["tcp-send"])["goodput_mbps"])
+"""
+
+
+@needs_namespaces
+def test_nothing_is_left_after_sigkill():
+    lab = subprocess.Popen(
+        [sys.executable, "-m", "analysis.wan", "run", "--hosts", "2", "--", "sleep", "987654"], cwd=ROOT
+    )
+    deadline = time.monotonic() + 20
+    while sleeping() < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(lab.pid, signal.SIGKILL)
+    lab.wait()
+    deadline = time.monotonic() + 5
+    while sleeping():
+        assert time.monotonic() < deadline, "the hosts' programs go with the lab"
+        time.sleep(0.05)
+
+
+def sleeping() -> int:
+    return sum(process.info["cmdline"] == ["sleep", "987654"] for process in psutil.process_iter(["cmdline"]))
+
+
+@needs_namespaces
+def test_works_through_a_user_namespace(monkeypatch):
+    """As for somebody who is not root: this process may not make namespaces directly then."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    try:
+        command = sandbox.wrapped([sys.executable, "-m", "analysis.wan", "run", "--hosts", "2", "--", "true"])
+    except InputError as error:
+        pytest.skip(str(error))
+    assert "--map-root-user" in command
+    assert subprocess.run(command, env=sandbox.environment(), cwd=ROOT, timeout=30).returncode == 0
+
+
+def test_what_cannot_work_is_said_in_one_sentence():
+    for arguments, problem in [
+        (["run", "--hosts", "2"], "There is no command"),
+        (["run", "--topology", "moon", "--", "true"], "There is no topology moon: give campus"),
+        (["run", "--topology", "home", "--rtt-ms", "3", "--", "true"], "A topology has its own delays"),
+        (["run", "--loss", "3", "--", "true"], "loss of a path is 3"),
+    ]:
+        done = wan(*arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert problem in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_uniform_network_is_symmetric():
+    network = uniform(3, rtt_ms=100, bandwidth_mbps=50)
+    assert {network.path(a, b).delay_ms for a in network.hosts for b in network.hosts} == {50}
