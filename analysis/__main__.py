@@ -14,32 +14,29 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
 from analysis.campaign import Campaign, summary_table
 from analysis.cells import load_grid, shipped_grids
+from recipe.command_line import arg
 from recipe.errors import InputError
-
-
-def _arg(metavar: str, default: str | None = None, text: str | None = None) -> Any:
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else None, help=text)
 
 
 @dataclass(frozen=True)
 class Run:
     """Run an experiment: a grid of cells, each a swarm or a DDP run in a lab of its own."""
 
-    experiment: Annotated[tyro.conf.Positional[str], _arg("NAME", text=f"{', '.join(shipped_grids())}, or a .toml.")]
-    repeat: Annotated[int, _arg("TIMES")] = 1
+    experiment: Annotated[tyro.conf.Positional[str], arg("NAME", text=f"{', '.join(shipped_grids())}, or a .toml.")]
+    repeat: Annotated[int, arg("TIMES")] = 1
     """Repetitions of the whole grid, interleaved."""
-    output_dir: Annotated[Path, _arg("FOLDER")] = Path("runs/analysis")
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/analysis")
     """Everything goes to OUTPUT_DIR/NAME, a folder per cell."""
-    systems: Annotated[tuple[str, ...], _arg("NAME ...", "all of the experiment")] = ()
+    systems: Annotated[tuple[str, ...], arg("NAME ...", "all of the experiment")] = ()
     """Only these systems."""
-    paced_samples_per_second: Annotated[float | None, _arg("SAMPLES", "as the experiment says")] = None
+    paced_samples_per_second: Annotated[float | None, arg("SAMPLES", "as the experiment says")] = None
     """Speed of each host's pretended device."""
     again: bool = False
     """Run cells again whose result is invalid."""
@@ -51,7 +48,7 @@ class Run:
 class Report:
     """Write what experiments found: one HTML page, the same as Markdown, and its figures."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], _arg("FOLDER ...", text="Folders of experiments.")]
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], arg("FOLDER ...", text="Folders of experiments.")]
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")] = Path("report")
     """Where the report goes."""
 

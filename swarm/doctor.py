@@ -20,6 +20,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from recipe.command_line import arg
 from recipe.errors import InputError
 from swarm.addresses import check_reachable, parse_initial_peers, reachable
 from swarm.checkup import Check, check_data, check_micro_batch, check_shared_memory, judged, machine_checks
@@ -35,25 +36,21 @@ CLOCK_FAILS_SECONDS, CLOCK_WARNS_SECONDS = 3.0, 1.5  # the DHT refuses peers tha
 STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
-def _arg(metavar: str):
-    return tyro.conf.arg(metavar=metavar)
-
-
 @dataclass(frozen=True)
 class DoctorOptions:
     """Check this machine, the way to a swarm and what is trained there. Nothing is joined, nobody takes notice."""
 
-    initial_peers: Annotated[tuple[str, ...], _arg("ADDRESS ...")] = ()
+    initial_peers: Annotated[tuple[str, ...], arg("ADDRESS ...")] = ()
     """Addresses of peers that are there already; default: the variable INITIAL_PEERS."""
-    run_id: Annotated[str | None, _arg("NAME")] = None
+    run_id: Annotated[str | None, arg("NAME")] = None
     """The run, where several share the addresses."""
-    port: Annotated[int, _arg("PORT")] = 0
+    port: Annotated[int, arg("PORT")] = 0
     """TCP port that you are going to listen on."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where you are going to compute."""
-    data_dir: Annotated[Path, _arg("FOLDER")] = Path("data")
+    data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set."""
-    output_dir: Annotated[Path, _arg("FOLDER")] = Path("runs")
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Where metrics and checkpoints are going to be."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print JSON instead of a table."""

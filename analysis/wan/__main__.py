@@ -16,7 +16,7 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path as File
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -25,13 +25,10 @@ from rich.progress import track
 from analysis.wan import sandbox
 from analysis.wan.lab import Backend, Lab
 from analysis.wan.topology import Host, Topology, load, shipped_names, uniform
+from recipe.command_line import arg
 from recipe.errors import InputError
 
 MODULE = "analysis.wan"
-
-
-def _arg(metavar: str, default: str | None = None, text: str | None = None) -> Any:
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else None, help=text)
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class LabOptions:
 
     backend: Backend = "auto"
     """netem is the kernel's emulator, router ours; auto takes netem where the kernel has it."""
-    congestion_control: Annotated[str | None, _arg("NAME", "the machine's")] = None
+    congestion_control: Annotated[str | None, arg("NAME", "the machine's")] = None
     """TCP's algorithm on all hosts, such as bbr, cubic or reno."""
 
 
@@ -49,9 +46,9 @@ class Check:
     """Measure round-trip times, goodput, loss and jitter against what was set; exit 1 if one is out of bounds."""
 
     lab: LabOptions = field(default_factory=LabOptions)
-    seconds: Annotated[float, _arg("SECONDS")] = 3.0
+    seconds: Annotated[float, arg("SECONDS")] = 3.0
     """Length of each TCP measurement."""
-    output: Annotated[File | None, _arg("FILE", "none")] = None
+    output: Annotated[File | None, arg("FILE", "none")] = None
     """Also write the rows as JSON."""
 
 
@@ -59,20 +56,20 @@ class Check:
 class Run:
     """Run the command after -- on every host; {host}, {address}, {number} and {first_address} are filled in."""
 
-    hosts: Annotated[int | None, _arg("HOSTS", "3, or those of the topology")] = None
+    hosts: Annotated[int | None, arg("HOSTS", "3, or those of the topology")] = None
     """How many."""
-    topology: Annotated[str | None, _arg("NAME", "equal hosts", f"{', '.join(shipped_names())}, or a .toml file.")] = (
+    topology: Annotated[str | None, arg("NAME", "equal hosts", f"{', '.join(shipped_names())}, or a .toml file.")] = (
         None
     )
-    rtt_ms: Annotated[float, _arg("MS")] = 0.0
+    rtt_ms: Annotated[float, arg("MS")] = 0.0
     """Round-trip time between any two hosts."""
-    bandwidth_mbps: Annotated[float | None, _arg("MBPS", "unlimited")] = None
+    bandwidth_mbps: Annotated[float | None, arg("MBPS", "unlimited")] = None
     """Of each host's uplink and downlink."""
-    jitter_ms: Annotated[float, _arg("MS")] = 0.0
+    jitter_ms: Annotated[float, arg("MS")] = 0.0
     """Standard deviation of the one-way delay."""
-    loss: Annotated[float, _arg("FRACTION")] = 0.0
+    loss: Annotated[float, arg("FRACTION")] = 0.0
     """Probability that a packet is lost, in each direction."""
-    queue_ms: Annotated[float, _arg("MS")] = 100.0
+    queue_ms: Annotated[float, arg("MS")] = 100.0
     """Longest wait in a link's queue."""
     lab: LabOptions = field(default_factory=LabOptions)
 
