@@ -95,7 +95,11 @@ class Peer:
 
     def _import_the_rest(self) -> None:
         self.clock.ends("join")
+        self._interrupt = (
+            _leave_at_once  # Python swallows an exception that a signal raises within its import machinery
+        )
         importlib.import_module("swarm.session")
+        self._interrupt = _raise_interrupt
         self.clock.ends("imports")
 
     def _card(self, dht):
