@@ -24,7 +24,7 @@ import yaml
 from recipe.run_folder import RunFolder
 from swarm.options import parse_options
 from swarm.status import Status
-from tests.cli import START_SECONDS, TINY, PeerProgram, Program, reaping, wait_until
+from tests.cli import PACED, START_SECONDS, TINY, PeerProgram, Program, reaping, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -74,7 +74,7 @@ def first(tmp_path_factory) -> Iterator[PeerProgram]:
     output_dir = tmp_path_factory.mktemp("swarm")
     with reaping() as programs:
         options = ["--run-id", "live", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
-        peer = PeerProgram(output_dir, "live", "first", *options, nice=5)
+        peer = PeerProgram(output_dir, "live", "first", *options, **PACED)
         programs.append(peer)
         assert peer.address
         yield peer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import TINY, PeerProgram, Program, reaping
+from tests.cli import PACED, TINY, PeerProgram, Program, reaping
 from tests.nat import INTERNET_IP, ROUTER_IP, Home, home_behind_router, why_not
 
 REASON = why_not()
@@ -38,11 +38,11 @@ def internet(tmp_path_factory) -> Iterator[Internet]:
     output_dir = tmp_path_factory.mktemp("nat")
     with home_behind_router() as home, reaping() as programs:
         options = ["--run-id", "nat", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
-        first = PeerProgram(output_dir, "nat", "first", *options, nice=5, prefix=home.internet)
+        first = PeerProgram(output_dir, "nat", "first", *options, prefix=home.internet, **PACED)
         programs.append(first)
         first.wait_until(lambda: first.status.addresses, "it listens")
         address = next(address for address in first.status.addresses if INTERNET_IP in address)
-        second = PeerProgram(output_dir, "nat", "second", "--initial-peers", address, nice=5, prefix=home.internet)
+        second = PeerProgram(output_dir, "nat", "second", "--initial-peers", address, prefix=home.internet, **PACED)
         programs.append(second)
         second.wait_for_contribution()
         yield Internet(home, output_dir, programs, address)

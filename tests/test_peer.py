@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
 from swarm import peer
-from tests.cli import START_SECONDS, TINY, PeerProgram, Program, reaping, wait_until
+from tests.cli import PACED, START_SECONDS, TINY, PeerProgram, Program, reaping, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,7 +30,6 @@ UPDATE_TAGS = {
 VALIDATED = [*TINY, "--validate-every-steps", "10"]
 VALIDATION_TAGS = {"val/loss", "val/top1", "val/top5", "val/macro_f1", "val/precision", "val/recall"}
 
-NICE = 5
 """Of peers that train on and on, so that newcomers start in reasonable time on two cores."""
 
 
@@ -149,7 +148,7 @@ class RunningSwarm:
 
     def join(self, name: str, *options: str) -> PeerProgram:
         """A newcomer who knows nothing but the second peer's address."""
-        newcomer = PeerProgram(self.output_dir, "long", name, "--initial-peers", self.second.address, *options)
+        newcomer = PeerProgram(self.output_dir, "long", name, "--initial-peers", self.second.address, *options, **PACED)
         self.programs.append(newcomer)
         return newcomer
 
@@ -160,10 +159,10 @@ def swarm(tmp_path_factory) -> Iterator[RunningSwarm]:
     output_dir = tmp_path_factory.mktemp("long")
     with reaping() as programs:
         options = ["--run-id", "long", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
-        first = PeerProgram(output_dir, "long", "first", *options, nice=NICE)
+        first = PeerProgram(output_dir, "long", "first", *options, **PACED)
         programs.append(first)
-        second = PeerProgram(output_dir, "long", "second", "--initial-peers", first.address, nice=NICE)
-        third = PeerProgram(output_dir, "long", "third", INITIAL_PEERS=first.address, nice=NICE)
+        second = PeerProgram(output_dir, "long", "second", "--initial-peers", first.address, **PACED)
+        third = PeerProgram(output_dir, "long", "third", INITIAL_PEERS=first.address, **PACED)
         programs += [second, third]
         for program in (first, second, third):
             program.wait_for_contribution()
