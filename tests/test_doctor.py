@@ -60,7 +60,7 @@ def test_all_is_well(examine, address):
     assert "full peer" in checks["inbound port"].found
     assert "run letters: vit_tiny_patch16_224 on digits" in checks["run card"].found
     assert "1,257 training samples" in checks["data"].found
-    assert "samples, measured" in checks["micro-batch"].found
+    assert "32 samples, measured" in checks["micro-batch"].found
 
 
 def test_missing_images_are_found_before_joining(examine, address):

@@ -25,12 +25,11 @@ SUMMARY = {"run_id", "recipe", "outcome", "steps", "samples", "seconds", "val_ac
 UPDATE_TAGS = {
     *("train/loss", "train/top1", "train/top5", "train/lr", "perf/samples_per_second", "perf/step_seconds"),
     *("swarm/peers", "swarm/samples", "swarm/own_samples", "swarm/loss", "perf/swarm_samples_per_second"),
-    *("round/compute_seconds", "round/meeting_seconds", "round/exchange_seconds", "round/parts_received_fraction"),
+    *("round/compute_seconds", "round/blocked_seconds", "round/meeting_seconds", "round/exchange_seconds"),
+    "round/parts_received_fraction",
 }
 VALIDATED = [*TINY, "--validate-every-steps", "10"]
 VALIDATION_TAGS = {"val/loss", "val/top1", "val/top5", "val/macro_f1", "val/precision", "val/recall"}
-
-"""Of peers that train on and on, so that newcomers start in reasonable time on two cores."""
 
 
 def summary_of(folder: RunFolder) -> dict:
