@@ -258,7 +258,7 @@ def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
     assert status == (1 if found["problems"] else 0), "a busy machine makes the cell invalid, and it says so"
     analysis.main(command)
     assert "1 of 1 cells have a result already" in capsys.readouterr().out
-    assert "our swarm, 2 peers, 20 ms" in printed
+    assert "our swarm, synchronous, 2 peers, 20 ms" in printed
 
 
 def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
