@@ -26,6 +26,7 @@ from swarm.rounds import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Behind, Group,
 logger = get_logger(__name__)
 
 HOLD_DOOR_SECONDS = 4.0  # a newcomer has yet to start its trainer and compute a micro-batch
+KNOCK_AGAIN_SECONDS = 1.0  # at the doors of seniors who could not be reached and are expected all the same
 REDIRECT_SECONDS = 0.2  # between two knocks at a peer that was still following somebody else
 REPLY_SECONDS = 3.0  # a peer that is alive answers a knock at once, whatever it is doing
 CODE = averaging_pb2
@@ -110,26 +111,37 @@ class Rendezvous:
             order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
             loop = asyncio.get_running_loop()
             while loop.time() < deadline:
-                for member in order:
-                    if member.peer_id == self._p2p.peer_id:
-                        return await self._lead(ticket, min(deadline, loop.time() + patience_seconds))
+                for place, member in enumerate(order):
                     wait_until = min(deadline, loop.time() + 2 * patience_seconds + REPLY_SECONDS)
+                    if member.peer_id == self._p2p.peer_id:
+                        seniors = [senior.peer_id for senior in order[:place]]
+                        patience_end = min(deadline, loop.time() + patience_seconds)
+                        return await self._lead(ticket, patience_end, seniors, wait_until)
                     group = await self._follow(member.peer_id, ticket, wait_until)
                     if group is not None:
                         return group
                 await asyncio.sleep(0.2)  # only outbound-only peers come here: nobody to follow, unable to lead
             raise RoundFailed("no group was formed in time")
 
-    async def _lead(self, ticket: Ticket, patience_end: float) -> Group:
+    async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
+        """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
         loop = asyncio.get_running_loop()
+        knock_at = loop.time() + KNOCK_AGAIN_SECONDS
         while True:
             self._arrivals.clear()
             arrived = self._arrived(ticket)
             remaining = patience_end - loop.time()
             if remaining <= 0 or not self._awaited(arrived):
                 return self._close(ticket, arrived)
+            if loop.time() >= knock_at:
+                for senior in self._awaited(arrived).intersection(seniors):
+                    group = await self._follow(senior, ticket, wait_until)
+                    if group is not None:
+                        return group
+                knock_at = loop.time() + KNOCK_AGAIN_SECONDS
+                continue
             try:
-                await asyncio.wait_for(self._arrivals.wait(), min(remaining, HOLD_DOOR_SECONDS))
+                await asyncio.wait_for(self._arrivals.wait(), min(remaining, KNOCK_AGAIN_SECONDS))
             except asyncio.TimeoutError:
                 pass
 
@@ -137,9 +149,11 @@ class Rendezvous:
         """Guests with our weights; who comes with the same step of another history has to take over ours."""
         arrived = set()
         for peer, guest in self._lobby.items():
-            if guest.ticket.step == ticket.step and guest.ticket.lineage == ticket.lineage:
+            if guest.answer.done() or guest.ticket.step != ticket.step:
+                continue  # on the way out, or early
+            if guest.ticket.lineage == ticket.lineage:
                 arrived.add(peer)
-            elif guest.ticket.step == ticket.step and not guest.answer.done():
+            else:
                 guest.answer.set_result(CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY))
         return arrived
 
@@ -168,14 +182,14 @@ class Rendezvous:
         request = CODE.JoinRequest(
             schema_hash=self._schema_hash, gather=ticket.to_bytes(), client_mode=ticket.client_mode
         )
-        self._leader = leader
-        self._send_guests_to(leader)
         stream = None
         try:
             stub = self._servicer.get_stub(self._p2p, leader, namespace=self._namespace)
             stream = await asyncio.wait_for(stub.rpc_join_group(request), REPLY_SECONDS)
             reply = await asyncio.wait_for(stream.__anext__(), REPLY_SECONDS)
             if reply.code == CODE.ACCEPTED:
+                self._leader = leader
+                self._send_guests_to(leader)
                 remaining = max(0.0, wait_until - asyncio.get_running_loop().time())
                 reply = await asyncio.wait_for(stream.__anext__(), remaining)
         except (asyncio.TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:

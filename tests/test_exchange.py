@@ -6,6 +6,7 @@ import torch
 from swarm_peers import Line, Peers, running_dht
 
 from swarm.averager import SwarmAverager
+from swarm.rendezvous import Rendezvous
 from swarm.rounds import LINEAGE_BYTES, Member, RoundFailed, RoundReport, Ticket
 
 pytestmark = pytest.mark.timeout(180)
@@ -137,10 +138,22 @@ def one_round(name, initial_peers, line, vector, samples, client_mode=False, cod
         return averager.vector.clone(), outcome
 
 
-def run_one_round(contributions: dict) -> dict:
+def one_round_after_a_failed_knock(*arguments):
+    """The same, but the first time that this peer knocks at a leader's door, nobody hears it."""
+    knocks, follow = [], Rendezvous._follow
+
+    async def follow_later(self, *rest):
+        knocks.append(rest)
+        return await follow(self, *rest) if len(knocks) > 1 else None
+
+    Rendezvous._follow = follow_later
+    return one_round(*arguments)
+
+
+def run_one_round(contributions: dict, function=one_round) -> dict:
     with Peers(timeout_seconds=80) as peers:
         for name, arguments in contributions.items():
-            peers.start(name, one_round, *arguments)
+            peers.start(name, function, *arguments)
         introduce(peers)
         return dismiss(peers)
 
@@ -153,6 +166,16 @@ def test_a_listener_receives_the_average_and_does_not_change_it():
         assert torch.equal(vector, torch.full((5000,), 3.0))
         assert report.complete
         assert report.group.samples == 30
+
+
+def test_a_knock_that_nobody_heard_does_not_divide_the_swarm():
+    vectors = {name: (torch.full((5000,), value), 10) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
+    found = run_one_round(vectors, one_round_after_a_failed_knock)
+    for vector, report in found.values():
+        assert isinstance(report, RoundReport), report
+        assert len(report.group.peer_ids) == 3
+        assert torch.equal(vector, torch.full((5000,), 4.0))
+        assert report.meeting_seconds < PATIENCE_SECONDS / 2
 
 
 def test_a_sender_of_nan_is_left_out():
