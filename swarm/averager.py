@@ -207,11 +207,10 @@ class SwarmAverager(DecentralizedAverager):
         with self._register_allreduce_group(group):
             runner = self._make_runner(group)
             self._running_groups[group.group_id].set_result(runner)
-            async for average in runner:
-                if runner.parts_received == runner.parts_expected:
-                    self.vector.copy_(average)
+            (average,) = [tensor async for tensor in runner]
         if runner.parts_received != runner.parts_expected:
             raise RoundFailed(f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived")
+        self.vector.copy_(average)  # not before: a round that fails leaves this peer's own contribution there
         return RoundReport(
             group=group,
             parts_expected=runner.parts_expected,
