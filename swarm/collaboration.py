@@ -181,7 +181,6 @@ class Collaboration:
 
     def _begin_round(self) -> None:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
-        self.tracker.report(urgent=True, phase=AVERAGING)
         loss = self._loss_sum / max(1, self.samples)
         ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, loss, self.version.lineage)
         self._gradients.to_wire(self.samples)
@@ -193,6 +192,8 @@ class Collaboration:
         if self.options.overlap:
             self.version.settled.clear()
             self.tracker.begin_ahead()
+        else:
+            self.tracker.report(urgent=True, phase=AVERAGING)
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
