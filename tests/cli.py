@@ -179,6 +179,17 @@ def reaping() -> Iterator[list[Program]]:
             program.reap()
 
 
+@contextlib.contextmanager
+def live_peer(output_dir: Path) -> Iterator[PeerProgram]:
+    """The first peer of run "live", which trains on and on."""
+    with reaping() as programs:
+        options = ["--run-id", "live", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
+        peer = PeerProgram(output_dir, "live", "first", *options, **PACED)
+        programs.append(peer)
+        assert peer.address
+        yield peer
+
+
 def _has_mark(process: psutil.Process, mark: str) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == mark

@@ -24,7 +24,7 @@ import yaml
 from recipe.run_folder import RunFolder
 from swarm.options import parse_options
 from swarm.status import Status
-from tests.cli import PACED, START_SECONDS, TINY, PeerProgram, Program, reaping, wait_until
+from tests.cli import START_SECONDS, PeerProgram, Program, live_peer, reaping, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -71,12 +71,7 @@ def image(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory) -> Iterator[PeerProgram]:
-    output_dir = tmp_path_factory.mktemp("swarm")
-    with reaping() as programs:
-        options = ["--run-id", "live", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
-        peer = PeerProgram(output_dir, "live", "first", *options, **PACED)
-        programs.append(peer)
-        assert peer.address
+    with live_peer(tmp_path_factory.mktemp("swarm")) as peer:
         yield peer
 
 

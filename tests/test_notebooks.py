@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 
 from recipe.run_folder import RunFolder
 from swarm.status import Status
-from tests.cli import PACED, START_SECONDS, TINY, PeerProgram, reaping
+from tests.cli import START_SECONDS, PeerProgram, live_peer
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -45,13 +45,7 @@ def kernels(tmp_path_factory) -> KernelSpecManager:
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory) -> Iterator[PeerProgram]:
-    """A peer that trains on and on."""
-    output_dir = tmp_path_factory.mktemp("swarm")
-    with reaping() as programs:
-        options = ["--run-id", "live", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
-        peer = PeerProgram(output_dir, "live", "first", *options, **PACED)
-        programs.append(peer)
-        assert peer.address
+    with live_peer(tmp_path_factory.mktemp("swarm")) as peer:
         yield peer
 
 

@@ -1,10 +1,9 @@
 """Averaging in the background: nothing is counted twice or lost, and the result is that of one process that is late."""
 
-import time
 from dataclasses import dataclass
-from functools import partial
 
 import lightning as L
+import pytest
 import torch
 from swarm_peers import Peers, running_dht
 from test_strategy import Plan, Samples, Task, assert_same_bits, loader, patience, trainer_for
@@ -15,7 +14,6 @@ from swarm.strategy import SwarmStrategy
 
 STEPS = 12
 TARGET = 64
-TOLERANCE = 2e-6
 
 
 @dataclass
@@ -72,10 +70,10 @@ class LateRecord(L.Callback):
         )
 
 
-def train_late(name, initial_peers, line, plan, target, steps):
+def train_late(name, initial_peers, line, plan, target, steps, codec):
     with running_dht(initial_peers, line) as dht:
         options = CollaborationOptions(**{**vars(patience(2)), "overlap": True})
-        strategy = SwarmStrategy(target, "late", dht=dht, name=name, options=options)
+        strategy = SwarmStrategy(target, "late", dht=dht, name=name, options=options, codec=codec)
         task, record = LateTask(plan), LateRecord()
         task.versions = []
         trainer_for(strategy, [record], max_steps=steps, gradient_clip_val=plan.clip).fit(task, loader(ord(name)))
@@ -106,14 +104,14 @@ def replayed(plan: Plan, updates: list[list[LateUpdate]]):
     return versions[1:]
 
 
-def test_two_overlapped_peers_equal_one_process_that_is_late():
+@pytest.mark.parametrize(("codec", "tolerance"), [("none", 2e-6), ("fp16", 2e-4)])
+def test_two_overlapped_peers_equal_one_process_that_is_late(codec, tolerance):
+    """Sums differ in their last bits, half precision rounds gradients to 11. Seen after 12 updates: 6e-8, 1.4e-5."""
     plan = Plan(compute_seconds=0.02)
-    began = time.monotonic()
     with Peers() as peers:
         for name in "ab":
-            peers.start(name, partial(train_late), plan, TARGET, STEPS)
+            peers.start(name, train_late, plan, TARGET, STEPS, codec)
         found = peers.results()
-    print(f"{time.monotonic() - began:.1f} s")
     both = list(zip(found["a"][0], found["b"][0], strict=True))
     assert [one.step for one, _ in both] == list(range(1, STEPS + 1))
     for one, other in both:
@@ -128,4 +126,6 @@ def test_two_overlapped_peers_equal_one_process_that_is_late():
     for updates, contributed in found.values():
         assert contributed == sum(len(indices) for update in updates for _, indices in update.micro_batches)
     for (one, _), expected in zip(both, replayed(plan, both), strict=True):
-        torch.testing.assert_close(one.weights, expected, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(one.weights, expected, rtol=0, atol=tolerance)
+    last, expected = both[-1][0].weights, replayed(plan, both)[-1]
+    print(codec, "largest difference", max((last[name] - expected[name]).abs().max().item() for name in last))
