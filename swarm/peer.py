@@ -28,6 +28,7 @@ from swarm.lean_imports import load_lean, silence_libraries
 from swarm.options import PeerOptions, parse_options
 from swarm.processes import descendants, kill
 from swarm.start_clock import StartClock
+from swarm.status import program
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -162,7 +163,8 @@ class Peer:
         if addresses:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
         if addresses and not self.initial_peers:
-            print(join_commands(addresses, public_ip=self.options.connection.public_ip))
+            command = f"{program('python')} -m swarm.peer"
+            print(join_commands(addresses, command, self.options.connection.public_ip))
         print(self.reachability)
         print(f"Micro-batch: {session.micro_batch}.")
         print(f"Run folder: {session.folder.path}")

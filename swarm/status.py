@@ -165,9 +165,12 @@ def result_table(summaries: list[dict]) -> Table:
     return table
 
 
+def program(name: str) -> str:
+    """What to type to start a program of this environment, also where the environment is not activated."""
+    own, found = Path(sys.executable).with_name(name), shutil.which(name)
+    return name if found and Path(found).parent == own.parent else os.path.relpath(own)
+
+
 def tensorboard_command(folder: Path) -> str:
-    """What to type to see the curves, also where the environment is not activated."""
-    program = "tensorboard"
-    if shutil.which(program) is None:
-        program = os.path.relpath(Path(sys.executable).with_name(program))
-    return f"{program} --logdir {folder}"
+    """What to type to see the curves."""
+    return f"{program('tensorboard')} --logdir {folder}"
