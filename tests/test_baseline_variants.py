@@ -222,6 +222,41 @@ def test_a_restarted_process_is_not_misled_by_what_is_left_in_the_store():
             assert all(other.result(10).get("greeting") == b"hello" for other in others)
 
 
+def count_blocking_collectives(arguments: list[str]) -> list[tuple[int, int]]:
+    """Like `train`; returns the global step and the collectives waited for so far, at each micro-batch."""
+    seen, calls = [], []
+
+    def counted(function):
+        def call(*args, async_op=False, **kwargs):
+            calls.extend([function] * (not async_op))
+            return function(*args, async_op=async_op, **kwargs)
+
+        return call
+
+    for name in ("broadcast", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce", "gather"):
+        setattr(torch.distributed, name, counted(getattr(torch.distributed, name)))
+    start = StepSplit.on_train_batch_start
+
+    def noted(self, trainer, pl_module, batch, batch_idx):
+        seen.append((trainer.global_step, len(calls)))
+        start(self, trainer, pl_module, batch, batch_idx)
+
+    StepSplit.on_train_batch_start = noted
+    assert train(arguments) == 0
+    return seen
+
+
+def test_nobody_waits_for_others_within_an_update(tmp_path):
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(RECIPE.to_json())
+    options = ["--recipe", recipe, "--output-dir", tmp_path, "--run-id", "run", "--batch-size", 4]
+    arguments = [str(option) for option in options]
+    for seen in run_processes(2, count_blocking_collectives, arguments, log=tmp_path / "log"):
+        counts = [calls for step, calls in seen if 2 <= step < 7]  # the first validation comes at step 8
+        assert len(counts) == 5 * 4
+        assert counts[-1] == counts[0], "over a slow network each of them costs a round trip"
+
+
 def stop_answering(arguments: list[str]) -> int:
     """Like `train`, but the second process goes to sleep at step 3."""
 
