@@ -76,7 +76,8 @@ class CellRun:
 
     def _start(self, host: Host, addresses: tuple[str, ...]) -> None:
         command = self.system.command(self.system, self.cell, host, self.lab.hosts[0], self.runs, addresses)
-        threads = max(1, (os.cpu_count() or 1) // self.cell.peers)
+        cores = own_cores(host.number, self.cell.peers)
+        threads = max(1, len(os.sched_getaffinity(0)) // self.cell.peers)
         variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "eth0", "INITIAL_PEERS": ""}
         if self.cell.paced_samples_per_second:
             variables[VARIABLE] = str(self.cell.paced_samples_per_second)
@@ -84,7 +85,7 @@ class CellRun:
         with (self.logs / f"{host.name}.log").open("wb") as log:
             self.processes[host.name] = self.lab.start(
                 host,
-                command,
+                ["taskset", "--cpu-list", ",".join(map(str, cores)), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -126,6 +127,13 @@ class CellRun:
             self.killed.add(last.name)
             self.lab.unplug(last)  # before its kernel can tell the others
             os.killpg(self.processes[last.name].pid, signal.SIGKILL)
+
+
+def own_cores(number: int, peers: int) -> list[int]:
+    """The cores of host `number` (1 is the first): its own where there are enough, so that no host takes another's."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // peers
+    return cores[(number - 1) * share : number * share] or cores
 
 
 def run_cell(folder: Path) -> None:

@@ -13,6 +13,8 @@ from recipe.errors import InputError
 
 RUN_ID = "run"
 PORT = 31337
+MAX_SMALL_UPDATES = 48
+"""Of a system that averages every micro-batch: they are all alike, and slow."""
 _ROOT = Path(__file__).parents[1]
 
 
@@ -52,7 +54,7 @@ def ddp(system: System, cell: Cell, host: Host, first: Host, output: Path, _addr
     if system.every_micro_batch:
         whole = cell.full_recipe().target_batch_size
         changes["target_batch_size"] = cell.batch_size * cell.peers
-        steps = max(1, steps * whole // changes["target_batch_size"])
+        steps = min(MAX_SMALL_UPDATES, max(1, steps * whole // changes["target_batch_size"]))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(cell.peers), "--nproc-per-node", "1"]
     torchrun += ["--node-rank", str(host.number - 1), "--master-addr", first.address, "--master-port", "29500"]
     script = [str(_ROOT / "baseline_ddp" / "train.py"), "--strategy", "ddp" if cell.peers > 1 else "single"]
