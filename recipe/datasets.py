@@ -1,15 +1,15 @@
 """Opens the recipe's images, split into training, validation and test parts that are the same on every machine."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset
 from torchvision.datasets import CIFAR10, ImageFolder
@@ -89,7 +89,10 @@ def open_splits(recipe: Recipe, data_dir: Path) -> Splits:
 
 def _digits(recipe: Recipe, _: Path) -> Splits:
     """1,797 handwritten digits of 8 x 8 pixels (UCI ML, bundled with scikit-learn): 1,257 / 270 / 270."""
-    pixels, labels = load_digits(return_X_y=True)
+    # Scikit-learn itself stays unloaded: with pandas it takes two seconds, and a volunteer waits for them.
+    file = Path(find_spec("sklearn").submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    table = np.loadtxt(file, delimiter=",", dtype=np.int64)
+    pixels, labels = table[:, :-1], table[:, -1]
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16.0
     if recipe.image_size != 8:
         images = F.interpolate(images, size=recipe.image_size, mode="bilinear", antialias=True)
@@ -101,10 +104,12 @@ def _digits(recipe: Recipe, _: Path) -> Splits:
 
 
 def _stratified(labels: np.ndarray, second_share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Two sorted arrays of indices; every class has the same share in both."""
-    everything = np.arange(len(labels))
-    first, second = train_test_split(everything, test_size=second_share, stratify=labels, random_state=_SPLIT_SEED)
-    return np.sort(first), np.sort(second)
+    """Two sorted arrays of indices; every class has the same share in both, but for one sample."""
+    order = np.random.RandomState(_SPLIT_SEED).permutation(len(labels))  # a stream that numpy promises not to change
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    size = math.ceil(len(labels) * second_share)
+    second = by_class[(np.arange(size) * len(labels)) // size]  # evenly spaced, so from each class its share
+    return np.setdiff1d(by_class, second), np.sort(second)
 
 
 def _cifar10(_: Recipe, data_dir: Path) -> Splits:

@@ -1,7 +1,8 @@
-"""Loads only what a peer needs: the front end of ``torch.compile`` takes a quarter of its import time and never runs.
+"""Loads only what a peer needs: a third of its import time went into modules of which it never uses anything.
 
-torchvision, Lightning and torch's optimizers import it (``torch._dynamo``, with sympy and parts of Inductor) only to
-see whether something is compiled. A peer compiles nothing.
+torchvision, Lightning and torch's optimizers import the front end of ``torch.compile`` (``torch._dynamo``, with sympy
+and parts of Inductor) only to see whether something is compiled; a peer compiles nothing. Torchmetrics and Hivemind
+import parts of scipy for metrics and for load balancing that a peer does not use.
 """
 
 import importlib
@@ -15,18 +16,35 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 _COMPILER = ("torch._dynamo", "torch._dynamo.utils")
+_LATE = {"scipy.optimize": (), "scipy.signal": ("hamming",)}
+"""Modules, with names that Torchmetrics puts there if they are missing, for the sake of an audio metric."""
 
 
 def load_lean() -> None:
-    """Put stand-ins in place of the compiler; call it before torch is imported, later it does nothing.
+    """Put stand-ins in place of these modules; call it before torch is imported, later it does nothing.
 
     Nothing is lost: who asks a stand-in for more than the few answers it has gets the real module.
     """
     if any(name in sys.modules for name in ("torch", *_COMPILER)):
         return
+    for name, attributes in _LATE.items():
+        if name not in sys.modules:
+            sys.modules[name] = _Late(name)
+            vars(sys.modules[name]).update(dict.fromkeys(attributes))
     for name in _COMPILER:
         sys.modules[name] = _NothingIsCompiled(name)
     sys.meta_path.insert(0, _RealSubmodules())
+
+
+class _Late(ModuleType):
+    """Is imported as soon as somebody asks for something in it, a submodule too."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 class _NothingIsCompiled(ModuleType):

@@ -21,7 +21,8 @@ task.model(torch.zeros(2, 1, 8, 8)).sum().backward()
 optimizer.step()
 optimizer.zero_grad()
 optimizer.load_state_dict(optimizer.state_dict())
-loaded = {"sympy", "torch._dynamo.symbolic_convert", "torch._inductor"} & sys.modules.keys()
+never = {"sympy", "torch._dynamo.symbolic_convert", "torch._inductor", "sklearn", "pandas"}
+loaded = (never | {"scipy.optimize._linprog", "scipy.signal._signaltools"}) & sys.modules.keys()
 assert not loaded, loaded
 """
 
@@ -32,10 +33,17 @@ assert torch._dynamo.exc.Unsupported is Unsupported
 assert sys.modules["torch._dynamo"].__file__
 assert torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2)).shape == (1, 2)
 assert "torch._dynamo.symbolic_convert" in sys.modules
+
+import scipy.optimize
+import scipy.signal.windows
+from hivemind.averaging.load_balancing import optimize_parts_lp
+from scipy.signal import convolve
+assert list(scipy.signal.windows.boxcar(2)) == [1, 1] and list(convolve([1, 2], [1])) == [1, 2]
+assert scipy.optimize.linprog([1.0], bounds=(1, 2)).x == [1.0]
 """
 
 
 @pytest.mark.timeout(180)
-def test_training_needs_no_compiler_and_who_asks_gets_it():
+def test_training_needs_neither_compiler_nor_scipy_and_who_asks_gets_them():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", STEP + GIVEN_BACK], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
