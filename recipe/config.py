@@ -113,8 +113,8 @@ class Recipe:
     """Number format of the computation: 32 (float32) or bf16-mixed."""
     averaging: Literal["sync", "overlap"] = "sync"
     """Swarms: sync waits for the average; overlap computes on meanwhile, on weights that are one update old."""
-    codec: Literal["none", "fp16"] = "none"
-    """Swarms: how gradients travel; fp16 halves the bytes, and gradients below 6e-8 become 0."""
+    codec: Literal["none", "fp16", "int8"] = "none"
+    """Swarms: how gradients travel; fp16 halves the bytes, int8 quarters them; what rounding leaves out follows."""
     seed: int = 0
     """Seed of the initial weights and of the order of samples."""
 

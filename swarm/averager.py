@@ -12,13 +12,14 @@ from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognis
 import torch
 from hivemind import DHT
 from hivemind.averaging import DecentralizedAverager
-from hivemind.compression import CompressionInfo, Float16Compression, NoCompression, deserialize_torch_tensor
+from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 from hivemind.utils.streaming import combine_from_streaming
 
+from swarm.codecs import CODECS, ErrorFeedback
 from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
 from swarm.processes import die_with_parent
 from swarm.rendezvous import Rendezvous
@@ -27,7 +28,6 @@ from swarm.rounds import Behind, Group, Member, Refused, RoundFailed, RoundRepor
 logger = get_logger(__name__)
 
 STREAM_SECONDS = 10.0  # longest silence within a stream before the other side counts as gone
-CODECS = {"none": NoCompression, "fp16": Float16Compression}
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 
 
@@ -54,6 +54,7 @@ class SwarmAverager(DecentralizedAverager):
         codec: str = "none",
     ):
         self._get_state, self._min_samples, self._codec = get_state, min_samples, CODECS[codec]()
+        self._feedback = ErrorFeedback(self._codec, vector.numel())
         self._waiting_step = mp.Value("q", -1)
         self._company_until = mp.Value("d", 0.0)
         super().__init__(
@@ -201,15 +202,17 @@ class SwarmAverager(DecentralizedAverager):
         if group.samples < self._min_samples:
             raise ShortBatch(group)
         if len(group.peer_ids) == 1:
-            return RoundReport(group, 0, 0, 0, 0, met - started, 0.0)
+            return RoundReport(group, 0, 0, 0, 0, met - started, 0.0, 0, 0)
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
         with self._register_allreduce_group(group):
             runner = self._make_runner(group)
+            await asyncio.get_running_loop().run_in_executor(None, runner.add_left_out)
             self._running_groups[group.group_id].set_result(runner)
             (average,) = [tensor async for tensor in runner]
         if runner.parts_received != runner.parts_expected:
             raise RoundFailed(f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived")
+        runner.keep_left_out()
         self.vector.copy_(average)  # not before: a round that fails leaves this peer's own contribution there
         return RoundReport(
             group=group,
@@ -219,12 +222,15 @@ class SwarmAverager(DecentralizedAverager):
             inputs_received=runner.inputs_received,
             meeting_seconds=met - started,
             exchange_seconds=time.perf_counter() - met,
+            bytes_sent=runner.bytes_sent,
+            bytes_received=runner.bytes_received,
         )
 
     def _make_runner(self, group: Group) -> ExactAllReduceRunner:
         return ExactAllReduceRunner(
             group=group,
             tensor=self.vector,
+            feedback=self._feedback,
             p2p=self._p2p,
             servicer_type=type(self),
             prefix=self.prefix,
@@ -252,6 +258,7 @@ class SwarmAverager(DecentralizedAverager):
     async def _download_state(self, peer_id: PeerID, max_bytes: int, future: MPFuture) -> None:
         try:
             future.set_result(await self._receive_state(peer_id, max_bytes))
+            self._feedback.reset()
         except asyncio.TimeoutError:
             future.set_exception(RoundFailed(f"{peer_id} sent nothing for {STREAM_SECONDS:.0f} s"))
         except RoundFailed as error:

@@ -5,6 +5,9 @@ peers hold the same bits. Here a reducer encodes the average once and everyone, 
 message: all peers hold the same bits after the round, with any codec, and no second round is needed to bring the
 parameters back together.
 
+With a codec that rounds, what rounding leaves out on the way to a reducer and on the way back is not lost: the peer
+that encoded adds it to its contribution to the next round (:class:`~swarm.codecs.ErrorFeedback`).
+
 Three more differences: weights come from the tickets that the whole group has seen, not from the sender's own messages;
 parts that are not finite or have another shape ban their sender; and a reducer keeps its stream open until the sender
 has read all results and hangs up (see :func:`until_caller_hangs_up`).
@@ -18,11 +21,12 @@ from collections.abc import AsyncIterator
 import torch
 from hivemind.averaging.allreduce import AllReduceRunner
 from hivemind.averaging.partition import AllreduceException, BannedException
-from hivemind.compression import deserialize_torch_tensor
+from hivemind.compression import CompressionInfo
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor
 
+from swarm.codecs import ErrorFeedback
 from swarm.rounds import Group
 
 MIN_PART_BYTES, MAX_PART_BYTES = 2**14, 2**19
@@ -49,10 +53,11 @@ class ExactAllReduceRunner(AllReduceRunner):
 
     :param group: the closed group; its tickets give the weights and say who can reduce
     :param tensor: this peer's contribution, shape [n], fp32, shared memory; iterating yields the average, shape [n]
+    :param feedback: what earlier rounds have left out
     :param kwargs: see :class:`hivemind.averaging.allreduce.AllReduceRunner`
     """
 
-    def __init__(self, *, group: Group, tensor: torch.Tensor, **kwargs):
+    def __init__(self, *, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback, **kwargs):
         reducers = [not ticket.client_mode for ticket in group.tickets]
         super().__init__(
             tensors=[tensor],
@@ -65,11 +70,34 @@ class ExactAllReduceRunner(AllReduceRunner):
         )
         self.tensor_part_container.return_deltas = False
         self.weights = dict(zip(group.peer_ids, (float(t.samples) for t in group.tickets), strict=True))
-        self.parts_received = 0
+        self.parts_received = self.bytes_sent = self.bytes_received = 0
+        self._group, self._feedback = group, feedback
+        self._codec = self.tensor_part_container.compression
         self._encoded: dict[int, asyncio.Future] = {}
-        self._part_infos = [
-            info for _, info in self.tensor_part_container._input_parts_by_peer[group.peer_ids.index(self.peer_id)]
-        ]
+        self._left_out: dict[int, torch.Tensor] = {}
+        self._own_parts = self._with_offsets()[self.peer_id]
+
+    def _with_offsets(self) -> dict[PeerID, list[tuple[torch.Tensor, CompressionInfo, int]]]:
+        """Of each reducer's parts: this peer's numbers, what Hivemind says of them, and their offset in the vector."""
+        found, offset = {}, 0
+        parts_by_peer = self.tensor_part_container._input_parts_by_peer
+        for reducer, parts in zip(self._group.peer_ids, parts_by_peer, strict=True):
+            found[reducer] = []
+            for part, info in parts:
+                found[reducer].append((part, info, offset))
+                offset += len(part)
+        return found
+
+    def add_left_out(self) -> None:
+        """Before anything is sent: what earlier rounds left out of this peer's contributions goes with this one."""
+        for reducer, parts in self._with_offsets().items():
+            for part, info, offset in parts:
+                self._feedback.add_to(part, info, offset, self.weights[self.peer_id], reducer != self.peer_id)
+
+    def keep_left_out(self) -> None:
+        """After the round has succeeded: what its encoded averages left out goes with the next contribution."""
+        for part_index, left_out in self._left_out.items():
+            self._feedback.keep(left_out, self._own_parts[part_index][2], self._group.samples)
 
     @property
     def parts_expected(self) -> int:
@@ -89,11 +117,17 @@ class ExactAllReduceRunner(AllReduceRunner):
     async def _encode(self, part_index: int, average: torch.Tensor) -> runtime_pb2.Tensor:
         """The one message with the average of this part; the first who needs it encodes it."""
         if part_index not in self._encoded:
-            container = self.tensor_part_container
             self._encoded[part_index] = asyncio.get_running_loop().run_in_executor(
-                None, container.compression.compress, average, self._part_infos[part_index]
+                None, self._encode_now, part_index, average
             )
         return await asyncio.shield(self._encoded[part_index])  # others wait for it, too
+
+    def _encode_now(self, part_index: int, average: torch.Tensor) -> runtime_pb2.Tensor:
+        _, info, _ = self._own_parts[part_index]
+        message = self._codec.compress(average, info)
+        if self._feedback.left_out is not None:
+            self._left_out[part_index] = average - self._codec.extract(message)
+        return message
 
     async def _communicate_with_peer(self, peer_id: PeerID):
         if peer_id == self.peer_id:
@@ -108,9 +142,18 @@ class ExactAllReduceRunner(AllReduceRunner):
             average = await self.tensor_part_reducer.accumulate_part(
                 sender_index, part_index, part, weight=self.weights[self.peer_id]
             )
-            decoded = deserialize_torch_tensor(await self._encode(part_index, average))
+            decoded = self._codec.extract(await self._encode(part_index, average))
             self.tensor_part_container.register_processed_part(peer_index, part_index, decoded)
             self.parts_received += 1
+
+    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+        messages = super()._generate_input_for_peer(peer_index)
+        try:
+            async for message in messages:
+                self.bytes_sent += message.ByteSize()
+                yield message
+        finally:
+            await messages.aclose()
 
     async def _send_and_receive(self, peer_id: PeerID):
         peer_index = self.ordered_peer_ids.index(peer_id)
@@ -121,7 +164,8 @@ class ExactAllReduceRunner(AllReduceRunner):
             stream = await self._get_peer_stub(peer_id).rpc_aggregate_part(inputs)
             messages = aiter_with_timeout(stream, self.reducer_timeout)
             results = amap_in_executor(self._decode_result, messages, max_prefetch=1)
-            async for part in results:
+            async for part, num_bytes in results:
+                self.bytes_received += num_bytes
                 self.tensor_part_container.register_processed_part(peer_index, part_index, part)
                 self.parts_received += 1
                 part_index += 1
@@ -136,23 +180,27 @@ class ExactAllReduceRunner(AllReduceRunner):
             if results is not None:
                 await results.aclose()  # hangs up
 
-    @staticmethod
-    def _decode_result(message: averaging_pb2.AveragingData) -> torch.Tensor:
+    def _decode_result(self, message: averaging_pb2.AveragingData) -> tuple[torch.Tensor, int]:
         if message.code != averaging_pb2.AVERAGED_PART:
             raise AllreduceException(f"a reducer answered {averaging_pb2.MessageCode.Name(message.code)}")
-        part = deserialize_torch_tensor(message.tensor_part)
+        part, num_bytes = self._decode(message)
         if not torch.isfinite(part).all():
             raise AllreduceException("a reducer sent an average that is not finite")
-        return part
+        return part, num_bytes
+
+    def _decode(self, message: averaging_pb2.AveragingData) -> tuple[torch.Tensor, int]:
+        """The numbers in a message, and its bytes."""
+        if message.tensor_part.dtype != "float32":  # the name of a numpy type, which could be as large as it likes
+            raise AllreduceException("a part that is not float32")
+        return self._codec.extract(message.tensor_part).detach(), message.ByteSize()
 
     async def _accumulate_parts_streaming(self, stream: AsyncIterator, sender_index: int) -> AsyncIterator:
         reducer = self.tensor_part_reducer
         sender = self.sender_peer_ids[sender_index]
         part_index = 0
         try:
-            async for part in amap_in_executor(
-                lambda message: deserialize_torch_tensor(message.tensor_part), stream, max_prefetch=1
-            ):
+            async for part, num_bytes in amap_in_executor(self._decode, stream, max_prefetch=1):
+                self.bytes_received += num_bytes
                 if part.shape != reducer.part_shapes[part_index] or not torch.isfinite(part).all():
                     raise AllreduceException(f"{sender} sent a part that is not finite or has a wrong shape")
                 try:  # all senders wait for one future; without the shield one that hangs up would cancel it for all
@@ -163,7 +211,9 @@ class ExactAllReduceRunner(AllReduceRunner):
                     break
                 encoded = await self._encode(part_index, average)
                 part_index += 1
-                yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=encoded)
+                answer = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=encoded)
+                self.bytes_sent += answer.ByteSize()
+                yield answer
                 if part_index == reducer.num_parts:
                     break
         finally:

@@ -122,6 +122,8 @@ class RoundReport:
     :param inputs_received: parts that it did reduce
     :param meeting_seconds: from entering the round to a closed group
     :param exchange_seconds: from a closed group to the complete average
+    :param bytes_sent: of gradients and averages, as messages, before the network's own headers
+    :param bytes_received: the same
     """
 
     group: Group
@@ -131,6 +133,14 @@ class RoundReport:
     inputs_received: int
     meeting_seconds: float
     exchange_seconds: float
+    bytes_sent: int
+    bytes_received: int
+
+    @property
+    def received_fraction(self) -> float:
+        """Of the parts of the average and, as a reducer, of the others' gradients."""
+        expected = self.parts_expected + self.inputs_expected
+        return (self.parts_received + self.inputs_received) / expected if expected else 1.0
 
     @property
     def complete(self) -> bool:
@@ -175,6 +185,7 @@ class StepReport:
     :param compute_seconds: from the end of the last update to entering the round
     :param blocked_seconds: while nothing was computed because the round had to end first
     :param round: what the exchange looked like, None if this peer was alone
+    :param apply_seconds: from the average to updated weights
     """
 
     step: int
@@ -185,3 +196,58 @@ class StepReport:
     compute_seconds: float
     blocked_seconds: float
     round: RoundReport | None
+    apply_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """How a round ended for one peer: a line of ``rounds.jsonl``.
+
+    :param step: the global update that it was to make
+    :param outcome: "averaged", "alone", or why it failed
+    :param members: ids of those who took part, in the order of their shares
+    :param samples: of all of them
+    :param own_samples: of this peer; after a failure they count for the next round
+    :param compute_seconds: from the end of the last update to entering the round
+    :param waiting_seconds: while nothing was computed because the round had to end first
+    :param meeting_seconds: matchmaking
+    :param exchange_seconds: transfer
+    :param apply_seconds: from the average to updated weights
+    :param bytes_sent: of gradients and averages
+    :param bytes_received: the same
+    :param received_fraction: of the parts that this peer should have received
+    """
+
+    step: int
+    outcome: str
+    members: tuple[str, ...]
+    samples: int
+    own_samples: int
+    compute_seconds: float
+    waiting_seconds: float
+    meeting_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    apply_seconds: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    received_fraction: float = 0.0
+
+    @classmethod
+    def of_update(cls, report: StepReport) -> RoundEvent:
+        """The round behind a global update."""
+        common = (report.samples, report.own_samples, report.compute_seconds, report.blocked_seconds)
+        exchanged = report.round
+        if exchanged is None or len(exchanged.group.peer_ids) == 1:
+            return cls(report.step, "alone", (), *common, apply_seconds=report.apply_seconds, received_fraction=1.0)
+        return cls(
+            report.step,
+            "averaged",
+            tuple(peer_id.to_base58() for peer_id in exchanged.group.peer_ids),
+            *common,
+            exchanged.meeting_seconds,
+            exchanged.exchange_seconds,
+            report.apply_seconds,
+            exchanged.bytes_sent,
+            exchanged.bytes_received,
+            exchanged.received_fraction,
+        )

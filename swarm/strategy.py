@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch.optim import Optimizer
 
 from recipe.errors import InputError
-from swarm.averager import CODECS
+from swarm.codecs import CODECS
 from swarm.collaboration import Collaboration
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.processes import keep_signal_handlers
@@ -43,7 +43,7 @@ class SwarmStrategy(SingleDeviceStrategy):
     :param namespace: only peers with the same one meet; by default made of run, target batch size and codec
     :param options: patience of this peer
     :param stop_requested: when set, this peer leaves at the next opportunity
-    :param codec: how gradients travel: none (float32) or fp16, which halves the bytes; equal on all peers
+    :param codec: how gradients travel: none (float32), fp16 or int8 (half, a quarter of the bytes); equal on all peers
     :raises InputError: a Trainer or module that cannot work this way, or a network that does not answer
     """
 

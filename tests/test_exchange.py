@@ -214,3 +214,36 @@ def test_half_precision_gives_everybody_the_same_bits():
     largest = torch.stack([vector.abs() for vector, _ in vectors.values()]).max(0).values
     assert ((averages[0] - exact).abs() <= 2 * 2**-11 * largest + 2**-24).all()
     assert not torch.equal(averages[0], exact)
+
+
+def repeat(name, initial_peers, line, vector, samples, codec, rounds):
+    """A peer that brings the same vector to every round. Returns (all averages, reports)."""
+    with running_dht(initial_peers, line) as dht:
+        averager = SwarmAverager(torch.zeros_like(vector).share_memory_(), dht, "run", lambda: ({}, []), codec=codec)
+        members = meet_everyone(line, dht)
+        averages, reports = [], []
+        for step in range(rounds):
+            reports.append(run_round(averager, members, vector, samples, step))
+            averages.append(averager.vector.clone())
+        say_goodbye(line, averager)
+        return torch.stack(averages), reports
+
+
+@pytest.mark.parametrize(("codec", "share"), [("fp16", 0.5), ("int8", 0.25)])
+def test_what_rounding_leaves_out_comes_with_the_next_round(codec, share):
+    vectors = {name: contribution(name, 50_000, 0) for name in "abc"}
+    contributions = {name: (vector, samples, codec, 10) for name, (vector, samples) in vectors.items()}
+    found = run_one_round(contributions, repeat)
+    averages = found["a"][0].double()
+    assert all(torch.equal(found["a"][0], other) for other, _ in found.values()), "the same bits everywhere"
+    for _, reports in found.values():
+        assert all(report.complete for report in reports)
+        # each peer sends two thirds of its vector, and its third of the average to two others; and messages have heads
+        assert sum(report.bytes_sent for report in reports) == pytest.approx(10 * share * 4 * 50_000 * 4 / 3, rel=0.03)
+    assert sum(r.bytes_sent for _, all_of in found.values() for r in all_of) == sum(
+        r.bytes_received for _, all_of in found.values() for r in all_of
+    )
+    exact = torch.from_numpy(weighted_mean("abc", 50_000, 0))
+    one, ten = (averages[0] - exact).abs(), (averages.mean(0) - exact).abs()
+    assert one.max() > 0
+    assert ten.mean() < one.mean() / 4, "an error that is the same in each round would not shrink"

@@ -40,7 +40,7 @@ def group(*tickets: Ticket) -> Group:
 
 
 def report(*tickets: Ticket, parts=(4, 4), inputs=(6, 6)) -> RoundReport:
-    return RoundReport(group(*tickets), *parts, *inputs, meeting_seconds=0.1, exchange_seconds=0.2)
+    return RoundReport(group(*tickets), *parts, *inputs, 0.1, 0.2, bytes_sent=8, bytes_received=9)
 
 
 @pytest.mark.parametrize("ticket", TICKETS)

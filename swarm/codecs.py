@@ -1,0 +1,109 @@
+"""How numbers travel: codecs, and what becomes of the part of a number that a codec leaves out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from hivemind.compression import CompressionBase, CompressionInfo, Float16Compression, NoCompression
+from hivemind.proto import runtime_pb2
+from torch.nn import functional as F
+
+BLOCK = 1024
+_SMALLEST_SCALE = 1e-38
+
+
+class BlockwiseInt8(CompressionBase):
+    """8 bits for a number and 32 for the scale of each 1,024 numbers, whose largest magnitude becomes 127.
+
+    After Dettmers, Lewis, Shleifer, Zettlemoyer: 8-bit Optimizers via Block-wise Quantization (ICLR 2022), with evenly
+    spaced steps.
+    """
+
+    compression_type = runtime_pb2.CompressionType.UNIFORM_8BIT  # on the wire; peers go by the codec of their recipe
+
+    def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
+        """A message of n + 4 * ceil(n / 1,024) bytes for a finite tensor of n numbers."""
+        numbers = tensor.detach().float().reshape(-1)
+        blocks = F.pad(numbers, (0, -len(numbers) % BLOCK)).view(-1, BLOCK)
+        scales = (blocks.abs().amax(dim=1) / 127).clamp_min(_SMALLEST_SCALE)
+        levels = (blocks / scales[:, None]).round_().to(torch.int8).view(-1)[: len(numbers)]
+        buffer = scales.numpy().tobytes() + levels.numpy().tobytes()
+        return runtime_pb2.Tensor(
+            compression=self.compression_type, buffer=buffer, size=tensor.shape, dtype="float32", requires_grad=False
+        )
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
+        """The inverse, fp32.
+
+        :raises ValueError: the message does not have the length that its shape asks for
+        """
+        size = math.prod(serialized_tensor.size)
+        num_blocks = -(-size // BLOCK)
+        if len(serialized_tensor.buffer) != size + 4 * num_blocks:
+            raise ValueError("an 8-bit message of the wrong length")
+        scales = torch.from_numpy(np.frombuffer(serialized_tensor.buffer, np.float32, num_blocks).copy())
+        levels = torch.from_numpy(np.frombuffer(serialized_tensor.buffer, np.int8, offset=4 * num_blocks).copy())
+        blocks = F.pad(levels.float(), (0, -size % BLOCK)).view(-1, BLOCK) * scales[:, None]
+        return blocks.view(-1)[:size].reshape(tuple(serialized_tensor.size))
+
+    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
+        """Bytes of a number against 4."""
+        return 0.25 + 1 / BLOCK
+
+
+CODECS: dict[str, type[CompressionBase]] = {
+    "none": NoCompression,
+    "fp16": Float16Compression,
+    "int8": BlockwiseInt8,
+}
+
+
+class ErrorFeedback:
+    """What a peer's encodings have left out so far; it is added to what the peer gives to the next round.
+
+    Kept as a sum over samples, like gradients, so that it counts with the same weight whenever it arrives, and so that
+    a reducer can add what its encoded averages have left out of everybody's. After Seide et al., 1-bit Stochastic
+    Gradient Descent (Interspeech 2014), and Tang et al., DoubleSqueeze (ICML 2019), which does it on both sides.
+
+    :param codec: how numbers travel
+    :param size: numbers in the averaged vector
+    """
+
+    def __init__(self, codec: CompressionBase, size: int):
+        self._codec = codec
+        self.left_out: torch.Tensor | None = None if isinstance(codec, NoCompression) else torch.zeros(size)
+        """Shape [size], fp32, sums over samples; None if nothing is ever left out."""
+
+    def reset(self) -> None:
+        """This peer has taken over other weights: what is left belongs to old ones."""
+        if self.left_out is not None:
+            self.left_out.zero_()
+
+    @torch.no_grad()
+    def add_to(self, part: torch.Tensor, info: CompressionInfo, offset: int, samples: float, travels: bool) -> None:
+        """Make a part of this peer's contribution what will arrive of it, in place, and keep the rest.
+
+        :param part: shape [n], fp32, a mean over ``samples``
+        :param info: Hivemind's description of it
+        :param offset: of its first number in the vector
+        :param samples: this peer's weight; a listener gives nothing and keeps everything
+        :param travels: False for parts that this peer reduces itself
+        """
+        if self.left_out is None or samples == 0 or not torch.isfinite(part).all():
+            return
+        left_out = self.left_out[offset : offset + len(part)]
+        part.add_(left_out, alpha=1 / samples)
+        if not travels:
+            left_out.zero_()
+            return
+        arrives = self._codec.extract(self._codec.compress(part, info))
+        torch.sub(part, arrives, out=left_out).mul_(samples)
+        part.copy_(arrives)
+
+    @torch.no_grad()
+    def keep(self, left_out: torch.Tensor, offset: int, samples: float) -> None:
+        """Add what encoding the average over ``samples`` has left out of a part that this peer reduced."""
+        if self.left_out is not None:
+            self.left_out[offset : offset + len(left_out)].add_(left_out, alpha=samples)
