@@ -1,4 +1,4 @@
-"""The logger behind `metrics.jsonl`."""
+"""Files with a line of JSON for each event, and the logger behind `metrics.jsonl`."""
 
 import json
 import os
@@ -13,17 +13,41 @@ from lightning.pytorch.utilities import rank_zero_only
 from recipe.run_folder import finite_or_null
 
 
-class JsonlLogger(Logger):
-    """Lightning logger that appends lines of {"time": Unix seconds, "step": global step, tag: value, ...} to a file.
+class JsonlFile:
+    """Appends lines of JSON; each is on its way to the disk before the call returns.
 
-    Each line is on its way to the disk before the call returns. When the disk is full, it warns once and drops lines:
-    training is worth more than its log.
+    When the disk is full, it warns once and drops lines: training is worth more than its log.
+
+    Args:
+        path: made when the first line is written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._has_warned = False
+
+    def append(self, values: dict[str, Any]) -> None:
+        """Adds a line {"time": Unix seconds, ...}; NaN and infinities become null."""
+        line = json.dumps(finite_or_null({"time": time.time(), **values}), allow_nan=False)
+        try:
+            _append_line(self.path, line)
+        except OSError as error:
+            if not self._has_warned:
+                warnings.warn(f"Nothing more is written to {self.path}: {error.strerror}.", stacklevel=2)
+            self._has_warned = True
+
+
+class JsonlLogger(Logger):
+    """Lightning logger of lines {"time": Unix seconds, "step": global step, tag: value, ...}.
+
+    Args:
+        path: as of `JsonlFile`.
     """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
-        self.path = Path(path)
-        self._has_warned = False
+        self._file = JsonlFile(path)
+        self.path = self._file.path
 
     @property
     def name(self) -> str:
@@ -42,14 +66,7 @@ class JsonlLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Appends one line."""
-        values = {tag: float(value) for tag, value in metrics.items()}
-        line = json.dumps(finite_or_null({"time": time.time(), "step": step, **values}), allow_nan=False)
-        try:
-            _append_line(self.path, line)
-        except OSError as error:
-            if not self._has_warned:
-                warnings.warn(f"Metrics are no longer written to {self.path}: {error.strerror}.", stacklevel=2)
-            self._has_warned = True
+        self._file.append({"step": step, **{tag: float(value) for tag, value in metrics.items()}})
 
 
 def _append_line(path: Path, line: str) -> None:

@@ -20,6 +20,7 @@ class RunFolder:
         self.recipe = self.path / "recipe.json"
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
+        self.rounds = self.path / "rounds.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"

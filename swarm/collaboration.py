@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from hivemind import DHT
@@ -30,6 +31,7 @@ from swarm.rounds import (
     CollaborationOptions,
     Group,
     Refused,
+    RoundEvent,
     RoundFailed,
     RoundReport,
     ShortBatch,
@@ -55,7 +57,7 @@ class Collaboration:
     :param name: public name
     :param step: the step of the weights in ``model`` (a checkpoint's), 0 for a fresh start
     :param should_stop: asked while waiting; a true answer ends the wait
-    :param codec: how gradients travel, none (float32) or fp16; equal on all peers
+    :param codec: how gradients travel, none (float32), fp16 or int8; equal on all peers
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class Collaboration:
         self.samples, self._loss_sum, self._rate = 0, 0.0, 0.0
         self._pending: PendingRound | None = None
         self.last_step: StepReport | None = None
+        self.on_round: Callable[[RoundEvent], None] = _ignore
+        """Told how each round ended."""
         self.tracker = ProgressTracker(dht, namespace, target_batch_size, name)
         self.averager = SwarmAverager(
             self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec
@@ -206,6 +210,7 @@ class Collaboration:
             self._take_back()
             return self._compute_on(*short.args)
         except (Behind, Refused, RoundFailed) as error:
+            self._tell_failure(pending, error, time.perf_counter() - blocked_since)
             self._take_back()
             self._recover(error)
             return False
@@ -221,6 +226,11 @@ class Collaboration:
             self._catch_up()
             return False
         return self._update_alone(report)
+
+    def _tell_failure(self, pending: PendingRound, error: Exception, blocked_seconds: float) -> None:
+        outcome = "the swarm had gone on" if isinstance(error, Behind) else str(error)
+        own = pending.ticket.samples
+        self.on_round(RoundEvent(self.step + 1, outcome, (), 0, own, pending.compute_seconds, blocked_seconds))
 
     def _take_back(self) -> None:
         """The round has ended in vain: its samples count for the next one."""
@@ -278,6 +288,7 @@ class Collaboration:
         """Put the average where the optimizer finds it; the step belongs to the trainer until :meth:`finish_step`."""
         self.version.lock.acquire()  # nobody may download a half-made update
         self._gradients.hand_over()
+        self._handed_over_at = time.perf_counter()
         self.last_step = StepReport(
             step=self.step + 1,
             num_peers=len(report.group.peer_ids) if report else 1,
@@ -292,6 +303,8 @@ class Collaboration:
 
     def finish_step(self) -> None:
         """The weights have been updated: the next step begins, or goes on if it has begun already."""
+        self.last_step = replace(self.last_step, apply_seconds=time.perf_counter() - self._handed_over_at)
+        self.on_round(RoundEvent.of_update(self.last_step))
         report = self.last_step.round
         self.version.advance(report.group.group_id if report else os.urandom(LINEAGE_BYTES))
         self.version.lock.release()
@@ -313,3 +326,7 @@ class Collaboration:
         self.tracker.close()
         if self.averager.is_alive():
             self.averager.shutdown()
+
+
+def _ignore(event: RoundEvent) -> None:
+    """Nobody wants to know."""

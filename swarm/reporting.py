@@ -6,12 +6,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import lightning as L
 from rich.console import Console
 from rich.live import Live
 
+from recipe.loggers import JsonlFile
 from recipe.run_folder import RunFolder
 from swarm.record import JOINING, WAITING
 from swarm.rounds import StepReport
@@ -30,10 +32,14 @@ class SwarmMetrics(L.Callback):
     Tags: ``swarm/peers``, ``swarm/samples``, ``swarm/own_samples``, ``swarm/loss`` (over all peers' samples),
     ``perf/swarm_samples_per_second`` (samples of the update over its time, validation excluded),
     ``round/compute_seconds``, ``round/blocked_seconds``, ``round/meeting_seconds``, ``round/exchange_seconds`` and
-    ``round/parts_received_fraction`` (of the average and, as a reducer, of the others' gradients).
+    ``round/parts_received_fraction`` (of the average and, as a reducer, of the others' gradients). Rounds that failed
+    are in ``rounds.jsonl`` as well: a line for each :class:`~swarm.rounds.RoundEvent`.
+
+    :param rounds: that file
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: Path) -> None:
+        self._rounds = JsonlFile(rounds)
         self.contributed = self.swarm_samples = self.updates = self.max_num_peers = 0
         self.complete_updates = 0
         self.rate = self.swarm_rate = self.loss = None
@@ -45,6 +51,7 @@ class SwarmMetrics(L.Callback):
     def on_train_start(self, trainer, pl_module) -> None:
         self._began = self._since = time.perf_counter()
         self._step = trainer.global_step
+        trainer.strategy.collaboration.on_round = lambda event: self._rounds.append(asdict(event))
 
     @property
     def seconds(self) -> float:
@@ -96,12 +103,10 @@ class SwarmMetrics(L.Callback):
             "round/blocked_seconds": report.blocked_seconds,
         }
         if report.round is not None:
-            expected = report.round.parts_expected + report.round.inputs_expected
-            received = report.round.parts_received + report.round.inputs_received
             values |= {
                 "round/meeting_seconds": report.round.meeting_seconds,
                 "round/exchange_seconds": report.round.exchange_seconds,
-                "round/parts_received_fraction": received / expected if expected else 1.0,
+                "round/parts_received_fraction": report.round.received_fraction,
             }
         return values
 

@@ -86,7 +86,7 @@ class Session:
         self.folder.summary.unlink(missing_ok=True)  # it says that a run has ended
         self.folder.write_recipe(self.recipe)
         self.folder.write_environment()
-        self.metrics = SwarmMetrics()
+        self.metrics = SwarmMetrics(self.folder.rounds)
         self.company = NeedsFullPeer(dht.client_mode, stop_requested)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
 
