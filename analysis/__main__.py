@@ -48,7 +48,10 @@ class Run:
 class Report:
     """Write what experiments found: one HTML page, the same as Markdown, and its figures."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], arg("FOLDER ...", text="Folders of experiments.")]
+    runs: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]],
+        arg("PATH ...", text="Folders of experiments, or .jsonl files of reports."),
+    ]
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")] = Path("report")
     """Where the report goes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import matplotlib
@@ -83,18 +84,45 @@ def parts(experiment: Experiment, folder: Path) -> Path:
 
 
 def part_rows(experiment: Experiment) -> pd.DataFrame:
-    """Means of the parts of an update per system and value of the axis, in seconds."""
+    """Means of the parts of an update per system and value of the axis, in seconds; of systems that report them.
+
+    `meeting` and `exchange` are those that nothing was computed in; `hidden` is communication beside computing.
+    """
     rows = []
     for (system, value), group in experiment.valid.groupby(["system", experiment.axis], sort=True, dropna=False):
-        row = {"system": system, "value": value}
-        for part in ("compute", "meeting", "exchange"):
-            column = group.get(f"{part}_seconds")
-            mean = interval(column)[0] if column is not None else 0.0
-            row[part] = 0.0 if pd.isna(mean) else mean
-        row["other"] = max(0.0, interval(group["step_seconds"])[0] - row["compute"] - row["meeting"] - row["exchange"])
+        means = {
+            part: _mean(group, f"{part}_seconds") for part in ("step", "compute", "meeting", "exchange", "waiting")
+        }
+        if means["compute"] is None:
+            continue
+        known = {part: mean or 0.0 for part, mean in means.items()}
+        communication = {part: known[part] for part in ("meeting", "exchange")}
+        row = {"system": system, "value": value, **communication, "compute": known["compute"], "hidden": 0.0}
+        if SYSTEMS[system].overlaps:
+            row |= {"compute": known["step"] - known["waiting"], "meeting": 0.0, "exchange": 0.0}
+            row["hidden"] = max(0.0, sum(communication.values()) - known["waiting"])
+        row["other"] = max(0.0, known["step"] - row["compute"] - row["meeting"] - row["exchange"])
         rows.append(row)
     order = {system: number for number, system in enumerate(experiment.systems)}
-    return pd.DataFrame(rows).sort_values("system", key=lambda names: names.map(order), kind="stable")
+    columns = ["system", "value", *PARTS, "hidden"]
+    return pd.DataFrame(rows, columns=columns).sort_values("system", key=lambda names: names.map(order), kind="stable")
+
+
+def _mean(group: pd.DataFrame, column: str) -> float | None:
+    mean = interval(group[column])[0] if column in group else math.nan
+    return None if math.isnan(mean) else mean
+
+
+def time_to_accuracy(experiment: Experiment, folder: Path) -> Path:
+    """Seconds of training until the target accuracy over the axis, mean and 95 % interval."""
+    figure, axes = _figure()
+    summary = experiment.summary("seconds_to_accuracy").dropna(subset=["mean"])
+    for system in experiment.systems:
+        rows = summary[summary["system"] == system]
+        x = _positions(rows[experiment.axis])
+        axes.errorbar(x, rows["mean"], rows["half_width"], marker="o", capsize=3, label=SYSTEMS[system].label)
+    _finish(axes, experiment, "seconds to the target accuracy")
+    return _save(figure, folder / f"{experiment.name}-accuracy.png")
 
 
 def predictions(table: pd.DataFrame, file: Path) -> Path:

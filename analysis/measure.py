@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analysis.cells import Cell
-from analysis.systems import RUN_ID
+from analysis.systems import RUN_ID, SYSTEMS
 from analysis.wan.router import VERY_LATE_MS
 from recipe.run_folder import RunFolder, read_metrics
 
@@ -22,6 +22,9 @@ PACED_BUSY = 0.7
 """A paced cell whose cores are busier than this measures the machine, not the network."""
 LATE_SHARE = 0.01
 """Of the router's packets may be later than its `VERY_LATE_MS`."""
+
+PARTS = ("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seconds")
+"""Of an update; a system may know only some of them."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Round:
     """Matchmaking."""
     exchange_seconds: float | None = None
     """Transfer."""
+    waiting_seconds: float | None = None
+    """While nothing was computed because an average had to arrive first."""
     received: float | None = None
     """Share of the parts of the average that arrived."""
 
@@ -64,7 +69,15 @@ def rounds_of(folder: Path, cell: Cell) -> list[Round]:
             continue
         others = sum(_own_samples(peer, step) for peer in own_samples)
         found.append(_round(step, line, others))
-    return found
+    return found if SYSTEMS[cell.system].joins else _on_time(found)
+
+
+def _on_time(rounds: list[Round]) -> list[Round]:
+    """DDP's lines are written an update late, beside the next one; the last of them is on time."""
+    for number in range(len(rounds) - 1, 0, -1):
+        later = rounds[number]
+        rounds[number - 1] = replace(rounds[number - 1], ended_at=later.ended_at - later.seconds)
+    return rounds
 
 
 def _round(step: int, line: dict[str, Any], others: float) -> Round:
@@ -85,6 +98,7 @@ def _round(step: int, line: dict[str, Any], others: float) -> Round:
         compute_seconds=line.get("round/compute_seconds", line.get("perf/compute_seconds")),
         meeting_seconds=line.get("round/meeting_seconds"),
         exchange_seconds=line.get("round/exchange_seconds", line.get("perf/communication_seconds")),
+        waiting_seconds=line.get("round/blocked_seconds"),
         received=line.get("round/parts_received_fraction"),
     )
 
@@ -120,8 +134,7 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
         "bytes_per_sample": None if sent is None else sent / samples,
         "busy_cores": _mean(line["busy"] for line in watched),
         "lab_cores": _mean(line["lab"] for line in watched),
-        **{name: _mean(getattr(item, name) for item in kept) for name in ("compute_seconds", "meeting_seconds")},
-        "exchange_seconds": _mean(item.exchange_seconds for item in kept),
+        **{name: _mean(getattr(item, name) for item in kept) for name in PARTS},
         "received": min((item.received for item in kept if item.received is not None), default=None),
         "rounds": len(kept),
         **_quality(folder, cell, rounds),

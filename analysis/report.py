@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -14,10 +15,11 @@ import jinja2
 import pandas as pd
 
 from analysis import figures, published
-from analysis.results import Experiment, doubling, granularity, interval, training_samples, verdict
+from analysis.archive import Records, read
+from analysis.results import Experiment, doubling, granularity, interval, ratios, training_samples, verdict
 from analysis.scaling import TRUST, home_table, predict
 from analysis.systems import SYSTEMS
-from recipe.run_folder import RunFolder, make_writable
+from recipe.run_folder import make_writable, write_json
 
 _TEMPLATE = Path(__file__).parent / "report.jinja"
 
@@ -32,15 +34,26 @@ class Section:
     figures: list[tuple[str, Path]] = field(default_factory=list)
 
 
-def write_report(folders: Sequence[Path], output: Path) -> Path:
+def write_report(sources: Sequence[Path], output: Path) -> Path:
     """The report about experiments; returns the HTML page.
 
+    Args:
+        sources: folders of experiments, or files that earlier reports kept of them; of one experiment there may be
+            several, the last of which counts where both have a cell.
+        output: where the report goes, and a `NAME.jsonl` of each experiment.
+
     Raises:
-        InputError: a folder holds no finished cells, or the output cannot be written.
+        InputError: one of them holds no finished cells, or the output cannot be written.
     """
-    experiments = [Experiment(folder) for folder in folders]
+    found: dict[str, Records] = {}
+    for records in map(read, sources):
+        found.setdefault(records.grid["name"], records).update(records)
     make_writable(output)
-    sections = [machine_section(experiments[0]), *lab_sections(folders[0].parent / "check.json")]
+    for name, records in found.items():
+        records.write(output / f"{name}.jsonl")
+    experiments = [Experiment(records) for records in found.values()]
+    check = next((file for file in (source.parent / "check.json" for source in sources) if file.exists()), None)
+    sections = [machine_section(experiments[0]), *([] if check is None else [lab_section(check, output)])]
     for experiment in experiments:
         sections += [experiment_section(experiment, output), *model_sections(experiment, output)]
     sections.append(published_section())
@@ -55,13 +68,11 @@ def write_report(folders: Sequence[Path], output: Path) -> Path:
 
 def machine_section(experiment: Experiment) -> Section:
     """Where the cells ran."""
-    row = experiment.cells.iloc[0]
-    try:
-        machine = json.loads(RunFolder(row["folder"] / "runs" / "run" / "h1").environment.read_text())
-    except (OSError, ValueError):
+    machine, backend = experiment.machine, experiment.cells.iloc[0]["backend"]
+    if machine is None:
         return Section("Machine", ["The first cell has no environment.json."])
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    backend = "the kernel's netem" if row["backend"] == "netem" else "a router in user space"
+    backend = "the kernel's netem" if backend == "netem" else "a router in user space"
     text = [
         f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']:g} GiB, {machine['os']}; {versions}; "
         f"commit {machine['git_commit']}; first cell started {machine['started_at']}.",
@@ -71,14 +82,13 @@ def machine_section(experiment: Experiment) -> Section:
     return Section("Machine", text)
 
 
-def lab_sections(file: Path) -> list[Section]:
-    """What `python -m analysis.wan check --output` measured, if it lies beside the experiments."""
-    if not file.exists():
-        return []
+def lab_section(file: Path, output: Path) -> Section:
+    """What `python -m analysis.wan check --output` measured, if it lies beside the experiments; the report keeps it."""
     found = json.loads(file.read_text())
+    write_json(output / file.name, found)
     rows = pd.DataFrame(found["rows"]).dropna(axis="columns", how="all").round(3)
     text = f"Backend {found['backend']}; how it was measured: python -m analysis.wan check --output {file.name}"
-    return [Section("The lab, set against measured", [text], [("", rows)])]
+    return Section("The lab, set against measured", [text], [("", rows)])
 
 
 def experiment_section(experiment: Experiment, output: Path) -> Section:
@@ -98,11 +108,16 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
             ("Samples per second (mean, 95 % interval)", figures.throughput(experiment, output)),
             ("Where the time of an update goes", figures.parts(experiment, output)),
         ]
+        if (against := ratio_table(experiment)) is not None:
+            title = "Times as fast as (ratios within a repetition: mean, 95 % interval, n)"
+            section.tables.append((title, against))
         section.tables.append(("Cost of communication", communication_table(experiment)))
+    if "seconds_to_accuracy" in experiment.valid and experiment.valid["seconds_to_accuracy"].notna().any():
+        section.figures.append(("Time to accuracy", figures.time_to_accuracy(experiment, output)))
     if (quality := quality_table(experiment)) is not None:
         section.tables.append(("Quality at the end", quality))
     if len(invalid := experiment.cells[experiment.cells["problems"].map(len) > 0]):
-        rows = [{"cell": row["folder"].name, "why": "; ".join(row["problems"])} for _, row in invalid.iterrows()]
+        rows = [{"cell": row["name"], "why": "; ".join(row["problems"])} for _, row in invalid.iterrows()]
         section.tables.append((f"Left out: {len(rows)} of {len(experiment.cells)} cells", pd.DataFrame(rows)))
     return section
 
@@ -152,18 +167,32 @@ def throughput_table(experiment: Experiment) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def ratio_table(experiment: Experiment) -> pd.DataFrame | None:
+    """Every swarm over everything that is not ours; None where nothing ran in the same repetition."""
+    ours = [system for system in experiment.systems if system.startswith("swarm")]
+    others = [system for system in experiment.systems if not system.startswith("swarm")]
+    rows: dict[tuple[str, Any], dict[str, Any]] = {}
+    for system, baseline in itertools.product(ours, others):
+        for value, found in ratios(experiment, system, baseline).items():
+            row = rows.setdefault((system, value), {"system": SYSTEMS[system].label, experiment.axis: value})
+            row[SYSTEMS[baseline].label] = _with_interval(*interval(found), digits=2)
+    return pd.DataFrame(list(rows.values())) if rows else None
+
+
 def communication_table(experiment: Experiment) -> pd.DataFrame:
     """Bytes per sample, granularity and what twice the peers could bring."""
     rows = []
     for part in figures.part_rows(experiment).itertuples():
         cells = experiment.valid
         cells = cells[(cells["system"] == part.system) & (cells[experiment.axis].map(str) == str(part.value))]
-        communication = part.meeting + part.exchange
+        communication = part.meeting + part.exchange + part.hidden
         row = {"system": SYSTEMS[part.system].label, experiment.axis: part.value}
         row["bytes per sample"] = _number(interval(cells["bytes_per_sample"])[0], 0)
         if communication:
-            speed_up = doubling(part.compute + part.other, communication)
+            row["communication, s"] = _number(communication, 2)
+            row["of it beside computing, s"] = _number(part.hidden, 2)
             row["granularity"] = _number(granularity(part.compute, communication), 1)
+            speed_up = doubling(part.compute, communication - part.hidden + part.other, part.hidden)
             row["doubling the peers"] = f"at most {speed_up:.2f} times as fast: {verdict(speed_up)}"
         rows.append(row)
     return pd.DataFrame(rows).fillna("not reported")
@@ -180,7 +209,8 @@ def quality_table(experiment: Experiment) -> pd.DataFrame | None:
             continue
         row = {"system": SYSTEMS[system].label, experiment.axis: value, "n": len(group)}
         for name in ("top1", "macro_f1", "precision", "recall"):
-            row[name] = _number(interval(group[name])[0], 4)
+            mean, half_width, _ = interval(group[name])
+            row[name] = _number(mean, 4) + ("" if math.isnan(half_width) else f" ± {half_width:.4f}")
         row["samples/s"] = _number(interval(group["samples_per_second"])[0], 1)
         recipe = group.iloc[0]["cell"].full_recipe()
         if samples := training_samples(recipe.dataset, recipe.num_classes):
@@ -228,9 +258,9 @@ def published_section() -> Section:
     )
 
 
-def _with_interval(mean: float, half_width: float, n: int) -> str:
-    spread = "" if math.isnan(half_width) else f" ± {half_width:.1f}"
-    return f"{mean:.1f}{spread} (n = {n})"
+def _with_interval(mean: float, half_width: float, n: int, digits: int = 1) -> str:
+    spread = "" if math.isnan(half_width) else f" ± {half_width:.{digits}f}"
+    return f"{mean:.{digits}f}{spread} (n = {n})"
 
 
 def _number(value: float, digits: int) -> str | None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from scipy import stats
 
-from analysis.campaign import read_result
+from analysis.archive import Records
 from analysis.cells import Cell
 from analysis.systems import SYSTEMS
 from recipe.config import Recipe
-from recipe.errors import InputError
 from recipe.presets import preset
 
 FP32_BYTES = 4
@@ -24,29 +21,19 @@ _SETTINGS = ("peers", "rtt_ms", "bandwidth_mbps", "jitter_ms", "loss", "topology
 
 
 class Experiment:
-    """A folder that `python -m analysis run` wrote.
+    """What was found out in answer to one question.
 
     `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, and the
-    measured rounds; `axes` names the settings that vary, beside system and repetition.
+    measured rounds; `axes` names the settings that vary, beside system, repetition and seed: seeds are repetitions.
 
     Args:
-        folder: `OUTPUT/NAME`.
-
-    Raises:
-        InputError: nothing in it is a cell with a result.
+        records: of its cells.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        rows = [_row(file.parent) for file in sorted(folder.glob("*/cell.json")) if read_result(file.parent)]
-        if not rows:
-            raise InputError(f"{folder} holds no finished cells: run python -m analysis run, and name its folder.")
-        self.cells = pd.DataFrame(rows)
-        try:
-            self.grid = json.loads((folder / "grid.json").read_text())
-        except (OSError, ValueError):
-            self.grid = {"name": folder.name, "question": "", "command": []}
-        changes = sorted({name for cell in self.cells["cell"] for name in cell.changes})
+    def __init__(self, records: Records) -> None:
+        self.grid, self.machine = records.grid, records.machine
+        self.cells = pd.DataFrame([_row(name, cell, result) for name, (cell, result) in records.cells.items()])
+        changes = sorted({name for cell in self.cells["cell"] for name in cell.changes} - {"seed"})
         self.axes = [name for name in (*_SETTINGS, *changes, "kill_at_step") if self._varies(name)]
 
     @property
@@ -82,10 +69,23 @@ def _summary_columns(axis: str) -> list[str]:
     return ["system", axis, "mean", "half_width", "n"]
 
 
-def _row(folder: Path) -> dict[str, Any]:
-    cell, result = Cell.from_json((folder / "cell.json").read_text()), read_result(folder)
-    own = {name: value for name, value in vars(cell).items() if name != "changes"}
-    return own | cell.changes | result | {"cell": cell, "folder": folder}
+def _row(name: str, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in vars(cell).items() if key != "changes"}
+    return own | cell.changes | result | {"cell": cell, "name": name}
+
+
+def ratios(experiment: Experiment, system: str, baseline: str) -> pd.Series:
+    """Samples per second of a system over a baseline's, per value of the axis: a list with one ratio per repetition.
+
+    Both ran in the same repetition, minutes apart, so that slow changes of the machine leave the ratio alone.
+    """
+    run = [name for name in ("repetition", "seed") if name in experiment.valid]
+    rates = experiment.valid.set_index([experiment.axis, *run, "system"])["samples_per_second"]
+    pairs = rates.unstack("system")
+    if system not in pairs or baseline not in pairs:
+        return pd.Series(dtype=object)
+    found = (pairs[system] / pairs[baseline]).dropna()
+    return found.groupby(level=0).agg(list)
 
 
 def interval(values: Any) -> tuple[float, float, int]:
@@ -156,9 +156,16 @@ def granularity(compute: float, communication: float) -> float:
     return compute / communication if communication else math.inf
 
 
-def doubling(compute: float, communication: float) -> float:
-    """Highest speed-up of twice as many peers at the same samples per update: computing halves, the rest stays."""
-    return (compute + communication) / (compute / 2 + communication) if compute + communication else math.nan
+def doubling(compute: float, communication: float, hidden: float = 0.0) -> float:
+    """Highest speed-up of twice as many peers at the same samples per update: computing halves, the rest stays.
+
+    Args:
+        compute: seconds of an update.
+        communication: seconds in which nothing is computed.
+        hidden: seconds of communication beside computing, which show once there is less to compute.
+    """
+    before, after = compute + communication, max(compute / 2, hidden) + communication
+    return before / after if after else math.nan
 
 
 def verdict(speed_up: float) -> str:

@@ -93,6 +93,7 @@ SYSTEMS: dict[str, System] = {
     "hivemind-tuned": System("Hivemind Optimizer, tuned", stock_hivemind, ("--tuned",), overlaps=True, payload_bytes=2),
     "swarm": System("our swarm, synchronous", swarm),
     "swarm-fp16": System("our swarm, synchronous, fp16", swarm, ("--codec", "fp16"), payload_bytes=2),
+    "swarm-int8": System("our swarm, synchronous, int8", swarm, ("--codec", "int8"), payload_bytes=1),
     "swarm-overlap": System("our swarm, overlapped", swarm, ("--averaging", "overlap"), overlaps=True),
     "swarm-overlap-fp16": System(
         "our swarm, overlapped, fp16",
@@ -100,6 +101,13 @@ SYSTEMS: dict[str, System] = {
         ("--averaging", "overlap", "--codec", "fp16"),
         overlaps=True,
         payload_bytes=2,
+    ),
+    "swarm-overlap-int8": System(
+        "our swarm, overlapped, int8",
+        swarm,
+        ("--averaging", "overlap", "--codec", "int8"),
+        overlaps=True,
+        payload_bytes=1,
     ),
 }
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from analysis import __main__ as analysis
+from analysis.archive import read
 from analysis.campaign import Campaign
 from analysis.cells import Cell, load_grid, shipped_grids
 from analysis.figures import part_rows
 from analysis.measure import measure, measured_rounds, problems, rounds_of
 from analysis.report import quality_table, write_report
-from analysis.results import Experiment, doubling, interval, limits, transfer_seconds
+from analysis.results import Experiment, doubling, interval, limits, ratios, transfer_seconds
 from analysis.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
 from analysis.systems import SYSTEMS, system_of
 from analysis.wan import sandbox
@@ -75,7 +76,9 @@ def test_commands_are_those_of_a_user(tmp_path):
 # ---- measurements ---------------------------------------------------------------------------------------------------
 
 
-def write_run(folder: Path, cell: Cell, seconds: float = 2.0, received: float = 1.0, busy: float = 1.0) -> None:
+def write_run(
+    folder: Path, cell: Cell, seconds: float = 2.0, received: float = 1.0, busy: float = 1.0, waiting: float = 0.0
+) -> None:
     """The files of a swarm whose updates of 512 samples took `seconds` each, 1.5 of them computing."""
     lines, watched, router = [], [], []
     for step in range(1, cell.steps + 1):
@@ -83,6 +86,7 @@ def write_run(folder: Path, cell: Cell, seconds: float = 2.0, received: float = 
         line = {"time": at, "step": step, "swarm/samples": 512, "swarm/peers": cell.peers}
         line |= {"perf/swarm_samples_per_second": 512 / seconds, "round/compute_seconds": 1.5}
         line |= {"round/meeting_seconds": 0.1, "round/exchange_seconds": seconds - 1.7}
+        line |= {"round/blocked_seconds": waiting}
         lines.append(line | {"round/parts_received_fraction": received})
     for second in range(int(seconds * cell.steps) + 1):
         traffic = {f"h{n + 1}": [second * 1_000, second * 1_000] for n in range(cell.peers)}
@@ -113,6 +117,16 @@ def test_numbers_of_a_cell_are_those_worked_out_by_hand(tmp_path):
     )
     assert found["all_rounds"][3]["bytes_sent"] == pytest.approx(2 * 2_000)
     assert found["router_cores"] == pytest.approx(0.1)
+
+
+def test_lines_of_ddp_that_were_written_late_are_put_on_time(tmp_path):
+    cell = replace(CELL, system="ddp")
+    file = tmp_path / "runs/run/h1/metrics.jsonl"
+    file.parent.mkdir(parents=True)
+    common = {"perf/step_seconds": 10.0, "perf/samples_per_second": 51.2}
+    lines = [{"time": 1000 + min(10 * step + 10, 30), "step": step, **common} for step in (1, 2, 3)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [item.ended_at for item in rounds_of(tmp_path, cell)] == [1010, 1020, 1030]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +167,8 @@ def test_limits_are_bytes_over_bandwidth_and_one_round_trip():
     assert found["synchronous"] == pytest.approx(1000 / 5.1)
     assert found["overlapped"] == pytest.approx(250)
     assert doubling(compute=4.0, communication=1.0) == pytest.approx(5 / 3)
+    assert doubling(compute=4.0, communication=0.0, hidden=1.5) == pytest.approx(2.0)
+    assert doubling(compute=4.0, communication=0.0, hidden=3.0) == pytest.approx(4 / 3)
 
 
 # ---- the model ------------------------------------------------------------------------------------------------------
@@ -208,8 +224,30 @@ def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment,
     assert "211.6 ± 2.2 (n = 3)" in text, "512 samples in 2.42 s"
     assert html.count("data:image/png;base64,") == 4
     assert not re.search(r'(src|href)="http', html), "nothing is fetched"
-    parts = part_rows(Experiment(experiment))
+    parts = part_rows(Experiment(read(experiment)))
     assert parts["compute"].tolist() == [1.5, 1.5, 1.5]
+    again = write_report([tmp_path / "report" / "delay.jsonl"], tmp_path / "again")
+    assert again.read_text() == html, "a report is made again from what it kept"
+
+
+def test_ratios_are_taken_within_a_repetition(tmp_path):
+    for repetition, slower in ((1, 1.0), (2, 1.5), (3, 2.0)):  # the machine is slower each time
+        for system, seconds in (("swarm", 2.0), ("swarm-overlap", 1.6)):
+            cell = replace(CELL, system=system, rtt_ms=50 * (repetition % 2), repetition=repetition)
+            write_run(tmp_path / "drift" / cell.name, cell, seconds * slower)
+    found = ratios(Experiment(read(tmp_path / "drift")), "swarm-overlap", "swarm")
+    assert [len(values) for values in found] == [1, 2]
+    assert [value for values in found for value in values] == pytest.approx([1.25] * 3)
+
+
+def test_communication_beside_computing_is_not_counted_twice(tmp_path):
+    for rtt in (0, 100):
+        cell = replace(CELL, system="swarm-overlap", rtt_ms=rtt)
+        write_run(tmp_path / "hidden" / cell.name, cell, seconds=2.0, waiting=0.1)
+    (part, _) = part_rows(Experiment(read(tmp_path / "hidden"))).to_dict("records")
+    assert (part["compute"], part["meeting"], part["exchange"]) == pytest.approx((1.9, 0, 0))
+    assert part["hidden"] == pytest.approx(0.1 + 0.3 - 0.1), "matchmaking and transfer, but for the wait"
+    assert part["other"] == pytest.approx(0.1)
 
 
 def test_quality_is_shown_where_compute_was_true(tmp_path):
@@ -222,7 +260,7 @@ def test_quality_is_shown_where_compute_was_true(tmp_path):
         with metrics.open("a") as file:
             file.write(json.dumps({"time": 1021, "step": 10, **validation}) + "\n")
         write_json(folder / "result.json", measure(folder, cell, rounds_of(folder, cell)))
-    table = quality_table(Experiment(tmp_path / "rates"))
+    table = quality_table(Experiment(read(tmp_path / "rates")))
     assert table["learning_rate"].tolist() == [1e-3, 3e-3]
     assert table["accuracy"].tolist() == table["macro_f1"].tolist() == ["0.9000", "0.9000"]
     assert float(table["epoch, s"][0]) == pytest.approx(1797 * 0.7 / 256, rel=0.3), (
