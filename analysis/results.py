@@ -16,7 +16,8 @@ from analysis.systems import SYSTEMS
 from recipe.config import Recipe
 from recipe.presets import preset
 
-FP32_BYTES = 4
+WHOLE = 0.95
+"""Share of the bytes that an all-reduce needs, from which on an average counts as whole."""
 _SETTINGS = ("peers", "rtt_ms", "bandwidth_mbps", "jitter_ms", "loss", "topology", "paced_samples_per_second")
 
 
@@ -33,6 +34,9 @@ class Experiment:
     def __init__(self, records: Records) -> None:
         self.grid, self.machine = records.grid, records.machine
         self.cells = pd.DataFrame([_row(name, cell, result) for name, (cell, result) in records.cells.items()])
+        self.cells["problems"] = [
+            [*row["problems"], *too_few_bytes(row["cell"], row.get("all_rounds"))] for _, row in self.cells.iterrows()
+        ]
         changes = sorted({name for cell in self.cells["cell"] for name in cell.changes} - {"seed"})
         self.axes = [name for name in (*_SETTINGS, *changes, "kill_at_step") if self._varies(name)]
 
@@ -72,6 +76,20 @@ def _summary_columns(axis: str) -> list[str]:
 def _row(name: str, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in vars(cell).items() if key != "changes"}
     return own | cell.changes | result | {"cell": cell, "name": name}
+
+
+def too_few_bytes(cell: Cell, rounds: Any) -> list[str]:
+    """A problem, if less crossed the network than whole averages take, whatever the system reports about itself.
+
+    The average of one update may be on its way still when the last round ends.
+    """
+    sent = [item["bytes_sent"] for item in rounds or () if item["bytes_sent"] is not None]
+    if cell.peers < 2 or cell.kill_at_step is not None or len(sent) < 2:
+        return []
+    expected = 2 * (cell.peers - 1) * payload_bytes(cell) * (len(sent) - 1)
+    if sum(sent) >= WHOLE * expected:
+        return []
+    return [f"averages were partial: {sum(sent) / 1e6:.1f} of {expected / 1e6:.1f} MB crossed the network"]
 
 
 def ratios(experiment: Experiment, system: str, baseline: str) -> pd.Series:

@@ -16,7 +16,7 @@ from analysis.cells import Cell, load_grid, shipped_grids
 from analysis.figures import part_rows
 from analysis.measure import measure, measured_rounds, problems, rounds_of
 from analysis.report import quality_table, write_report
-from analysis.results import Experiment, doubling, interval, limits, ratios, transfer_seconds
+from analysis.results import Experiment, doubling, interval, limits, payload_bytes, ratios, transfer_seconds
 from analysis.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
 from analysis.systems import SYSTEMS, system_of
 from analysis.wan import sandbox
@@ -77,9 +77,18 @@ def test_commands_are_those_of_a_user(tmp_path):
 
 
 def write_run(
-    folder: Path, cell: Cell, seconds: float = 2.0, received: float = 1.0, busy: float = 1.0, waiting: float = 0.0
+    folder: Path,
+    cell: Cell,
+    seconds: float = 2.0,
+    received: float = 1.0,
+    busy: float = 1.0,
+    waiting: float = 0.0,
+    rate: int = 10_000_000,
 ) -> None:
-    """The files of a swarm whose updates of 512 samples took `seconds` each, 1.5 of them computing."""
+    """The files of a swarm whose updates of 512 samples took `seconds` each, 1.5 of them computing.
+
+    Each host sends `rate` bytes a second.
+    """
     lines, watched, router = [], [], []
     for step in range(1, cell.steps + 1):
         at = 1000 + seconds * step
@@ -89,7 +98,7 @@ def write_run(
         line |= {"round/blocked_seconds": waiting}
         lines.append(line | {"round/parts_received_fraction": received})
     for second in range(int(seconds * cell.steps) + 1):
-        traffic = {f"h{n + 1}": [second * 1_000, second * 1_000] for n in range(cell.peers)}
+        traffic = {f"h{n + 1}": [second * rate, second * rate] for n in range(cell.peers)}
         watched.append({"time": 1000 + second, "busy": busy, "lab": busy, "traffic": traffic})
         counts = {"sent": 100, "late": 0, "very_late": 0, "late_max_ms": 0.4, "overflows": 0, "queue_drops": 0}
         router.append({"time": 1000 + second, "cpu_seconds": second * 0.1, **counts})
@@ -107,7 +116,7 @@ CELL = Cell("swarm", recipe="digits", steps=10, warm_up_steps=2, paced_samples_p
 
 
 def test_numbers_of_a_cell_are_those_worked_out_by_hand(tmp_path):
-    write_run(tmp_path, CELL)
+    write_run(tmp_path, CELL, rate=1_000)
     found = json.loads((tmp_path / "result.json").read_text())
     assert found["problems"] == []
     assert found["samples_per_second"] == pytest.approx(256)
@@ -140,6 +149,17 @@ def test_cells_that_measured_something_else_are_invalid(tmp_path, change, number
     write_run(tmp_path, replace(CELL, **change), **numbers)
     found = json.loads((tmp_path / "result.json").read_text())
     assert any(text.startswith(problem) for text in found["problems"]), found["problems"]
+
+
+def test_an_average_that_was_too_small_for_its_bytes_is_invalid(tmp_path):
+    for rtt, rate in ((0, 100_000), (20, 10_000_000)):
+        cell = replace(CELL, rtt_ms=rtt)
+        write_run(tmp_path / "bytes" / cell.name, cell, rate=rate)
+    cells = Experiment(read(tmp_path / "bytes")).cells.set_index("rtt_ms")
+    assert cells.loc[20, "problems"] == []
+    (problem,) = cells.loc[0, "problems"]
+    needed = 2 * payload_bytes(CELL) * 9 / 1e6  # of ten updates, one may be on its way
+    assert problem == f"averages were partial: 4.0 of {needed:.1f} MB crossed the network"
 
 
 def test_gates_name_the_machine_the_router_and_missing_peers(tmp_path):
