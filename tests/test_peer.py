@@ -103,6 +103,22 @@ def test_every_update_is_logged_once_and_was_complete(finished):
             assert [line["step"] for line in lines if tag in line] == [10, 20], tag
 
 
+def test_every_round_is_accounted_for(finished):
+    rounds = [read_metrics(folder.rounds) for folder in finished.folders]
+    for lines in rounds:
+        averaged = [line for line in lines if line["outcome"] == "averaged"]
+        assert [line["step"] for line in averaged] == list(range(1, 21))
+        for line in averaged:
+            assert len(set(line["members"])) == 3
+            assert line["received_fraction"] == 1.0
+            assert min(line["bytes_sent"], line["bytes_received"], line["compute_seconds"]) > 0
+            assert line["waiting_seconds"] >= line["exchange_seconds"] > 0
+    for same_step in zip(*([line for line in lines if line["outcome"] == "averaged"] for lines in rounds), strict=True):
+        assert sum(line["own_samples"] for line in same_step) == same_step[0]["samples"]
+        assert sum(line["bytes_sent"] for line in same_step) == sum(line["bytes_received"] for line in same_step)
+        assert same_step[0]["members"] == same_step[1]["members"] == same_step[2]["members"]
+
+
 def test_tensorboard_has_the_same_tags(finished):
     for folder in finished.folders:
         lines = read_metrics(folder.metrics)
