@@ -1,9 +1,9 @@
 """Collaborative training of one model: add up gradients until the swarm has the target batch, average, go on together.
 
-The trainer calls :meth:`Collaboration.contribute` after every backward pass. When that returns True the averaged
-gradient lies in ``param.grad`` and an ordinary optimizer step follows; :meth:`Collaboration.finish_step` ends it. Every
-peer starts from the same weights, sees the same average and makes the same update, so all stay equal without a second
-averaging of the weights.
+The trainer calls :meth:`Collaboration.begin_backward` before and :meth:`Collaboration.contribute` after every backward
+pass. When that returns True the averaged gradient lies in ``param.grad`` and an ordinary optimizer step follows;
+:meth:`Collaboration.finish_step` ends it. Every peer starts from the same weights, sees the same average and makes the
+same update, so all stay equal without a second averaging of the weights.
 """
 
 from __future__ import annotations
@@ -134,13 +134,17 @@ class Collaboration:
 
     # ---- training ---------------------------------------------------------------------------------------------------
 
+    def begin_backward(self, samples: int) -> None:
+        """The backward pass of a micro-batch comes next; its gradients are means over ``samples``."""
+        self._gradients.receive(samples)
+
     def contribute(self, samples: int, loss: float) -> bool:
-        """Add the gradients in ``param.grad`` (means over ``samples``) to this step.
+        """After a backward pass: its gradients belong to this step.
 
         :returns: True when an average is there: it is in ``param.grad``, update the weights and call
             :meth:`finish_step`. False: go on with the next micro-batch.
         """
-        self._gradients.add(samples)
+        self._gradients.collect()
         self.samples += samples
         self._loss_sum += samples * loss if math.isfinite(loss) else 0.0
         self._measure_rate(samples)

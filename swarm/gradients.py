@@ -9,6 +9,8 @@ from torch import nn
 class GradientVector:
     """Adds up gradients where the model is, and carries their mean to and from shared memory.
 
+    The backward pass itself adds to the sum, as it would to ``param.grad``: no copy, and no memory that comes and goes.
+
     :param params: parameters whose gradients are averaged, n numbers in all
     :param buffers: float buffers (BatchNorm's running statistics), m numbers in all; averaged with the same weights, so
         that all peers evaluate the same model
@@ -19,6 +21,7 @@ class GradientVector:
         self._params, self._buffers = params, buffers
         sizes = [param.numel() for param in params]
         self._sum = torch.zeros(sum(sizes), dtype=torch.float32, device=params[0].device)
+        self._unit = 1  # each number in the sum counts for so many samples
         self._average = torch.zeros_like(self._sum) if overlap else self._sum
         self._views, self._average_views = (
             [view.view(param.shape) for param, view in zip(params, flat.split(sizes), strict=True)]
@@ -30,12 +33,24 @@ class GradientVector:
         self.reset()
 
     @torch.no_grad()
-    def add(self, samples: int) -> None:
-        """Take the gradients out of ``param.grad``: means over ``samples``."""
-        pairs = [(v, p.grad) for v, p in zip(self._views, self._params, strict=True) if p.grad is not None]
-        if pairs:
-            views, grads = zip(*pairs, strict=True)
-            torch._foreach_add_(views, grads, alpha=samples)
+    def receive(self, samples: int) -> None:
+        """The backward pass that comes next adds its gradients, means over ``samples``, to the sum."""
+        if samples != self._unit:
+            self._sum.mul_(self._unit / samples)
+            self._unit = samples
+        for param, view in zip(self._params, self._views, strict=True):
+            param.grad = view if param.dtype == view.dtype else None
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """The backward pass is over; what it has not added by itself is added here."""
+        for param, view in zip(self._params, self._views, strict=True):
+            if param.grad is None or param.grad is view:
+                continue
+            if param.dtype == view.dtype:
+                view.copy_(param.grad)  # with create_graph=True autograd makes a new tensor of the sum
+            else:
+                view.add_(param.grad)
         self.release()
 
     def reset(self) -> None:
@@ -61,7 +76,7 @@ class GradientVector:
         """Write the mean over ``samples``, and the buffers. The sum begins anew; :meth:`take_back` undoes that."""
         split = self._sum.numel()
         self.wire[:split].copy_(self._sum)
-        self.wire[:split] /= max(1, samples)
+        self.wire[:split] *= self._unit / max(1, samples)
         if self._buffers:
             flat = [buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers]
             torch.cat(flat, out=self.wire[split:])
@@ -70,7 +85,7 @@ class GradientVector:
     @torch.no_grad()
     def take_back(self, samples: int) -> None:
         """The round has failed: what was written for it counts for the next one."""
-        self._sum.add_(self.wire[: self._sum.numel()].to(self._sum.device), alpha=samples)
+        self._sum.add_(self.wire[: self._sum.numel()].to(self._sum.device), alpha=samples / self._unit)
 
     @torch.no_grad()
     def from_wire(self) -> None:
@@ -84,7 +99,7 @@ class GradientVector:
     @torch.no_grad()
     def average_alone(self, samples: int) -> None:
         """The mean of the own gradients, where there is nobody to average with."""
-        torch.div(self._sum, samples, out=self._average)
+        torch.mul(self._sum, self._unit / samples, out=self._average)
 
     def hand_over(self) -> None:
         """Put the average into ``param.grad``."""

@@ -169,6 +169,9 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._micro_batch_samples = extract_batch_size(args[0] if args else next(iter(kwargs.values())))
         return super().training_step(*args, **kwargs)
 
+    def pre_backward(self, closure_loss: torch.Tensor) -> None:
+        self.collaboration.begin_backward(self._micro_batch_samples)
+
     def optimizer_step(
         self,
         optimizer: Optimizer,

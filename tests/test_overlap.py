@@ -104,9 +104,9 @@ def replayed(plan: Plan, updates: list[list[LateUpdate]]):
     return versions[1:]
 
 
-@pytest.mark.parametrize(("codec", "tolerance"), [("none", 2e-6), ("int8", 5e-2)])
+@pytest.mark.parametrize(("codec", "tolerance"), [("none", 2e-6), ("int8", 2e-2)])
 def test_two_overlapped_peers_equal_one_process_that_is_late(codec, tolerance):
-    """Sums differ in their last bits, half precision rounds gradients to 11. Seen after 12 updates: 6e-8, 1.4e-5."""
+    """Sums differ in their last bits, 8-bit numbers round gradients to 7. Seen after 12 updates: 6e-8, 4e-3."""
     plan = Plan(compute_seconds=0.02)
     with Peers() as peers:
         for name in "ab":
