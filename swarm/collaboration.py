@@ -22,6 +22,7 @@ from torch import nn
 from recipe.errors import InputError
 from swarm.averager import SwarmAverager
 from swarm.gradients import GradientVector
+from swarm.pace import Pace
 from swarm.pending import PendingRound
 from swarm.progress import ProgressTracker
 from swarm.record import AVERAGING, JOINING, TRAINING, WAITING
@@ -42,8 +43,6 @@ from swarm.state import SharedState
 from swarm.version import POLL_SECONDS, Version
 
 logger = get_logger(__name__)
-
-RATE_SMOOTHING = 0.2
 
 
 class Collaboration:
@@ -82,11 +81,10 @@ class Collaboration:
             [buffer for buffer in model.buffers() if buffer.is_floating_point()],
             self.options.overlap,
         )
-        self.samples, self._loss_sum, self._rate = 0, 0.0, 0.0
+        self.samples, self._loss_sum, self._pace = 0, 0.0, Pace()
         self._pending: PendingRound | None = None
         self.last_step: StepReport | None = None
-        self.on_round: Callable[[RoundEvent], None] = _ignore
-        """Told how each round ended."""
+        self.on_round: Callable[[RoundEvent], None] = lambda event: None
         self.tracker = ProgressTracker(dht, namespace, target_batch_size, name)
         self.averager = SwarmAverager(
             self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec
@@ -97,8 +95,6 @@ class Collaboration:
     def step(self) -> int:
         """Global updates that the weights have seen."""
         return self.version.step
-
-    # ---- joining ----------------------------------------------------------------------------------------------------
 
     def join(self) -> None:
         """Become a member: take over the swarm's state if there is a swarm, else begin with this peer's own.
@@ -132,8 +128,6 @@ class Collaboration:
         self.version.catch_up(self.tracker, self.averager, self.options.join_timeout_seconds, self._should_stop)
         self._begin_step()
 
-    # ---- training ---------------------------------------------------------------------------------------------------
-
     def begin_backward(self, samples: int) -> None:
         """The backward pass of a micro-batch comes next; its gradients are means over ``samples``."""
         self._gradients.receive(samples)
@@ -147,8 +141,8 @@ class Collaboration:
         self._gradients.collect()
         self.samples += samples
         self._loss_sum += samples * loss if math.isfinite(loss) else 0.0
-        self._measure_rate(samples)
-        self.tracker.report(samples=self.samples, rate=self._rate, phase=TRAINING)
+        self._pace.note(samples)
+        self.tracker.report(samples=self.samples, rate=self._pace.samples_per_second, phase=TRAINING)
         if self._pending is not None:
             self._pending.expect(self.tracker.members)
             return (self._pending.future.done() or self._is_over) and self._end_round()
@@ -168,29 +162,23 @@ class Collaboration:
         """Whether the samples of the present step are complete, or somebody waits for us to end it."""
         return self.tracker.step_is_over or self.averager.waiting_step >= self.tracker.own.round
 
-    def _measure_rate(self, samples: int) -> None:
-        now = time.perf_counter()
-        rate = samples / max(now - self._computing_since, 1e-9)
-        self._computing_since = now
-        self._rate = rate if self._rate == 0 else (1 - RATE_SMOOTHING) * self._rate + RATE_SMOOTHING * rate
-
     def resume(self) -> None:
         """A pause (validation, a checkpoint) ends now: it does not count for anybody's pace."""
-        self._computing_since = time.perf_counter()
+        self._pace.resume()
         self.tracker.resume()
 
     def _begin_step(self, group=frozenset()) -> None:
         self._gradients.reset()
         self.samples, self._loss_sum, self._pending = 0, 0.0, None
         self.version.settled.set()
-        self._step_began = self._computing_since = time.perf_counter()
+        self._step_began = time.perf_counter()
+        self._pace.resume()
         self.averager.set_step(self.step)
         self.tracker.begin_step(self.step, group)
 
     def _begin_round(self) -> None:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
-        loss = self._loss_sum / max(1, self.samples)
-        ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, loss, self.version.lineage)
+        ticket = self._ticket()
         self._gradients.to_wire(self.samples)
         compute_seconds = time.perf_counter() - self._step_began
         self._pending = PendingRound(
@@ -203,6 +191,10 @@ class Collaboration:
         else:
             self.tracker.report(urgent=True, phase=AVERAGING)
 
+    def _ticket(self) -> Ticket:
+        loss = self._loss_sum / max(1, self.samples)
+        return Ticket(self.step, self.samples, self.tracker.own.client_mode, loss, self.version.lineage)
+
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
         pending, blocked_since = self._pending, time.perf_counter()
@@ -214,13 +206,14 @@ class Collaboration:
             self._take_back()
             return self._compute_on(*short.args)
         except (Behind, Refused, RoundFailed) as error:
-            self._tell_failure(pending, error, time.perf_counter() - blocked_since)
+            waited_seconds = time.perf_counter() - blocked_since
+            self.on_round(RoundEvent.of_failure(pending.ticket, error, pending.compute_seconds, waited_seconds))
             self._take_back()
             self._recover(error)
             return False
         finally:
             blocked_seconds = time.perf_counter() - blocked_since
-            self._computing_since = time.perf_counter()
+            self._pace.resume()
         if len(report.group.peer_ids) > 1:
             self._gradients.from_wire()
             return self._hand_over(pending.ticket, pending.compute_seconds, blocked_seconds, report)
@@ -230,11 +223,6 @@ class Collaboration:
             self._catch_up()
             return False
         return self._update_alone(report)
-
-    def _tell_failure(self, pending: PendingRound, error: Exception, blocked_seconds: float) -> None:
-        outcome = "the swarm had gone on" if isinstance(error, Behind) else str(error)
-        own = pending.ticket.samples
-        self.on_round(RoundEvent(self.step + 1, outcome, (), 0, own, pending.compute_seconds, blocked_seconds))
 
     def _take_back(self) -> None:
         """The round has ended in vain: its samples count for the next one."""
@@ -262,8 +250,7 @@ class Collaboration:
             self.resume()
             return False
         compute_seconds = time.perf_counter() - self._step_began
-        loss = self._loss_sum / self.samples
-        ticket = Ticket(self.step, self.samples, self.tracker.own.client_mode, loss, self.version.lineage)
+        ticket = self._ticket()
         self._gradients.average_alone(self.samples)
         return self._hand_over(ticket, compute_seconds, 0.0, report)
 
@@ -319,7 +306,7 @@ class Collaboration:
             return
         self._pending = None
         self.version.settled.set()
-        self._computing_since = time.perf_counter()
+        self._pace.resume()
         self.averager.set_step(self.step)
         self.tracker.end_ahead(self.step, self.samples, group)
 
@@ -330,7 +317,3 @@ class Collaboration:
         self.tracker.close()
         if self.averager.is_alive():
             self.averager.shutdown()
-
-
-def _ignore(event: RoundEvent) -> None:
-    """Nobody wants to know."""

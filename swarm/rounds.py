@@ -25,6 +25,9 @@ class RoundFailed(Exception):  # noqa: N818 (reads as what happened)
 class Behind(Exception):  # noqa: N818
     """The swarm has gone on without this peer: its state has to be downloaded. ``args[0]`` is the swarm's step."""
 
+    def __str__(self) -> str:
+        return "the swarm has gone on without this peer"
+
 
 class ShortBatch(Exception):  # noqa: N818
     """A group met before it had the samples of an update: all its members compute on. ``args[0]`` is the group."""
@@ -231,6 +234,11 @@ class RoundEvent:
     bytes_sent: int = 0
     bytes_received: int = 0
     received_fraction: float = 0.0
+
+    @classmethod
+    def of_failure(cls, ticket: Ticket, error: Exception, compute_seconds: float, waiting_seconds: float) -> RoundEvent:
+        """A round that gave no average."""
+        return cls(ticket.step + 1, str(error), (), 0, ticket.samples, compute_seconds, waiting_seconds)
 
     @classmethod
     def of_update(cls, report: StepReport) -> RoundEvent:

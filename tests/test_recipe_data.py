@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10
 
 from recipe.augmentation import TensorView
 from recipe.data import PeerSampler, VisionData
-from recipe.datasets import TensorImages, open_splits
+from recipe.datasets import TensorImages, _stratified, open_splits
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.sampler import PeerBatches, sample_randomness
@@ -77,7 +78,17 @@ def test_digits_split_is_pinned_and_stratified():
     other = open_splits(replace(preset("digits"), seed=9), Path("unused"))
     assert torch.equal(splits.val.images, other.val.images)
     pixels = (splits.val.images * 16).to(torch.uint8).numpy().tobytes()
-    assert hashlib.sha256(pixels).hexdigest()[:16] == "98ac9f644774abfe"
+    assert hashlib.sha256(pixels).hexdigest()[:16] == "102898adf821511b"
+
+
+def test_digits_are_those_of_scikit_learn_split_as_it_splits():
+    pixels, labels = load_digits(return_X_y=True)
+    splits = open_splits(preset("digits"), Path("unused"))
+    train, rest = _stratified(labels, 0.30)
+    val, test = (rest[part] for part in _stratified(labels[rest], 0.50))
+    for part, indices in ((splits.train, train), (splits.val, val), (splits.test, test)):
+        assert (part.images.flatten(1).numpy() * 16 == pixels[indices]).all()
+        assert (part.labels.numpy() == labels[indices]).all()
 
 
 def test_digits_batches():
