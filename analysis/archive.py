@@ -24,7 +24,7 @@ class Records:
     grid: dict[str, Any]
     """`name`, `question` and `command`."""
     machine: dict[str, Any] | None
-    """The first host's `environment.json`; None if it wrote none."""
+    """The first host's `environment.json` without its command line; None if it wrote none."""
     cells: dict[str, tuple[Cell, dict[str, Any]]]
     """Finished cells by their names, with their results."""
 
@@ -57,6 +57,8 @@ def _read_folder(folder: Path) -> Records:
         if result := read_result(file.parent):
             cells[file.parent.name] = Cell.from_json(file.read_text()), result
             machine = machine or _json(RunFolder(file.parent / "runs" / "run" / "h1").environment)
+    if machine is not None:
+        machine.pop("command_line", None)  # of one host of one cell, with paths of this machine
     grid = _json(folder / "grid.json") or {"name": folder.name, "question": "", "command": []}
     return Records(grid, machine, cells)
 

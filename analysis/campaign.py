@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import subprocess
 import sys
 import time
@@ -45,7 +46,8 @@ class Campaign:
         sandbox.wrapped([])
         make_writable(folder)
         self._lock = _only_here(folder)
-        write_json(folder / "grid.json", {"name": grid.name, "question": grid.question, "command": sys.argv[1:]})
+        origin = {"command": sys.argv[1:], "cores": os.cpu_count()}
+        write_json(folder / "grid.json", {"name": grid.name, "question": grid.question, **origin})
 
     def run(self, console: Console) -> int:
         """Runs what is missing; returns the number of cells without a valid result."""

@@ -73,11 +73,10 @@ def rounds_of(folder: Path, cell: Cell) -> list[Round]:
 
 
 def _on_time(rounds: list[Round]) -> list[Round]:
-    """DDP's lines are written an update late, beside the next one; the last of them is on time."""
-    for number in range(len(rounds) - 1, 0, -1):
-        later = rounds[number]
-        rounds[number - 1] = replace(rounds[number - 1], ended_at=later.ended_at - later.seconds)
-    return rounds
+    """DDP's lines are written an update late: that of one update when the next one ends."""
+    ends = [item.ended_at for item in rounds[:-1]]
+    first = [ends[0] - rounds[1].seconds] if ends else [item.ended_at for item in rounds]
+    return [replace(item, ended_at=end) for item, end in zip(rounds, first + ends, strict=True)]
 
 
 def _round(step: int, line: dict[str, Any], others: float) -> Round:
@@ -125,13 +124,14 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
         return {"problems": [f"only {len(rounds)} updates were logged"]}
     seconds, samples = sum(item.seconds for item in kept), sum(item.samples for item in kept)
     since, until = kept[0].ended_at - kept[0].seconds, kept[-1].ended_at
-    watched = [line for line in _json_lines(folder / "watch.jsonl") if since <= line["time"] <= until]
-    sent = _bytes_sent(watched)
+    everything = _json_lines(folder / "watch.jsonl")
+    watched = [line for line in everything if since <= line["time"] <= until]
+    sent = [_bytes_of(item, everything) for item in kept]
     numbers = {
         "samples_per_second": samples / seconds,
         "step_seconds": seconds / len(kept),
         "samples_per_step": samples / len(kept),
-        "bytes_per_sample": None if sent is None else sent / samples,
+        "bytes_per_sample": None if None in sent else sum(sent) / samples,
         "busy_cores": _mean(line["busy"] for line in watched),
         "lab_cores": _mean(line["lab"] for line in watched),
         **{name: _mean(getattr(item, name) for item in kept) for name in PARTS},
@@ -141,7 +141,6 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
     }
     router = [line for line in _json_lines(folder / "router.jsonl") if since <= line["time"] <= until]
     numbers |= _router_numbers(router)
-    everything = _json_lines(folder / "watch.jsonl")
     table = [asdict(item) | {"bytes_sent": _bytes_of(item, everything)} for item in rounds]
     return numbers | {"problems": problems(cell, kept, numbers), "all_rounds": table}
 
@@ -197,14 +196,6 @@ def _quality(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
 
 
 _QUALITIES = ("top1", "macro_f1", "precision", "recall", "loss")
-
-
-def _bytes_sent(watched: list[dict[str, Any]]) -> float | None:
-    """By all hosts together between the first and the last line, scaled to whole seconds by neither."""
-    if len(watched) < 2:
-        return None
-    first, last = watched[0]["traffic"], watched[-1]["traffic"]
-    return sum(last[host][0] - first[host][0] for host in last)
 
 
 def _bytes_of(item: Round, watched: list[dict[str, Any]]) -> float | None:

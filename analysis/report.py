@@ -73,8 +73,9 @@ def machine_section(experiment: Experiment) -> Section:
         return Section("Machine", ["The first cell has no environment.json."])
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     backend = "the kernel's netem" if backend == "netem" else "a router in user space"
+    cores = experiment.grid.get("cores") or machine["cores"]  # a host may have seen only its own
     text = [
-        f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']:g} GiB, {machine['os']}; {versions}; "
+        f"{cores} cores of {machine['cpu']}, {machine['memory_gib']:g} GiB, {machine['os']}; {versions}; "
         f"commit {machine['git_commit']}; first cell started {machine['started_at']}.",
         f"All peers shared this machine. The network between them was emulated by {backend}; what it keeps to is "
         "measured by: python -m analysis.wan check",
@@ -101,6 +102,8 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
             f"PACED: each peer pretended to compute {rates} samples/s (true gradients of few samples, then sleep). "
             "Speeds and traffic are meaningful, accuracies are not."
         )
+    if (drift := machine_drift(experiment)) is not None:
+        section.text.append(drift)
     section.text.append(f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}")
     if not experiment.valid.empty:
         section.tables.append(("Samples per second, valid cells alone", throughput_table(experiment)))
@@ -120,6 +123,19 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         rows = [{"cell": row["name"], "why": "; ".join(row["problems"])} for _, row in invalid.iterrows()]
         section.tables.append((f"Left out: {len(rows)} of {len(experiment.cells)} cells", pd.DataFrame(rows)))
     return section
+
+
+def machine_drift(experiment: Experiment) -> str | None:
+    """How much the machine's own speed varied between cells that computed alike; None where it cannot be told."""
+    cells = experiment.valid[experiment.valid["paced_samples_per_second"].isna()]
+    cells = cells[cells["system"].isin(FAIR) & (cells["compute_seconds"] > 0)]
+    if len(cells) < 2:
+        return None
+    rates = cells["samples_per_step"] / cells["compute_seconds"]
+    return (
+        f"The machine itself was not always equally fast: without any averaging, the peers of the DDP cells computed "
+        f"{rates.min():.1f} to {rates.max():.1f} samples/s (median {rates.median():.1f}, n = {len(cells)})."
+    )
 
 
 FAIR = ("ddp", "ddp-fp16")
@@ -199,9 +215,10 @@ def communication_table(experiment: Experiment) -> pd.DataFrame:
 
 
 def quality_table(experiment: Experiment) -> pd.DataFrame | None:
-    """Validation metrics of each setting; None where nothing was validated or the compute was paced."""
+    """Validation metrics of each setting; None where no accuracy was asked for or the compute was paced."""
     cells = experiment.valid
-    if "top1" not in cells or cells["top1"].isna().all() or cells["paced_samples_per_second"].notna().any():
+    asked = cells["target_accuracy"].notna().any() and cells["paced_samples_per_second"].isna().all()
+    if not asked or "top1" not in cells or cells["top1"].isna().all():
         return None
     rows = []
     for (system, value), group in cells.groupby(["system", experiment.axis], sort=True):
@@ -233,7 +250,7 @@ def model_sections(experiment: Experiment, output: Path) -> list[Section]:
         section.text.append(
             f"Fitted on {prediction.table['fitted'].sum()} settings, tested on the others: the worst error there is "
             f"{error:.0%}, which is {'within' if prediction.is_trusted else 'beyond'} {TRUST:.0%}. "
-            f"Costs: {prediction.costs}."
+            f"Costs in seconds: {', '.join(f'{name} {value:.2f}' for name, value in vars(prediction.costs).items())}."
         )
         name = f"{experiment.name}-{system}"
         file = figures.predictions(prediction.table, output / f"{name}-model.png")
@@ -244,7 +261,8 @@ def model_sections(experiment: Experiment, output: Path) -> list[Section]:
         section.text.append(
             f"Extrapolation: nothing beyond {int(found['peers'].max())} peers was measured. The figure takes 60 ms "
             "between homes, 10 Mbit/s up and 40 down, speeds that differ by 30 %, and an hour's stay on average; "
-            "matchmaking is assumed to cost the same at any size, which large groups are likely to exceed."
+            "matchmaking is assumed to cost the same at any size, which large groups are likely to exceed. Nobody "
+            "computes less than a micro-batch: from some number of peers on, updates have more samples than asked for."
         )
         sections.append(section)
     return sections

@@ -15,6 +15,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 import simpy
@@ -136,8 +137,10 @@ class _World:
         self.released = self.environment.event()
 
     def run(self, updates: int) -> float:
-        for _ in range(self.swarm.peers):
-            self.environment.process(self._peer(max(0.2, self.chance.gauss(1.0, self.swarm.spread))))
+        bell = NormalDist()
+        for number in range(self.swarm.peers):  # evenly spaced quantiles: the mean is 1 for any number of peers
+            deviation = bell.inv_cdf((number + 0.5) / self.swarm.peers)
+            self.environment.process(self._peer(max(0.2, 1.0 + self.swarm.spread * deviation)))
         finished = self.environment.process(self._rounds(updates))
         return self.environment.run(finished)
 

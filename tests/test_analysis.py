@@ -272,7 +272,7 @@ def test_communication_beside_computing_is_not_counted_twice(tmp_path):
 
 def test_quality_is_shown_where_compute_was_true(tmp_path):
     for rate in (1e-3, 3e-3):
-        cell = replace(CELL, paced_samples_per_second=None, changes={"learning_rate": rate})
+        cell = replace(CELL, paced_samples_per_second=None, target_accuracy=0.5, changes={"learning_rate": rate})
         folder = tmp_path / "rates" / cell.name
         write_run(folder, cell)
         metrics = folder / "runs/run/h1/metrics.jsonl"
