@@ -60,6 +60,11 @@ CODECS: dict[str, type[CompressionBase]] = {
 }
 
 
+def bytes_per_number(codec: str) -> float:
+    """On the wire, for a gradient that is float32 before."""
+    return 4 * CODECS[codec]().estimate_compression_ratio(CompressionInfo.from_tensor(torch.zeros(1)))
+
+
 class ErrorFeedback:
     """What a peer's encodings have left out so far; it is added to what the peer gives to the next round.
 

@@ -14,12 +14,12 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
+from swarm.codecs import bytes_per_number
 from swarm.record import PeerProgress
 from swarm.rounds import MAX_GROUP_SIZE
 from swarm.run_card import RunCard
 
 ANSWER_SECONDS = 5.0
-BYTES_PER_NUMBER = 4
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class Traffic:
 def expected_traffic(dht: hivemind.DHT, card: RunCard, num_parameters: int) -> Traffic:
     """From the run card and the progress records of those who train.
 
-    A butterfly all-reduce sends and receives 2 (N - 1) / N vectors of fp32 (Patarasuk and Yuan 2009); the newcomer is
-    the N-th.
+    A butterfly all-reduce sends and receives 2 (N - 1) / N vectors (Patarasuk and Yuan 2009), as the recipe's codec
+    makes them; the newcomer is the N-th.
     """
     records = progress_records(dht, card)
     num_peers = len(records) + 1
     rate = sum(record.rate for record in records)
-    sent = 2 * (num_peers - 1) / num_peers * BYTES_PER_NUMBER * num_parameters
+    sent = 2 * (num_peers - 1) / num_peers * bytes_per_number(card.recipe.codec) * num_parameters
     return Traffic(len(records), rate, 3600 * rate / card.recipe.target_batch_size, round(sent))
 
 

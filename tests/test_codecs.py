@@ -6,7 +6,7 @@ from hivemind.compression import CompressionInfo
 from hypothesis import given
 from hypothesis import strategies as some
 
-from swarm.codecs import BLOCK, CODECS, BlockwiseInt8, ErrorFeedback
+from swarm.codecs import BLOCK, CODECS, BlockwiseInt8, ErrorFeedback, bytes_per_number
 
 INT8 = BlockwiseInt8()
 
@@ -17,6 +17,13 @@ def info(tensor: torch.Tensor) -> CompressionInfo:
 
 def travelled(codec, tensor: torch.Tensor) -> torch.Tensor:
     return codec.extract(codec.compress(tensor, info(tensor)))
+
+
+@pytest.mark.parametrize(("codec", "expected"), [("none", 4), ("fp16", 2), ("int8", 1 + 4 / BLOCK)])
+def test_the_expected_traffic_knows_the_codec(codec, expected):
+    tensor = torch.randn(16 * BLOCK)
+    assert bytes_per_number(codec) == pytest.approx(expected)
+    assert len(CODECS[codec]().compress(tensor, info(tensor)).buffer) == pytest.approx(expected * tensor.numel())
 
 
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, 3 * BLOCK + 7])
