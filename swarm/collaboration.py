@@ -171,7 +171,7 @@ class Collaboration:
         self._gradients.reset()
         self.samples, self._loss_sum, self._pending = 0, 0.0, None
         self.version.settled.set()
-        self._step_began = time.perf_counter()
+        self._pace.take_seconds()
         self._pace.resume()
         self.averager.set_step(self.step)
         self.tracker.begin_step(self.step, group)
@@ -180,11 +180,10 @@ class Collaboration:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
         ticket = self._ticket()
         self._gradients.to_wire(self.samples)
-        compute_seconds = time.perf_counter() - self._step_began
         self._pending = PendingRound(
-            self.averager, ticket, self.tracker.members, self.options, self._loss_sum, compute_seconds
+            self.averager, ticket, self.tracker.members, self.options, self._loss_sum, self._pace.take_seconds()
         )
-        self.samples, self._loss_sum, self._step_began = 0, 0.0, time.perf_counter()
+        self.samples, self._loss_sum = 0, 0.0
         if self.options.overlap:
             self.version.settled.clear()
             self.tracker.begin_ahead()
@@ -230,7 +229,7 @@ class Collaboration:
         self._gradients.take_back(pending.ticket.samples)
         self.samples += pending.ticket.samples
         self._loss_sum += pending.loss_sum
-        self._step_began -= pending.compute_seconds
+        self._pace.seconds += pending.compute_seconds
         self.version.settled.set()
         self.tracker.end_ahead(self.step, self.samples)
 
@@ -249,10 +248,9 @@ class Collaboration:
         if self.samples < self.target_batch_size:
             self.resume()
             return False
-        compute_seconds = time.perf_counter() - self._step_began
         ticket = self._ticket()
         self._gradients.average_alone(self.samples)
-        return self._hand_over(ticket, compute_seconds, 0.0, report)
+        return self._hand_over(ticket, self._pace.take_seconds(), 0.0, report)
 
     def _drop_non_finite(self) -> None:
         """One NaN would spoil everybody's weights; this peer only listens in this round instead."""

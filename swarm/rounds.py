@@ -185,7 +185,7 @@ class StepReport:
     :param samples: samples in it, over all peers
     :param own_samples: samples that this peer put in
     :param loss: mean training loss over all its samples
-    :param compute_seconds: from the end of the last update to entering the round
+    :param compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
     :param blocked_seconds: while nothing was computed because the round had to end first
     :param round: what the exchange looked like, None if this peer was alone
     :param apply_seconds: from the average to updated weights
@@ -211,7 +211,7 @@ class RoundEvent:
     :param members: ids of those who took part, in the order of their shares
     :param samples: of all of them
     :param own_samples: of this peer; after a failure they count for the next round
-    :param compute_seconds: from the end of the last update to entering the round
+    :param compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
     :param waiting_seconds: while nothing was computed because the round had to end first
     :param meeting_seconds: matchmaking
     :param exchange_seconds: transfer

@@ -105,7 +105,7 @@ def test_every_update_is_logged_once_and_was_complete(finished):
 
 def test_every_round_is_accounted_for(finished):
     rounds = [read_metrics(folder.rounds) for folder in finished.folders]
-    for lines in rounds:
+    for folder, lines in zip(finished.folders, rounds, strict=True):
         averaged = [line for line in lines if line["outcome"] == "averaged"]
         assert [line["step"] for line in averaged] == list(range(1, 21))
         for line in averaged:
@@ -113,6 +113,8 @@ def test_every_round_is_accounted_for(finished):
             assert line["received_fraction"] == 1.0
             assert min(line["bytes_sent"], line["bytes_received"], line["compute_seconds"]) > 0
             assert line["waiting_seconds"] >= line["exchange_seconds"] > 0
+        spent = sum(line["compute_seconds"] + line["waiting_seconds"] for line in averaged)
+        assert spent < summary_of(folder)["seconds"], "neither the wait for company nor a validation is computing"
     for same_step in zip(*([line for line in lines if line["outcome"] == "averaged"] for lines in rounds), strict=True):
         assert sum(line["own_samples"] for line in same_step) == same_step[0]["samples"]
         assert sum(line["bytes_sent"] for line in same_step) == sum(line["bytes_received"] for line in same_step)
