@@ -106,6 +106,10 @@ class SwarmStrategy(SingleDeviceStrategy):
             raise InputError(
                 "SwarmStrategy cannot share loss scales between peers: use precision 'bf16-mixed' or '32'."
             )
+        if self.codec == "int8" and any(buffer.is_floating_point() for buffer in self.lightning_module.buffers()):
+            raise InputError(
+                "The codec int8 is too coarse for this model's running statistics (float buffers): use codec 'fp16'."
+            )
         if trainer.accumulate_grad_batches != 1:
             raise InputError("A swarm accumulates to the target batch size itself: leave accumulate_grad_batches at 1.")
         for config in self.lr_scheduler_configs:

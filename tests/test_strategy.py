@@ -571,16 +571,23 @@ class Plateau(Task):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss"}}
 
 
+class Statistics(Task):
+    def __init__(self, plan: Plan):
+        super().__init__(plan)
+        self.norm = torch.nn.BatchNorm1d(4)
+
+
 def mixed_precision() -> dict:
     return {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]}
 
 
 REFUSED = {
-    "two optimizers": (TwoOptimizers, dict, "one optimizer"),
-    "manual optimization": (Manual, dict, "automatic optimization"),
-    "accumulation": (Task, partial(dict, accumulate_grad_batches=2), "accumulate_grad_batches"),
-    "plateau": (Plateau, dict, "ReduceLROnPlateau"),
-    "half precision": (Task, mixed_precision, "bf16-mixed"),
+    "two optimizers": (TwoOptimizers, "none", dict, "one optimizer"),
+    "manual optimization": (Manual, "none", dict, "automatic optimization"),
+    "accumulation": (Task, "none", partial(dict, accumulate_grad_batches=2), "accumulate_grad_batches"),
+    "plateau": (Plateau, "none", dict, "ReduceLROnPlateau"),
+    "half precision": (Task, "none", mixed_precision, "bf16-mixed"),
+    "coarse statistics": (Statistics, "int8", dict, "running statistics"),
 }
 
 
@@ -597,9 +604,9 @@ def refusal(found: list):
 def try_what_cannot_work(name, initial_peers, line):
     """Returns one (type, message) for each of ``REFUSED``, and names of the processes that were left."""
     found = []
-    for module, options, _ in REFUSED.values():
+    for module, codec, options, _ in REFUSED.values():
         with refusal(found):
-            strategy = SwarmStrategy(32, "test")
+            strategy = SwarmStrategy(32, "test", codec=codec)
             trainer_for(strategy, max_steps=1, **options()).fit(module(Plan()), loader(1))
     left = [process.name() for process in descendants(psutil.Process().pid)]
     with refusal(found):
