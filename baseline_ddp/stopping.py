@@ -16,7 +16,7 @@ class StopRequest(Timer):
 
     Lightning's Timer, whose time is part of checkpoints, without its broadcast after every micro-batch. Lightning 2.6
     makes another one before every micro-batch, whether the first process has received SIGTERM; that is heard here. At a
-    round-trip time of 100 ms it cost a quarter of DDP's time.
+    round-trip time of 100 ms it cost about a quarter of DDP's time.
 
     Args:
         max_time: longest training as HH:MM:SS; None for no limit.

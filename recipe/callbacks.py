@@ -33,7 +33,7 @@ class StepMetrics(L.Callback):
 
     `train/loss`, `train/top1` and `train/top5` are means over the trainer's samples since the last update, `train/lr`
     is the learning rate of that update, `perf/samples_per_second` counts its training samples over its training time,
-    and `perf/step_seconds` is that time. Validation counts for neither. All of a trainer's processes count together.
+    and `perf/step_seconds` is that time, a mean over the trainer's processes. Validation counts for neither.
 
     Several processes exchange their values while the next update is computed, so that logging costs them no round trip;
     the line is written when that update ends, or before a validation or checkpoint.
@@ -75,12 +75,7 @@ class StepMetrics(L.Callback):
         self._flush()
         self.logged_step = trainer.global_step
         seconds = time.perf_counter() - self.started_at
-        known = {
-            "train/lr": float(self.learning_rate),
-            "perf/samples_per_second": self.samples * trainer.world_size / seconds,
-            "perf/step_seconds": seconds,
-        }
-        self._exchange(trainer, pl_module, known, seconds)
+        self._exchange(trainer, pl_module, seconds)
         if trainer.world_size == 1:
             self._flush()
         self._restart(pl_module)
@@ -102,27 +97,27 @@ class StepMetrics(L.Callback):
         """Writes the last line."""
         self._flush()
 
-    def _exchange(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, known: dict[str, float], seconds: float
-    ) -> None:
+    def _exchange(self, trainer: L.Trainer, pl_module: L.LightningModule, seconds: float) -> None:
         """Sends this process's values to the others, and prepares what to do once theirs are here."""
         measured = [(gauge, gauge.take(seconds)) for gauge in self.gauges]
         means = torch.stack([metric.compute().float() for metric in pl_module.train_metrics.values()])
-        others = [float(self.wants_to_stop()), *(value for _, values in measured for value in values.values())]
+        others = [seconds, float(self.wants_to_stop()), *(value for _, values in measured for value in values.values())]
         own = torch.cat([means, means.new_tensor(others)])
         everyone, work = own.unsqueeze(0), None
         if trainer.world_size > 1:
             everyone = own.new_empty(trainer.world_size, len(own))
             work = dist.all_gather(list(everyone.unbind()), own, async_op=True)
         names = [f"train/{name}" for name in pl_module.train_metrics]
-        step = trainer.global_step
+        step, learning_rate, samples = trainer.global_step, float(self.learning_rate), self.samples
 
         def finish() -> None:
             if work is not None:
                 work.wait()
             rows = everyone.tolist()
             columns = [list(column) for column in zip(*rows, strict=True)]
-            line = {name: _mean(columns.pop(0)) for name in names} | known
+            line = {name: _mean(columns.pop(0)) for name in names} | {"train/lr": learning_rate}
+            line["perf/step_seconds"] = _mean(columns.pop(0))
+            line["perf/samples_per_second"] = samples * len(rows) / line["perf/step_seconds"]
             trainer.should_stop = any(columns.pop(0)) or trainer.should_stop
             for gauge, values in measured:
                 for tag in values:
