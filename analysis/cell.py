@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from analysis.calibration import machine_gflops
 from analysis.cells import Cell
 from analysis.measure import measure, rounds_of, steps_done
 from analysis.systems import RUN_ID, system_of
@@ -145,15 +146,16 @@ def run_cell(folder: Path) -> None:
     cell = Cell.from_json((folder / "cell.json").read_text())
     system_of(cell)
     _empty(folder)
-    began, problem = time.time(), None
+    began, speeds, problem = time.time(), [machine_gflops()], None
     with Lab(cell.network(), folder) as lab, Watch(lab, folder / "watch.jsonl"):
         try:
             CellRun(cell, folder, lab).run()
         except RunError as error:
             problem = str(error)
+    speeds.append(machine_gflops())
     rounds = rounds_of(folder, cell)
     result = measure(folder, cell, rounds) if problem is None else {"problems": [problem]}
-    result |= {"backend": lab.backend, "seconds": time.time() - began}
+    result |= {"backend": lab.backend, "seconds": time.time() - began, "machine_gflops": speeds}
     write_json(folder / "result.json", result)
 
 

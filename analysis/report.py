@@ -16,6 +16,7 @@ import pandas as pd
 
 from analysis import figures, published
 from analysis.archive import Records, read
+from analysis.cells import load_grid, shipped_grids
 from analysis.results import Experiment, doubling, granularity, interval, ratios, training_samples, verdict
 from analysis.scaling import TRUST, home_table, predict
 from analysis.systems import SYSTEMS
@@ -104,7 +105,7 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         )
     if (drift := machine_drift(experiment)) is not None:
         section.text.append(drift)
-    section.text.append(f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}")
+    section.text.append(reproduction(experiment))
     if not experiment.valid.empty:
         section.tables.append(("Samples per second, valid cells alone", throughput_table(experiment)))
         section.figures = [
@@ -125,8 +126,29 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
     return section
 
 
+FAIR = ("ddp", "ddp-fp16")
+"""What a swarm is compared with: the same global batch, averaged once per update."""
+
+
+def reproduction(experiment: Experiment) -> str:
+    """The command, and how much of what it runs is in this report."""
+    command = f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}"
+    if experiment.name not in shipped_grids():
+        return command
+    asked = {cell.name for cell in load_grid(experiment.name).cells(repeat=int(experiment.cells["repetition"].max()))}
+    if not (missing := len(asked - set(experiment.cells["name"]))):
+        return command
+    return f"{command}. It runs {len(asked)} cells; {missing} of them are not in this report yet."
+
+
 def machine_drift(experiment: Experiment) -> str | None:
-    """How much the machine's own speed varied between cells that computed alike; None where it cannot be told."""
+    """How much the machine's own speed varied between cells; None where it cannot be told."""
+    if "machine_gflops" in experiment.valid:
+        speeds = experiment.valid["machine_gflops"].dropna().explode()
+        return (
+            "The machine itself was not always equally fast: a matrix product on all cores before and after each cell "
+            f"made {speeds.min():.0f} to {speeds.max():.0f} GFLOP/s (median {speeds.median():.0f})."
+        )
     cells = experiment.valid[experiment.valid["paced_samples_per_second"].isna()]
     cells = cells[cells["system"].isin(FAIR) & (cells["compute_seconds"] > 0)]
     if len(cells) < 2:
@@ -136,10 +158,6 @@ def machine_drift(experiment: Experiment) -> str | None:
         f"The machine itself was not always equally fast: without any averaging, the peers of the DDP cells computed "
         f"{rates.min():.1f} to {rates.max():.1f} samples/s (median {rates.median():.1f}, n = {len(cells)})."
     )
-
-
-FAIR = ("ddp", "ddp-fp16")
-"""What a swarm is compared with: the same global batch, averaged once per update."""
 
 
 def answer(experiment: Experiment) -> str:

@@ -239,7 +239,8 @@ def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment,
     page = write_report([experiment], tmp_path / "report")
     html, text = page.read_text(), (tmp_path / "report" / "report.md").read_text()
     assert "PACED" in text
-    assert "python -m analysis run delay" in text
+    asked = len(list(load_grid("delay").cells(repeat=4)))
+    assert f"Get it again: python -m analysis run delay. It runs {asked} cells; {asked} of them are not in this" in text
     assert "Left out: 1 of 10 cells" in text
     assert "211.6 ± 2.2 (n = 3)" in text, "512 samples in 2.42 s"
     assert html.count("data:image/png;base64,") == 4
@@ -317,6 +318,7 @@ def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
     analysis.main(command)
     assert "1 of 1 cells have a result already" in capsys.readouterr().out
     assert "our swarm, synchronous, 2 peers, 20 ms" in printed
+    assert min(found["machine_gflops"]) > 0
 
 
 def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
