@@ -42,7 +42,9 @@ class Watch:
     def _run(self) -> None:
         busy, lab, at = busy_seconds(), self._lab_seconds(), time.monotonic()
         with self._file.open("w", buffering=1) as file:
-            while not self._closing.wait(PERIOD_SECONDS):
+            closing = False
+            while not closing:
+                closing = self._closing.wait(PERIOD_SECONDS)  # the last line covers what happened just before
                 now_busy, now_lab, now = busy_seconds(), self._lab_seconds(), time.monotonic()
                 elapsed = now - at
                 line = {"time": time.time(), "busy": (now_busy - busy) / elapsed, "lab": (now_lab - lab) / elapsed}
