@@ -54,6 +54,8 @@ class Report:
     ]
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")] = Path("report")
     """Where the report goes."""
+    earlier: Annotated[tuple[Path, ...], arg("PATH ...", "none")] = ()
+    """Other runs of the same experiments: the report shows whether both agree."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _run(options, console)
         from analysis.report import write_report
 
-        console.print(f"Report: {write_report(options.runs, options.output)}", highlight=False)
+        console.print(f"Report: {write_report(options.runs, options.output, options.earlier)}", highlight=False)
         return 0
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import pandas as pd
@@ -17,9 +14,17 @@ import pandas as pd
 from analysis import figures, published
 from analysis.archive import Records, read
 from analysis.cells import load_grid, shipped_grids
-from analysis.results import Experiment, doubling, granularity, interval, ratios, training_samples, verdict
+from analysis.results import Experiment
 from analysis.scaling import TRUST, home_table, predict
 from analysis.systems import SYSTEMS
+from analysis.tables import (
+    agreement_table,
+    communication_table,
+    quality_table,
+    ratio_table,
+    throughput_table,
+    with_interval,
+)
 from recipe.run_folder import make_writable, write_json
 
 _TEMPLATE = Path(__file__).parent / "report.jinja"
@@ -35,20 +40,19 @@ class Section:
     figures: list[tuple[str, Path]] = field(default_factory=list)
 
 
-def write_report(sources: Sequence[Path], output: Path) -> Path:
+def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] = ()) -> Path:
     """The report about experiments; returns the HTML page.
 
     Args:
         sources: folders of experiments, or files that earlier reports kept of them; of one experiment there may be
             several, the last of which counts where both have a cell.
         output: where the report goes, and a `NAME.jsonl` of each experiment.
+        earlier: runs of the same experiments that have to agree with these.
 
     Raises:
         InputError: one of them holds no finished cells, or the output cannot be written.
     """
-    found: dict[str, Records] = {}
-    for records in map(read, sources):
-        found.setdefault(records.grid["name"], records).update(records)
+    found, before = _by_name(sources), _by_name(earlier)
     make_writable(output)
     for name, records in found.items():
         records.write(output / f"{name}.jsonl")
@@ -56,7 +60,10 @@ def write_report(sources: Sequence[Path], output: Path) -> Path:
     check = next((file for file in (source.parent / "check.json" for source in sources) if file.exists()), None)
     sections = [machine_section(experiments[0]), *([] if check is None else [lab_section(check, output)])]
     for experiment in experiments:
-        sections += [experiment_section(experiment, output), *model_sections(experiment, output)]
+        sections.append(experiment_section(experiment, output))
+        if experiment.name in before:
+            sections.append(agreement_section(experiment, Experiment(before[experiment.name])))
+        sections += model_sections(experiment, output)
     sections.append(published_section())
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"inline": _inline, "html_table": _html_table}
@@ -65,6 +72,13 @@ def write_report(sources: Sequence[Path], output: Path) -> Path:
     page.write_text(template.render(sections=sections, title="What decentralised training costs"))
     (output / "report.md").write_text(_markdown(sections))
     return page
+
+
+def _by_name(sources: Sequence[Path]) -> dict[str, Records]:
+    found: dict[str, Records] = {}
+    for records in map(read, sources):
+        found.setdefault(records.grid["name"], records).update(records)
+    return found
 
 
 def machine_section(experiment: Experiment) -> Section:
@@ -130,6 +144,18 @@ FAIR = ("ddp", "ddp-fp16")
 """What a swarm is compared with: the same global batch, averaged once per update."""
 
 
+def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
+    """Whether an experiment can be repeated."""
+    section = Section(f"{experiment.name}, run twice")
+    if earlier.machine is not None:
+        section.text.append(
+            f"The earlier run began at {earlier.machine['started_at']} with commit {earlier.machine['git_commit']}; "
+            "rows of which both have at least two valid cells."
+        )
+    section.tables.append(("Samples per second of both", agreement_table(experiment, earlier)))
+    return section
+
+
 def reproduction(experiment: Experiment) -> str:
     """The command, and how much of what it runs is in this report."""
     command = f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}"
@@ -170,7 +196,7 @@ def answer(experiment: Experiment) -> str:
     last = values.iloc[-1] if values.dtype == object else values.max()
     rows = summary[summary[experiment.axis].map(str) == str(last)].sort_values("mean", ascending=False)
     shown = "; ".join(
-        f"{SYSTEMS[row.system].label} {_with_interval(row.mean, row.half_width, row.n)}" for row in rows.itertuples()
+        f"{SYSTEMS[row.system].label} {with_interval(row.mean, row.half_width, row.n)}" for row in rows.itertuples()
     )
     sentence = f"At {label} = {last}, in samples per second: {shown}."
     means = dict(zip(rows["system"], rows["mean"], strict=True))
@@ -182,78 +208,6 @@ def answer(experiment: Experiment) -> str:
     if rows["n"].max() < 3:
         sentence += " Fewer than three repetitions: a first impression, no result."
     return sentence
-
-
-def throughput_table(experiment: Experiment) -> pd.DataFrame:
-    """A row per value of the axis: mean, interval, n and efficiency (over what the peers compute alone)."""
-    summary = experiment.summary("samples_per_second")
-    bounds = figures.bound_rows(experiment).set_index(experiment.axis) if len(summary) else None
-    rows = []
-    for value, group in summary.groupby(experiment.axis, sort=True):
-        row: dict[str, Any] = {experiment.axis: value}
-        for item in group.itertuples():
-            share = item.mean / bounds.loc[value, "alone"]
-            shown = f"{_with_interval(item.mean, item.half_width, item.n)}; efficiency {share:.2f}"
-            row[SYSTEMS[item.system].label] = shown
-        row["limit, overlapped"] = f"{bounds.loc[value, 'overlapped']:.1f}"
-        row["limit, synchronous fp16"] = f"{bounds.loc[value, 'synchronous']:.1f}"
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def ratio_table(experiment: Experiment) -> pd.DataFrame | None:
-    """Every swarm over everything that is not ours; None where nothing ran in the same repetition."""
-    ours = [system for system in experiment.systems if system.startswith("swarm")]
-    others = [system for system in experiment.systems if not system.startswith("swarm")]
-    rows: dict[tuple[str, Any], dict[str, Any]] = {}
-    for system, baseline in itertools.product(ours, others):
-        for value, found in ratios(experiment, system, baseline).items():
-            row = rows.setdefault((system, value), {"system": SYSTEMS[system].label, experiment.axis: value})
-            row[SYSTEMS[baseline].label] = _with_interval(*interval(found), digits=2)
-    return pd.DataFrame(list(rows.values())) if rows else None
-
-
-def communication_table(experiment: Experiment) -> pd.DataFrame:
-    """Bytes per sample, granularity and what twice the peers could bring."""
-    rows = []
-    for part in figures.part_rows(experiment).itertuples():
-        cells = experiment.valid
-        cells = cells[(cells["system"] == part.system) & (cells[experiment.axis].map(str) == str(part.value))]
-        communication = part.meeting + part.exchange + part.hidden
-        row = {"system": SYSTEMS[part.system].label, experiment.axis: part.value}
-        row["bytes per sample"] = _number(interval(cells["bytes_per_sample"])[0], 0)
-        if communication:
-            row["communication, s"] = _number(communication, 2)
-            row["of it beside computing, s"] = _number(part.hidden, 2)
-            row["granularity"] = _number(granularity(part.compute, communication), 1)
-            speed_up = doubling(part.compute, communication - part.hidden + part.other, part.hidden)
-            row["doubling the peers"] = f"at most {speed_up:.2f} times as fast: {verdict(speed_up)}"
-        rows.append(row)
-    return pd.DataFrame(rows).fillna("not reported")
-
-
-def quality_table(experiment: Experiment) -> pd.DataFrame | None:
-    """Validation metrics of each setting; None where no accuracy was asked for or the compute was paced."""
-    cells = experiment.valid
-    asked = cells["target_accuracy"].notna().any() and cells["paced_samples_per_second"].isna().all()
-    if not asked or "top1" not in cells or cells["top1"].isna().all():
-        return None
-    rows = []
-    for (system, value), group in cells.groupby(["system", experiment.axis], sort=True):
-        if group["top1"].isna().all():
-            continue
-        row = {"system": SYSTEMS[system].label, experiment.axis: value, "n": len(group)}
-        for name in ("top1", "macro_f1", "precision", "recall"):
-            mean, half_width, _ = interval(group[name])
-            row[name] = _number(mean, 4) + ("" if math.isnan(half_width) else f" ± {half_width:.4f}")
-        row["samples/s"] = _number(interval(group["samples_per_second"])[0], 1)
-        recipe = group.iloc[0]["cell"].full_recipe()
-        if samples := training_samples(recipe.dataset, recipe.num_classes):
-            row["epoch, s"] = _number(samples / interval(group["samples_per_second"])[0], 1)
-        if "seconds_to_accuracy" in group and group["seconds_to_accuracy"].notna().any():
-            row["seconds to accuracy"] = _number(interval(group["seconds_to_accuracy"])[0], 1)
-        rows.append(row)
-    return pd.DataFrame(rows).rename(columns={"top1": "accuracy"}).fillna("not reached")
 
 
 def model_sections(experiment: Experiment, output: Path) -> list[Section]:
@@ -292,15 +246,6 @@ def published_section() -> Section:
         "Published figures, on other hardware",
         tables=[("", pd.DataFrame([vars(figure) for figure in published.FIGURES]))],
     )
-
-
-def _with_interval(mean: float, half_width: float, n: int, digits: int = 1) -> str:
-    spread = "" if math.isnan(half_width) else f" ± {half_width:.{digits}f}"
-    return f"{mean:.{digits}f}{spread} (n = {n})"
-
-
-def _number(value: float, digits: int) -> str | None:
-    return None if value is None or math.isnan(value) else f"{value:,.{digits}f}"
 
 
 def _inline(file: Path) -> str:

@@ -15,10 +15,11 @@ from analysis.campaign import Campaign
 from analysis.cells import Cell, load_grid, shipped_grids
 from analysis.figures import part_rows
 from analysis.measure import measure, measured_rounds, problems, rounds_of
-from analysis.report import quality_table, write_report
+from analysis.report import write_report
 from analysis.results import Experiment, doubling, interval, limits, payload_bytes, ratios, transfer_seconds
 from analysis.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
 from analysis.systems import SYSTEMS, system_of
+from analysis.tables import agreement_table, quality_table
 from analysis.wan import sandbox
 from recipe.errors import InputError
 from recipe.run_folder import write_json
@@ -259,6 +260,18 @@ def test_ratios_are_taken_within_a_repetition(tmp_path):
     found = ratios(Experiment(read(tmp_path / "drift")), "swarm-overlap", "swarm")
     assert [len(values) for values in found] == [1, 2]
     assert [value for values in found for value in values] == pytest.approx([1.25] * 3)
+
+
+def test_the_same_experiment_twice(tmp_path):
+    for run, seconds in (("earlier", 2.0), ("now", 2.02)):
+        for repetition in (1, 2, 3):
+            for rtt, slower in ((0, 1.0), (100, 1.5 if run == "now" else 1.0)):
+                cell = replace(CELL, rtt_ms=rtt, repetition=repetition)
+                write_run(tmp_path / run / "delay" / cell.name, cell, (seconds + 0.02 * repetition) * slower)
+    both = [Experiment(read(tmp_path / run / "delay")) for run in ("now", "earlier")]
+    assert agreement_table(*both)["agree"].tolist() == ["yes", "no"]
+    page = write_report([tmp_path / "now" / "delay"], tmp_path / "report", [tmp_path / "earlier" / "delay"])
+    assert "delay, run twice" in page.read_text()
 
 
 def test_communication_beside_computing_is_not_counted_twice(tmp_path):

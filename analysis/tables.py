@@ -1,0 +1,125 @@
+"""The tables of a report."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pandas as pd
+from scipy import stats
+
+from analysis import figures
+from analysis.results import Experiment, doubling, granularity, interval, ratios, training_samples, verdict
+from analysis.systems import SYSTEMS
+
+
+def throughput_table(experiment: Experiment) -> pd.DataFrame:
+    """A row per value of the axis: mean, interval, n and efficiency (over what the peers compute alone)."""
+    summary = experiment.summary("samples_per_second")
+    bounds = figures.bound_rows(experiment).set_index(experiment.axis) if len(summary) else None
+    rows = []
+    for value, group in summary.groupby(experiment.axis, sort=True):
+        row: dict[str, Any] = {experiment.axis: value}
+        for item in group.itertuples():
+            share = item.mean / bounds.loc[value, "alone"]
+            shown = f"{with_interval(item.mean, item.half_width, item.n)}; efficiency {share:.2f}"
+            row[SYSTEMS[item.system].label] = shown
+        row["limit, overlapped"] = f"{bounds.loc[value, 'overlapped']:.1f}"
+        row["limit, synchronous fp16"] = f"{bounds.loc[value, 'synchronous']:.1f}"
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def ratio_table(experiment: Experiment) -> pd.DataFrame | None:
+    """Every swarm over everything that is not ours; None where nothing ran in the same repetition."""
+    ours = [system for system in experiment.systems if system.startswith("swarm")]
+    others = [system for system in experiment.systems if not system.startswith("swarm")]
+    rows: dict[tuple[str, Any], dict[str, Any]] = {}
+    for system, baseline in itertools.product(ours, others):
+        for value, found in ratios(experiment, system, baseline).items():
+            row = rows.setdefault((system, value), {"system": SYSTEMS[system].label, experiment.axis: value})
+            row[SYSTEMS[baseline].label] = with_interval(*interval(found), digits=2)
+    return pd.DataFrame(list(rows.values())) if rows else None
+
+
+def communication_table(experiment: Experiment) -> pd.DataFrame:
+    """Bytes per sample, granularity and what twice the peers could bring."""
+    rows = []
+    for part in figures.part_rows(experiment).itertuples():
+        cells = experiment.valid
+        cells = cells[(cells["system"] == part.system) & (cells[experiment.axis].map(str) == str(part.value))]
+        communication = part.meeting + part.exchange + part.hidden
+        row = {"system": SYSTEMS[part.system].label, experiment.axis: part.value}
+        row["bytes per sample"] = number(interval(cells["bytes_per_sample"])[0], 0)
+        if communication:
+            row["communication, s"] = number(communication, 2)
+            row["of it beside computing, s"] = number(part.hidden, 2)
+            row["granularity"] = number(granularity(part.compute, communication), 1)
+            speed_up = doubling(part.compute, communication - part.hidden + part.other, part.hidden)
+            row["doubling the peers"] = f"at most {speed_up:.2f} times as fast: {verdict(speed_up)}"
+        rows.append(row)
+    return pd.DataFrame(rows).fillna("not reported")
+
+
+def quality_table(experiment: Experiment) -> pd.DataFrame | None:
+    """Validation metrics of each setting; None where no accuracy was asked for or the compute was paced."""
+    cells = experiment.valid
+    asked = cells["target_accuracy"].notna().any() and cells["paced_samples_per_second"].isna().all()
+    if not asked or "top1" not in cells or cells["top1"].isna().all():
+        return None
+    rows = []
+    for (system, value), group in cells.groupby(["system", experiment.axis], sort=True):
+        if group["top1"].isna().all():
+            continue
+        row = {"system": SYSTEMS[system].label, experiment.axis: value, "n": len(group)}
+        for name in ("top1", "macro_f1", "precision", "recall"):
+            mean, half_width, _ = interval(group[name])
+            row[name] = number(mean, 4) + ("" if math.isnan(half_width) else f" ± {half_width:.4f}")
+        row["samples/s"] = number(interval(group["samples_per_second"])[0], 1)
+        recipe = group.iloc[0]["cell"].full_recipe()
+        if samples := training_samples(recipe.dataset, recipe.num_classes):
+            row["epoch, s"] = number(samples / interval(group["samples_per_second"])[0], 1)
+        if "seconds_to_accuracy" in group and group["seconds_to_accuracy"].notna().any():
+            row["seconds to accuracy"] = number(interval(group["seconds_to_accuracy"])[0], 1)
+        rows.append(row)
+    return pd.DataFrame(rows).rename(columns={"top1": "accuracy"}).fillna("not reached")
+
+
+def agreement_table(experiment: Experiment, earlier: Experiment) -> pd.DataFrame:
+    """The same cells, run twice: samples per second of both, and whether their difference is more than chance.
+
+    The interval is Welch's for the difference of two means. Of twenty rows of equals, one is beyond it by chance.
+    """
+    rows = []
+    keys = ["system", experiment.axis]
+    before = dict(list(earlier.valid.groupby(keys)["samples_per_second"]))
+    for key, now in experiment.valid.groupby(keys, sort=True)["samples_per_second"]:
+        if key not in before or min(len(now), len(before[key])) < 2:
+            continue
+        found = stats.ttest_ind(now, before[key], equal_var=False)
+        low, high = found.confidence_interval(0.95)
+        percent = 100 / before[key].mean()
+        rows.append(
+            {
+                "system": SYSTEMS[key[0]].label,
+                experiment.axis: key[1],
+                "earlier": with_interval(*interval(before[key])),
+                "now": with_interval(*interval(now)),
+                "difference": f"{percent * (now.mean() - before[key].mean()):+.1f} %",
+                "95 % interval": f"{percent * low:+.1f} to {percent * high:+.1f} %",
+                "agree": "yes" if low <= 0 <= high else "no",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def with_interval(mean: float, half_width: float, n: int, digits: int = 1) -> str:
+    """As it stands in tables."""
+    spread = "" if math.isnan(half_width) else f" ± {half_width:.{digits}f}"
+    return f"{mean:.{digits}f}{spread} (n = {n})"
+
+
+def number(value: float, digits: int) -> str | None:
+    """With commas; None for what is not known."""
+    return None if value is None or math.isnan(value) else f"{value:,.{digits}f}"
