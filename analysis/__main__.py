@@ -1,6 +1,6 @@
 """What decentralisation costs: experiments on an emulated internet, and reports about them.
 
-    python -m analysis run delay      # or peers, bandwidth, averaging, convergence, batch_size, learning_rate, churn
+    python -m analysis run delay      # or peers, bandwidth, averaging, convergence, unequal, many, …
     python -m analysis run my-grid.toml --repeat 3
     python -m analysis run peers --paced-samples-per-second 40
     python -m analysis report runs/analysis/delay -o report/

@@ -137,6 +137,7 @@ def summary_table(grid: Grid, folder: Path, cells: Sequence[Cell]) -> Table:
 def _sentence(cell: Cell) -> str:
     network = cell.topology or f"{cell.rtt_ms:g} ms, {cell.bandwidth_mbps or 'unlimited'} Mbit/s"
     paced = f", paced to {cell.paced_samples_per_second:g} samples/s each" if cell.paced_samples_per_second else ""
+    paced += f", the last {cell.last_times_slower:g} times slower" if cell.last_times_slower > 1 else ""
     changes = "".join(f", {name} {value}" for name, value in cell.changes.items())
     label = SYSTEMS[cell.system].label
     return f"{label}, {cell.peers} peers, {network}{paced}{changes}, repetition {cell.repetition}"

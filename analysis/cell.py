@@ -80,8 +80,8 @@ class CellRun:
         cores = own_cores(host.number, self.cell.peers)
         threads = max(1, len(os.sched_getaffinity(0)) // self.cell.peers)
         variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "eth0", "INITIAL_PEERS": ""}
-        if self.cell.paced_samples_per_second:
-            variables[VARIABLE] = str(self.cell.paced_samples_per_second)
+        if self.cell.paced_rates:
+            variables[VARIABLE] = str(self.cell.paced_rates[host.number - 1])
         self.commands[host.name] = command
         with (self.logs / f"{host.name}.log").open("wb") as log:
             self.processes[host.name] = self.lab.start(

@@ -54,6 +54,8 @@ class Cell:
     """Updates at the beginning that are not measured."""
     paced_samples_per_second: float | None = None
     """Speed of each host's pretended device; None computes truly."""
+    last_times_slower: float = 1.0
+    """How many times slower the last host's pretended device is."""
     kill_at_step: int | None = None
     """The last host is killed after this update (swarms only)."""
     target_accuracy: float | None = None
@@ -70,6 +72,8 @@ class Cell:
             raise InputError(f"{self.warm_up_steps} warm-up steps leave nothing of {self.steps} steps to measure.")
         if self.paced_samples_per_second is not None and self.paced_samples_per_second <= 0:
             raise InputError("paced_samples_per_second has to be more than 0.")
+        if self.last_times_slower < 1 or (self.last_times_slower > 1 and self.paced_samples_per_second is None):
+            raise InputError("last_times_slower is at least 1, and more only where paced_samples_per_second is given.")
         self.full_recipe()
         self.network()
 
@@ -93,6 +97,14 @@ class Cell:
         if self.topology is not None:
             return load(self.topology).with_hosts(self.peers)
         return uniform(self.peers, self.rtt_ms, self.bandwidth_mbps, jitter_ms=self.jitter_ms, loss=self.loss)
+
+    @property
+    def paced_rates(self) -> list[float] | None:
+        """Samples per second of each host's pretended device; None where compute is true."""
+        if self.paced_samples_per_second is None:
+            return None
+        last = self.paced_samples_per_second / self.last_times_slower
+        return [self.paced_samples_per_second] * (self.peers - 1) + [last]
 
     @property
     def fingerprint(self) -> str:

@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pandas as pd
 
+from analysis.cells import Cell
 from analysis.results import Experiment, interval, limits, payload_bytes
 from analysis.systems import SYSTEMS
 
@@ -23,6 +24,8 @@ LABELS = {
     "learning_rate": "learning rate",
     "paced_samples_per_second": "samples per second of each peer alone",
     "kill_at_step": "a peer is killed after update",
+    "last_times_slower": "times that the last peer is slower",
+    "topology": "network",
 }
 LOGARITHMIC = ("bandwidth_mbps", "target_batch_size", "learning_rate")
 PARTS = {"compute": "computing", "meeting": "matchmaking", "exchange": "transfer", "other": "waiting, apply, the rest"}
@@ -38,7 +41,7 @@ def throughput(experiment: Experiment, folder: Path) -> Path:
         axes.errorbar(x, rows["mean"], rows["half_width"], marker="o", capsize=3, label=SYSTEMS[system].label)
     for name, style in (("synchronous", ":"), ("overlapped", "--")):
         bounds = bound_rows(experiment)
-        if not bounds.empty:
+        if not bounds.empty and bounds[name].notna().any():
             axes.plot(_positions(bounds[experiment.axis]), bounds[name], style, color="grey", label=f"limit, {name}")
     _finish(axes, experiment, "samples per second")
     return _save(figure, folder / f"{experiment.name}-throughput.png")
@@ -51,19 +54,19 @@ def bound_rows(experiment: Experiment) -> pd.DataFrame:
     for value, group in valid.groupby(experiment.axis, sort=True, dropna=False):
         cell = group.iloc[0]["cell"]
         samples = cell.full_recipe().target_batch_size
-        alone = 1 / seconds_per_sample(valid, cell.peers, cell.paced_samples_per_second)
+        alone = 1 / seconds_per_sample(valid, cell)
         payload = payload_bytes(cell) / SYSTEMS[cell.system].payload_bytes * 2
         network = (cell.peers, cell.rtt_ms, cell.bandwidth_mbps)
-        found = limits(samples, samples / alone, payload, *network)
-        rows.append({experiment.axis: value, "alone": alone, **found})
+        found = {} if cell.topology else limits(samples, samples / alone, payload, *network)
+        rows.append({experiment.axis: value, "alone": alone, "synchronous": math.nan, "overlapped": math.nan, **found})
     return pd.DataFrame(rows)
 
 
-def seconds_per_sample(cells: pd.DataFrame, peers: int, paced: float | None) -> float:
-    """Of all peers together while they do nothing but compute."""
-    if paced:
-        return 1 / (paced * peers)
-    alike = cells[(cells["peers"] == peers) & (cells["compute_seconds"] > 0)]
+def seconds_per_sample(cells: pd.DataFrame, cell: Cell) -> float:
+    """Of all the cell's peers together while they do nothing but compute."""
+    if cell.paced_rates:
+        return 1 / sum(cell.paced_rates)
+    alike = cells[(cells["peers"] == cell.peers) & (cells["compute_seconds"] > 0)]
     overlaps = alike["system"].map(lambda name: SYSTEMS[name].overlaps)  # these do more than compute meanwhile
     alike = alike if overlaps.all() else alike[~overlaps]
     return float((alike["compute_seconds"] / alike["samples_per_step"]).median())

@@ -161,8 +161,9 @@ def reproduction(experiment: Experiment) -> str:
     command = f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}"
     if experiment.name not in shipped_grids():
         return command
-    asked = {cell.name for cell in load_grid(experiment.name).cells(repeat=int(experiment.cells["repetition"].max()))}
-    if not (missing := len(asked - set(experiment.cells["name"]))):
+    asked = list(load_grid(experiment.name).cells(repeat=int(experiment.cells["repetition"].max())))
+    done = list(experiment.cells["cell"])
+    if not (missing := sum(cell not in done for cell in asked)):
         return command
     return f"{command}. It runs {len(asked)} cells; {missing} of them are not in this report yet."
 

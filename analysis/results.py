@@ -18,7 +18,16 @@ from recipe.presets import preset
 
 WHOLE = 0.95
 """Share of the bytes that an all-reduce needs, from which on an average counts as whole."""
-_SETTINGS = ("peers", "rtt_ms", "bandwidth_mbps", "jitter_ms", "loss", "topology", "paced_samples_per_second")
+_SETTINGS = (
+    "peers",
+    "rtt_ms",
+    "bandwidth_mbps",
+    "jitter_ms",
+    "loss",
+    "topology",
+    "last_times_slower",
+    "paced_samples_per_second",
+)
 
 
 class Experiment:

@@ -62,7 +62,7 @@ def predict(experiment: Experiment, system: str) -> Prediction | None:
 def measured_setting(experiment: Experiment, cells: pd.DataFrame) -> Measured:
     """Means over the repetitions of one setting."""
     cell, system = cells.iloc[0]["cell"], SYSTEMS[cells.iloc[0]["system"]]
-    everyone = seconds_per_sample(experiment.valid, cell.peers, cell.paced_samples_per_second)
+    everyone = seconds_per_sample(experiment.valid, cell)
     means = cells[["meeting_seconds", "exchange_seconds", "step_seconds", "samples_per_step"]].astype(float).mean()
     means = means.fillna(0.0)
     swarm = Swarm(

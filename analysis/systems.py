@@ -36,16 +36,25 @@ class System:
     """Bytes that a gradient element takes on its way."""
     every_micro_batch: bool = False
     """Whether each micro-batch is averaged and makes an update."""
+    local_steps: int = 0
+    """Steps of each peer between two global updates, which are so much larger and rarer; 0 for none."""
 
 
 def swarm(system: System, cell: Cell, host: Host, _first: Host, output: Path, addresses: tuple[str, ...]) -> list[str]:
     """A volunteer's command line; the first one starts the run."""
+    steps, changes = cell.steps, dict(cell.changes)
+    if local := system.local_steps:
+        recipe, steps = cell.full_recipe(), max(1, steps // local)
+        changes |= {"averaging": "local", "local_steps": local, "target_batch_size": recipe.target_batch_size * local}
+        changes |= {"total_steps": max(1, recipe.total_steps // local), "warmup_steps": recipe.warmup_steps // local}
+        if cell.target_accuracy is not None:
+            changes["validate_every_steps"] = max(1, recipe.validate_every_steps // local)
     command = [sys.executable, "-m", "swarm.peer", "--public-name", host.name, "--output-dir", str(output)]
-    command += ["--host-maddrs", f"/ip4/{host.address}/tcp/{PORT}", "--device", "cpu", "--max-steps", str(cell.steps)]
+    command += ["--host-maddrs", f"/ip4/{host.address}/tcp/{PORT}", "--device", "cpu", "--max-steps", str(steps)]
     command += ["--batch-size", str(cell.batch_size), "--min-peers", str(cell.peers), *system.options]
     if addresses:
         return [*command, "--initial-peers", *addresses]
-    return [*command, "--run-id", RUN_ID, "--recipe", cell.recipe, *recipe_options(cell)]
+    return [*command, "--run-id", RUN_ID, "--recipe", cell.recipe, *recipe_options(cell, changes)]
 
 
 def ddp(system: System, cell: Cell, host: Host, first: Host, output: Path, _addresses: tuple[str, ...]) -> list[str]:
@@ -109,6 +118,7 @@ SYSTEMS: dict[str, System] = {
         overlaps=True,
         payload_bytes=1,
     ),
+    "swarm-local": System("our swarm, 4 local steps", swarm, overlaps=True, local_steps=4),
 }
 
 

@@ -25,8 +25,8 @@ def throughput_table(experiment: Experiment) -> pd.DataFrame:
             share = item.mean / bounds.loc[value, "alone"]
             shown = f"{with_interval(item.mean, item.half_width, item.n)}; efficiency {share:.2f}"
             row[SYSTEMS[item.system].label] = shown
-        row["limit, overlapped"] = f"{bounds.loc[value, 'overlapped']:.1f}"
-        row["limit, synchronous fp16"] = f"{bounds.loc[value, 'synchronous']:.1f}"
+        row["limit, overlapped"] = number(bounds.loc[value, "overlapped"], 1)
+        row["limit, synchronous fp16"] = number(bounds.loc[value, "synchronous"], 1)
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -1,0 +1,70 @@
+"""A few numbers that tell how far two peers' weights are apart, without sending the weights.
+
+Random projections keep distances (Johnson and Lindenstrauss 1984), and random signs suffice for them (Achlioptas 2003,
+"Database-friendly random projections").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+SIZE = 8
+TOLERANCE = 1e-3
+"""Relative distance that different hardware may cause; an optimizer step moves weights by far more."""
+_BLOCK = 4096
+
+
+class Sketch:
+    """Projections of weights on vectors of signs that are the same on every machine.
+
+    :param weights: tensors, n numbers in all; the signs take n / 512 numbers
+    """
+
+    def __init__(self, weights: Sequence[torch.Tensor]):
+        self._weights = list(weights)
+        generator = torch.Generator().manual_seed(0)
+        device = self._weights[0].device
+        self._columns = _signs(_BLOCK, generator).to(device)
+        self._rows = [_signs(-(-tensor.numel() // _BLOCK), generator).to(device) for tensor in self._weights]
+
+    @torch.no_grad()
+    def take(self) -> tuple[float, ...]:
+        """Of the present weights: ``SIZE`` numbers, or none if they are not finite."""
+        total = torch.zeros(SIZE, dtype=torch.float64)
+        for tensor, rows in zip(self._weights, self._rows, strict=True):
+            blocks = F.pad(tensor.detach().reshape(-1).float(), (0, -tensor.numel() % _BLOCK)).view(-1, _BLOCK)
+            total += ((blocks @ self._columns) * rows).sum(0).double().cpu()
+        return tuple(total.tolist()) if torch.isfinite(total).all() else ()
+
+
+def relative_distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Estimate of ‖a - b‖ / ‖b‖ from sketches of a and b, right within a factor of about two; 0 without sketches."""
+    if len(one) != SIZE or len(other) != SIZE:
+        return 0.0
+    norm = math.hypot(*other)
+    return math.dist(one, other) / norm if norm else 0.0
+
+
+def nearest_to_most(sketches: Sequence[Sequence[float]], candidates: Sequence[int]) -> int:
+    """Which candidate has the smallest median distance to all; every peer of a group chooses alike.
+
+    :param sketches: of a group; some may be empty
+    :param candidates: indices into them, at least one
+    """
+    known = np.array([sketch for sketch in sketches if len(sketch) == SIZE])
+
+    def median_distance(index: int) -> float:
+        if len(sketches[index]) != SIZE:
+            return math.inf
+        return float(np.median(np.linalg.norm(known - np.array(sketches[index]), axis=1)))
+
+    return min(candidates, key=median_distance)
+
+
+def _signs(rows: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(0, 2, (rows, SIZE), generator=generator).float() * 2 - 1

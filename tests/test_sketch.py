@@ -1,0 +1,71 @@
+"""Sketches of weights: they keep distances, are equal everywhere, and tell who is off."""
+
+import math
+
+import pytest
+import torch
+
+from swarm.rounds import LINEAGE_BYTES, Group, Ticket
+from swarm.sketch import SIZE, TOLERANCE, Sketch, nearest_to_most, relative_distance
+from swarm.version import Version
+
+SHAPES = [(300, 40), (7,), (64, 3, 4, 4), (1,), (5000,)]
+
+
+def weights(seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def moved(by: float, seed: int) -> list[torch.Tensor]:
+    """Weights whose relative distance to ``weights()`` is ``by``."""
+    before, direction = weights(), weights(seed)
+    norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in before))
+    length = math.sqrt(sum(float(tensor.square().sum()) for tensor in direction))
+    return [own + by * norm / length * step for own, step in zip(before, direction, strict=True)]
+
+
+@pytest.mark.parametrize("distance", [1e-4, 1e-2, 1.0])
+def test_a_sketch_keeps_relative_distances(distance):
+    """Eight projections: the estimate's relative error is about 1/√16 = 0.25 (one standard deviation)."""
+    here = Sketch(weights()).take()
+    found = [relative_distance(Sketch(moved(distance, seed)).take(), here) for seed in range(1, 21)]
+    assert 0.75 * distance < sum(found) / len(found) < 1.33 * distance
+    assert all(distance / 3 < each < 3 * distance for each in found)
+
+
+def test_rounding_is_no_distance():
+    here = Sketch(weights()).take()
+    assert len(here) == SIZE
+    assert Sketch(weights()).take() == here
+    rounded = Sketch([tensor.double().add(1e-8).float() for tensor in weights()]).take()
+    assert relative_distance(rounded, here) < TOLERANCE / 100
+
+
+def test_without_a_sketch_nobody_is_off():
+    here = Sketch(weights()).take()
+    assert Sketch([torch.tensor([1.0, math.nan])]).take() == ()
+    assert relative_distance((), here) == relative_distance(here, ()) == 0.0
+
+
+def group_of(*sketches, client_modes=None) -> Group:
+    modes = client_modes or [False] * len(sketches)
+    tickets = [Ticket(3, 8, mode, 1.0, bytes(LINEAGE_BYTES), s) for mode, s in zip(modes, sketches, strict=True)]
+    return Group(bytes(LINEAGE_BYTES), tuple("abcdef"[: len(sketches)]), tuple(tickets))
+
+
+def test_the_one_that_is_off_takes_over_the_state_of_the_others():
+    here, there = Sketch(weights()).take(), Sketch(moved(0.1, 1)).take()
+    group = group_of(there, here, here)
+    assert [Version.strayed_from(ticket, group) for ticket in group.tickets] == ["b", None, None]
+    pair = group_of(here, there)
+    assert [Version.strayed_from(ticket, pair) for ticket in pair.tickets] == [None, "a"], "one of two gives way"
+    hidden = group_of(here, there, client_modes=[True, False])
+    assert [Version.strayed_from(ticket, hidden) for ticket in hidden.tickets] == ["b", None], "who can be called gives"
+    nearly = group_of(here, Sketch(moved(TOLERANCE / 10, 2)).take())
+    assert [Version.strayed_from(ticket, nearly) for ticket in nearly.tickets] == [None, None]
+
+
+def test_a_peer_without_a_sketch_is_no_model():
+    here = Sketch(weights()).take()
+    assert nearest_to_most([(), here, here], [0, 1, 2]) == 1
