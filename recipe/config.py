@@ -40,6 +40,9 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "final_lr_fraction": (0.0, 1.0),
     "target_batch_size": (1, 2**20),
     "validate_every_steps": (1, 10**7),
+    "local_steps": (1, 10**4),
+    "outer_learning_rate": (1e-6, 10.0),
+    "outer_momentum": (0.0, 0.9999),
     "seed": (0, 2**32 - 1),
 }
 
@@ -111,8 +114,14 @@ class Recipe:
     """Global updates between two validations."""
     precision: Literal["32", "bf16-mixed"] = "32"
     """Number format of the computation: 32 (float32) or bf16-mixed."""
-    averaging: Literal["sync", "overlap"] = "sync"
-    """Swarms: sync waits for the average; overlap computes on meanwhile, on weights that are one update old."""
+    averaging: Literal["sync", "overlap", "local"] = "sync"
+    """Swarms: sync waits for averages; overlap computes on meanwhile, on old weights; local averages steps (DiLoCo)."""
+    local_steps: int = 16
+    """Averaging local: optimizer steps that each of equal peers makes on its own between two global updates."""
+    outer_learning_rate: float = 0.7
+    """Averaging local: learning rate with which the mean of what these steps changed is applied."""
+    outer_momentum: float = 0.9
+    """Averaging local: Nesterov momentum of that."""
     codec: Literal["none", "fp16", "int8"] = "none"
     """Swarms: how gradients travel; fp16 halves the bytes, int8 quarters them; what rounding leaves out follows."""
     seed: int = 0
@@ -128,6 +137,11 @@ class Recipe:
             raise InputError(
                 f"The warm-up of {self.warmup_steps} steps does not end before total_steps {self.total_steps}: "
                 "set --warmup-steps lower or --total-steps higher."
+            )
+        if self.averaging == "local" and self.local_steps > self.target_batch_size:
+            raise InputError(
+                f"{self.target_batch_size} samples do not make {self.local_steps} local steps: "
+                "set --local-steps lower or --target-batch-size higher."
             )
 
     def to_json(self) -> str:

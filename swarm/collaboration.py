@@ -8,7 +8,6 @@ same update, so all stay equal without a second averaging of the weights.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -16,21 +15,21 @@ from dataclasses import replace
 
 import torch
 from hivemind import DHT
+from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 from torch import nn
 
 from recipe.errors import InputError
 from swarm.averager import SwarmAverager
-from swarm.gradients import GradientVector
+from swarm.gradients import GradientVector, averaged_tensors
 from swarm.pace import Pace
 from swarm.pending import PendingRound
 from swarm.progress import ProgressTracker
-from swarm.record import AVERAGING, JOINING, TRAINING, WAITING
+from swarm.record import AVERAGING, JOINING, TRAINING, VALIDATING, WAITING
 from swarm.rounds import (
     LINEAGE_BYTES,
     Behind,
     CollaborationOptions,
-    Group,
     Refused,
     RoundEvent,
     RoundFailed,
@@ -75,13 +74,9 @@ class Collaboration:
         self.options = options or CollaborationOptions()
         self.target_batch_size = target_batch_size
         self._should_stop = should_stop
-        self.version = Version(SharedState(model, optimizer), step)
-        self._gradients = GradientVector(
-            [param for param in self.version.state.optimized if param.requires_grad],
-            [buffer for buffer in model.buffers() if buffer.is_floating_point()],
-            self.options.overlap,
-        )
-        self.samples, self._loss_sum, self._pace = 0, 0.0, Pace()
+        self._gradients, state = self._share(model, optimizer)
+        self.version = Version(state, step, self._gradients.weights)
+        self._pace = Pace()
         self._pending: PendingRound | None = None
         self.last_step: StepReport | None = None
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
@@ -91,10 +86,20 @@ class Collaboration:
         )
         self.averager.set_step(step)
 
+    def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
+        """What rounds average, and what newcomers download."""
+        vector = GradientVector(*averaged_tensors(model, optimizer), self.options.overlap)
+        return vector, SharedState(model, [optimizer])
+
     @property
     def step(self) -> int:
         """Global updates that the weights have seen."""
         return self.version.step
+
+    @property
+    def samples(self) -> int:
+        """Computed by this peer for the present step."""
+        return self._pace.work.samples
 
     def join(self) -> None:
         """Become a member: take over the swarm's state if there is a swarm, else begin with this peer's own.
@@ -120,12 +125,15 @@ class Collaboration:
             if self.tracker.swarm_step > self.step:
                 self._catch_up()
 
-    def _catch_up(self) -> None:
-        """Take over the state of the swarm; what this peer has accumulated on other weights is dropped."""
+    def _catch_up(self, donor: PeerID | None = None) -> None:
+        """Take over the swarm's state, or the donor's; what this peer has accumulated on other weights is dropped."""
         self.tracker.report(samples=0)
         if self.options.overlap:  # the donors are in the middle of a round, which should not wait for this peer
             self.tracker.report(urgent=True, phase=JOINING)
-        self.version.catch_up(self.tracker, self.averager, self.options.join_timeout_seconds, self._should_stop)
+        if donor is None:
+            self.version.catch_up(self.tracker, self.averager, self.options.join_timeout_seconds, self._should_stop)
+        else:
+            self.version.reload(donor, self.averager, self._should_stop)
         self._begin_step()
 
     def begin_backward(self, samples: int) -> None:
@@ -138,11 +146,16 @@ class Collaboration:
         :returns: True when an average is there: it is in ``param.grad``, update the weights and call
             :meth:`finish_step`. False: go on with the next micro-batch.
         """
+        self._count(samples, loss)
+        return self._synchronise()
+
+    def _count(self, samples: int, loss: float) -> None:
         self._gradients.collect()
-        self.samples += samples
-        self._loss_sum += samples * loss if math.isfinite(loss) else 0.0
-        self._pace.note(samples)
+        self._pace.note(samples, loss)
         self.tracker.report(samples=self.samples, rate=self._pace.samples_per_second, phase=TRAINING)
+
+    def _synchronise(self) -> bool:
+        """Begin or end a round, if it is time; True when an average has been handed over."""
         if self._pending is not None:
             self._pending.expect(self.tracker.members)
             return (self._pending.future.done() or self._is_over) and self._end_round()
@@ -151,8 +164,13 @@ class Collaboration:
             return False
         if not self._is_over:
             return False
-        self._drop_non_finite()
-        if len(self.tracker.members) == 1 and not self._has_company:
+        if not self._gradients.is_finite:  # one NaN would spoil everybody's weights: this peer only listens this time
+            logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
+            self._gradients.drop()
+            self._pace.drop()
+            self.tracker.report(samples=0)
+        is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
+        if len(self.tracker.members) == 1 and not is_awaited:
             return self._update_alone(None)
         self._begin_round()
         return not self.options.overlap and self._end_round()
@@ -162,6 +180,18 @@ class Collaboration:
         """Whether the samples of the present step are complete, or somebody waits for us to end it."""
         return self.tracker.step_is_over or self.averager.waiting_step >= self.tracker.own.round
 
+    def before_validation(self) -> None:
+        """The model that is validated is the swarm's."""
+        self.tracker.report(phase=VALIDATING)
+
+    def after_validation(self) -> None:
+        """Training goes on."""
+        self.resume()
+
+    def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of the model's state: that of the swarm."""
+        return state_dict
+
     def resume(self) -> None:
         """A pause (validation, a checkpoint) ends now: it does not count for anybody's pace."""
         self._pace.resume()
@@ -169,9 +199,9 @@ class Collaboration:
 
     def _begin_step(self, group=frozenset()) -> None:
         self._gradients.reset()
-        self.samples, self._loss_sum, self._pending = 0, 0.0, None
+        self._pending = None
         self.version.settled.set()
-        self._pace.take_seconds()
+        self._pace.take()
         self._pace.resume()
         self.averager.set_step(self.step)
         self.tracker.begin_step(self.step, group)
@@ -180,10 +210,7 @@ class Collaboration:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
         ticket = self._ticket()
         self._gradients.to_wire(self.samples)
-        self._pending = PendingRound(
-            self.averager, ticket, self.tracker.members, self.options, self._loss_sum, self._pace.take_seconds()
-        )
-        self.samples, self._loss_sum = 0, 0.0
+        self._pending = PendingRound(self.averager, ticket, self.tracker.members, self.options, self._pace.take())
         if self.options.overlap:
             self.version.settled.clear()
             self.tracker.begin_ahead()
@@ -191,8 +218,7 @@ class Collaboration:
             self.tracker.report(urgent=True, phase=AVERAGING)
 
     def _ticket(self) -> Ticket:
-        loss = self._loss_sum / max(1, self.samples)
-        return Ticket(self.step, self.samples, self.tracker.own.client_mode, loss, self.version.lineage)
+        return self.version.ticket(self.samples, self._pace.work.loss, self.tracker.own.client_mode)
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
@@ -201,12 +227,15 @@ class Collaboration:
             report = pending.wait(lambda: self.tracker.members, self._should_stop)
             self.tracker.missed(pending.expected - set(report.group.peer_ids))
         except ShortBatch as short:
-            self.tracker.missed(pending.expected - set(short.args[0].peer_ids))
+            (group,) = short.args
+            self.tracker.missed(pending.expected - set(group.peer_ids))
             self._take_back()
-            return self._compute_on(*short.args)
+            self.tracker.recount(group)  # somebody's pace was overestimated or samples are lost: the step goes on
+            self.resume()
+            return False
         except (Behind, Refused, RoundFailed) as error:
             waited_seconds = time.perf_counter() - blocked_since
-            self.on_round(RoundEvent.of_failure(pending.ticket, error, pending.compute_seconds, waited_seconds))
+            self.on_round(RoundEvent.of_failure(pending.ticket, error, pending.work.seconds, waited_seconds))
             self._take_back()
             self._recover(error)
             return False
@@ -215,7 +244,7 @@ class Collaboration:
             self._pace.resume()
         if len(report.group.peer_ids) > 1:
             self._gradients.from_wire()
-            return self._hand_over(pending.ticket, pending.compute_seconds, blocked_seconds, report)
+            return self._hand_over(pending.ticket, pending.work.seconds, blocked_seconds, report)
         self._take_back()
         self.tracker.wait_refreshed(5 * POLL_SECONDS)  # nobody came: gone, or have they gone on without us?
         if self.tracker.swarm_step > self.step:
@@ -227,22 +256,9 @@ class Collaboration:
         """The round has ended in vain: its samples count for the next one."""
         pending, self._pending = self._pending, None
         self._gradients.take_back(pending.ticket.samples)
-        self.samples += pending.ticket.samples
-        self._loss_sum += pending.loss_sum
-        self._pace.seconds += pending.compute_seconds
+        self._pace.give_back(pending.work)
         self.version.settled.set()
         self.tracker.end_ahead(self.step, self.samples)
-
-    def _compute_on(self, group: Group) -> bool:
-        """The pace of the others was overestimated, or somebody's samples are lost: the step has not ended yet."""
-        self.tracker.recount(group)
-        self.resume()
-        return False
-
-    @property
-    def _has_company(self) -> bool:
-        """Somebody whose record has not reached us is at the door already."""
-        return self.averager.has_company or self.averager.waiting_step >= self.step
 
     def _update_alone(self, report: RoundReport | None) -> bool:
         if self.samples < self.target_batch_size:
@@ -250,16 +266,7 @@ class Collaboration:
             return False
         ticket = self._ticket()
         self._gradients.average_alone(self.samples)
-        return self._hand_over(ticket, self._pace.take_seconds(), 0.0, report)
-
-    def _drop_non_finite(self) -> None:
-        """One NaN would spoil everybody's weights; this peer only listens in this round instead."""
-        if self._gradients.is_finite:
-            return
-        logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
-        self._gradients.drop()
-        self.samples, self._loss_sum = 0, 0.0
-        self.tracker.report(samples=0)
+        return self._hand_over(ticket, self._pace.take().seconds, 0.0, report)
 
     def _recover(self, error: Exception) -> None:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
@@ -277,17 +284,9 @@ class Collaboration:
         """Put the average where the optimizer finds it; the step belongs to the trainer until :meth:`finish_step`."""
         self.version.lock.acquire()  # nobody may download a half-made update
         self._gradients.hand_over()
+        self._strayed_from = self.version.strayed_from(ticket, report.group) if report else None
         self._handed_over_at = time.perf_counter()
-        self.last_step = StepReport(
-            step=self.step + 1,
-            num_peers=len(report.group.peer_ids) if report else 1,
-            samples=report.group.samples if report else ticket.samples,
-            own_samples=ticket.samples,
-            loss=report.loss if report else ticket.loss,
-            compute_seconds=compute_seconds,
-            blocked_seconds=blocked_seconds,
-            round=report,
-        )
+        self.last_step = StepReport.of(ticket, compute_seconds, blocked_seconds, report)
         return True
 
     def finish_step(self) -> None:
@@ -295,18 +294,20 @@ class Collaboration:
         self.last_step = replace(self.last_step, apply_seconds=time.perf_counter() - self._handed_over_at)
         self.on_round(RoundEvent.of_update(self.last_step))
         report = self.last_step.round
+        group = frozenset(report.group.peer_ids) if report else frozenset()
         self.version.advance(report.group.group_id if report else os.urandom(LINEAGE_BYTES))
         self.version.lock.release()
         self._gradients.release()
-        group = frozenset(report.group.peer_ids) if report else frozenset()
-        if not self.tracker.own.ahead:
+        if self.tracker.own.ahead:
+            self._pending = None
+            self.version.settled.set()
+            self._pace.resume()
+            self.averager.set_step(self.step)
+            self.tracker.end_ahead(self.step, self.samples, group)
+        else:
             self._begin_step(group)
-            return
-        self._pending = None
-        self.version.settled.set()
-        self._pace.resume()
-        self.averager.set_step(self.step)
-        self.tracker.end_ahead(self.step, self.samples, group)
+        if self._strayed_from is not None:
+            self._catch_up(self._strayed_from)
 
     def leave(self) -> None:
         """Say goodbye and stop; the others train on."""

@@ -6,6 +6,14 @@ import torch
 from torch import nn
 
 
+def averaged_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
+    """The parameters that the optimizer changes, and the model's float buffers."""
+    params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+    return params, [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
 class GradientVector:
     """Adds up gradients where the model is, and carries their mean to and from shared memory.
 
@@ -18,7 +26,7 @@ class GradientVector:
     """
 
     def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor], overlap: bool = False):
-        self._params, self._buffers = params, buffers
+        self.params, self._buffers = params, buffers
         sizes = [param.numel() for param in params]
         self._sum = torch.zeros(sum(sizes), dtype=torch.float32, device=params[0].device)
         self._unit = 1  # each number in the sum counts for so many samples
@@ -32,19 +40,24 @@ class GradientVector:
         """Shape [n + m], fp32, shared memory: what travels."""
         self.reset()
 
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """Those that all peers have in common."""
+        return self.params
+
     @torch.no_grad()
     def receive(self, samples: int) -> None:
         """The backward pass that comes next adds its gradients, means over ``samples``, to the sum."""
         if samples != self._unit:
             self._sum.mul_(self._unit / samples)
             self._unit = samples
-        for param, view in zip(self._params, self._views, strict=True):
+        for param, view in zip(self.params, self._views, strict=True):
             param.grad = view if param.dtype == view.dtype else None
 
     @torch.no_grad()
     def collect(self) -> None:
         """The backward pass is over; what it has not added by itself is added here."""
-        for param, view in zip(self._params, self._views, strict=True):
+        for param, view in zip(self.params, self._views, strict=True):
             if param.grad is None or param.grad is view:
                 continue
             if param.dtype == view.dtype:
@@ -74,13 +87,16 @@ class GradientVector:
     @torch.no_grad()
     def to_wire(self, samples: int) -> None:
         """Write the mean over ``samples``, and the buffers. The sum begins anew; :meth:`take_back` undoes that."""
-        split = self._sum.numel()
-        self.wire[:split].copy_(self._sum)
-        self.wire[:split] *= self._unit / max(1, samples)
+        self._write(self._sum, self._unit / max(1, samples))
+        self.reset()
+
+    def _write(self, vector: torch.Tensor, factor: float) -> None:
+        split = vector.numel()
+        self.wire[:split].copy_(vector)
+        self.wire[:split] *= factor
         if self._buffers:
             flat = [buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers]
             torch.cat(flat, out=self.wire[split:])
-        self.reset()
 
     @torch.no_grad()
     def take_back(self, samples: int) -> None:
@@ -103,9 +119,9 @@ class GradientVector:
 
     def hand_over(self) -> None:
         """Put the average into ``param.grad``."""
-        for param, view in zip(self._params, self._average_views, strict=True):
+        for param, view in zip(self.params, self._average_views, strict=True):
             param.grad = view if param.dtype == view.dtype else view.to(param.dtype)
 
     def release(self) -> None:
-        for param in self._params:
+        for param in self.params:
             param.grad = None

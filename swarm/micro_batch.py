@@ -20,6 +20,8 @@ BUDGET_SECONDS = 6.0
 REPETITIONS = 3  # other programs make a pass look slow now and then
 SHARE_OF_TARGET = 16
 """A micro-batch is at most 1/16 of the target batch: the swarm's batch then overshoots by a few percent per peer."""
+LOCAL_PEERS = 4
+"""With so many peers or fewer, a local step takes a micro-batch or more."""
 MEMORY_FRACTION = 0.9  # of a GPU
 MIN_FREE_BYTES = 2**28  # of a CPU's memory
 STATE_COPIES = 5  # fp32 copies of the weights that training adds: gradient, their sum, two of AdamW, one to spare
@@ -44,9 +46,10 @@ class MicroBatch:
         return f"{self.samples} samples, measured: {self.seconds:.2g} s each; the limit is {self.limit}"
 
 
-def largest_sensible(target_batch_size: int, num_train_samples: int) -> int:
-    """Largest power of two that is at most 1/16 of the target batch and fits the data; at least 1."""
-    most = max(1, min(target_batch_size // SHARE_OF_TARGET, num_train_samples))
+def largest_sensible(recipe: Recipe, num_train_samples: int) -> int:
+    """Largest power of two that is at most 1/16 of the target batch, leaves local steps, and fits the data."""
+    parts = max(SHARE_OF_TARGET, LOCAL_PEERS * recipe.local_steps if recipe.averaging == "local" else 0)
+    most = max(1, min(recipe.target_batch_size // parts, num_train_samples))
     return 1 << (most.bit_length() - 1)
 
 
@@ -63,7 +66,7 @@ def measure_for_recipe(model: nn.Module, recipe: Recipe, device: str, num_train_
         recipe.num_classes,
         torch.device("cuda" if uses_gpu else "cpu"),
         recipe.precision == "bf16-mixed",
-        largest_sensible(recipe.target_batch_size, num_train_samples),
+        largest_sensible(recipe, num_train_samples),
     )
 
 

@@ -1,33 +1,67 @@
-"""How fast this peer computes."""
+"""What a peer has computed for the present step, and how fast: pauses do not count."""
 
+from __future__ import annotations
+
+import math
 import time
+from dataclasses import dataclass
 
-SMOOTHING = 0.2
+SMOOTHING = 0.3
+
+
+@dataclass
+class Work:
+    """Of one peer for one global update.
+
+    :param samples: whose gradients it has added up
+    :param loss_sum: of these samples
+    :param seconds: of computing
+    """
+
+    samples: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def loss(self) -> float:
+        """Mean over its samples."""
+        return self.loss_sum / max(1, self.samples)
 
 
 class Pace:
-    """Samples per second of computing alone: waiting, validating and updating do not count."""
+    """Counts micro-batches; the speed is smoothed over them."""
 
     def __init__(self):
         self.samples_per_second = 0.0
-        self.seconds = 0.0
-        """Of computing for the present step."""
+        self.work = Work()
+        """For the present step."""
         self.resume()
-
-    def take_seconds(self) -> float:
-        """Of computing for the present step, which ends; the next one has none yet."""
-        taken, self.seconds = self.seconds, 0.0
-        return taken
 
     def resume(self) -> None:
         """Computing begins now, or begins again."""
         self._since = time.perf_counter()
 
-    def note(self, samples: int) -> None:
+    def note(self, samples: int, loss: float) -> None:
         """So many have been computed since the last call or :meth:`resume`."""
         now = time.perf_counter()
         seconds, self._since = max(now - self._since, 1e-9), now
-        self.seconds += seconds
-        rate = samples / seconds
-        before = self.samples_per_second
+        self.work.samples += samples
+        self.work.loss_sum += samples * loss if math.isfinite(loss) else 0.0
+        self.work.seconds += seconds
+        rate, before = samples / seconds, self.samples_per_second
         self.samples_per_second = (1 - SMOOTHING) * before + SMOOTHING * rate if before else rate
+
+    def take(self) -> Work:
+        """The work of the present step, which ends; there is none for the next one yet."""
+        taken, self.work = self.work, Work()
+        return taken
+
+    def give_back(self, work: Work) -> None:
+        """It counts for the present step after all."""
+        self.work.samples += work.samples
+        self.work.loss_sum += work.loss_sum
+        self.work.seconds += work.seconds
+
+    def drop(self) -> None:
+        """What has been computed is of no use."""
+        self.work = Work(seconds=self.work.seconds)

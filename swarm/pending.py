@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from swarm.averager import SwarmAverager
+from swarm.pace import Work
 from swarm.rounds import CollaborationOptions, Member, RoundReport, Ticket
 from swarm.version import wait_a_little
 
@@ -19,8 +20,7 @@ class PendingRound:
     :param ticket: what this peer brings
     :param members: who is expected
     :param options: how patient this peer is
-    :param loss_sum: sum of the training losses of its samples
-    :param compute_seconds: that it took to compute them
+    :param work: what it took to compute it
     """
 
     def __init__(
@@ -29,10 +29,9 @@ class PendingRound:
         ticket: Ticket,
         members: Sequence[Member],
         options: CollaborationOptions,
-        loss_sum: float,
-        compute_seconds: float,
+        work: Work,
     ):
-        self.ticket, self.loss_sum, self.compute_seconds = ticket, loss_sum, compute_seconds
+        self.ticket, self.work = ticket, work
         self.expected = {member.peer_id for member in members}
         self._averager = averager
         self.future = averager.run_round(

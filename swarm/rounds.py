@@ -16,6 +16,7 @@ MAX_STEP = 10**9
 MAX_SAMPLES = 2**31
 MAX_GROUP_SIZE = 1024
 LINEAGE_BYTES = 16
+MAX_SKETCH = 16
 
 
 class RoundFailed(Exception):  # noqa: N818 (reads as what happened)
@@ -65,6 +66,7 @@ class Ticket:
     :param client_mode: it cannot be dialled
     :param loss: mean training loss over its samples
     :param lineage: name of the round that its weights came out of; equal steps of different histories never mix
+    :param sketch: of these weights (:mod:`swarm.sketch`); empty if it is not known
     """
 
     step: int
@@ -72,9 +74,10 @@ class Ticket:
     client_mode: bool
     loss: float
     lineage: bytes
+    sketch: tuple[float, ...] = ()
 
     def to_bytes(self) -> bytes:
-        return msgpack.packb((self.step, self.samples, self.client_mode, self.loss, self.lineage))
+        return msgpack.packb((self.step, self.samples, self.client_mode, self.loss, self.lineage, self.sketch))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Ticket:
@@ -82,7 +85,7 @@ class Ticket:
         if len(data) > 256:
             raise ValueError("a ticket of more than 256 bytes")
         try:
-            step, samples, client_mode, loss, lineage = msgpack.unpackb(data)
+            step, samples, client_mode, loss, lineage, sketch = msgpack.unpackb(data)
         except Exception as error:
             raise ValueError(f"not a ticket: {error}") from error
         if type(step) is not int or not 0 <= step <= MAX_STEP:
@@ -93,7 +96,10 @@ class Ticket:
             raise ValueError("a field of the wrong type")
         if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
             raise ValueError("a lineage of the wrong size")
-        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage)
+        if type(sketch) is not list or len(sketch) > MAX_SKETCH or any(type(number) is not float for number in sketch):
+            raise ValueError("a sketch out of bounds")
+        sketch = tuple(sketch) if all(map(math.isfinite, sketch)) else ()
+        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch)
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,22 @@ class StepReport:
     blocked_seconds: float
     round: RoundReport | None
     apply_seconds: float = 0.0
+
+    @classmethod
+    def of(
+        cls, ticket: Ticket, compute_seconds: float, blocked_seconds: float, report: RoundReport | None
+    ) -> StepReport:
+        """Of a round, or of a ticket that was averaged with nobody's."""
+        return cls(
+            step=ticket.step + 1,
+            num_peers=len(report.group.peer_ids) if report else 1,
+            samples=report.group.samples if report else ticket.samples,
+            own_samples=ticket.samples,
+            loss=report.loss if report else ticket.loss,
+            compute_seconds=compute_seconds,
+            blocked_seconds=blocked_seconds,
+            round=report,
+        )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
 from swarm.company import NeedsFullPeer
+from swarm.diloco import LocalSteps
 from swarm.micro_batch import MicroBatch, measure_for_recipe
 from swarm.options import PeerOptions
 from swarm.reporting import FirstContribution, StatusReporter, SwarmMetrics
@@ -151,10 +152,11 @@ class Session:
                 patience.min_peers,
                 patience.matchmaking_time,
                 patience.averaging_timeout,
-                overlap=self.recipe.averaging == "overlap",
+                overlap=self.recipe.averaging != "sync",
             ),
             stop_requested=self.stop_requested,
             codec=self.recipe.codec,
+            local=LocalSteps.of(self.recipe),
         )
         checkpoints = ModelCheckpoint(
             self.folder.checkpoints,

@@ -1,4 +1,4 @@
-"""The state that a peer needs to go on where the swarm is: parameters, buffers, optimizer statistics and the step.
+"""The state that a peer needs to go on where the swarm is: parameters, buffers, optimizers' statistics and the step.
 
 It travels as a flat list of tensors with a small description. What arrives is untrusted: names, shapes and values are
 checked against this peer's own model before anything is changed.
@@ -6,8 +6,8 @@ checked against this peer's own model before anything is changed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -19,28 +19,36 @@ MAX_SCALARS = 16
 
 @dataclass
 class SharedState:
-    """The tensors of a model and its optimizer, seen as one list.
+    """The tensors of a model and its optimizers, seen as one list.
 
     :param model: its parameters and buffers travel, in the order of ``state_dict``
-    :param optimizer: a torch optimizer over (some of) these parameters
+    :param optimizers: torch optimizers, whose statistics travel
+    :param anchors: what travels in place of some parameters; whoever loads it has it in the parameters
     """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizers: Sequence[torch.optim.Optimizer]
+    anchors: Mapping[torch.Tensor, torch.Tensor] = field(default_factory=dict)
 
     @property
     def model_tensors(self) -> list[torch.Tensor]:
         return [tensor.detach() for tensor in self.model.state_dict(keep_vars=True).values()]
 
     @property
-    def optimized(self) -> list[torch.Tensor]:
-        return [param for group in self.optimizer.param_groups for param in group["params"]]
+    def optimized(self) -> list[tuple[torch.optim.Optimizer, torch.Tensor]]:
+        """Every tensor that has statistics, with its optimizer."""
+        return [
+            (optimizer, param)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for param in group["params"]
+        ]
 
     @property
     def max_bytes(self) -> int:
         """More than an honest peer ever sends: up to four fp32 statistics for each parameter, and some room."""
         model = sum(tensor.numel() * tensor.element_size() for tensor in self.model_tensors)
-        statistics = sum(4 * 4 * param.numel() for param in self.optimized)
+        statistics = sum(4 * 4 * param.numel() for _, param in self.optimized)
         return 2 * (model + statistics) + 2**20
 
     @torch.no_grad()
@@ -49,10 +57,11 @@ class SharedState:
 
         :returns: (description, tensors): the model's tensors first, then the optimizer's, in the described order
         """
-        tensors = [tensor.to("cpu", copy=True) for tensor in self.model_tensors]
+        own = self.model.state_dict(keep_vars=True).values()
+        tensors = [self.anchors.get(tensor, tensor).detach().to("cpu", copy=True) for tensor in own]
         statistics = []
-        for index, param in enumerate(self.optimized):
-            for key, value in self.optimizer.state.get(param, {}).items():
+        for index, (optimizer, param) in enumerate(self.optimized):
+            for key, value in optimizer.state.get(param, {}).items():
                 if isinstance(value, torch.Tensor):
                     statistics.append((index, key))
                     tensors.append(value.detach().to("cpu", copy=True))
@@ -65,34 +74,37 @@ class SharedState:
         :returns: its step and lineage
         :raises RoundFailed: it is not a state of this model
         """
-        step, lineage, statistics = self._check_description(description)
+        optimized = self.optimized
+        step, lineage, statistics = self._check_description(description, optimized)
         model_tensors = self.model_tensors
         if len(tensors) != len(model_tensors) + len(statistics):
             raise RoundFailed("the state has another number of tensors")
         received, received_statistics = tensors[: len(model_tensors)], tensors[len(model_tensors) :]
         for own, new in zip(model_tensors, received, strict=True):
             self._check_tensor(new, (own.shape,), own.dtype)
-        params = self.optimized
         for (index, _), new in zip(statistics, received_statistics, strict=True):
-            self._check_tensor(new, (params[index].shape, torch.Size(()), torch.Size((1,))), None)
+            self._check_tensor(new, (optimized[index][1].shape, torch.Size(()), torch.Size((1,))), None)
 
         for own, new in zip(model_tensors, received, strict=True):
             own.copy_(new)
-        for param in params:
-            self.optimizer.state[param] = {}
+        for optimizer, param in optimized:
+            optimizer.state[param] = {}
         for (index, key), new in zip(statistics, received_statistics, strict=True):
-            param = params[index]
+            optimizer, param = optimized[index]
             # Adam's step counter stays on the CPU, statistics of the parameter's shape go where the parameter is
-            self.optimizer.state[param][key] = new.clone() if new.numel() == 1 else new.to(param.device, copy=True)
+            optimizer.state[param][key] = new.clone() if new.numel() == 1 else new.to(param.device, copy=True)
         return step, lineage
 
-    def _check_description(self, description: dict) -> tuple[int, bytes, list[tuple[int, str]]]:
+    @staticmethod
+    def _check_description(
+        description: dict, optimized: Sequence[tuple[torch.optim.Optimizer, torch.Tensor]]
+    ) -> tuple[int, bytes, list[tuple[int, str]]]:
         try:
             step, lineage = description["step"], description["lineage"]
             statistics = [(index, key) for index, key in description["statistics"]]
         except Exception as error:
             raise RoundFailed(f"the state's description is malformed: {error!r}") from error
-        num_params = len(self.optimized)
+        num_params = len(optimized)
         if type(step) is not int or not 0 <= step <= MAX_STEP or len(statistics) > MAX_SCALARS * num_params:
             raise RoundFailed("the state's description is out of bounds")
         for index, key in statistics:
@@ -100,8 +112,11 @@ class SharedState:
                 raise RoundFailed("the state's description is out of bounds")
         if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
             raise RoundFailed("the state's lineage is out of bounds")
-        keys = [sorted(key for i, key in statistics if i == index) for index in {index for index, _ in statistics}]
-        if any(other != keys[0] for other in keys):
+        keys: dict[int, set[tuple[str, ...]]] = {}
+        for index in {index for index, _ in statistics}:
+            found = tuple(sorted(key for i, key in statistics if i == index))
+            keys.setdefault(id(optimized[index][0]), set()).add(found)
+        if any(len(different) > 1 for different in keys.values()):
             raise RoundFailed("the state's optimizer statistics are incomplete")
         return step, lineage, statistics
 

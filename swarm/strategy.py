@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,9 @@ from torch.optim import Optimizer
 from recipe.errors import InputError
 from swarm.codecs import CODECS
 from swarm.collaboration import Collaboration
+from swarm.diloco import LocalCollaboration, LocalSteps
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.processes import keep_signal_handlers
-from swarm.record import VALIDATING
 from swarm.rounds import CollaborationOptions
 
 EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
@@ -44,6 +45,7 @@ class SwarmStrategy(SingleDeviceStrategy):
     :param options: patience of this peer
     :param stop_requested: when set, this peer leaves at the next opportunity
     :param codec: how gradients travel: none (float32), fp16 or int8 (half, a quarter of the bytes); equal on all peers
+    :param local: peers make optimizer steps of their own between global updates (DiLoCo); equal on all peers
     :raises InputError: a Trainer or module that cannot work this way, or a network that does not answer
     """
 
@@ -62,6 +64,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         options: CollaborationOptions | None = None,
         stop_requested: threading.Event | None = None,
         codec: str = "none",
+        local: LocalSteps | None = None,
     ):
         super().__init__()
         if codec not in CODECS:
@@ -69,10 +72,11 @@ class SwarmStrategy(SingleDeviceStrategy):
         if target_batch_size < 1:
             raise InputError(f"The target batch size is {target_batch_size}: it has to be at least 1 sample.")
         self.target_batch_size, self.name = target_batch_size, name
-        self.namespace = namespace or f"{run_id}-{target_batch_size}-{codec}".replace(".", "_")
+        kind = codec if local is None else f"{codec}-{local.steps}-{local.learning_rate}-{local.momentum}"
+        self.namespace = namespace or f"{run_id}-{target_batch_size}-{kind}".replace(".", "_")
         self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
         self.dht, self._owns_dht = dht, dht is None
-        self.options, self.codec = options, codec
+        self.options, self.codec, self.local = options, codec, local
         self.stop_requested = stop_requested or threading.Event()
         self.collaboration: Collaboration | None = None
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
@@ -124,7 +128,8 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def _join(self) -> None:
         with keep_signal_handlers():
-            self.collaboration = Collaboration(
+            kind = Collaboration if self.local is None else partial(LocalCollaboration, local=self.local)
+            self.collaboration = kind(
                 self.dht,
                 self.namespace,
                 self.lightning_module,
@@ -142,13 +147,17 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def on_validation_start(self) -> None:
         if self.collaboration is not None:
-            self.collaboration.tracker.report(phase=VALIDATING)
+            self.collaboration.before_validation()
         super().on_validation_start()
 
     def on_validation_end(self) -> None:
         if self.collaboration is not None:
-            self.collaboration.resume()
+            self.collaboration.after_validation()
         super().on_validation_end()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        state = super().lightning_module_state_dict()
+        return state if self.collaboration is None else self.collaboration.shared(state)
 
     def leave(self) -> None:
         """Leave the swarm; the model keeps the last averaged weights."""

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # another class than the builtin before Python 3.11
 
+import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from recipe.errors import InputError
 from swarm.averager import SwarmAverager
 from swarm.progress import ProgressTracker
-from swarm.rounds import LINEAGE_BYTES, RoundFailed
+from swarm.rounds import LINEAGE_BYTES, Group, RoundFailed, Ticket
+from swarm.sketch import TOLERANCE, Sketch, nearest_to_most, relative_distance
 from swarm.state import SharedState
 
 logger = get_logger(__name__)
 
 POLL_SECONDS = 0.2
+SKETCH_EVERY = 8
+"""Updates between two comparisons of the weights, the same on all peers."""
 SUPERIOR_SECONDS = 20.0
 SETTLE_SECONDS = 5.0  # less than the silence after which a download is given up
 
@@ -38,10 +42,12 @@ class Version:
 
     :param state: parameters, buffers and optimizer statistics
     :param step: global updates that they have seen
+    :param weights: those that all peers have in common
     """
 
-    def __init__(self, state: SharedState, step: int):
+    def __init__(self, state: SharedState, step: int, weights: Sequence[torch.Tensor]):
         self.state, self.step = state, step
+        self._sketch = Sketch(weights)
         self.lineage = os.urandom(LINEAGE_BYTES)
         self.lock = threading.Lock()
         self.settled = threading.Event()
@@ -54,9 +60,38 @@ class Version:
         with self.lock:
             return self.state.export(self.step, self.lineage)
 
+    def ticket(self, samples: int, loss: float, client_mode: bool) -> Ticket:
+        """For a round that begins on these weights."""
+        sketch = self._sketch.take() if self.step % SKETCH_EVERY == 0 else ()
+        return Ticket(self.step, samples, client_mode, loss, self.lineage, sketch)
+
+    @staticmethod
+    def strayed_from(own: Ticket, group: Group) -> PeerID | None:
+        """Whose state to take over, because this peer's weights are not those of most of its group.
+
+        They came out of the same updates: other hardware rounds them otherwise, faulty memory changes them.
+        """
+        sketches = [ticket.sketch for ticket in group.tickets]
+        if all(relative_distance(own.sketch, sketch) <= TOLERANCE for sketch in sketches):
+            return None
+        donors = [index for index, ticket in enumerate(group.tickets) if not ticket.client_mode]
+        donor = nearest_to_most(sketches, donors)
+        distance = relative_distance(own.sketch, sketches[donor])
+        if distance <= TOLERANCE:
+            return None
+        logger.warning(f"The weights of step {own.step} are {distance:.1%} off the swarm's, which are taken over")
+        return group.peer_ids[donor]
+
     def advance(self, lineage: bytes) -> None:
         """An update has been made; ``lineage`` names the round that it came out of."""
         self.step, self.lineage = self.step + 1, lineage
+
+    def reload(self, donor: PeerID, averager: SwarmAverager, should_stop: Callable[[], bool]) -> None:
+        """Take over the state of this peer, if it has it ready; the next round tries again."""
+        try:
+            self._download(donor, averager, should_stop)
+        except RoundFailed as error:
+            logger.warning(f"No state from {donor}: {error}")
 
     def catch_up(
         self, tracker: ProgressTracker, averager: SwarmAverager, timeout_seconds: float, should_stop: Callable[[], bool]

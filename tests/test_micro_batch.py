@@ -1,6 +1,7 @@
 """The measured micro-batch: within its limits, and without a trace in the model or the random state."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -38,7 +39,13 @@ def measure(module: nn.Module, most: int):
     [(512, 1257, 32), (1024, 10**6, 64), (100, 1000, 4), (8, 1000, 1), (10**6, 50, 32)],
 )
 def test_it_is_a_small_share_of_the_target_and_of_the_data(target, samples, largest):
-    assert largest_sensible(target, samples) == largest
+    recipe = replace(preset("digits"), target_batch_size=target)
+    assert largest_sensible(recipe, samples) == largest
+
+
+def test_local_steps_take_micro_batches_too():
+    recipe = replace(preset("digits"), target_batch_size=8192, averaging="local", local_steps=16)
+    assert largest_sensible(recipe, 10**6) == 128, "four peers make 16 local steps of 128 samples each"
 
 
 def test_a_slow_device_gets_what_takes_about_a_second():

@@ -23,20 +23,20 @@ LINEAGE = bytes(range(LINEAGE_BYTES))
 def make(seed: int, optimizer: str = "adamw", width: int = 6) -> SharedState:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.Flatten(), nn.Linear(width * 4, 3))
-    return SharedState(model, OPTIMIZERS[optimizer](model.parameters()))
+    return SharedState(model, [OPTIMIZERS[optimizer](model.parameters())])
 
 
 def train(state: SharedState, steps: int = 3, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        state.optimizer.zero_grad()
+        state.optimizers[0].zero_grad()
         state.model(torch.randn(8, 1, 4, 4, generator=generator)).square().mean().backward()
-        state.optimizer.step()
+        state.optimizers[0].step()
 
 
 def everything(state: SharedState) -> dict:
     """A copy of the model's and the optimizer's own state dictionaries."""
-    statistics = state.optimizer.state_dict()["state"]
+    statistics = state.optimizers[0].state_dict()["state"]
     tensors = {i: {key: value for key, value in s.items() if value is not None} for i, s in statistics.items()}
     return copy.deepcopy({"model": state.model.state_dict(), "optimizer": {i: s for i, s in tensors.items() if s}})
 

@@ -1,0 +1,221 @@
+"""Local training (DiLoCo): each peer makes optimizer steps of its own, and the swarm averages how far they have come.
+
+Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models" (arXiv 2311.08105).
+An average is applied when it arrives, and what has been computed meanwhile stays on top of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hivemind.utils import get_logger
+from torch import nn
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+from swarm.collaboration import Collaboration
+from swarm.gradients import GradientVector, averaged_tensors
+from swarm.state import SharedState
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Has to agree between peers.
+
+    :param steps: optimizer steps that each of equal peers makes between two global updates
+    :param learning_rate: of the outer optimizer, SGD with Nesterov momentum; 1 without momentum takes over the average
+    :param momentum: of the outer optimizer
+    :raises InputError: a value cannot work
+    """
+
+    steps: int = 16
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> LocalSteps | None:
+        """What the recipe says; None if its peers make no local steps."""
+        if recipe.averaging != "local":
+            return None
+        return cls(recipe.local_steps, recipe.outer_learning_rate, recipe.outer_momentum)
+
+    def __post_init__(self):
+        if self.steps < 1 or self.learning_rate <= 0 or not 0 <= self.momentum < 1:
+            raise InputError(
+                f"{self} cannot work: at least 1 local step, a positive outer learning rate, a momentum from 0 to 1."
+            )
+
+
+class PseudoGradient(GradientVector):
+    """What a round averages: how far local steps have moved the weights away from those of the swarm, its *anchors*.
+
+    The gradients themselves are added up for the next local step, and serve this peer alone.
+
+    :param params: the weights that local steps change, n numbers in all
+    :param buffers: float buffers, averaged as they are
+    :param local: the outer optimizer
+    """
+
+    def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor], local: LocalSteps):
+        self.anchors = [nn.Parameter(param.detach().clone()) for param in params]
+        self._sent = [param.detach().clone() for param in params]
+        self.outer = torch.optim.SGD(self.anchors, local.learning_rate, local.momentum, nesterov=local.momentum > 0)
+        self.samples = 0
+        """Whose gradients have not been used for a local step yet."""
+        super().__init__(params, buffers, overlap=True)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """Those that all peers have in common."""
+        return self.anchors
+
+    def hand_over_own(self) -> None:
+        """Put the mean of the own gradients into ``param.grad``, for a local step; the next one begins."""
+        super().average_alone(self.samples)
+        super().hand_over()
+        self._sum.zero_()
+        self.samples = 0
+
+    def drop_own(self) -> bool:
+        """Forget gradients that are not finite; True if they are."""
+        if torch.isfinite(self._sum.sum()) or torch.isfinite(self._sum).all():
+            return False
+        self._sum.zero_()
+        self.samples = 0
+        return True
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """The weights are the swarm's, and a step begins."""
+        super().reset()
+        self.samples = 0
+        for param, anchor in zip(self.params, self.anchors, strict=True):
+            anchor.copy_(param)
+
+    @torch.no_grad()
+    def drop(self) -> None:
+        """Forget the local steps since the last global update, also what they did to the buffers."""
+        super().drop()
+        self.samples = 0
+        self.show_anchors()
+
+    @torch.no_grad()
+    def show_anchors(self) -> None:
+        """The model has the weights of the swarm; local steps are forgotten unless they are kept elsewhere."""
+        for param, anchor in zip(self.params, self.anchors, strict=True):
+            param.copy_(anchor)
+
+    @property
+    def is_finite(self) -> bool:
+        return all(torch.isfinite(tensor).all() for tensor in (*self.params, *self._buffers))
+
+    @torch.no_grad()
+    def _depart(self) -> None:
+        """The pseudo-gradient of now is the average, until there is one."""
+        for param, anchor, sent, view in zip(self.params, self.anchors, self._sent, self._average_views, strict=True):
+            sent.copy_(param)
+            torch.sub(anchor, param, out=view)
+
+    def to_wire(self, samples: int) -> None:
+        """Write how far the weights have come, and the buffers. Local steps go on from here."""
+        self._depart()
+        self._write(self._average, 1.0)
+
+    def take_back(self, samples: int) -> None:
+        """The round has failed: the weights still hold what was sent, and the next round sends it again."""
+
+    def average_alone(self, samples: int) -> None:
+        """The own pseudo-gradient, where there is nobody to average with."""
+        self._depart()
+
+    @torch.no_grad()
+    def hand_over(self) -> None:
+        """Make the outer step; what local steps have done since the round began stays, on top of it."""
+        progress = [param - sent for param, sent in zip(self.params, self._sent, strict=True)]
+        for anchor, view in zip(self.anchors, self._average_views, strict=True):
+            anchor.grad = view if anchor.dtype == view.dtype else view.to(anchor.dtype)
+        self.outer.step()
+        for param, anchor, more in zip(self.params, self.anchors, progress, strict=True):
+            anchor.grad = None
+            param.copy_(anchor).add_(more)
+
+
+class LocalCollaboration(Collaboration):
+    """One peer's part in a swarm whose peers make local steps.
+
+    The optimizer step that follows a true :meth:`contribute` is a local one; :meth:`finish_step` ends it. Global
+    updates happen within these two.
+    """
+
+    def __init__(self, *arguments, local: LocalSteps, **options):
+        self.local = local
+        super().__init__(*arguments, **options)
+
+    def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[PseudoGradient, SharedState]:
+        params, buffers = averaged_tensors(model, optimizer)
+        vector = PseudoGradient(params, buffers, self.local)
+        anchors = dict(zip(params, vector.anchors, strict=True))
+        return vector, SharedState(model, [optimizer, vector.outer], anchors)
+
+    @property
+    def local_batch_size(self) -> float:
+        """Samples of a local step: equal peers make ``local.steps`` of them for a global update."""
+        return self.target_batch_size / (self.local.steps * max(1, len(self.tracker.members)))
+
+    def contribute(self, samples: int, loss: float) -> bool:
+        """After a backward pass.
+
+        :returns: True when a local step is due: its gradient is in ``param.grad``, update the weights and call
+            :meth:`finish_step`. False: go on with the next micro-batch.
+        """
+        self._count(samples, loss)
+        vector = self._gradients
+        vector.samples += samples
+        is_last = self._pending is None and self._is_over  # a round begins with all that has been computed
+        if vector.samples < self.local_batch_size and not is_last:
+            self._synchronise_all()
+            return False
+        if vector.drop_own():
+            logger.warning(f"The gradients of a local step after step {self.step} are not finite: it is left out")
+            self._synchronise_all()
+            return False
+        self.version.lock.acquire()  # nobody may download a half-made step
+        vector.hand_over_own()
+        return True
+
+    def finish_step(self) -> None:
+        """The local step has been made: begin a round, or apply its average, if it is time."""
+        self._gradients.release()
+        self.version.lock.release()
+        self._synchronise_all()
+
+    def _synchronise_all(self) -> None:
+        if self._synchronise():
+            super().finish_step()
+
+    def before_validation(self) -> None:
+        """The swarm's weights are validated, not this peer's."""
+        super().before_validation()
+        self._aside = [param.detach().clone() for param in self._gradients.params]
+        self._gradients.show_anchors()
+
+    def after_validation(self) -> None:
+        """Local steps go on where they were."""
+        with torch.no_grad():
+            for param, aside in zip(self._gradients.params, self._aside, strict=True):
+                param.copy_(aside)
+        super().after_validation()
+
+    def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The model's state with the weights of the swarm in place of this peer's."""
+        anchors = zip(self._gradients.params, self._gradients.anchors, strict=True)
+        by_address = {param.data_ptr(): anchor.detach() for param, anchor in anchors}
+        return {name: by_address.get(tensor.data_ptr(), tensor) for name, tensor in state_dict.items()}
+
+    def leave(self) -> None:
+        """Say goodbye and stop; the model keeps the weights of the swarm."""
+        super().leave()
+        self._gradients.show_anchors()

@@ -1,0 +1,196 @@
+"""Local steps: what a swarm of one computes, what two peers average, and what is kept on top of an average."""
+
+import lightning as L
+import pytest
+import torch
+from swarm_peers import Peers, running_dht
+from test_strategy import MICRO_BATCH, Plan, Task, loader, patience, trainer_for
+from torch import nn
+
+from recipe.errors import InputError
+from swarm.diloco import LocalSteps, PseudoGradient
+from swarm.rounds import CollaborationOptions
+from swarm.state import SharedState
+from swarm.strategy import SwarmStrategy
+
+TAKE_OVER = LocalSteps(steps=1, learning_rate=1.0, momentum=0.0)
+
+
+def small_model(seed: int = 0) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(3, 2)
+
+
+def vector_of(model: nn.Module, local: LocalSteps) -> PseudoGradient:
+    return PseudoGradient(list(model.parameters()), [], local)
+
+
+def move(model: nn.Module, by: float) -> None:
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(by)
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([param.detach().reshape(-1) for param in model.parameters()])
+
+
+def test_the_pseudo_gradient_points_back_to_where_the_step_began():
+    model = small_model()
+    before, vector = weights(model), vector_of(model, LocalSteps())
+    move(model, 0.25)
+    vector.to_wire(10)
+    torch.testing.assert_close(vector.wire, before - weights(model))
+
+
+def test_an_outer_step_is_nesterovs():
+    """v ← 0.9 v + g and w ← w - 0.5 (g + 0.9 v), by hand over two steps whose average is g = -1."""
+    model = small_model()
+    vector = vector_of(model, LocalSteps(4, 0.5, 0.9))
+    before = weights(model)
+    for expected in (0.5 * 1.9, 0.5 * 1.9 + 0.5 * (1 + 0.9 * 1.9)):
+        move(model, 3.0)  # this peer went three times as far as the swarm on average
+        vector.to_wire(10)
+        vector.wire.fill_(-1.0)
+        vector.from_wire()
+        vector.hand_over()
+        torch.testing.assert_close(weights(model), before + expected)
+
+
+def test_what_was_computed_meanwhile_stays_on_top_of_the_average():
+    model = small_model()
+    vector, before = vector_of(model, TAKE_OVER), weights(model)
+    move(model, 1.0)
+    vector.to_wire(10)
+    move(model, 0.125)
+    vector.wire.fill_(-2.0)
+    vector.from_wire()
+    vector.hand_over()
+    torch.testing.assert_close(weights(model), before + 2.0 + 0.125)
+    vector.to_wire(10)
+    torch.testing.assert_close(vector.wire, torch.full_like(before, -0.125), msg="and counts for the next round")
+
+
+def test_a_round_that_failed_is_sent_again_whole():
+    model = small_model()
+    vector = vector_of(model, TAKE_OVER)
+    move(model, 1.0)
+    vector.to_wire(10)
+    vector.take_back(10)
+    move(model, 1.0)
+    vector.to_wire(20)
+    torch.testing.assert_close(vector.wire, torch.full_like(weights(model), -2.0))
+
+
+def test_weights_that_are_not_finite_go_back_to_the_swarms():
+    model = small_model()
+    vector, before = vector_of(model, TAKE_OVER), weights(model)
+    assert vector.is_finite
+    move(model, float("nan"))
+    assert not vector.is_finite
+    vector.drop()
+    assert torch.equal(weights(model), before)
+
+
+def test_newcomers_get_the_swarms_weights_and_the_outer_momentum():
+    def make(seed: int) -> tuple[PseudoGradient, SharedState]:
+        model = small_model(seed)
+        vector = vector_of(model, LocalSteps())
+        inner = torch.optim.AdamW(model.parameters())
+        return vector, SharedState(model, [inner, vector.outer], dict(zip(vector.params, vector.anchors, strict=True)))
+
+    (vector, state), (other, copy) = make(0), make(1)
+    for param in vector.params:
+        param.grad = torch.ones_like(param)
+    state.optimizers[0].step()
+    vector.to_wire(8)
+    vector.from_wire()
+    vector.hand_over()
+    anchors = [anchor.detach().clone() for anchor in vector.anchors]
+    move(state.model, 5.0)  # local steps of the donor are its own
+    assert copy.load(*state.export(3, bytes(16)))[0] == 3
+    other.reset()
+    for expected, anchor, param in zip(anchors, other.anchors, other.params, strict=True):
+        assert torch.equal(anchor, expected)
+        assert torch.equal(param, expected)
+    for mine, theirs in zip(vector.anchors, other.anchors, strict=True):
+        expected = vector.outer.state[mine]["momentum_buffer"]
+        assert torch.equal(other.outer.state[theirs]["momentum_buffer"], expected)
+
+
+@pytest.mark.parametrize("options", [{"steps": 0}, {"learning_rate": 0.0}, {"momentum": 1.0}])
+def test_what_cannot_work_is_refused(options):
+    with pytest.raises(InputError, match="cannot work"):
+        LocalSteps(**options)
+
+
+# ---- swarms ---------------------------------------------------------------------------------------------------------
+
+
+class Anchors(L.Callback):
+    """Keeps the swarm's weights after every global update, as a checkpoint would, and counts local steps."""
+
+    def __init__(self):
+        self.weights, self.samples, self.peers, self.losses, self.local_steps = {}, {}, {}, {}, 0
+        self._step = 0
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.local_steps += 1
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        collaboration = trainer.strategy.collaboration
+        report = collaboration.last_step
+        if report is not None and report.step == collaboration.step != self._step:
+            self._step = report.step
+            state = trainer.strategy.lightning_module_state_dict()
+            self.weights[report.step] = {name: tensor.clone() for name, tensor in state.items()}
+            self.samples[report.step], self.peers[report.step] = report.samples, report.num_peers
+            self.losses[report.step] = report.loss
+
+
+def train_locally(name, initial_peers, line, plan, target, steps, local, min_peers, overlap):
+    with running_dht(initial_peers, line) as dht:
+        options = CollaborationOptions(**{**vars(patience(min_peers)), "overlap": overlap})
+        strategy = SwarmStrategy(target, "local", dht=dht, name=name, options=options, local=local)
+        task, anchors = Task(plan), Anchors()
+        trainer_for(strategy, [anchors], max_steps=steps, gradient_clip_val=plan.clip).fit(task, loader(ord(name)))
+        anchors.final = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+        return anchors
+
+
+def train_plainly(name, initial_peers, line, plan, target, steps):
+    task = Task(plan)
+    options = {"max_steps": steps, "gradient_clip_val": plan.clip}
+    trainer_for(accumulate_grad_batches=target // MICRO_BATCH, **options).fit(task, loader(ord("a")))
+    return dict(task.state_dict())
+
+
+def test_one_local_step_that_is_taken_over_is_a_plain_trainers():
+    """One peer, one local step for each global update: anchors move by a difference, which rounds once more."""
+    plan = Plan(optimizer="sgd")
+    with Peers() as peers:
+        peers.start("a", train_locally, plan, 32, 10, TAKE_OVER, 1, False)
+        peers.start("b", train_plainly, plan, 32, 10)
+        found = peers.results()
+    torch.testing.assert_close(found["a"].weights[10], found["b"], rtol=0, atol=2e-6)
+    torch.testing.assert_close(found["a"].final, found["a"].weights[10], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["waiting", "overlapped"])
+def test_two_peers_make_local_steps_and_hold_the_same_anchors(overlap):
+    plan = Plan(compute_seconds=0.01)
+    with Peers() as peers:
+        for name in "ab":
+            peers.start(name, train_locally, plan, 256, 8, LocalSteps(steps=4), 2, overlap)
+        found = peers.results()
+    one, other = found["a"], found["b"]
+    assert set(one.peers.values()) == {2}
+    assert one.weights.keys() == other.weights.keys() == set(range(1, 9))
+    for step in one.weights:
+        assert one.samples[step] == other.samples[step] >= 256
+        for name, tensor in one.weights[step].items():
+            assert torch.equal(tensor, other.weights[step][name]), f"{name} after {step}"
+    for anchors in (one, other):
+        assert 8 * 3 <= anchors.local_steps <= 8 * 7, "about four for each update"
+        assert torch.equal(anchors.final["net.0.weight"], anchors.weights[8]["net.0.weight"]), "the swarm's, at the end"
+        assert anchors.losses[8] < 0.8 * anchors.losses[1]
