@@ -125,6 +125,7 @@ class Version:
             )
 
     def _download(self, peer_id: PeerID, averager: SwarmAverager, should_stop: Callable[[], bool]) -> None:
+        began = time.monotonic()
         download = averager.download_state(peer_id, self.state.max_bytes)
         while not download.done():
             if should_stop():
@@ -136,4 +137,6 @@ class Version:
             if type(step) is int and step < self.step:
                 raise RoundFailed(f"it holds step {step} only, this peer is at {self.step}")
             self.step, self.lineage = self.state.load(description, tensors)
-        logger.info(f"Took over step {self.step} from {peer_id}")
+        megabytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
+        seconds = time.monotonic() - began
+        logger.info(f"Took over step {self.step} from {peer_id}: {megabytes:.1f} MB in {seconds:.1f} s")
