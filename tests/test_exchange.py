@@ -58,9 +58,11 @@ def dismiss(peers: Peers) -> dict:
     return peers.results()
 
 
-def run_round(averager: SwarmAverager, members, vector: torch.Tensor, samples: int, step: int) -> RoundReport:
+def run_round(
+    averager: SwarmAverager, members, vector: torch.Tensor, samples: int, step: int, lineage=bytes(LINEAGE_BYTES)
+) -> RoundReport:
     averager.vector.copy_(vector)
-    ticket = Ticket(step, samples, averager.client_mode, float(step), bytes(LINEAGE_BYTES))
+    ticket = Ticket(step, samples, averager.client_mode, float(step), lineage)
     return averager.run_round(ticket, members, PATIENCE_SECONDS, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
 
 
@@ -232,7 +234,8 @@ def repeat(name, initial_peers, line, vector, samples, codec, rounds):
         members = meet_everyone(line, dht)
         averages, reports = [], []
         for step in range(rounds):
-            reports.append(run_round(averager, members, vector, samples, step))
+            lineage = reports[-1].group.group_id if reports else bytes(LINEAGE_BYTES)
+            reports.append(run_round(averager, members, vector, samples, step, lineage))
             averages.append(averager.vector.clone())
         say_goodbye(line, averager)
         return torch.stack(averages), reports
