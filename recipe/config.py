@@ -40,6 +40,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "final_lr_fraction": (0.0, 1.0),
     "target_batch_size": (1, 2**20),
     "validate_every_steps": (1, 10**7),
+    "powersgd_rank": (1, 1024),
     "local_steps": (1, 10**4),
     "outer_learning_rate": (1e-6, 10.0),
     "outer_momentum": (0.0, 0.9999),
@@ -122,8 +123,10 @@ class Recipe:
     """Averaging local: learning rate with which the mean of what these steps changed is applied."""
     outer_momentum: float = 0.9
     """Averaging local: Nesterov momentum of that."""
-    codec: Literal["none", "fp16", "int8"] = "none"
-    """Swarms: how gradients travel; fp16 halves the bytes, int8 quarters them; what rounding leaves out follows."""
+    codec: Literal["none", "fp16", "int8", "powersgd"] = "none"
+    """Swarms: how gradients travel; fp16 halves the bytes, int8 quarters them, powersgd sends matrices of low rank."""
+    powersgd_rank: int = 8
+    """Codec powersgd: rank of these matrices; bytes grow with it."""
     seed: int = 0
     """Seed of the initial weights and of the order of samples."""
 

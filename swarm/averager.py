@@ -3,45 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import multiprocessing as mp
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
 from hivemind import DHT
-from hivemind.averaging import DecentralizedAverager
-from hivemind.compression import CompressionInfo, deserialize_torch_tensor
+from hivemind.compression import NoCompression
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
-from hivemind.utils.asyncio import aiter_with_timeout
-from hivemind.utils.streaming import combine_from_streaming
 
-from swarm.codecs import CODECS, ErrorFeedback
+from swarm.codecs import Codec, ErrorFeedback
 from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
 from swarm.processes import die_with_parent
 from swarm.rendezvous import Rendezvous
-from swarm.rounds import Behind, Group, Member, Refused, RoundFailed, RoundReport, ShortBatch, Ticket
+from swarm.rounds import (
+    LINEAGE_BYTES,
+    Behind,
+    Group,
+    Member,
+    Refused,
+    RoundFailed,
+    RoundReport,
+    ShortBatch,
+    Ticket,
+)
+from swarm.transfer import STREAM_SECONDS, StateTransfer
 
 logger = get_logger(__name__)
 
-STREAM_SECONDS = 10.0  # longest silence within a stream before the other side counts as gone
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 
 
-class SwarmAverager(DecentralizedAverager):
+class SwarmAverager(StateTransfer):
     """Runs rounds over one flat fp32 vector in a process of its own. Its class name is part of the wire protocol.
 
     Of Hivemind's averager it keeps the process, the RPC plumbing and the streaming; meeting (:class:`Rendezvous`),
-    averaging (:class:`ExactAllReduceRunner`) and the download of state are its own.
+    averaging (:class:`ExactAllReduceRunner`) and the download of state (:class:`StateTransfer`) are its own.
 
     :param vector: shape [n], fp32, shared memory: what is averaged, in place
     :param namespace: run and recipe; peers of another one cannot reach this averager
     :param get_state: called in the trainer process when a peer asks for the state; returns (small metadata, tensors)
     :param min_samples: a group with fewer disperses, and its members compute on; all members must have the same
-    :param codec: how numbers travel, a key of ``CODECS``; all members must have the same
+    :param codec: how gradients travel; all members must have the same
+    :param shapes: of the parameters whose gradients the vector begins with
     """
 
     def __init__(
@@ -51,10 +61,13 @@ class SwarmAverager(DecentralizedAverager):
         namespace: str,
         get_state: StateProvider,
         min_samples: int = 0,
-        codec: str = "none",
+        codec: Codec | None = None,
+        shapes: Sequence[Sequence[int]] = (),
     ):
-        self._get_state, self._min_samples, self._codec = get_state, min_samples, CODECS[codec]()
+        codec = codec or Codec()
+        self._get_state, self._min_samples, self._codec = get_state, min_samples, codec.make()
         self._feedback = ErrorFeedback(self._codec, vector.numel())
+        self._low_rank = codec.low_rank(shapes, vector.numel())
         self._waiting_step = mp.Value("q", -1)
         self._company_until = mp.Value("d", 0.0)
         super().__init__(
@@ -111,20 +124,6 @@ class SwarmAverager(DecentralizedAverager):
     def cancel_round(self) -> None:
         """Give up the round that is running, if any."""
         self._outer_pipe.send(("_cancel_round", [], {}))
-
-    def download_state(self, peer_id: PeerID, max_bytes: int):
-        """Download a peer's state in the background.
-
-        :param max_bytes: refuse to take more than this
-        :returns: a future of (metadata, tensors); raises RoundFailed with a reason
-        """
-        future = MPFuture()
-        self._outer_pipe.send(("_download_state", [peer_id, max_bytes, future], {}))
-        return future
-
-    def get_current_state(self):
-        metadata, tensors = self._get_state()
-        return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
 
     # ---- in the averager process ----------------------------------------------------------------------------------
 
@@ -197,40 +196,62 @@ class SwarmAverager(DecentralizedAverager):
         self, meetings: Rendezvous, ticket: Ticket, members: Sequence[Member], patience: float, timeout: float
     ) -> RoundReport:
         started = time.perf_counter()
+        if self._low_rank is not None:
+            ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
         group = await meetings.meet(ticket, members, patience, asyncio.get_running_loop().time() + timeout)
         met = time.perf_counter()
         if group.samples < self._min_samples:
             raise ShortBatch(group)
         if len(group.peer_ids) == 1:
-            return RoundReport(group, 0, 0, 0, 0, met - started, 0.0, 0, 0)
+            return RoundReport.of(group, [], met - started, 0.0)
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
+        passes = await (self._one_pass(group) if self._low_rank is None else self._two_passes(group, ticket.samples))
+        return RoundReport.of(group, passes, met - started, time.perf_counter() - met)
+
+    async def _one_pass(self, group: Group) -> list[ExactAllReduceRunner]:
         with self._register_allreduce_group(group):
-            runner = self._make_runner(group)
-            await asyncio.get_running_loop().run_in_executor(None, runner.add_left_out)
-            self._running_groups[group.group_id].set_result(runner)
-            (average,) = [tensor async for tensor in runner]
-        if runner.parts_received != runner.parts_expected:
-            raise RoundFailed(f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived")
+            runner = self._make_runner(group, self.vector, self._feedback)
+            await in_background(runner.add_left_out)
+            average = await self._average(runner)
         runner.keep_left_out()
         self.vector.copy_(average)  # not before: a round that fails leaves this peer's own contribution there
-        return RoundReport(
-            group=group,
-            parts_expected=runner.parts_expected,
-            parts_received=runner.parts_received,
-            inputs_expected=runner.inputs_expected,
-            inputs_received=runner.inputs_received,
-            meeting_seconds=met - started,
-            exchange_seconds=time.perf_counter() - met,
-            bytes_sent=runner.bytes_sent,
-            bytes_received=runner.bytes_received,
-        )
+        return [runner]
 
-    def _make_runner(self, group: Group) -> ExactAllReduceRunner:
+    async def _two_passes(self, group: Group, samples: int) -> list[ExactAllReduceRunner]:
+        again = replace(group, group_id=hashlib.sha256(group.group_id).digest()[:LINEAGE_BYTES])
+        low_rank = self._low_rank
+        with self._register_allreduce_group(again), self._register_allreduce_group(group):
+            first = self._make_runner(group, await in_background(low_rank.begin, self.vector, samples, group))
+            average = await self._average(first)
+            second = self._make_runner(again, await in_background(low_rank.go_on, average))
+            average = await self._average(second)
+        self.vector.copy_(await in_background(low_rank.finish, average, samples, group))
+        return [first, second]
+
+    async def _average(self, runner: ExactAllReduceRunner) -> torch.Tensor:
+        self._running_groups[runner.group_id].set_result(runner)
+        (average,) = [tensor async for tensor in runner]
+        if runner.parts_received != runner.parts_expected:
+            raise RoundFailed(f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived")
+        return average
+
+    def _handed_over_to(self, peer_id: PeerID) -> None:
+        self._meetings().hold_door(peer_id)
+        self._company_until.value = self._meetings().company_until
+
+    def _took_over(self) -> None:
+        for memory in (self._feedback, self._low_rank):
+            if memory is not None:
+                memory.reset()
+
+    def _make_runner(
+        self, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback | None = None
+    ) -> ExactAllReduceRunner:
         return ExactAllReduceRunner(
             group=group,
-            tensor=self.vector,
-            feedback=self._feedback,
+            tensor=tensor,
+            feedback=feedback or ErrorFeedback(NoCompression(), tensor.numel()),
             p2p=self._p2p,
             servicer_type=type(self),
             prefix=self.prefix,
@@ -239,53 +260,7 @@ class SwarmAverager(DecentralizedAverager):
             reducer_timeout=self.allreduce_kwargs["reducer_timeout"],
         )
 
-    # ---- state for those who join or fell behind -------------------------------------------------------------------
 
-    async def _declare_for_download_periodically(self) -> None:
-        """Hivemind announces donors in the DHT; here every member of the swarm is one, found by its progress record."""
-
-    async def rpc_download_state(
-        self, request: averaging_pb2.DownloadRequest, context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """Another peer takes over our state, and will come to the next round."""
-        async for message in super().rpc_download_state(request, context):
-            yield message
-        self._meetings().hold_door(context.remote_id)
-        self._company_until.value = self._meetings().company_until
-        yield averaging_pb2.DownloadData()  # nothing in it: that was all
-        await until_caller_hangs_up()
-
-    async def _download_state(self, peer_id: PeerID, max_bytes: int, future: MPFuture) -> None:
-        try:
-            future.set_result(await self._receive_state(peer_id, max_bytes))
-            self._feedback.reset()
-        except asyncio.TimeoutError:
-            future.set_exception(RoundFailed(f"{peer_id} sent nothing for {STREAM_SECONDS:.0f} s"))
-        except RoundFailed as error:
-            future.set_exception(error)
-        except Exception as error:
-            logger.debug("state download failed", exc_info=True)
-            future.set_exception(RoundFailed(f"{peer_id} could not send its state: {type(error).__name__}: {error}"))
-
-    async def _receive_state(self, peer_id: PeerID, max_bytes: int) -> tuple[Any, list[torch.Tensor]]:
-        stub = self.get_stub(self._p2p, peer_id, namespace=self.prefix)
-        stream = await asyncio.wait_for(stub.rpc_download_state(averaging_pb2.DownloadRequest()), STREAM_SECONDS)
-        metadata, tensors, parts, received_bytes = None, [], [], 0
-        async for message in aiter_with_timeout(stream, STREAM_SECONDS):
-            if not message.ByteSize():
-                break
-            received_bytes += message.ByteSize()
-            if received_bytes > max_bytes:
-                raise RoundFailed(f"{peer_id} sent more than the {max_bytes} bytes that this model can need")
-            if message.metadata:
-                metadata = self.serializer.loads(message.metadata)
-            if message.tensor_part.dtype and parts:  # a part that names its dtype begins the next tensor
-                tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
-                parts = []
-            parts.append(message.tensor_part)
-        if parts:
-            tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
-        await stream.aclose()
-        if metadata is None:
-            raise RoundFailed(f"{peer_id} did not send its state")
-        return metadata, tensors
+def in_background(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+    """Its result, computed in a thread."""
+    return asyncio.get_running_loop().run_in_executor(None, function, *arguments)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo, Float16Compression, NoCompression
 from hivemind.proto import runtime_pb2
 from torch.nn import functional as F
+
+from recipe.errors import InputError
+from swarm.powersgd import LowRank
 
 BLOCK = 1024
 _SMALLEST_SCALE = 1e-38
@@ -57,12 +62,46 @@ CODECS: dict[str, type[CompressionBase]] = {
     "none": NoCompression,
     "fp16": Float16Compression,
     "int8": BlockwiseInt8,
+    "powersgd": NoCompression,
 }
+"""How the numbers of a pass travel."""
 
 
-def bytes_per_number(codec: str) -> float:
-    """On the wire, for a gradient that is float32 before."""
-    return 4 * CODECS[codec]().estimate_compression_ratio(CompressionInfo.from_tensor(torch.zeros(1)))
+@dataclass(frozen=True)
+class Codec:
+    """How gradients travel; has to agree between peers.
+
+    :param name: none (float32), fp16, int8, or powersgd: matrices as products of two thin ones
+    :param rank: columns of these thin matrices
+    :raises InputError: there is no such codec
+    """
+
+    name: str = "none"
+    rank: int = 8
+
+    def __post_init__(self):
+        if self.name not in CODECS or self.rank < 1:
+            raise InputError(
+                f"There is no codec {self.name!r} of rank {self.rank}: give one of {', '.join(CODECS)}, rank 1 or more."
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.rank}" if self.name == "powersgd" else self.name
+
+    def make(self) -> CompressionBase:
+        """What encodes the numbers of a pass."""
+        return CODECS[self.name]()
+
+    def low_rank(self, shapes: Sequence[Sequence[int]], size: int) -> LowRank | None:
+        """The two passes over a vector of parameters of these shapes; None where one pass is all."""
+        return LowRank(shapes, size, self.rank) if self.name == "powersgd" else None
+
+    def payload_bytes(self, shapes: Sequence[Sequence[int]]) -> float:
+        """One gradient, in bytes on the wire."""
+        size = sum(map(math.prod, shapes))
+        low_rank = self.low_rank(shapes, size)
+        ratio = self.make().estimate_compression_ratio(CompressionInfo.from_tensor(torch.zeros(1)))
+        return 4 * ratio * (size if low_rank is None else low_rank.numbers)
 
 
 class ErrorFeedback:

@@ -21,6 +21,7 @@ from torch import nn
 
 from recipe.errors import InputError
 from swarm.averager import SwarmAverager
+from swarm.codecs import Codec
 from swarm.gradients import GradientVector, averaged_tensors
 from swarm.pace import Pace
 from swarm.pending import PendingRound
@@ -55,7 +56,7 @@ class Collaboration:
     :param name: public name
     :param step: the step of the weights in ``model`` (a checkpoint's), 0 for a fresh start
     :param should_stop: asked while waiting; a true answer ends the wait
-    :param codec: how gradients travel, none (float32), fp16 or int8; equal on all peers
+    :param codec: how gradients travel; equal on all peers
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Collaboration:
         step: int = 0,
         options: CollaborationOptions | None = None,
         should_stop: Callable[[], bool] = lambda: False,
-        codec: str = "none",
+        codec: Codec | None = None,
     ):
         self.options = options or CollaborationOptions()
         self.target_batch_size = target_batch_size
@@ -81,8 +82,9 @@ class Collaboration:
         self.last_step: StepReport | None = None
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
         self.tracker = ProgressTracker(dht, namespace, target_batch_size, name)
+        shapes = [param.shape for param in self._gradients.params]
         self.averager = SwarmAverager(
-            self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec
+            self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec, shapes
         )
         self.averager.set_step(step)
 

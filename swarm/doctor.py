@@ -9,6 +9,7 @@ Exit status 1 if joining would fail.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -136,15 +137,15 @@ def _run(peers: list[str], options: DoctorOptions) -> Iterator[Check]:
         recipe = card.recipe
         yield Check("run card", "ok", f"run {card.run_id}: {recipe.model} on {recipe.dataset}")
         model = build_model(replace(recipe, pretrained=False))
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        yield Check("traffic", "ok", str(expected_traffic(dht, card, num_parameters)))
+        shapes = [parameter.shape for parameter in model.parameters()]
+        yield Check("traffic", "ok", str(expected_traffic(dht, card, shapes)))
     except InputError as error:
         yield Check("run card", "failed", str(error), "ask the organiser which run to join")
         return
     finally:
         stop_dht(dht)
     yield check_micro_batch(model, recipe, options.device)
-    yield check_shared_memory(num_parameters)
+    yield check_shared_memory(sum(map(math.prod, shapes)))
     yield check_data(recipe, options.data_dir.expanduser())
 
 

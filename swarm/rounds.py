@@ -7,7 +7,9 @@ small, picklable, bounded and checked.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgpack
 from hivemind.p2p import PeerID
@@ -67,6 +69,7 @@ class Ticket:
     :param loss: mean training loss over its samples
     :param lineage: name of the round that its weights came out of; equal steps of different histories never mix
     :param sketch: of these weights (:mod:`swarm.sketch`); empty if it is not known
+    :param warm: whether its PowerSGD goes on from the round of this lineage
     """
 
     step: int
@@ -75,9 +78,10 @@ class Ticket:
     loss: float
     lineage: bytes
     sketch: tuple[float, ...] = ()
+    warm: bool = False
 
     def to_bytes(self) -> bytes:
-        return msgpack.packb((self.step, self.samples, self.client_mode, self.loss, self.lineage, self.sketch))
+        return msgpack.packb(tuple(vars(self).values()))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Ticket:
@@ -85,21 +89,21 @@ class Ticket:
         if len(data) > 256:
             raise ValueError("a ticket of more than 256 bytes")
         try:
-            step, samples, client_mode, loss, lineage, sketch = msgpack.unpackb(data)
+            step, samples, client_mode, loss, lineage, sketch, warm = msgpack.unpackb(data)
         except Exception as error:
             raise ValueError(f"not a ticket: {error}") from error
         if type(step) is not int or not 0 <= step <= MAX_STEP:
             raise ValueError("a step out of bounds")
         if type(samples) is not int or not 0 <= samples <= MAX_SAMPLES:
             raise ValueError("a number of samples out of bounds")
-        if type(client_mode) is not bool or type(loss) is not float:
+        if type(client_mode) is not bool or type(warm) is not bool or type(loss) is not float:
             raise ValueError("a field of the wrong type")
         if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
             raise ValueError("a lineage of the wrong size")
         if type(sketch) is not list or len(sketch) > MAX_SKETCH or any(type(number) is not float for number in sketch):
             raise ValueError("a sketch out of bounds")
         sketch = tuple(sketch) if all(map(math.isfinite, sketch)) else ()
-        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch)
+        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch, warm)
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,15 @@ class RoundReport:
     exchange_seconds: float
     bytes_sent: int
     bytes_received: int
+
+    @classmethod
+    def of(cls, group: Group, passes: Sequence[Any], meeting_seconds: float, exchange_seconds: float) -> RoundReport:
+        """Of all-reduces that are over; each counts parts and bytes under the names that they have here."""
+        counts = ("parts_expected", "parts_received", "inputs_expected", "inputs_received")
+        counted = {
+            name: sum(getattr(one, name) for one in passes) for name in (*counts, "bytes_sent", "bytes_received")
+        }
+        return cls(group=group, meeting_seconds=meeting_seconds, exchange_seconds=exchange_seconds, **counted)
 
     @property
     def received_fraction(self) -> float:

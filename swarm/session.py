@@ -156,6 +156,7 @@ class Session:
             ),
             stop_requested=self.stop_requested,
             codec=self.recipe.codec,
+            rank=self.recipe.powersgd_rank,
             local=LocalSteps.of(self.recipe),
         )
         checkpoints = ModelCheckpoint(

@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch.optim import Optimizer
 
 from recipe.errors import InputError
-from swarm.codecs import CODECS
+from swarm.codecs import Codec
 from swarm.collaboration import Collaboration
 from swarm.diloco import LocalCollaboration, LocalSteps
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
@@ -44,7 +44,8 @@ class SwarmStrategy(SingleDeviceStrategy):
     :param namespace: only peers with the same one meet; by default made of run, target batch size and codec
     :param options: patience of this peer
     :param stop_requested: when set, this peer leaves at the next opportunity
-    :param codec: how gradients travel: none (float32), fp16 or int8 (half, a quarter of the bytes); equal on all peers
+    :param codec: how gradients travel: none (float32), fp16 or int8 (half, a quarter of the bytes), or powersgd
+        (matrices as products of thin ones with ``rank`` columns); equal on all peers
     :param local: peers make optimizer steps of their own between global updates (DiLoCo); equal on all peers
     :raises InputError: a Trainer or module that cannot work this way, or a network that does not answer
     """
@@ -64,19 +65,18 @@ class SwarmStrategy(SingleDeviceStrategy):
         options: CollaborationOptions | None = None,
         stop_requested: threading.Event | None = None,
         codec: str = "none",
+        rank: int = 8,
         local: LocalSteps | None = None,
     ):
         super().__init__()
-        if codec not in CODECS:
-            raise InputError(f"There is no codec {codec!r}: give one of {', '.join(CODECS)}.")
         if target_batch_size < 1:
             raise InputError(f"The target batch size is {target_batch_size}: it has to be at least 1 sample.")
         self.target_batch_size, self.name = target_batch_size, name
-        kind = codec if local is None else f"{codec}-{local.steps}-{local.learning_rate}-{local.momentum}"
+        self.options, self.codec, self.local = options, Codec(codec, rank), local
+        kind = self.codec if local is None else f"{self.codec}-{local.steps}-{local.learning_rate}-{local.momentum}"
         self.namespace = namespace or f"{run_id}-{target_batch_size}-{kind}".replace(".", "_")
         self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
         self.dht, self._owns_dht = dht, dht is None
-        self.options, self.codec, self.local = options, codec, local
         self.stop_requested = stop_requested or threading.Event()
         self.collaboration: Collaboration | None = None
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
@@ -110,7 +110,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             raise InputError(
                 "SwarmStrategy cannot share loss scales between peers: use precision 'bf16-mixed' or '32'."
             )
-        if self.codec == "int8" and any(buffer.is_floating_point() for buffer in self.lightning_module.buffers()):
+        if self.codec.name == "int8" and any(buffer.is_floating_point() for buffer in self.lightning_module.buffers()):
             raise InputError(
                 "The codec int8 is too coarse for this model's running statistics (float buffers): use codec 'fp16'."
             )

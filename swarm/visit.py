@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import hivemind
@@ -14,7 +15,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarm.codecs import bytes_per_number
+from swarm.codecs import Codec
 from swarm.record import PeerProgress
 from swarm.rounds import MAX_GROUP_SIZE
 from swarm.run_card import RunCard
@@ -93,7 +94,7 @@ class Traffic:
         )
 
 
-def expected_traffic(dht: hivemind.DHT, card: RunCard, num_parameters: int) -> Traffic:
+def expected_traffic(dht: hivemind.DHT, card: RunCard, shapes: Sequence[Sequence[int]]) -> Traffic:
     """From the run card and the progress records of those who train.
 
     A butterfly all-reduce sends and receives 2 (N - 1) / N vectors (Patarasuk and Yuan 2009), as the recipe's codec
@@ -102,7 +103,8 @@ def expected_traffic(dht: hivemind.DHT, card: RunCard, num_parameters: int) -> T
     records = progress_records(dht, card)
     num_peers = len(records) + 1
     rate = sum(record.rate for record in records)
-    sent = 2 * (num_peers - 1) / num_peers * bytes_per_number(card.recipe.codec) * num_parameters
+    codec = Codec(card.recipe.codec, card.recipe.powersgd_rank)
+    sent = 2 * (num_peers - 1) / num_peers * codec.payload_bytes(shapes)
     return Traffic(len(records), rate, 3600 * rate / card.recipe.target_batch_size, round(sent))
 
 

@@ -6,7 +6,7 @@ from hivemind.compression import CompressionInfo
 from hypothesis import given
 from hypothesis import strategies as some
 
-from swarm.codecs import BLOCK, CODECS, BlockwiseInt8, ErrorFeedback, bytes_per_number
+from swarm.codecs import BLOCK, CODECS, BlockwiseInt8, Codec, ErrorFeedback
 
 INT8 = BlockwiseInt8()
 
@@ -22,7 +22,7 @@ def travelled(codec, tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("codec", "expected"), [("none", 4), ("fp16", 2), ("int8", 1 + 4 / BLOCK)])
 def test_the_expected_traffic_knows_the_codec(codec, expected):
     tensor = torch.randn(16 * BLOCK)
-    assert bytes_per_number(codec) == pytest.approx(expected)
+    assert Codec(codec).payload_bytes([(16, BLOCK)]) == pytest.approx(expected * 16 * BLOCK)
     assert len(CODECS[codec]().compress(tensor, info(tensor)).buffer) == pytest.approx(expected * tensor.numel())
 
 

@@ -6,6 +6,7 @@ import torch
 from swarm_peers import Line, Peers, running_dht
 
 from swarm.averager import SwarmAverager
+from swarm.codecs import Codec
 from swarm.rendezvous import Rendezvous
 from swarm.rounds import LINEAGE_BYTES, Member, RoundFailed, RoundReport, Ticket
 
@@ -57,9 +58,11 @@ def dismiss(peers: Peers) -> dict:
     return peers.results()
 
 
-def run_round(averager: SwarmAverager, members, vector: torch.Tensor, samples: int, step: int) -> RoundReport:
+def run_round(
+    averager: SwarmAverager, members, vector: torch.Tensor, samples: int, step: int, lineage=bytes(LINEAGE_BYTES)
+) -> RoundReport:
     averager.vector.copy_(vector)
-    ticket = Ticket(step, samples, averager.client_mode, float(step), bytes(LINEAGE_BYTES))
+    ticket = Ticket(step, samples, averager.client_mode, float(step), lineage)
     return averager.run_round(ticket, members, PATIENCE_SECONDS, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
 
 
@@ -125,10 +128,18 @@ def test_a_peer_that_cannot_be_dialled_takes_part():
     assert all(report.inputs_expected == 0 for _, report in found["c"][50_000])
 
 
+def averager_for(vector: torch.Tensor, dht, codec: str) -> SwarmAverager:
+    """An averager for such vectors, which PowerSGD takes for one matrix of 200 rows."""
+    shapes = [(200, len(vector) // 200)] if codec == "powersgd" else []
+    return SwarmAverager(
+        torch.zeros_like(vector).share_memory_(), dht, "run", lambda: ({}, []), codec=Codec(codec, 4), shapes=shapes
+    )
+
+
 def one_round(name, initial_peers, line, vector, samples, client_mode=False, codec="none"):
     """A peer that takes part in one round with that vector. Returns (its vector then, report or error)."""
     with running_dht(initial_peers, line, client_mode=client_mode) as dht:
-        averager = SwarmAverager(torch.zeros_like(vector).share_memory_(), dht, "run", lambda: ({}, []), codec=codec)
+        averager = averager_for(vector, dht, codec)
         members = meet_everyone(line, dht)
         try:
             outcome = run_round(averager, members, vector, samples, 7)
@@ -219,11 +230,12 @@ def test_half_precision_gives_everybody_the_same_bits():
 def repeat(name, initial_peers, line, vector, samples, codec, rounds):
     """A peer that brings the same vector to every round. Returns (all averages, reports)."""
     with running_dht(initial_peers, line) as dht:
-        averager = SwarmAverager(torch.zeros_like(vector).share_memory_(), dht, "run", lambda: ({}, []), codec=codec)
+        averager = averager_for(vector, dht, codec)
         members = meet_everyone(line, dht)
         averages, reports = [], []
         for step in range(rounds):
-            reports.append(run_round(averager, members, vector, samples, step))
+            lineage = reports[-1].group.group_id if reports else bytes(LINEAGE_BYTES)
+            reports.append(run_round(averager, members, vector, samples, step, lineage))
             averages.append(averager.vector.clone())
         say_goodbye(line, averager)
         return torch.stack(averages), reports
@@ -247,3 +259,17 @@ def test_what_rounding_leaves_out_comes_with_the_next_round(codec, share):
     one, ten = (averages[0] - exact).abs(), (averages.mean(0) - exact).abs()
     assert one.max() > 0
     assert ten.mean() < one.mean() / 4, "an error that is the same in each round would not shrink"
+
+
+def test_two_passes_of_low_rank_give_everybody_the_same_bits_and_few_bytes():
+    vectors = {name: contribution(name, 50_000, 0) for name in "abc"}
+    found = run_one_round({name: (vector, n, "powersgd", 10) for name, (vector, n) in vectors.items()}, repeat)
+    averages = found["a"][0].double()
+    assert all(torch.equal(found["a"][0], other) for other, _ in found.values()), "the same bits everywhere"
+    for _, reports in found.values():
+        assert all(report.complete for report in reports)
+        assert sum(report.bytes_sent for report in reports) < 10 * 4 * 50_000 / 10, "4 (200 + 250) instead of 50,000"
+    assert torch.linalg.matrix_rank(averages[0].view(200, 250), rtol=1e-4) == 4
+    exact = torch.from_numpy(weighted_mean("abc", 50_000, 0))
+    one, ten = (averages[0] - exact).norm(), (averages.mean(0) - exact).norm()
+    assert ten < 0.9 * one, "what the first round left out comes with the next ones"
