@@ -119,10 +119,10 @@ class Recipe:
     """Swarms: sync waits for averages; overlap computes on meanwhile, on old weights; local averages steps (DiLoCo)."""
     local_steps: int = 16
     """Averaging local: optimizer steps that each of equal peers makes on its own between two global updates."""
-    outer_learning_rate: float = 0.7
+    outer_learning_rate: float = 1.0
     """Averaging local: learning rate with which the mean of what these steps changed is applied."""
-    outer_momentum: float = 0.9
-    """Averaging local: Nesterov momentum of that."""
+    outer_momentum: float = 0.0
+    """Averaging local: Nesterov momentum of that; DiLoCo's 0.9 overshoots where averages arrive a round late."""
     codec: Literal["none", "fp16", "int8", "powersgd"] = "none"
     """Swarms: how gradients travel; fp16 halves the bytes, int8 quarters them, powersgd sends matrices of low rank."""
     powersgd_rank: int = 8

@@ -95,7 +95,7 @@ def test_weights_that_are_not_finite_go_back_to_the_swarms():
 def test_newcomers_get_the_swarms_weights_and_the_outer_momentum():
     def make(seed: int) -> tuple[PseudoGradient, SharedState]:
         model = small_model(seed)
-        vector = vector_of(model, LocalSteps())
+        vector = vector_of(model, LocalSteps(4, 0.7, 0.9))
         inner = torch.optim.AdamW(model.parameters())
         return vector, SharedState(model, [inner, vector.outer], dict(zip(vector.params, vector.anchors, strict=True)))
 
