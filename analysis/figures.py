@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from analysis.cells import Cell
-from analysis.results import Experiment, interval, limits, payload_bytes
+from analysis.results import Experiment, interval, limits, num_parameters
 from analysis.systems import SYSTEMS
 
 LABELS = {
@@ -55,7 +55,7 @@ def bound_rows(experiment: Experiment) -> pd.DataFrame:
         cell = group.iloc[0]["cell"]
         samples = cell.full_recipe().target_batch_size
         alone = 1 / seconds_per_sample(valid, cell)
-        payload = payload_bytes(cell) / SYSTEMS[cell.system].payload_bytes * 2
+        payload = 2 * num_parameters(cell)
         network = (cell.peers, cell.rtt_ms, cell.bandwidth_mbps)
         found = {} if cell.topology else limits(samples, samples / alone, payload, *network)
         rows.append({experiment.axis: value, "alone": alone, "synchronous": math.nan, "overlapped": math.nan, **found})

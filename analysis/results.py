@@ -93,9 +93,10 @@ def too_few_bytes(cell: Cell, rounds: Any) -> list[str]:
     The average of one update may be on its way still when the last round ends.
     """
     sent = [item["bytes_sent"] for item in rounds or () if item["bytes_sent"] is not None]
-    if cell.peers < 2 or cell.kill_at_step is not None or len(sent) < 2:
+    payload = payload_bytes(cell)
+    if cell.peers < 2 or cell.kill_at_step is not None or len(sent) < 2 or payload is None:
         return []
-    expected = 2 * (cell.peers - 1) * payload_bytes(cell) * (len(sent) - 1)
+    expected = 2 * (cell.peers - 1) * payload * (len(sent) - 1)
     if sum(sent) >= WHOLE * expected:
         return []
     return [f"averages were partial: {sum(sent) / 1e6:.1f} of {expected / 1e6:.1f} MB crossed the network"]
@@ -146,11 +147,17 @@ def training_samples(dataset: str, num_classes: int) -> int | None:
     return data.num_train_samples
 
 
-def payload_bytes(cell: Cell) -> int:
-    """One gradient vector as the cell's system sends it."""
+def payload_bytes(cell: Cell) -> int | None:
+    """One gradient vector as the cell's system sends it; None where that is no fixed number of bytes per number."""
+    each = SYSTEMS[cell.system].payload_bytes
+    return None if each is None else each * num_parameters(cell)
+
+
+def num_parameters(cell: Cell) -> int:
+    """Of the cell's model."""
     # Of the recipe's fields, these do not change the model: one build for a whole sweep.
     alike = {"learning_rate": 1e-3, "target_batch_size": 1024, "total_steps": 200, "validate_every_steps": 50}
-    return _num_parameters(replace(cell.full_recipe(), **alike, warmup_steps=0)) * SYSTEMS[cell.system].payload_bytes
+    return _num_parameters(replace(cell.full_recipe(), **alike, warmup_steps=0))
 
 
 def transfer_seconds(payload: float, peers: int, bandwidth_mbps: float | None) -> float:

@@ -40,6 +40,8 @@ class Prediction:
 
 def predict(experiment: Experiment, system: str) -> Prediction | None:
     """Every second setting, the first and the last included, is fitted; None with less than three settings."""
+    if SYSTEMS[system].payload_bytes is None:
+        return None
     cells = experiment.valid[experiment.valid["system"] == system]
     settings = [
         (value, measured_setting(experiment, group))

@@ -32,8 +32,8 @@ class System:
     """Whether the other hosts need the first one's address, which it writes to its `status.json`."""
     overlaps: bool = False
     """Whether it averages while it computes the next update."""
-    payload_bytes: int = 4
-    """Bytes that a gradient element takes on its way."""
+    payload_bytes: int | None = 4
+    """Bytes that a gradient element takes on its way; None where their number depends on more."""
     every_micro_batch: bool = False
     """Whether each micro-batch is averaged and makes an update."""
     local_steps: int = 0
@@ -117,6 +117,9 @@ SYSTEMS: dict[str, System] = {
         ("--averaging", "overlap", "--codec", "int8"),
         overlaps=True,
         payload_bytes=1,
+    ),
+    "swarm-powersgd": System(
+        "our swarm, synchronous, PowerSGD of rank 8", swarm, ("--codec", "powersgd"), payload_bytes=None
     ),
     "swarm-local": System("our swarm, 4 local steps", swarm, overlaps=True, local_steps=4),
 }

@@ -72,20 +72,37 @@ def printed(cell) -> str:
     return "".join(output.get("text", "") for output in cell.outputs)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_joins_and_its_contribution_counts(path, kernels, first, tmp_path):
+async def volunteer(path: Path, kernels: KernelSpecManager, first: PeerProgram, session: Path):
+    """The notebook after it has been executed in a session of its own, whose folder is given."""
     notebook = nbformat.read(path, as_version=4)
-    folder = RunFolder(tmp_path / "runs" / "live" / path.stem)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "public-name.txt").write_text(path.stem)  # of an earlier session
+    folder = RunFolder(session / "runs" / "live" / path.stem)
+    (session / "runs").mkdir()
+    (session / "runs" / "public-name.txt").write_text(path.stem)  # of an earlier session
     environment = {**os.environ, "INITIAL_PEERS": first.address, "SWARM_VIT_SOURCE": f"file://{ROOT}"}
     environment["OMP_NUM_THREADS"] = "1"
 
     def status() -> Status:
         return Status.read(folder.status) or Status(path.stem, "", "starting")
 
-    asyncio.run(execute(notebook, kernels, tmp_path, environment, status))
+    await execute(notebook, kernels, session, environment, status)
+    return notebook, session, folder
 
+
+@pytest.fixture(scope="module")
+def executed(kernels, first, tmp_path_factory) -> dict[Path, tuple]:
+    """Both notebooks, executed at the same time: two volunteers of one swarm."""
+    sessions = [tmp_path_factory.mktemp(path.stem) for path in NOTEBOOKS]
+
+    async def both() -> list[tuple]:
+        pairs = zip(NOTEBOOKS, sessions, strict=True)
+        return await asyncio.gather(*(volunteer(path, kernels, first, session) for path, session in pairs))
+
+    return dict(zip(NOTEBOOKS, asyncio.run(both()), strict=True))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_joins_and_its_contribution_counts(path, executed):
+    notebook, session, folder = executed[path]
     install, look, joined = (cell for cell in notebook.cells if cell.cell_type == "code")
     for line in ("device", "micro-batch", "traffic", "session", "storage", "run live"):
         assert line in printed(look)
@@ -95,7 +112,7 @@ def test_a_notebook_joins_and_its_contribution_counts(path, kernels, first, tmp_
     assert summary["outcome"] == "interrupted"
     assert f"You gave {summary['samples']:,} samples" in printed(joined)
     assert any("application/vnd.jupyter.widget-view+json" in output.get("data", {}) for output in joined.outputs)
-    kept = (tmp_path / "kept.txt").read_text()
+    kept = (session / "kept.txt").read_text()
     assert "torch==" in kept
 
 
