@@ -46,7 +46,7 @@ class Campaign:
         sandbox.wrapped([])
         make_writable(folder)
         self._lock = _only_here(folder)
-        origin = {"command": sys.argv[1:], "cores": os.cpu_count()}
+        origin = {"command": _anywhere(sys.argv[1:]), "cores": os.cpu_count()}
         write_json(folder / "grid.json", {"name": grid.name, "question": grid.question, **origin})
 
     def run(self, console: Console) -> int:
@@ -104,6 +104,15 @@ def _only_here(folder: Path) -> IO:
     except OSError:
         raise InputError(f"{folder} is in use by another run: wait for it, or give another --output-dir.") from None
     return lock
+
+
+def _anywhere(command: Sequence[str]) -> list[str]:
+    """The command without the folder of this machine."""
+    words = list(command)
+    if "--output-dir" in words:
+        at = words.index("--output-dir")
+        del words[at : at + 2]
+    return [word for word in words if not word.startswith("--output-dir=")]
 
 
 def read_result(folder: Path) -> dict[str, Any]:

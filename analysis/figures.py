@@ -34,15 +34,15 @@ PARTS = {"compute": "computing", "meeting": "matchmaking", "exchange": "transfer
 def throughput(experiment: Experiment, folder: Path) -> Path:
     """Samples per second over the axis, mean and 95 % interval, with the limits of the network."""
     figure, axes = _figure()
-    summary = experiment.summary("samples_per_second")
-    for system in experiment.systems:
-        rows = summary[summary["system"] == system]
-        x = _positions(rows[experiment.axis])
-        axes.errorbar(x, rows["mean"], rows["half_width"], marker="o", capsize=3, label=SYSTEMS[system].label)
+    _means(axes, experiment, "samples_per_second")
     for name, style in (("synchronous", ":"), ("overlapped", "--")):
         bounds = bound_rows(experiment)
-        if not bounds.empty and bounds[name].notna().any():
+        if bounds.empty or bounds[name].isna().all():
+            continue
+        if experiment.axes:
             axes.plot(_positions(bounds[experiment.axis]), bounds[name], style, color="grey", label=f"limit, {name}")
+        else:
+            axes.axvline(bounds[name].iloc[0], linestyle=style, color="grey", label=f"limit, {name}, fp16")
     _finish(axes, experiment, "samples per second")
     return _save(figure, folder / f"{experiment.name}-throughput.png")
 
@@ -121,11 +121,7 @@ def _mean(group: pd.DataFrame, column: str) -> float | None:
 def time_to_accuracy(experiment: Experiment, folder: Path) -> Path:
     """Seconds of training until the target accuracy over the axis, mean and 95 % interval."""
     figure, axes = _figure()
-    summary = experiment.summary("seconds_to_accuracy").dropna(subset=["mean"])
-    for system in experiment.systems:
-        rows = summary[summary["system"] == system]
-        x = _positions(rows[experiment.axis])
-        axes.errorbar(x, rows["mean"], rows["half_width"], marker="o", capsize=3, label=SYSTEMS[system].label)
+    _means(axes, experiment, "seconds_to_accuracy")
     _finish(axes, experiment, "seconds to the target accuracy")
     return _save(figure, folder / f"{experiment.name}-accuracy.png")
 
@@ -169,9 +165,29 @@ def _figure():
     return figure, axes
 
 
-def _finish(axes, experiment: Experiment, ylabel: str) -> None:
+def _means(axes, experiment: Experiment, column: str) -> None:
+    """Mean and 95 % interval of every system over the axis; a bar for each where nothing but the system varies."""
+    summary = experiment.summary(column).dropna(subset=["mean"])
+    for system in experiment.systems:
+        rows = summary[summary["system"] == system]
+        label = SYSTEMS[system].label
+        if experiment.axes:
+            x = _positions(rows[experiment.axis])
+            axes.errorbar(x, rows["mean"], rows["half_width"], marker="o", capsize=3, label=label)
+        elif len(rows):
+            axes.barh([label], rows["mean"], xerr=rows["half_width"], capsize=3)
+
+
+def _finish(axes, experiment: Experiment, quantity: str) -> None:
+    if not experiment.axes:
+        axes.invert_yaxis()
+        axes.set_xlabel(quantity)
+        axes.set_xlim(left=0)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend()
+        return
     axes.set_xlabel(LABELS.get(experiment.axis, experiment.axis))
-    axes.set_ylabel(ylabel)
+    axes.set_ylabel(quantity)
     axes.set_ylim(bottom=0)
     if experiment.axis in LOGARITHMIC:
         axes.set_xscale("log")

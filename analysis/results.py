@@ -84,7 +84,8 @@ def _summary_columns(axis: str) -> list[str]:
 
 def _row(name: str, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in vars(cell).items() if key != "changes"}
-    return own | cell.changes | result | {"cell": cell, "name": name}
+    # Settings win: a result has a loss as well, that of the validation.
+    return result | own | cell.changes | {"cell": cell, "name": name}
 
 
 def too_few_bytes(cell: Cell, rounds: Any) -> list[str]:

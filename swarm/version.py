@@ -87,11 +87,15 @@ class Version:
         self.step, self.lineage = self.step + 1, lineage
 
     def reload(self, donor: PeerID, averager: SwarmAverager, should_stop: Callable[[], bool]) -> None:
-        """Take over the state of this peer, if it has it ready; the next round tries again."""
-        try:
-            self._download(donor, averager, should_stop)
-        except RoundFailed as error:
-            logger.warning(f"No state from {donor}: {error}")
+        """Take over the state of this peer, which may have to finish its update first; a later round tries again."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            try:
+                return self._download(donor, averager, should_stop)
+            except RoundFailed as error:
+                if should_stop() or time.monotonic() > deadline:
+                    return logger.warning(f"No state from {donor}: {error}")
+            time.sleep(POLL_SECONDS)
 
     def catch_up(
         self, tracker: ProgressTracker, averager: SwarmAverager, timeout_seconds: float, should_stop: Callable[[], bool]

@@ -269,6 +269,7 @@ def test_the_same_experiment_twice(tmp_path):
                 cell = replace(CELL, rtt_ms=rtt, repetition=repetition)
                 write_run(tmp_path / run / "delay" / cell.name, cell, (seconds + 0.02 * repetition) * slower)
     both = [Experiment(read(tmp_path / run / "delay")) for run in ("now", "earlier")]
+    assert both[0].axes == ["rtt_ms"]
     assert agreement_table(*both)["agree"].tolist() == ["yes", "no"]
     page = write_report([tmp_path / "now" / "delay"], tmp_path / "report", [tmp_path / "earlier" / "delay"])
     assert "delay, run twice" in page.read_text()
@@ -291,10 +292,13 @@ def test_quality_is_shown_where_compute_was_true(tmp_path):
         write_run(folder, cell)
         metrics = folder / "runs/run/h1/metrics.jsonl"
         validation = {f"val/{name}": 0.9 for name in ("top1", "macro_f1", "precision", "recall")}
+        validation["val/loss"] = rate
         with metrics.open("a") as file:
             file.write(json.dumps({"time": 1021, "step": 10, **validation}) + "\n")
         write_json(folder / "result.json", measure(folder, cell, rounds_of(folder, cell)))
-    table = quality_table(Experiment(read(tmp_path / "rates")))
+    experiment = Experiment(read(tmp_path / "rates"))
+    assert experiment.axes == ["learning_rate"], "the validation's loss is no setting, a packet's is"
+    table = quality_table(experiment)
     assert table["learning_rate"].tolist() == [1e-3, 3e-3]
     assert table["accuracy"].tolist() == table["macro_f1"].tolist() == ["0.9000", "0.9000"]
     assert float(table["epoch, s"][0]) == pytest.approx(1797 * 0.7 / 256, rel=0.3), (
@@ -335,9 +339,11 @@ def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
 
 
 def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["analysis"])
+    monkeypatch.setattr(sys, "argv", ["analysis", "run", "delay", "--output-dir", str(tmp_path), "--repeat", "2"])
     grid = load_grid("delay")
     first = Campaign(grid, list(grid.cells())[:1], tmp_path)
     with pytest.raises(InputError, match="in use by another run"):
         Campaign(grid, list(grid.cells())[:1], tmp_path)
     assert first.cells
+    command = json.loads((tmp_path / "grid.json").read_text())["command"]
+    assert command == ["run", "delay", "--repeat", "2"], "a report is read on other machines"
