@@ -208,7 +208,19 @@ def answer(experiment: Experiment) -> str:
             sentence += f" {label[0].upper()}{label[1:]} made {' and '.join(against)} in samples per second."
     if rows["n"].max() < 3:
         sentence += " Fewer than three repetitions: a first impression, no result."
-    return sentence
+    return sentence if experiment.axes else learned(experiment) + sentence
+
+
+def learned(experiment: Experiment) -> str:
+    """Accuracy of every system where nothing else varies; empty where none was asked for."""
+    if quality_table(experiment) is None:
+        return ""
+    found = experiment.summary("top1").dropna(subset=["mean"]).sort_values("mean", ascending=False)
+    shown = "; ".join(
+        f"{SYSTEMS[row.system].label} {with_interval(100 * row.mean, 100 * row.half_width, row.n)}"
+        for row in found.itertuples()
+    )
+    return f"Validation accuracy at the end, in percent: {shown}. "
 
 
 def model_sections(experiment: Experiment, output: Path) -> list[Section]:
