@@ -80,8 +80,8 @@ class PseudoGradient(GradientVector):
         self.samples = 0
 
     def drop_own(self) -> bool:
-        """Forget gradients that are not finite; True if they are."""
-        if torch.isfinite(self._sum.sum()) or torch.isfinite(self._sum).all():
+        """Forget gradients that are not finite; True if there were any."""
+        if self._has_finite_sum:
             return False
         self._sum.zero_()
         self.samples = 0
@@ -175,11 +175,11 @@ class LocalCollaboration(Collaboration):
         vector = self._gradients
         vector.samples += samples
         is_last = self._pending is None and self._is_over  # a round begins with all that has been computed
-        if vector.samples < self.local_batch_size and not is_last:
-            self._synchronise_all()
-            return False
-        if vector.drop_own():
+        is_due = is_last or vector.samples >= self.local_batch_size
+        if is_due and vector.drop_own():
             logger.warning(f"The gradients of a local step after step {self.step} are not finite: it is left out")
+            is_due = False
+        if not is_due:
             self._synchronise_all()
             return False
         self.version.lock.acquire()  # nobody may download a half-made step

@@ -80,8 +80,10 @@ class GradientVector:
 
     @property
     def is_finite(self) -> bool:
-        if not all(torch.isfinite(buffer).all() for buffer in self._buffers):
-            return False
+        return self._has_finite_sum and all(torch.isfinite(buffer).all() for buffer in self._buffers)
+
+    @property
+    def _has_finite_sum(self) -> bool:
         return bool(torch.isfinite(self._sum.sum()) or torch.isfinite(self._sum).all())
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -73,17 +73,14 @@ class LowRank:
         *thin, self._exact = first.split([*sizes, len(first) - sum(sizes)])
         # In float64, so that what is left of another order of summation is rounded away.
         self._columns = [torch.linalg.qr(p.view(-1, self.rank).double()).Q.float() for p in thin]
-        own = [self._matrix(self._given, index).T @ p for index, p in enumerate(self._columns)]
-        self._own = own
-        return torch.cat([q.reshape(-1) for q in own]) if own else torch.zeros(1)
+        self._own = [self._matrix(self._given, index).T @ p for index, p in enumerate(self._columns)]
+        return torch.cat([q.reshape(-1) for q in self._own]) if self._own else torch.zeros(1)
 
     def finish(self, second: torch.Tensor, samples: int, group: Group) -> torch.Tensor:
         """The average, shape [size], after that of the second pass; the same on all peers."""
         average = torch.empty_like(self._given)
-        bounds = [0, *(columns * self.rank for _, _, columns in self._matrices)]
-        for index in range(1, len(bounds)):
-            bounds[index] += bounds[index - 1]
-        basis = [second[begin:end].view(-1, self.rank) for begin, end in pairwise(bounds)]
+        bounds = accumulate((columns * self.rank for _, _, columns in self._matrices), initial=0)
+        basis = [second[begin:end].reshape(-1, self.rank).clone() for begin, end in pairwise(bounds)]
         for index, (part, _, _) in enumerate(self._matrices):
             average[part] = (self._columns[index].double() @ basis[index].double().T).float().reshape(-1)
             if samples:
@@ -94,10 +91,7 @@ class LowRank:
             length = part.stop - part.start
             average[part] = self._exact[offset : offset + length]
             offset += length
-        if samples:
-            for part in self._rest:
-                self.left_out[part] = 0.0
-        self._basis, self._basis_of = [q.clone() for q in basis], group.group_id
+        self._basis, self._basis_of = basis, group.group_id
         del self._given, self._own, self._columns, self._exact
         return average
 

@@ -148,10 +148,10 @@ class Anchors(L.Callback):
             self.losses[report.step] = report.loss
 
 
-def train_locally(name, initial_peers, line, plan, target, steps, local, min_peers, overlap):
+def train_locally(name, initial_peers, line, plan, target, steps, local, min_peers, overlap, codec):
     with running_dht(initial_peers, line) as dht:
         options = CollaborationOptions(**{**vars(patience(min_peers)), "overlap": overlap})
-        strategy = SwarmStrategy(target, "local", dht=dht, name=name, options=options, local=local)
+        strategy = SwarmStrategy(target, "local", dht=dht, name=name, options=options, local=local, codec=codec, rank=2)
         task, anchors = Task(plan), Anchors()
         trainer_for(strategy, [anchors], max_steps=steps, gradient_clip_val=plan.clip).fit(task, loader(ord(name)))
         anchors.final = {name: tensor.clone() for name, tensor in task.state_dict().items()}
@@ -169,19 +169,19 @@ def test_one_local_step_that_is_taken_over_is_a_plain_trainers():
     """One peer, one local step for each global update: anchors move by a difference, which rounds once more."""
     plan = Plan(optimizer="sgd")
     with Peers() as peers:
-        peers.start("a", train_locally, plan, 32, 10, TAKE_OVER, 1, False)
+        peers.start("a", train_locally, plan, 32, 10, TAKE_OVER, 1, False, "none")
         peers.start("b", train_plainly, plan, 32, 10)
         found = peers.results()
     torch.testing.assert_close(found["a"].weights[10], found["b"], rtol=0, atol=2e-6)
     torch.testing.assert_close(found["a"].final, found["a"].weights[10], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["waiting", "overlapped"])
-def test_two_peers_make_local_steps_and_hold_the_same_anchors(overlap):
+@pytest.mark.parametrize(("overlap", "codec"), [(False, "none"), (True, "int8"), (True, "powersgd")])
+def test_two_peers_make_local_steps_and_hold_the_same_anchors(overlap, codec):
     plan = Plan(compute_seconds=0.01)
     with Peers() as peers:
         for name in "ab":
-            peers.start(name, train_locally, plan, 256, 8, LocalSteps(steps=4), 2, overlap)
+            peers.start(name, train_locally, plan, 256, 8, LocalSteps(steps=4), 2, overlap, codec)
         found = peers.results()
     one, other = found["a"], found["b"]
     assert set(one.peers.values()) == {2}
