@@ -108,11 +108,14 @@ def _only_here(folder: Path) -> IO:
 
 def _anywhere(command: Sequence[str]) -> list[str]:
     """The command without the folder of this machine."""
-    words = list(command)
-    if "--output-dir" in words:
-        at = words.index("--output-dir")
-        del words[at : at + 2]
-    return [word for word in words if not word.startswith("--output-dir=")]
+    kept, words = [], iter(command)
+    for word in words:
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if name != "--output-dir":
+            kept.append(word)
+        elif not equals:
+            next(words, None)
+    return kept
 
 
 def read_result(folder: Path) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
         records.write(output / f"{name}.jsonl")
     experiments = [Experiment(records) for records in found.values()]
     check = next((file for file in (source.parent / "check.json" for source in sources) if file.exists()), None)
-    sections = [machine_section(experiments[0]), *([] if check is None else [lab_section(check, output)])]
+    sections = [machine_section(experiments), *([] if check is None else [lab_section(check, output)])]
     for experiment in experiments:
         sections.append(experiment_section(experiment, output))
         if experiment.name in before:
@@ -81,17 +81,18 @@ def _by_name(sources: Sequence[Path]) -> dict[str, Records]:
     return found
 
 
-def machine_section(experiment: Experiment) -> Section:
-    """Where the cells ran."""
-    machine, backend = experiment.machine, experiment.cells.iloc[0]["backend"]
-    if machine is None:
+def machine_section(experiments: Sequence[Experiment]) -> Section:
+    """Where the cells ran, and when, with which commit."""
+    known = [experiment for experiment in experiments if experiment.machine is not None]
+    if not known:
         return Section("Machine", ["The first cell has no environment.json."])
+    experiment, machine, backend = known[0], known[0].machine, known[0].cells.iloc[0]["backend"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     backend = "the kernel's netem" if backend == "netem" else "a router in user space"
     cores = experiment.grid.get("cores") or machine["cores"]  # a host may have seen only its own
     text = [
-        f"{cores} cores of {machine['cpu']}, {machine['memory_gib']:g} GiB, {machine['os']}; {versions}; "
-        f"commit {machine['git_commit']}; first cell started {machine['started_at']}.",
+        f"{cores} cores of {machine['cpu']}, {machine['memory_gib']:g} GiB, {machine['os']}; {versions}.",
+        *(f"{e.name}: begun {e.machine['started_at']}, commit {e.machine['git_commit']}." for e in known),
         f"All peers shared this machine. The network between them was emulated by {backend}; what it keeps to is "
         "measured by: python -m analysis.wan check",
     ]
@@ -170,7 +171,7 @@ def reproduction(experiment: Experiment) -> str:
 
 def machine_drift(experiment: Experiment) -> str | None:
     """How much the machine's own speed varied between cells; None where it cannot be told."""
-    if "machine_gflops" in experiment.valid:
+    if "machine_gflops" in experiment.valid and experiment.valid["machine_gflops"].notna().any():
         speeds = experiment.valid["machine_gflops"].dropna().explode()
         return (
             "The machine itself was not always equally fast: a matrix product on all cores before and after each cell "
