@@ -26,10 +26,8 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "peers").glob("*.ipynb"))
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory) -> KernelSpecManager:
-    """A kernel in a clean environment: it has the packages that we need (from ours), and not us."""
-    folder = tmp_path_factory.mktemp("kernel")
+def make_kernel(folder: Path) -> KernelSpecManager:
+    """A kernel in a clean environment of its own: it has the packages that we need (from ours), and not us."""
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
     site = subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True)
@@ -38,9 +36,8 @@ def kernels(tmp_path_factory) -> KernelSpecManager:
     spec.mkdir(parents=True)
     argv = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "volunteer", "language": "python"}))
-    manager = KernelSpecManager(kernel_dirs=[str(folder / "kernels")], ensure_native_kernel=False)
     assert subprocess.run([python, "-c", "import swarm"], cwd=folder, capture_output=True).returncode != 0
-    return manager
+    return KernelSpecManager(kernel_dirs=[str(folder / "kernels")], ensure_native_kernel=False)
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +46,20 @@ def first(tmp_path_factory) -> Iterator[PeerProgram]:
         yield peer
 
 
-async def execute(notebook, kernels: KernelSpecManager, folder: Path, environment: dict[str, str], status) -> None:
+async def execute(
+    notebook, kernel: KernelSpecManager, folder: Path, environment: dict[str, str], status, installing: asyncio.Lock
+) -> None:
     """Run all cells; when the volunteer contributes, interrupt the last one."""
     client = NotebookClient(
         notebook, timeout=START_SECONDS, kernel_name="volunteer", resources={"metadata": {"path": folder}}
     )
     client.km = client.create_kernel_manager()
-    client.km.kernel_spec_manager = kernels
+    client.km.kernel_spec_manager = kernel
     async with client.async_setup_kernel(env=environment, cwd=str(folder)):
-        *before, last = [number for number, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
-        for number in before:
-            await client.async_execute_cell(notebook.cells[number], number)
+        install, look, last = [number for number, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+        async with installing:  # pip builds within the checkout, one at a time
+            await client.async_execute_cell(notebook.cells[install], install)
+        await client.async_execute_cell(notebook.cells[look], look)
         joining = asyncio.ensure_future(client.async_execute_cell(notebook.cells[last], last))
         while not joining.done() and not status().contributed:
             await asyncio.sleep(0.2)
@@ -72,7 +72,9 @@ def printed(cell) -> str:
     return "".join(output.get("text", "") for output in cell.outputs)
 
 
-async def volunteer(path: Path, kernels: KernelSpecManager, first: PeerProgram, session: Path):
+async def volunteer(
+    path: Path, kernel: KernelSpecManager, first: PeerProgram, session: Path, installing: asyncio.Lock
+) -> tuple:
     """The notebook after it has been executed in a session of its own, whose folder is given."""
     notebook = nbformat.read(path, as_version=4)
     folder = RunFolder(session / "runs" / "live" / path.stem)
@@ -84,18 +86,20 @@ async def volunteer(path: Path, kernels: KernelSpecManager, first: PeerProgram, 
     def status() -> Status:
         return Status.read(folder.status) or Status(path.stem, "", "starting")
 
-    await execute(notebook, kernels, session, environment, status)
+    await execute(notebook, kernel, session, environment, status, installing)
     return notebook, session, folder
 
 
 @pytest.fixture(scope="module")
-def executed(kernels, first, tmp_path_factory) -> dict[Path, tuple]:
-    """Both notebooks, executed at the same time: two volunteers of one swarm."""
+def executed(first, tmp_path_factory) -> dict[Path, tuple]:
+    """Both notebooks, executed at the same time: two volunteers of one swarm, each on a machine of its own."""
+    kernels = [make_kernel(tmp_path_factory.mktemp("kernel")) for _ in NOTEBOOKS]
     sessions = [tmp_path_factory.mktemp(path.stem) for path in NOTEBOOKS]
 
     async def both() -> list[tuple]:
-        pairs = zip(NOTEBOOKS, sessions, strict=True)
-        return await asyncio.gather(*(volunteer(path, kernels, first, session) for path, session in pairs))
+        installing = asyncio.Lock()
+        machines = zip(NOTEBOOKS, kernels, sessions, strict=True)
+        return await asyncio.gather(*(volunteer(path, kernel, first, at, installing) for path, kernel, at in machines))
 
     return dict(zip(NOTEBOOKS, asyncio.run(both()), strict=True))
 
