@@ -25,7 +25,7 @@ from recipe.command_line import arg
 from recipe.errors import InputError
 from swarm.addresses import check_reachable, parse_initial_peers, reachable
 from swarm.checkup import Check, check_data, check_micro_batch, check_shared_memory, judged, machine_checks
-from swarm.lean_imports import load_lean, silence_libraries
+from swarm.lean_imports import lean_imports, silence_libraries
 from swarm.local import wide_console
 
 if TYPE_CHECKING:
@@ -162,9 +162,9 @@ def table(checks: list[Check]) -> Table:
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:
     """Returns the exit status: 0, or 1 if joining would fail."""
     options = tyro.cli(DoctorOptions, args=arguments, prog="python -m swarm.doctor", description=__doc__)
-    load_lean()
     silence_libraries()
-    checks = list(diagnose(options))
+    with lean_imports():
+        checks = list(diagnose(options))
     fails = any(check.state == "failed" for check in checks)
     if options.json:
         say(json.dumps({"can_join": not fails, "checks": [asdict(check) for check in checks]}, indent=2))

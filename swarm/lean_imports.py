@@ -1,10 +1,15 @@
-"""Loads only what a peer needs: a third of its import time went into modules of which it never uses anything.
+"""Loads only what a peer needs: half of its import time went into modules of which it never uses anything.
 
 torchvision, Lightning and torch's optimizers import the front end of ``torch.compile`` (``torch._dynamo``, with sympy
 and parts of Inductor) only to see whether something is compiled; a peer compiles nothing. Torchmetrics and Hivemind
-import parts of scipy for metrics and for load balancing that a peer does not use.
+import parts of scipy for metrics and for load balancing that a peer does not use, Torchmetrics imports matplotlib for
+plots that nobody asks a peer for, and torch's counter of operations imports triton to know its kernels. A fifth of
+what remained went into Python's garbage collector, which looks through everything again and again while modules, which
+nobody ever throws away, come in.
 """
 
+import contextlib
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -12,38 +17,69 @@ import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 _COMPILER = ("torch._dynamo", "torch._dynamo.utils")
-_LATE = {"scipy.optimize": (), "scipy.signal": ("hamming",)}
-"""Modules, with names that Torchmetrics puts there if they are missing, for the sake of an audio metric."""
+_LATE: dict[str, dict[str, Any]] = {
+    "scipy.optimize": {},
+    "scipy.signal": {"hamming": None},  # Torchmetrics puts it there if it is missing, for an audio metric
+    "matplotlib": {"colors": SimpleNamespace(Colormap=object)},
+    "matplotlib.axes": {"Axes": object},
+    "matplotlib.pyplot": {"Figure": object, "style": SimpleNamespace(context=lambda _style: lambda plot: plot)},
+    "triton": {},
+    "triton.runtime": {},
+    "triton.runtime.jit": {"JITFunction": type("JITFunction", (), {}), "__path__": ()},  # its path is asked for, too
+}
+"""Modules, with what is asked of them while others are imported: types for annotations, decorators of plots."""
 
 
-def load_lean() -> None:
-    """Put stand-ins in place of these modules; call it before torch is imported, later it does nothing.
+@contextlib.contextmanager
+def lean_imports() -> Iterator[None]:
+    """Within this, imports load only what a peer needs. Stand-ins are put in place only before torch is imported.
 
     Nothing is lost: who asks a stand-in for more than the few answers it has gets the real module.
     """
+    _put_stand_ins()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _put_stand_ins() -> None:
     if any(name in sys.modules for name in ("torch", *_COMPILER)):
         return
+    absent = {package for package in map(_package, _LATE) if importlib.util.find_spec(package) is None}
     for name, attributes in _LATE.items():
-        if name not in sys.modules:
-            sys.modules[name] = _Late(name)
-            vars(sys.modules[name]).update(dict.fromkeys(attributes))
+        if _package(name) not in absent and name not in sys.modules:
+            late = sys.modules[name] = _Late(name)
+            vars(late).update(attributes)
+            parent, _, child = name.rpartition(".")
+            if parent in sys.modules:
+                setattr(sys.modules[parent], child, late)
     for name in _COMPILER:
         sys.modules[name] = _NothingIsCompiled(name)
     sys.meta_path.insert(0, _RealSubmodules())
 
 
+def _package(name: str) -> str:
+    return name.partition(".")[0]
+
+
 class _Late(ModuleType):
-    """Is imported as soon as somebody asks for something in it, a submodule too."""
+    """Is imported as soon as somebody asks for something in it, a submodule too; its whole package with it."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":
             raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
+        for late in [late for late in _LATE if _package(late) == _package(self.__name__)]:
+            if isinstance(sys.modules.get(late), _Late):
+                del sys.modules[late]
         return getattr(importlib.import_module(self.__name__), name)
 
 

@@ -24,7 +24,7 @@ from recipe.overrides import apply_overrides
 from recipe.presets import preset
 from recipe.run_folder import check_name, make_writable
 from swarm.addresses import check_port_free, check_reachable, join_commands, parse_initial_peers
-from swarm.lean_imports import load_lean, silence_libraries
+from swarm.lean_imports import lean_imports, silence_libraries
 from swarm.options import PeerOptions, parse_options
 from swarm.processes import descendants, kill
 from swarm.start_clock import StartClock
@@ -81,9 +81,8 @@ class Peer:
         """Join or start the swarm, train, and write the summary; returns the exit status."""
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
-        load_lean()
-        from swarm.network import start_dht, stop_dht, visible_addresses
-
+        with lean_imports():
+            from swarm.network import start_dht, stop_dht, visible_addresses
         self.clock.ends("imports")
         self._interrupt = _raise_interrupt  # children have to be ended from now on
         dht = start_dht(self._network(), meanwhile=self._import_the_rest)
@@ -96,10 +95,9 @@ class Peer:
 
     def _import_the_rest(self) -> None:
         self.clock.ends("join")
-        self._interrupt = (
-            _leave_at_once  # Python swallows an exception that a signal raises within its import machinery
-        )
-        importlib.import_module("swarm.session")
+        self._interrupt = _leave_at_once  # an import swallows exceptions that signals raise in it
+        with lean_imports():
+            importlib.import_module("swarm.session")
         self._interrupt = _raise_interrupt
         self.clock.ends("imports")
 

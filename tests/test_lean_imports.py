@@ -6,11 +6,12 @@ import sys
 import pytest
 
 STEP = """
-import sys
-from swarm.lean_imports import load_lean
-load_lean()
+import gc, sys
+from swarm.lean_imports import lean_imports
+with lean_imports():
+    import swarm.network, swarm.session
+assert gc.isenabled()
 import torch
-import swarm.network, swarm.session
 from recipe.optimizer import build_optimizer
 from recipe.presets import preset
 from recipe.task import VisionTask
@@ -22,6 +23,7 @@ optimizer.step()
 optimizer.zero_grad()
 optimizer.load_state_dict(optimizer.state_dict())
 never = {"sympy", "torch._dynamo.symbolic_convert", "torch._inductor", "sklearn", "pandas"}
+never |= {"matplotlib.figure", "triton.language"}
 loaded = (never | {"scipy.optimize._linprog", "scipy.signal._signaltools"}) & sys.modules.keys()
 assert not loaded, loaded
 """
@@ -40,10 +42,20 @@ from hivemind.averaging.load_balancing import optimize_parts_lp
 from scipy.signal import convolve
 assert list(scipy.signal.windows.boxcar(2)) == [1, 1] and list(convolve([1, 2], [1])) == [1, 2]
 assert scipy.optimize.linprog([1.0], bounds=(1, 2)).x == [1.0]
+
+from torchmetrics.classification import MulticlassAccuracy
+
+accuracy = MulticlassAccuracy(2)
+accuracy.update(torch.tensor([0, 1]), torch.tensor([0, 1]))
+figure, axes = accuracy.plot()
+import matplotlib.axes, matplotlib.figure
+assert isinstance(figure, matplotlib.figure.Figure) and isinstance(axes, matplotlib.axes.Axes)
+from triton.runtime.jit import JITFunction
+assert JITFunction.__module__ == "triton.runtime.jit"
 """
 
 
 @pytest.mark.timeout(180)
-def test_training_needs_neither_compiler_nor_scipy_and_who_asks_gets_them():
+def test_training_needs_neither_compiler_nor_scipy_nor_plots_and_who_asks_gets_them():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", STEP + GIVEN_BACK], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
