@@ -20,7 +20,6 @@ from analysis.results import Experiment, doubling, interval, limits, payload_byt
 from analysis.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
 from analysis.systems import SYSTEMS, system_of
 from analysis.tables import agreement_table, quality_table
-from analysis.wan import sandbox
 from recipe.errors import InputError
 from recipe.run_folder import write_json
 
@@ -311,31 +310,6 @@ def test_folders_without_results_are_refused_in_one_sentence(tmp_path, capsys):
     assert "holds no finished cells" in capsys.readouterr().err
     assert analysis.main(["run", "everything"]) == 2
     assert "There is no experiment everything: give averaging" in capsys.readouterr().err
-
-
-def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
-    """The whole way once: grid, namespaces, two peers as a user would start them, their metrics, the table."""
-    try:
-        sandbox.wrapped([])
-    except InputError as error:
-        pytest.skip(str(error))
-    grid = tmp_path / "small.toml"
-    settings = 'recipe = "digits"\ndepth = 1\nsteps = 4\nwarm_up_steps = 1\nbatch_size = 32\nrtt_ms = 20'
-    grid.write_text(f'question = "Does it run?"\n[cell]\n{settings}\n[grid]\nsystem = ["swarm"]\n')
-    command = ["run", str(grid), "--output-dir", str(tmp_path), "--paced-samples-per-second", "500"]
-    status = analysis.main(command)
-    printed = capsys.readouterr().out
-    (folder,) = (tmp_path / "small").glob("*/")
-    found = json.loads((folder / "result.json").read_text())
-    assert found.get("samples_per_second", 0) > 100, found["problems"]
-    assert found["bytes_per_sample"] > 100
-    assert [item["step"] for item in found["all_rounds"]] == [1, 2, 3, 4]
-    assert {item["peers"] for item in found["all_rounds"]} == {2}
-    assert status == (1 if found["problems"] else 0), "a busy machine makes the cell invalid, and it says so"
-    analysis.main(command)
-    assert "1 of 1 cells have a result already" in capsys.readouterr().out
-    assert "our swarm, synchronous, 2 peers, 20 ms" in printed
-    assert min(found["machine_gflops"]) > 0
 
 
 def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):

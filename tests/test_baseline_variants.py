@@ -281,9 +281,9 @@ def test_a_process_that_no_longer_answers(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["--test", "none.ckpt"], ["--recipe", "digit"], ["--batch-size", "33"]])
-def test_one_sentence_and_status_2(arguments, capfd):
+def test_one_sentence_and_status_2(arguments, capsys):
     assert main(arguments) == 2
-    error = capfd.readouterr().err
+    error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -60,7 +61,8 @@ def test_all_is_well(examine, address):
     assert "full peer" in checks["inbound port"].found
     assert "run letters: vit_tiny_patch16_224 on digits" in checks["run card"].found
     assert "1,257 training samples" in checks["data"].found
-    assert "32 samples, measured" in checks["micro-batch"].found
+    measured = checks["micro-batch"].found
+    assert re.match(r"\d+ samples, measured: \d\.\d+ s each", measured), "32, and fewer on a busy machine"
 
 
 def test_missing_images_are_found_before_joining(examine, address):
