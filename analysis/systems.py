@@ -13,7 +13,7 @@ from recipe.errors import InputError
 
 RUN_ID = "run"
 PORT = 31337
-MAX_SMALL_UPDATES = 48
+MAX_SMALL_UPDATES = 24
 """Of a system that averages every micro-batch: they are all alike, and slow."""
 _ROOT = Path(__file__).parents[1]
 
@@ -122,6 +122,9 @@ SYSTEMS: dict[str, System] = {
         "our swarm, synchronous, PowerSGD of rank 8", swarm, ("--codec", "powersgd"), payload_bytes=None
     ),
     "swarm-local": System("our swarm, 4 local steps", swarm, overlaps=True, local_steps=4),
+    "swarm-local-1-fp16": System(
+        "our swarm, 1 local step, fp16", swarm, ("--codec", "fp16"), overlaps=True, payload_bytes=2, local_steps=1
+    ),
 }
 
 
