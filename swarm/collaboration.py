@@ -17,7 +17,6 @@ import torch
 from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
-from torch import nn
 
 from recipe.errors import InputError
 from swarm.averager import SwarmAverager
@@ -63,7 +62,7 @@ class Collaboration:
         self,
         dht: DHT,
         namespace: str,
-        model: nn.Module,
+        model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         target_batch_size: int,
         name: str,
@@ -88,7 +87,7 @@ class Collaboration:
         )
         self.averager.set_step(step)
 
-    def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
+    def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
         """What rounds average, and what newcomers download."""
         vector = GradientVector(*averaged_tensors(model, optimizer), self.options.overlap)
         return vector, SharedState(model, [optimizer])
@@ -169,8 +168,10 @@ class Collaboration:
         if not self._gradients.is_finite:  # one NaN would spoil everybody's weights: this peer only listens this time
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
             self._gradients.drop()
-            self._pace.drop()
             self.tracker.report(samples=0)
+            if self._pace.drop() and (donors := self.tracker.donors(self.step)):
+                self._catch_up(donors[0])
+                return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
         if len(self.tracker.members) == 1 and not is_awaited:
             return self._update_alone(None)
@@ -280,15 +281,13 @@ class Collaboration:
         if isinstance(error, Behind) or self.tracker.swarm_step > self.step:
             self._catch_up()
 
-    def _hand_over(
-        self, ticket: Ticket, compute_seconds: float, blocked_seconds: float, report: RoundReport | None
-    ) -> bool:
+    def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
         """Put the average where the optimizer finds it; the step belongs to the trainer until :meth:`finish_step`."""
         self.version.lock.acquire()  # nobody may download a half-made update
         self._gradients.hand_over()
         self._strayed_from = self.version.strayed_from(ticket, report.group) if report else None
         self._handed_over_at = time.perf_counter()
-        self.last_step = StepReport.of(ticket, compute_seconds, blocked_seconds, report)
+        self.last_step = StepReport.of(ticket, computed, blocked, report)
         return True
 
     def finish_step(self) -> None:

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 
 SMOOTHING = 0.3
+MAX_DROPPED = 3
+"""Steps in a row without a finite gradient, before this peer takes over the state again."""
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Pace:
 
     def __init__(self):
         self.samples_per_second = 0.0
+        self._dropped_in_a_row = 0
         self.work = Work()
         """For the present step."""
         self.resume()
@@ -54,6 +57,8 @@ class Pace:
     def take(self) -> Work:
         """The work of the present step, which ends; there is none for the next one yet."""
         taken, self.work = self.work, Work()
+        if taken.samples:
+            self._dropped_in_a_row = 0
         return taken
 
     def give_back(self, work: Work) -> None:
@@ -62,6 +67,8 @@ class Pace:
         self.work.loss_sum += work.loss_sum
         self.work.seconds += work.seconds
 
-    def drop(self) -> None:
-        """What has been computed is of no use."""
+    def drop(self) -> bool:
+        """What has been computed is of no use; true when that has happened so often that the weights may be why."""
         self.work = Work(seconds=self.work.seconds)
+        self._dropped_in_a_row += 1
+        return self._dropped_in_a_row == MAX_DROPPED
