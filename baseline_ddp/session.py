@@ -22,7 +22,7 @@ from baseline_ddp.options import BaselineOptions
 from baseline_ddp.processes import Processes
 from baseline_ddp.resources import ResourceMeter
 from baseline_ddp.results import finish
-from baseline_ddp.snapshots import AtomicCheckpointIO, Snapshots, check_resumable, forget_after
+from baseline_ddp.snapshots import SnapshotIO, Snapshots, check_resumable, forget_after
 from baseline_ddp.stopping import StopRequest
 from baseline_ddp.strategies import build_strategy, build_task, choose_strategy, cluster_environment
 from baseline_ddp.timing import DataClock, StepSplit, Stopwatch
@@ -178,7 +178,7 @@ class Session:
             target_accuracy=self.options.stops.target_accuracy,
             accumulate_grad_batches=self.plan.accumulation,
             precision=self.precision,
-            plugins=[AtomicCheckpointIO(), cluster_environment(self.strategy_name)],
+            plugins=[SnapshotIO(), cluster_environment(self.strategy_name)],
             profiler=self.split.data,
             sync_batchnorm=self.options.compute.sync_batchnorm and self.strategy_name == "ddp",
             loggers=self._loggers(),

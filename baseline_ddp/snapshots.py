@@ -1,6 +1,5 @@
 """Snapshots: everything that a killed run needs to go on as if nothing had happened, in one file at a time."""
 
-import io
 import json
 import os
 import random
@@ -12,41 +11,23 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from baseline_ddp.processes import RunFailed
+from recipe.checkpoint_io import AtomicCheckpointIO
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, read_metrics
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside the old one and then puts it in its place: a reader sees one of them, whole.
+class SnapshotIO(AtomicCheckpointIO):
+    """Ends the run when the disk is full or gone: it could not be resumed from where it is."""
 
-    Raises:
-        RunFailed: the disk is full or gone; the old checkpoint stays.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Called by Lightning in the first process."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        content = io.BytesIO()  # the disk's own error, not the one that torch's writer makes of it
-        torch.save(checkpoint, content)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
-                file.write(content.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError as error:
-            raise RunFailed(
-                f"The snapshot {path} could not be written ({error.strerror}): make room and go on with --resume; the "
-                f"last good snapshot is {'still there' if path.exists() else 'none, this was the first'}."
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+    def failed(self, path: Path, error: OSError) -> None:
+        """Raises RunFailed; the old snapshot stays."""
+        raise RunFailed(
+            f"The snapshot {path} could not be written ({error.strerror}): make room and go on with --resume; the "
+            f"last good snapshot is {'still there' if path.exists() else 'none, this was the first'}."
+        ) from error
 
 
 class Snapshots(Checkpoint):

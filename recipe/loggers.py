@@ -1,12 +1,14 @@
-"""Files with a line of JSON for each event, and the logger behind `metrics.jsonl`."""
+"""Files with a line of JSON for each event, and loggers that a full disk does not stop."""
 
 import json
 import os
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -67,6 +69,39 @@ class JsonlLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Appends one line."""
         self._file.append({"step": step, **{tag: float(value) for tag, value in metrics.items()}})
+
+
+class PatientTensorBoardLogger(TensorBoardLogger):
+    """Lightning's logger, except that a full disk ends what it shows and not the training."""
+
+    _is_broken = False
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """As Lightning's."""
+        self._attempt(super().log_metrics, metrics, step)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """As Lightning's."""
+        self._attempt(super().save)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """As Lightning's."""
+        self._attempt(super().finalize, status)
+
+    def _attempt(self, write: Callable[..., None], *arguments: Any) -> None:
+        if self._is_broken:
+            return
+        try:
+            write(*arguments)
+        except (OSError, ValueError) as error:  # Lightning makes a ValueError of everything
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if not isinstance(cause, OSError):
+                raise
+            self._is_broken = True  # TensorBoard's writer does not recover from it
+            warnings.warn(f"TensorBoard shows nothing more of this run: {cause.strerror}.", stacklevel=2)
 
 
 def _append_line(path: Path, line: str) -> None:

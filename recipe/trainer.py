@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
@@ -17,7 +17,7 @@ from recipe.callbacks import PacedCompute, StepMetrics, StopAtAccuracy, Validate
 from recipe.config import Recipe
 from recipe.durations import parse_duration, positive
 from recipe.errors import InputError
-from recipe.loggers import JsonlLogger
+from recipe.loggers import JsonlLogger, PatientTensorBoardLogger
 from recipe.pacing import paced_samples_per_second
 from recipe.run_folder import RunFolder
 
@@ -107,10 +107,10 @@ def build_trainer(
     )
 
 
-def tensorboard_logger(folder: RunFolder, resumed_step: int | None = None) -> TensorBoardLogger:
+def tensorboard_logger(folder: RunFolder, resumed_step: int | None = None) -> PatientTensorBoardLogger:
     """Lightning's logger for the run folder; what was logged after the step that a run resumes from is not shown."""
     again = {} if resumed_step is None else {"purge_step": resumed_step + 1}
-    return TensorBoardLogger(folder.tensorboard, name="", version="", default_hp_metric=False, **again)
+    return PatientTensorBoardLogger(folder.tensorboard, name="", version="", default_hp_metric=False, **again)
 
 
 def _checked_steps(max_steps: int) -> int:

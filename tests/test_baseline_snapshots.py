@@ -15,7 +15,7 @@ from clusters import Cluster, run_cluster, train
 
 from baseline_ddp.processes import RunFailed
 from baseline_ddp.snapshots import (
-    AtomicCheckpointIO,
+    SnapshotIO,
     check_resumable,
     forget_after,
     random_state,
@@ -146,13 +146,13 @@ def test_what_is_no_checkpoint(tmp_path):
 def test_a_full_disk_leaves_the_last_good_snapshot(tmp_path):
     """The kernel refuses to write more than 64 KiB to a file, as it does when a disk is full."""
     path = tmp_path / "last.ckpt"
-    AtomicCheckpointIO().save_checkpoint({"global_step": 1, "state_dict": {}}, path)
+    SnapshotIO().save_checkpoint({"global_step": 1, "state_dict": {}}, path)
     before = path.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
         with pytest.raises(RunFailed, match=r"could not be written .*last good snapshot is still there"):
-            AtomicCheckpointIO().save_checkpoint({"weights": torch.zeros(2**16)}, path)
+            SnapshotIO().save_checkpoint({"weights": torch.zeros(2**16)}, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before
