@@ -25,6 +25,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
         self.status = self.path / "status.json"
+        self.peers = self.path / "peers.json"
 
     @classmethod
     def create(cls, output_dir: str | Path, run_id: str, peer_name: str) -> "RunFolder":

@@ -28,10 +28,12 @@ class MachineOptions:
     """Folder of the data set (not needed for digits)."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Metrics and checkpoints go to OUTPUT_DIR/RUN_ID/PUBLIC_NAME, the identity to OUTPUT_DIR/identities."""
+    checkpoint_every_steps: Annotated[int, arg("UPDATES")] = 50
+    """Write a checkpoint after so many global updates, and at the end; the last three and the best one are kept."""
 
     def check(self) -> None:
         """:raises InputError: a value cannot work"""
-        at_least(self, 1, "batch_size")
+        at_least(self, 1, "batch_size", "checkpoint_every_steps")
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,7 @@ class ConnectionOptions:
     """Where to listen."""
     announce_maddrs: Annotated[tuple[str, ...], arg("MULTIADDRESS ...", "those that are found")] = ()
     """Addresses to tell others."""
-    identity_path: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/identities/PUBLIC_NAME.key if you give a name")] = (
-        None
-    )
+    identity_path: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/identities/PUBLIC_NAME.key")] = None
     """Private key that fixes the peer id; made on first use."""
     client_mode: bool = False
     """Only call others, never be called (for machines that cannot be reached)."""
@@ -113,7 +113,8 @@ class PeerOptions:
         str | None, arg("NAME", "digits", f"What a new swarm trains: {', '.join(PRESETS)}, or a recipe.json.")
     ] = None
     run_id: Annotated[str | None, arg("NAME", "the recipe and the time")] = None
-    """Name of the run; needed to join only where several runs share the addresses."""
+    """Name of the run; needed to join only where several runs share the addresses. With the same one, --public-name
+    and --output-dir a peer goes on where it was, also one that has started the run: it finds the others by itself."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)

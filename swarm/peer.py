@@ -23,17 +23,22 @@ from recipe.errors import InputError
 from recipe.overrides import apply_overrides
 from recipe.presets import preset
 from recipe.run_folder import check_name, make_writable
+from swarm.address_book import met_before
 from swarm.addresses import check_port_free, check_reachable, join_commands, parse_initial_peers
 from swarm.lean_imports import lean_imports, silence_libraries
 from swarm.options import PeerOptions, parse_options
-from swarm.processes import descendants, kill
+from swarm.processes import descendants, kill, reap
 from swarm.start_clock import StartClock
 from swarm.status import program
+
+LEAVE_SECONDS = 10.0
+"""For an orderly end without one of its processes; then this peer starts again without a checkpoint of this moment."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a peer until it is done; returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
     clock = StartClock()
+    reap()
     try:
         options = parse_options(arguments)
         print("Starting; importing torch takes about 10 s …", flush=True)
@@ -58,24 +63,41 @@ class Peer:
     def __init__(self, options: PeerOptions, clock: StartClock):
         self.options, self.clock = options, clock
         self.initial_peers = parse_initial_peers(options.initial_peers)
+        self.joins = bool(self.initial_peers)
         self.name = check_name(options.machine.public_name or f"peer-{secrets.token_hex(3)}", "--public-name")
         self.stop_requested = threading.Event()
         self._interrupt = _leave_at_once
         self._new_recipe = self._check()
+        self._began = time.monotonic()
+        self._run: list[str] = []
+        self._restart: threading.Timer | None = None
 
     def _check(self) -> Recipe | None:
-        """Everything that can be refused before the slow imports; the recipe if this peer starts a new swarm."""
+        """Everything that can be refused before the slow imports; the recipe if this peer may start a new swarm."""
         make_writable(self.options.machine.output_dir)
         if self.options.run_id is not None:
             check_name(self.options.run_id, "--run-id")
         if not self.options.connection.host_maddrs:
             check_port_free(self.options.connection.port)
         if self.initial_peers:
-            check_reachable(self.initial_peers)
+            self.initial_peers = self._who_answers()
             return None
         recipe = own_recipe(self.options)
         self.options.check_micro_batch(recipe.target_batch_size)
+        if self.options.run_id is not None:  # it may go on without this peer, which has started it
+            self.initial_peers = met_before(self.options.machine.output_dir, self.options.run_id)
         return recipe
+
+    def _who_answers(self) -> list[str]:
+        """The given addresses where something listens, or else those of peers that were met before."""
+        try:
+            return check_reachable(self.initial_peers)
+        except InputError:
+            met = met_before(self.options.machine.output_dir, self.options.run_id)
+            if not met:
+                raise
+            print("None of the --initial-peers answers; asking peers that were met before.", flush=True)
+            return met
 
     def run(self) -> int:
         """Join or start the swarm, train, and write the summary; returns the exit status."""
@@ -91,6 +113,8 @@ class Peer:
             self.clock.ends("join")
             return self._train(dht, card, addresses)
         finally:
+            if self._restart is not None:
+                self._start_again()
             stop_dht(dht)
 
     def _import_the_rest(self) -> None:
@@ -105,20 +129,24 @@ class Peer:
         from swarm.run_card import PROTOCOL, RunCard, check_overrides, choose_card, read_cards
 
         recipe, run_id = self._new_recipe, self.options.run_id
-        if recipe is not None:
+        cards = read_cards(dht) if self.initial_peers else {}
+        if recipe is not None and run_id not in cards:
             return RunCard(PROTOCOL, run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}", recipe)
-        card = choose_card(read_cards(dht), run_id)
+        self.joins = True
+        card = choose_card(cards, run_id)
         check_overrides(card, vars(own_recipe(self.options)) if self.options.recipe else self.options.wanted_recipe)
         return card
 
     def _train(self, dht, card, addresses: tuple[str, ...]) -> int:
-        from swarm.run_card import CardKeeper
+        from swarm.keeper import Keeper
         from swarm.session import Session
 
-        joins = bool(self.initial_peers)
-        session = Session(self.options, self.name, dht, card, joins, addresses, self.stop_requested, self.clock)
+        session = Session(
+            self.options, self.name, dht, card, self.joins, addresses, self.stop_requested, self.clock, self._part_died
+        )
         self._introduce(session)
-        keeper = CardKeeper(dht, card)
+        self._run = ["--run-id", card.run_id]
+        keeper = Keeper(dht, card, addresses, session.folder.peers)
         try:
             self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
             print("\n" + session.train(), flush=True)
@@ -126,6 +154,25 @@ class Peer:
         finally:
             self._interrupt = _raise_interrupt
             keeper.stop()
+            if session.guard.found and self._restart is None:
+                self._part_died(session.guard.found)
+
+    def _part_died(self, process: str) -> None:
+        """It cannot be replaced here: leave as well as that goes without it, and start again as the same peer."""
+        print(f"{process} has died: this peer starts again.", flush=True)
+        self._restart = threading.Timer(LEAVE_SECONDS, self._start_again)
+        self._restart.daemon = True
+        self._restart.start()
+        self.stop_requested.set()
+
+    def _start_again(self) -> None:
+        from swarm.guard import start_again
+
+        self._restart.cancel()
+        start_again(["--public-name", self.name, *self._run], time.monotonic() - self._began)
+        print("error: Parts of this peer die again and again: is there enough memory? `python -m swarm.doctor` tells.")
+        sys.stdout.flush()
+        os._exit(2)
 
     def _network(self):
         """How this peer meets the others: what a person gave, and what was measured."""
@@ -134,11 +181,10 @@ class Peer:
 
         machine, connection = self.options.machine, self.options.connection
         identity = connection.identity_path
-        if identity is None and machine.public_name is not None:
+        if identity is None:
             identity = machine.output_dir / "identities" / f"{self.name}.key"
-        if identity is not None:
-            identity = identity.expanduser()
-            prepare_identity(identity)
+        identity = identity.expanduser()
+        prepare_identity(identity)
         network = NetworkOptions(
             initial_peers=tuple(self.initial_peers),
             port=connection.port,
@@ -153,21 +199,22 @@ class Peer:
 
     def _introduce(self, session) -> None:
         recipe, addresses = session.card.recipe, session.addresses
-        verb = "Joining" if self.initial_peers else "Started"
+        verb = "Joining" if self.joins else "Started"
         print(
             f"\n{verb} run {session.card.run_id} as {self.name}: {recipe.model} on {recipe.dataset}, "
             f"{recipe.target_batch_size} samples per update, {session.total_steps} updates."
         )
         if addresses:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
-        if addresses and not self.initial_peers:
+        if addresses and not self.joins:
             command = f"{program('python')} -m swarm.peer"
             print(join_commands(addresses, command, self.options.connection.public_ip))
         print(self.reachability)
         print(f"Micro-batch: {session.micro_batch}.")
         print(f"Run folder: {session.folder.path}")
         if session.resumed_step is not None:
-            print(f"Going on from step {session.resumed_step}, where its last checkpoint was made.")
+            unless = ", unless the swarm is further" if self.joins else ""
+            print(f"Going on from step {session.resumed_step}, where its last checkpoint was made{unless}.")
         print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
 
     def _on_signal(self, signal_number: int, _frame) -> None:

@@ -52,6 +52,13 @@ def kill(processes: list[psutil.Process]) -> None:
             process.kill()
 
 
+def reap() -> None:
+    """Take note of children that have ended: those of an earlier program in this process nobody else waits for."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 @contextlib.contextmanager
 def keep_signal_handlers() -> Iterator[None]:
     """Put back the handlers of SIGINT and SIGTERM that were there before; hivemind sets SIGINT to ignored at places."""

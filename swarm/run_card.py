@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import re
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -182,39 +181,6 @@ def check_overrides(card: RunCard, wanted: Mapping[str, object]) -> None:
             f"Run {card.run_id!r} is trained with other settings ({'; '.join(differences)}): drop the option to join "
             "it, or start another run without --initial-peers."
         )
-
-
-class CardKeeper:
-    """Publishes a card again and again, so that it is there as long as any peer is.
-
-    :param expiration_seconds: how long the card stays after the last keeper has gone; published four times in that.
-    """
-
-    def __init__(self, dht: hivemind.DHT, card: RunCard, expiration_seconds: float = 600):
-        self._dht, self._card, self._expiration_seconds = dht, card, expiration_seconds
-        self._stopped = threading.Event()
-        self._warned = False
-        self._thread = threading.Thread(target=self._keep, name="run card", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Publish no more; waits at most a second."""
-        self._stopped.set()
-        self._thread.join(1)
-
-    def _keep(self) -> None:
-        period_seconds = self._expiration_seconds / 4
-        while not self._stopped.is_set():
-            try:
-                publish_card(self._dht, self._card, self._expiration_seconds, timeout_seconds=period_seconds)
-            except Exception as error:  # the DHT may be busy or ending: training goes on either way
-                self._warn_once(error)
-            self._stopped.wait(period_seconds)
-
-    def _warn_once(self, error: Exception) -> None:
-        if not self._warned and not self._stopped.is_set():
-            self._warned = True
-            logger.warning("The run card could not be published, newcomers may not find the run: %r", error)
 
 
 def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Mapping:

@@ -7,15 +7,18 @@ import logging
 import math
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from hivemind import DHT
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from recipe.checkpoint_io import AtomicCheckpointIO
 from recipe.config import Recipe
 from recipe.data import VisionData
 from recipe.errors import InputError
@@ -24,14 +27,21 @@ from recipe.task import VisionTask
 from recipe.trainer import build_trainer
 from swarm.company import NeedsFullPeer
 from swarm.diloco import LocalSteps
+from swarm.guard import Guard
 from swarm.micro_batch import MicroBatch, measure_for_recipe
 from swarm.options import PeerOptions
+from swarm.processes import kill
 from swarm.reporting import FirstContribution, StatusReporter, SwarmMetrics
 from swarm.rounds import CollaborationOptions
 from swarm.run_card import RunCard
 from swarm.start_clock import StartClock
 from swarm.status import Status, percent, tensorboard_command
 from swarm.strategy import SwarmStrategy
+
+logger = logging.getLogger(__name__)
+
+KEPT_CHECKPOINTS = 3
+AVERAGING_PROCESS = "The averaging process"
 
 
 class Session:
@@ -41,10 +51,11 @@ class Session:
     :param name: public name
     :param dht: a running DHT; stays running
     :param card: what is trained
-    :param joins: whether others train already; their state then counts, not this peer's checkpoint
+    :param joins: whether others train already: a checkpoint of this peer that cannot be read is then no obstacle
     :param addresses: where this peer can be reached
     :param stop_requested: when set, this peer leaves at the next opportunity
     :param clock: times the start
+    :param on_death: called, from another thread, with the name of a process of this peer that has died alone
     :raises InputError: something that a person gave cannot work
     """
 
@@ -58,6 +69,7 @@ class Session:
         addresses: tuple[str, ...],
         stop_requested: threading.Event,
         clock: StartClock,
+        on_death: Callable[[str], None],
     ):
         self.options, self.name, self.dht, self.card = options, name, dht, card
         self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
@@ -68,9 +80,8 @@ class Session:
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
         self.folder = RunFolder.create(options.machine.output_dir, card.run_id, name)
         self._check_folder()
-        self.checkpoint = self.folder.checkpoints / "last.ckpt"
-        earlier = _read_checkpoint(self.checkpoint)
-        self.resumed_step = None if joins or earlier is None else earlier["global_step"]
+        self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, needed=not joins)
+        self.resumed_step = None if earlier is None else earlier["global_step"]
         given = options.machine.batch_size
         self.data = VisionData(self.recipe, options.machine.data_dir, given or 1, dht.peer_id.to_base58())
         self.data.prepare_data()
@@ -89,6 +100,11 @@ class Session:
         self.folder.write_environment()
         self.metrics = SwarmMetrics(self.folder.rounds)
         self.company = NeedsFullPeer(dht.client_mode, stop_requested)
+        self.strategy = self._strategy()
+        self._processes = {"The DHT process": psutil.Process(dht.pid)}
+        self._processes |= {process.name(): process for process in dht.processes}
+        self._on_death = on_death
+        self.guard = Guard(self._current_processes, self._part_died)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
 
     def _first_status(self) -> Status:
@@ -129,9 +145,13 @@ class Session:
         try:
             # Lightning raises it after SIGTERM; this peer leaves in order, as after Ctrl-C
             with contextlib.suppress(SIGTERMException):
-                trainer.fit(self.task, self.data, ckpt_path=self.checkpoint if self.resumed_step is not None else None)
-            trainer.save_checkpoint(self.checkpoint, weights_only=False)
+                trainer.fit(self.task, self.data, ckpt_path=self.checkpoint)
+            trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
             outcome = self._outcome(trainer)
+        except Exception:
+            if self.guard.look() is None:
+                raise
+            outcome = "starting again"  # it could not be otherwise without that process
         finally:
             seconds = self.metrics.seconds
             final = self.reporter.finish(outcome)
@@ -140,9 +160,21 @@ class Session:
             raise InputError(self.company.complaint)
         return self._farewell(final, seconds)
 
-    def _trainer(self) -> Trainer:
-        patience, leaving = self.options.patience, self.options.leaving
-        strategy = SwarmStrategy(
+    def _current_processes(self) -> dict[str, psutil.Process]:
+        """What this peer consists of beside itself, while it trains."""
+        collaboration = self.strategy.collaboration
+        if collaboration is not None and AVERAGING_PROCESS not in self._processes:
+            self._processes[AVERAGING_PROCESS] = psutil.Process(collaboration.averager.pid)
+        return self._processes
+
+    def _part_died(self, name: str) -> None:
+        if (averaging := self._current_processes().get(AVERAGING_PROCESS)) is not None:
+            kill([averaging])  # it would only complain that it cannot leave in order
+        self._on_death(name)
+
+    def _strategy(self) -> SwarmStrategy:
+        patience = self.options.patience
+        return SwarmStrategy(
             self.recipe.target_batch_size,
             self.card.run_id,
             dht=self.dht,
@@ -159,33 +191,48 @@ class Session:
             rank=self.recipe.powersgd_rank,
             local=LocalSteps.of(self.recipe),
         )
-        checkpoints = ModelCheckpoint(
+
+    def _trainer(self) -> Trainer:
+        leaving = self.options.leaving
+        best = ModelCheckpoint(
             self.folder.checkpoints,
             "best",
             monitor="val/top1",
             mode="max",
-            save_last=True,
             save_on_train_epoch_end=False,  # the loader never ends: at validations
             enable_version_counter=False,
+        )
+        latest = ModelCheckpoint(
+            self.folder.checkpoints,
+            "{step}",
+            monitor="step",
+            mode="max",
+            save_top_k=KEPT_CHECKPOINTS,
+            every_n_train_steps=self.options.machine.checkpoint_every_steps,
         )
         return build_trainer(
             self.recipe,
             self.folder,
             accelerator={"auto": "auto", "cpu": "cpu", "cuda": "gpu"}[self.options.machine.device],
-            strategy=strategy,
+            strategy=self.strategy,
             callbacks=[
                 self.metrics,
                 self.reporter,
                 FirstContribution(self.clock, self.reporter.say),
                 self.company,
-                checkpoints,
+                self.guard,
+                best,
+                latest,
             ],
+            plugins=[AtomicCheckpointIO()],
             max_steps=leaving.max_steps,
             max_time=leaving.max_time,
             target_accuracy=leaving.target_accuracy,
         )
 
     def _outcome(self, trainer: Trainer) -> str:
+        if self.guard.found:
+            return "starting again"
         if self.stop_requested.is_set():
             return "no full peer" if self.company.complaint else "interrupted"
         accuracy = trainer.callback_metrics.get("val/top1", 0.0)
@@ -226,20 +273,22 @@ class Session:
         )
 
 
-def _read_checkpoint(path: Path) -> dict[str, Any] | None:
-    """This peer's last checkpoint, None if it has none.
+def newest_checkpoint(folder: Path, needed: bool) -> tuple[Path | None, dict[str, Any] | None]:
+    """The latest checkpoint that can be read, and what matters of it now; None and None if there is none.
 
-    :raises InputError: it is damaged
+    :param needed: nobody else holds a state: that all are damaged is an error then
+    :raises InputError: all are damaged
     """
-    if not path.exists():
-        return None
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-        return {key: checkpoint[key] for key in ("global_step", VisionData.__qualname__)}
-    except Exception as error:  # a pickle can fail in any way
-        raise InputError(
-            f"{path} cannot be read ({type(error).__name__}): delete it to begin with the swarm's state."
-        ) from error
+    found = sorted(folder.glob("[!.]*.ckpt"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found:
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+            return path, {key: checkpoint[key] for key in ("global_step", VisionData.__qualname__, "state_dict")}
+        except Exception as error:  # a pickle can fail in any way
+            logger.warning(f"The checkpoint {path} cannot be read ({type(error).__name__}) and is left out")
+    if found and needed:
+        raise InputError(f"No checkpoint in {folder} can be read: delete the folder to begin anew.")
+    return None, None
 
 
 def _silence_lightning() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import psutil
+
+STARTED = "SWARM_STARTED"
+"""Environment variable: the time at which a peer started again, as another program in the same process."""
 
 
 class StartClock:
@@ -14,7 +18,7 @@ class StartClock:
     """
 
     def __init__(self) -> None:
-        self._since = psutil.Process().create_time()
+        self._since = float(os.environ.pop(STARTED, 0)) or psutil.Process().create_time()
         self.seconds: dict[str, float] = {}
         """Phase: seconds, in order."""
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -28,6 +29,7 @@ UPDATE_TAGS = {
     *("round/compute_seconds", "round/blocked_seconds", "round/meeting_seconds", "round/exchange_seconds"),
     "round/parts_received_fraction",
 }
+LONG = ["--run-id", "long", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
 VALIDATED = [*TINY, "--validate-every-steps", "10"]
 VALIDATION_TAGS = {"val/loss", "val/top1", "val/top5", "val/macro_f1", "val/precision", "val/recall"}
 
@@ -175,8 +177,7 @@ def swarm(tmp_path_factory) -> Iterator[RunningSwarm]:
     """Three peers that train on and on; the second one stays to the end."""
     output_dir = tmp_path_factory.mktemp("long")
     with reaping() as programs:
-        options = ["--run-id", "long", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
-        first = PeerProgram(output_dir, "long", "first", *options, **PACED)
+        first = PeerProgram(output_dir, "long", "first", *LONG, **PACED)
         programs.append(first)
         second = PeerProgram(output_dir, "long", "second", "--initial-peers", first.address, **PACED)
         third = PeerProgram(output_dir, "long", "third", INITIAL_PEERS=first.address, **PACED)
@@ -204,8 +205,26 @@ def test_a_setting_that_contradicts_the_swarm_is_refused(swarm, refused):
     assert "--initial-peers" in error
 
 
+@pytest.mark.parametrize("part", ["p2pd", "averaging process", "DHT process"])
+def test_a_peer_that_loses_a_part_starts_again_as_the_same(swarm, part):
+    third, peer_id = swarm.third, swarm.third.peer_id
+    starts = third.output.count("First contribution")
+    program = psutil.Process(third.process.pid)
+    forks = [child for child in program.children() if child.cmdline() == program.cmdline()]
+    (dht,) = (child for child in forks if child.children())
+    (averaging,) = (child for child in forks if child != dht)
+    (p2pd,) = dht.children()
+    {"p2pd": p2pd, "averaging process": averaging, "DHT process": dht}[part].kill()
+    third.wait_until(lambda: f"{part} has died: this peer starts again." in third.output, "it is noticed", 10)
+    third.wait_until(lambda: third.output.count("First contribution") > starts, "it contributes again")
+    assert third.peer_id == peer_id
+    third.wait_for_contribution(updates=3)
+
+
 def test_the_first_peer_may_leave(swarm):
-    """Those who stay train on, and newcomers still learn what is trained."""
+    """Those who stay train on, newcomers still learn what is trained, and so does the first peer when it comes back."""
+    noted = swarm.first.folder.peers
+    swarm.first.wait_until(lambda: noted.exists() and swarm.second.peer_id in noted.read_text(), "it notes the others")
     swarm.first.interrupt()
     assert swarm.first.wait(10) == 0, swarm.first.output
     summary = summary_of(swarm.first.folder)
@@ -219,6 +238,13 @@ def test_the_first_peer_may_leave(swarm):
     newcomer.process.send_signal(signal.SIGTERM)
     assert newcomer.wait(10) == 0, newcomer.output
     assert summary_of(newcomer.folder)["outcome"] == "interrupted"
+
+    back = PeerProgram(swarm.output_dir, "long", "first", *LONG, **PACED)  # the same command as before
+    swarm.programs.append(back)
+    assert back.wait_for_contribution().step > summary["steps"]
+    assert "Joining run long as first" in back.output
+    back.interrupt()
+    assert back.wait(10) == 0, back.output
     swarm.second.wait_for_contribution(updates=3)
 
 
@@ -226,9 +252,7 @@ def test_a_killed_peer_comes_back_as_the_same(swarm):
     peer_id, step = swarm.third.peer_id, swarm.third.status.step
     swarm.third.process.kill()
     wait_until(lambda: not swarm.third.alive(), 10, "the killed peer's processes have ended")
-    # whatever its checkpoint says: the swarm's state counts
-    checkpoint = {"global_step": 10**6, "VisionData": {"position": 320}}
-    torch.save(checkpoint, swarm.third.folder.checkpoints / "last.ckpt")
+    torch.save({"global_step": 10**6}, swarm.third.folder.checkpoints / "last.ckpt")  # half a checkpoint, the newest
 
     again = swarm.join("third")
     assert again.peer_id == peer_id
@@ -371,7 +395,7 @@ def test_a_folder_of_another_recipe(refused, tmp_path):
 def test_a_damaged_checkpoint(refused, tmp_path):
     folder = RunFolder.create(tmp_path / "runs", "mine", "me")
     (folder.checkpoints / "last.ckpt").write_bytes(b"half a file")
-    assert "delete it to begin with the swarm's state" in refused("--run-id", "mine", "--public-name", "me")
+    assert "delete the folder to begin anew" in refused("--run-id", "mine", "--public-name", "me")
 
 
 def test_a_wrong_option_of_a_local_swarm(tmp_path):

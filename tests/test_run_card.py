@@ -11,13 +11,13 @@ import pytest
 
 from recipe.errors import InputError
 from recipe.presets import digits
+from swarm.keeper import Keeper
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.run_card import (
     MAX_CARD_BYTES,
     MAX_CARDS,
     PROTOCOL,
     RUNS_KEY,
-    CardKeeper,
     NewerProtocolError,
     RunCard,
     check_overrides,
@@ -171,7 +171,7 @@ def test_the_card_outlives_its_first_publisher(dhts):
     assert publish_card(first, card(), expiration_seconds=2)
     cards = read_cards(second)
     assert cards == {"mine": card()}
-    keeper = CardKeeper(second, cards["mine"], expiration_seconds=3)
+    keeper = Keeper(second, cards["mine"], keep_seconds=3, period_seconds=0.75)
     try:
         published = expiration(second)
         stop_dht(first)
@@ -231,10 +231,10 @@ class BrokenDHT:
 
 def test_the_keeper_survives_errors_and_logs_them_once(caplog):
     dht = BrokenDHT()
-    keeper = CardKeeper(dht, card(), expiration_seconds=0.2)
+    keeper = Keeper(dht, card(), period_seconds=0.05)
     assert dht.twice.wait(10)
     keeper.stop()
-    (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.run_card")
+    (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.keeper")
     assert "BrokenPipeError" in warning
 
 

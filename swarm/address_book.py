@@ -1,0 +1,59 @@
+"""Addresses of a run's peers on disk: who comes back finds the swarm through any of them, whoever has left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from recipe.errors import InputError
+from recipe.run_folder import RunFolder, write_json
+from swarm.addresses import check_reachable, parse_initial_peers
+
+MAX_REMEMBERED = 32
+MAX_ADDRESSES = 8
+"""Of one peer."""
+
+
+def read_book(path: Path) -> list[str]:
+    """The addresses in one file, newest first; none if it cannot be used."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return []
+    return usable(content["addresses"]) if isinstance(content, dict) and "addresses" in content else []
+
+
+def write_book(path: Path, addresses: Iterable[str]) -> None:
+    """Replace the file; a full disk costs the memory, never the training."""
+    try:
+        write_json(path, {"addresses": list(addresses)[:MAX_REMEMBERED]})
+    except OSError:
+        pass
+
+
+def usable(addresses: object, peer_id: str | None = None) -> list[str]:
+    """The well-formed multiaddresses among anything that anyone may have written, at most ``MAX_REMEMBERED``.
+
+    :param peer_id: leave out those of other peers
+    """
+    found: list[str] = []
+    for address in addresses[:MAX_REMEMBERED] if isinstance(addresses, list) else []:
+        if not isinstance(address, str) or len(address) > 200 or (peer_id and not address.endswith(f"/p2p/{peer_id}")):
+            continue
+        try:
+            found += parse_initial_peers([address])
+        except InputError:
+            continue
+    return list(dict.fromkeys(found))[:MAX_REMEMBERED]
+
+
+def met_before(output_dir: Path, run_id: str | None) -> list[str]:
+    """Addresses that peers of this machine noted in the run, or in any run, and where something still listens."""
+    books = output_dir.expanduser().glob(f"{run_id or '*'}/*/{RunFolder('').peers.name}")
+    newest_first = sorted(books, key=lambda path: path.stat().st_mtime, reverse=True)
+    addresses = list(dict.fromkeys(address for book in newest_first for address in read_book(book)))
+    try:
+        return check_reachable(addresses[:MAX_REMEMBERED])
+    except InputError:
+        return []

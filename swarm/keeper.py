@@ -1,0 +1,127 @@
+"""What each peer keeps in the DHT for newcomers, as long as it trains: the run card, and where peers can be called."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+
+import hivemind
+from hivemind.p2p import PeerID
+from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.timed_storage import get_dht_time
+
+from swarm.address_book import MAX_ADDRESSES, MAX_REMEMBERED, read_book, usable, write_book
+from swarm.run_card import RunCard, publish_card
+
+KEEP_SECONDS = 600.0
+"""How long card and addresses stay after the last keeper has gone."""
+PERIOD_SECONDS = 30.0
+CALL_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Publishes again and again, notes who else is there, and calls those of them again that the DHT has lost.
+
+    The last is what heals a network that was divided: by then the DHT of either half has forgotten the other one.
+
+    :param addresses: where this peer can be called, if it can
+    :param book: file of other peers' addresses
+    :param keep_seconds: how long what it publishes stays
+    :param period_seconds: longest time between two publications
+    """
+
+    def __init__(
+        self,
+        dht: hivemind.DHT,
+        card: RunCard,
+        addresses: Iterable[str] = (),
+        book: Path | None = None,
+        keep_seconds: float = KEEP_SECONDS,
+        period_seconds: float = PERIOD_SECONDS,
+    ):
+        self._dht, self._card, self._addresses, self._book = dht, card, list(addresses)[:MAX_ADDRESSES], book
+        self._keep_seconds, self._period_seconds = keep_seconds, period_seconds
+        self._key = f"{card.key_prefix}.addresses"
+        self._stopped = threading.Event()
+        self._warned = False
+        self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish no more; waits at most a second."""
+        self._stopped.set()
+        self._thread.join(1)
+
+    def _keep(self) -> None:
+        pause_seconds = 1.0  # in the beginning much changes
+        while not self._stopped.is_set():
+            try:
+                publish_card(self._dht, self._card, self._keep_seconds, timeout_seconds=self._period_seconds)
+                if not self._stopped.is_set():
+                    self._exchange_addresses()
+            except Exception as error:  # the DHT may be busy or ending: training goes on either way
+                self._warn_once(error)
+            pause_seconds = min(2 * pause_seconds, self._period_seconds)
+            self._stopped.wait(pause_seconds)
+
+    def _warn_once(self, error: Exception) -> None:
+        if not self._warned and not self._stopped.is_set():
+            self._warned = True
+            logger.warning("The run card could not be published, newcomers may not find the run: %r", error)
+
+    def _exchange_addresses(self) -> None:
+        own = self._dht.peer_id.to_base58()
+        if self._addresses:
+            self._dht.store(
+                self._key,
+                subkey=own,
+                value=self._addresses,
+                expiration_time=get_dht_time() + self._keep_seconds,
+                return_future=True,
+            ).result(self._period_seconds)
+        found = self._dht.get(self._key, latest=True, return_future=True).result(self._period_seconds)
+        others = addresses_in(getattr(found, "value", None), own)
+        if self._book is not None:
+            earlier = [address for address in read_book(self._book) if not address.endswith(own)]
+            others = list(dict.fromkeys([*others, *earlier]))[:MAX_REMEMBERED]
+            write_book(self._book, others)
+        self._dht.run_coroutine(_Call(others), return_future=True).result(self._period_seconds)
+
+
+def addresses_in(entries: object, own: str) -> list[str]:
+    """Addresses that others have published under their peer ids; anything else that is there is left out."""
+    if not isinstance(entries, Mapping):
+        return []
+    of_peers = (
+        usable(getattr(entry, "value", None), peer_id=peer)[:MAX_ADDRESSES]
+        for peer, entry in islice(entries.items(), MAX_REMEMBERED)
+        if isinstance(peer, str) and peer and peer != own
+    )
+    return [address for addresses in of_peers for address in addresses][:MAX_REMEMBERED]
+
+
+class _Call:
+    """Connects to those peers that this node of the DHT does not know (any more); runs in the DHT process."""
+
+    def __init__(self, addresses: list[str]):
+        self.addresses = addresses
+
+    async def __call__(self, _dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> None:
+        peers: dict[PeerID, list[Multiaddr]] = {}
+        for address in self.addresses:
+            peer = PeerID.from_base58(address.rpartition("/p2p/")[2])
+            peers.setdefault(peer, []).append(Multiaddr(address.rpartition("/p2p/")[0]))
+        known = node.protocol.routing_table.peer_id_to_uid
+        lost = {peer: at for peer, at in peers.items() if peer not in known and peer != node.peer_id}
+        await asyncio.gather(*(self._call(node, peer, at) for peer, at in lost.items()), return_exceptions=True)
+
+    @staticmethod
+    async def _call(node: hivemind.dht.DHTNode, peer: PeerID, addresses: list[Multiaddr]) -> None:
+        await asyncio.wait_for(node.p2p._client.connect(peer, addresses), CALL_SECONDS)
+        await asyncio.wait_for(node.protocol.call_ping(peer), CALL_SECONDS)  # which puts it into the routing table

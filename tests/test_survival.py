@@ -1,0 +1,153 @@
+"""What a peer keeps on disk to come back with, and what a bad disk costs it."""
+
+import logging
+import os
+import random
+import resource
+import signal
+import socket
+import warnings
+
+import pytest
+import torch
+
+from recipe.checkpoint_io import AtomicCheckpointIO
+from recipe.data import VisionData
+from recipe.errors import InputError
+from recipe.loggers import PatientTensorBoardLogger
+from recipe.run_folder import RunFolder
+from swarm.address_book import MAX_REMEMBERED, met_before, read_book, usable, write_book
+from swarm.keeper import addresses_in
+from swarm.pace import MAX_DROPPED, Pace
+from swarm.session import newest_checkpoint
+
+PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+ADDRESS = f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}"
+
+
+class Entry:
+    def __init__(self, value: object):
+        self.value = value
+
+
+# ---- addresses -----------------------------------------------------------------------------------------------------
+
+
+def test_a_book_holds_addresses_and_nothing_else(tmp_path):
+    book = RunFolder(tmp_path / "run" / "me").peers
+    book.parent.mkdir(parents=True)
+    assert read_book(book) == []
+    write_book(book, [ADDRESS, ADDRESS, "/ip4/1.2.3.4"])
+    assert read_book(book) == [ADDRESS]
+    for damaged in ("", "[]", "{", '{"addresses": 7}', '{"addresses": [7, null, "x"]}'):
+        book.write_text(damaged)
+        assert read_book(book) == []
+    write_book(tmp_path / "nowhere" / "book", [ADDRESS])  # a disk that does not work costs the book only
+
+
+def test_only_who_listens_is_met_again(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        here = f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}/p2p/{PEER}"
+        gone = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
+        for run, name, address in (("run", "me", gone), ("run", "you", here), ("other", "me", gone)):
+            RunFolder.create(tmp_path, run, name)
+            write_book(RunFolder(tmp_path / run / name).peers, [address])
+        assert met_before(tmp_path, "run") == [here]
+        assert met_before(tmp_path, None) == [here]
+        assert met_before(tmp_path, "other") == []
+        assert met_before(tmp_path / "empty", "run") == []
+
+
+def test_addresses_of_strangers_are_bounded_and_their_own():
+    assert addresses_in({PEER: Entry([ADDRESS])}, own="me") == [ADDRESS]
+    assert addresses_in({PEER: Entry([ADDRESS])}, own=PEER) == []
+    other = PEER[:-1] + "M"
+    assert addresses_in({other: Entry([ADDRESS])}, own="me") == [], "an address of somebody else"
+    many = [f"/ip4/203.0.113.5/tcp/{port}/p2p/{PEER}" for port in range(1, 999)]
+    assert len(addresses_in({PEER: Entry(many)}, own="me")) < MAX_REMEMBERED
+    for nonsense in (None, 7, "text", {7: Entry([ADDRESS])}, {PEER: 7}, {PEER: Entry(ADDRESS)}, {PEER: Entry([[]])}):
+        assert addresses_in(nonsense, own="me") == []
+
+
+def test_mutated_addresses_are_addresses_or_left_out():
+    random.seed(0)
+    for _ in range(10_000):
+        text = list(ADDRESS)
+        for _ in range(random.randint(1, 4)):
+            place = random.randrange(len(text))
+            text[place : place + random.randint(0, 3)] = random.choice(
+                ["", "/", "0", "\x00", "é", "/p2p/", "{}", "9" * 50]
+            )
+        found = usable(["".join(text)])
+        assert all(address.startswith("/") and "/p2p/" in address for address in found)
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+def save(path, step: int) -> None:
+    AtomicCheckpointIO().save_checkpoint({"global_step": step, VisionData.__qualname__: {}, "state_dict": {}}, path)
+
+
+def test_the_newest_checkpoint_that_can_be_read(tmp_path):
+    assert newest_checkpoint(tmp_path, needed=True) == (None, None)
+    for number, name in enumerate(("best.ckpt", "step=50.ckpt", "last.ckpt", ".last.ckpt.7.tmp")):
+        save(tmp_path / name, step=number)
+        os.utime(tmp_path / name, (number, number))
+    assert newest_checkpoint(tmp_path, needed=True)[1]["global_step"] == 2
+    (tmp_path / "last.ckpt").write_bytes(b"half a file")
+    path, content = newest_checkpoint(tmp_path, needed=True)
+    assert (path.name, content["global_step"]) == ("step=50.ckpt", 1)
+    for file in tmp_path.glob("*.ckpt"):
+        file.write_bytes(b"")
+    assert newest_checkpoint(tmp_path, needed=False) == (None, None)
+    with pytest.raises(InputError, match="No checkpoint in"):
+        newest_checkpoint(tmp_path, needed=True)
+
+
+@pytest.fixture
+def full_disk():
+    """The kernel refuses to write more than 64 KiB to a file, as it does when a disk is full."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_costs_the_checkpoint_only(tmp_path, full_disk, caplog):
+    path = tmp_path / "last.ckpt"
+    files, big = AtomicCheckpointIO(), {"weights": torch.zeros(100_000)}
+    files.save_checkpoint({"step": 1}, path)
+    for _ in range(3):
+        files.save_checkpoint(big, path)
+    assert torch.load(path) == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert "make room" in warning
+    files.save_checkpoint({"step": 2}, path)
+    assert torch.load(path) == {"step": 2}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_full_disk_costs_the_curves_only(tmp_path, full_disk):
+    board = PatientTensorBoardLogger(tmp_path, name="", version="")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3000):
+            board.log_metrics({"loss": 1.0}, step)
+            if step % 500 == 0:
+                board.save()
+        board.finalize("success")
+    (warning,) = (str(item.message) for item in caught if item.category is UserWarning)
+    assert "TensorBoard shows nothing more" in warning
+
+
+def test_three_useless_steps_in_a_row_are_noticed_once():
+    pace = Pace()
+    assert [pace.drop() for _ in range(MAX_DROPPED + 2)].count(True) == 1
+    pace.note(8, 1.0)
+    pace.take()
+    assert [pace.drop() for _ in range(MAX_DROPPED)] == [False] * (MAX_DROPPED - 1) + [True]
