@@ -100,6 +100,11 @@ class ProgressTracker(threading.Thread):
         with self._lock:
             return {peer: record for peer, record in self._others.items() if record.time >= oldest}
 
+    def name_of(self, peer: PeerID) -> str:
+        """Its public name, or its id if it says nothing."""
+        record = self.others.get(peer)
+        return str(peer) if record is None else record.name
+
     def _believed(self) -> dict[PeerID, PeerProgress]:
         now = time.monotonic()
         return {peer: record for peer, record in self.others.items() if self._distrusted.get(peer, 0) < now}

@@ -91,7 +91,7 @@ class Version:
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
             try:
-                return self._download(donor, averager, should_stop)
+                return self._download(donor, str(donor), averager, should_stop)
             except RoundFailed as error:
                 if should_stop() or time.monotonic() > deadline:
                     return logger.warning(f"No state from {donor}: {error}")
@@ -110,12 +110,12 @@ class Version:
             if not tracker.superiors:
                 return  # those who were ahead or senior are gone
             for peer_id in tracker.donors(min_step=self.step):
+                name = tracker.name_of(peer_id)
                 try:
-                    self._download(peer_id, averager, should_stop)
-                    return
+                    return self._download(peer_id, name, averager, should_stop)
                 except RoundFailed as error:
                     reason = str(error)
-                    logger.warning(f"No state from {peer_id}: {error}")
+                    logger.warning(f"No state from {name}: {error}")
                     tracker.distrust(peer_id)
             tracker.wait_refreshed(1.0)
             if time.monotonic() - began > SUPERIOR_SECONDS:
@@ -128,7 +128,7 @@ class Version:
                 "peers of --initial-peers can be reached and start again."
             )
 
-    def _download(self, peer_id: PeerID, averager: SwarmAverager, should_stop: Callable[[], bool]) -> None:
+    def _download(self, peer_id: PeerID, name: str, averager: SwarmAverager, should_stop: Callable[[], bool]) -> None:
         began = time.monotonic()
         download = averager.download_state(peer_id, self.state.max_bytes)
         while not download.done():
@@ -143,4 +143,4 @@ class Version:
             self.step, self.lineage = self.state.load(description, tensors)
         megabytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
         seconds = time.monotonic() - began
-        logger.info(f"Took over step {self.step} from {peer_id}: {megabytes:.1f} MB in {seconds:.1f} s")
+        logger.warning(f"Took over step {self.step} from {name}: {megabytes:.1f} MB in {seconds:.1f} s")

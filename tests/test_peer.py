@@ -154,6 +154,25 @@ def test_alone_it_goes_on_from_its_checkpoint(finished, tmp_path):
     assert steps == list(range(1, 31))
 
 
+def test_all_go_on_at_the_newest_step_that_anyone_has(finished, tmp_path):
+    """All have stopped; the first one comes back with nothing, the second one with its checkpoint."""
+    shutil.copytree(finished.output_dir, tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "whole" / "peer-1")
+    with reaping() as programs:
+        options = ["--run-id", "whole", "--max-steps", "25", "--min-peers", "2", *VALIDATED]
+        first = PeerProgram(tmp_path / "runs", "whole", "peer-1", *options)
+        programs.append(first)
+        joins = ["--initial-peers", first.address, "--max-steps", "25", "--min-peers", "2"]
+        second = PeerProgram(tmp_path / "runs", "whole", "peer-2", *joins)
+        programs.append(second)
+        for program in (first, second):
+            assert program.wait(START_SECONDS) == 0, program.output
+    assert "Took over step 20 from peer-2" in first.output
+    assert "Going on from step 20" in second.output
+    steps = [line["step"] for line in read_metrics(first.folder.metrics) if "train/loss" in line]
+    assert steps == list(range(21, 26))
+
+
 # ---- coming and going ----------------------------------------------------------------------------------------------
 
 
