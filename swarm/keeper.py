@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Iterable
 from pathlib import Path
 
 import hivemind
@@ -15,6 +14,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
 from swarm.address_book import MAX_ADDRESSES, MAX_REMEMBERED, read_book, usable, write_book
+from swarm.owners import owned_entries
 from swarm.run_card import RunCard, publish_card
 
 KEEP_SECONDS = 600.0
@@ -76,32 +76,30 @@ class Keeper:
             logger.warning("The run card could not be published, newcomers may not find the run: %r", error)
 
     def _exchange_addresses(self) -> None:
-        own = self._dht.peer_id.to_base58()
+        own = self._dht.peer_id
         if self._addresses:
             self._dht.store(
                 self._key,
-                subkey=own,
+                subkey=self._dht.owner,
                 value=self._addresses,
                 expiration_time=get_dht_time() + self._keep_seconds,
                 return_future=True,
             ).result(self._period_seconds)
         found = self._dht.get(self._key, latest=True, return_future=True).result(self._period_seconds)
-        others = addresses_in(getattr(found, "value", None), own)
+        others = addresses_in(found, own)
         if self._book is not None:
-            earlier = [address for address in read_book(self._book) if not address.endswith(own)]
+            earlier = [address for address in read_book(self._book) if not address.endswith(own.to_base58())]
             others = list(dict.fromkeys([*others, *earlier]))[:MAX_REMEMBERED]
             write_book(self._book, others)
         self._dht.run_coroutine(_Call(others), return_future=True).result(self._period_seconds)
 
 
-def addresses_in(entries: object, own: str) -> list[str]:
-    """Addresses that others have published under their peer ids; anything else that is there is left out."""
-    if not isinstance(entries, Mapping):
-        return []
+def addresses_in(found: object, own: PeerID) -> list[str]:
+    """Addresses that others have published of themselves; anything else that is there is left out."""
     of_peers = (
-        usable(getattr(entry, "value", None), peer_id=peer)[:MAX_ADDRESSES]
-        for peer, entry in islice(entries.items(), MAX_REMEMBERED)
-        if isinstance(peer, str) and peer and peer != own
+        usable(value, peer_id=peer.to_base58())[:MAX_ADDRESSES]
+        for peer, value in owned_entries(found, MAX_REMEMBERED)
+        if peer != own
     )
     return [address for addresses in of_peers for address in addresses][:MAX_REMEMBERED]
 

@@ -7,16 +7,16 @@ import os
 import re
 import signal
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError  # a class of its own before Python 3.11
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hivemind
 import psutil
-from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
@@ -24,6 +24,7 @@ from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
 from swarm.addresses import check_port_free, check_reachable, classify, parse_own_address
+from swarm.owners import OwnedRecords, read_key
 from swarm.processes import descendants, die_with_parent, keep_signal_handlers, kill, leave_terminal, use_fork
 from swarm.reachability import offer_call_backs
 
@@ -101,6 +102,8 @@ class SwarmDHT(hivemind.DHT):
     The kernel tells the process when the *thread* that made it dies, so only the main thread may start one.
     """
 
+    owner: bytes
+    """Subkey of this peer's own records."""
     processes: tuple[psutil.Process, ...] = ()
     """Everything below the DHT process (p2pd), noted when it was up."""
 
@@ -132,11 +135,7 @@ def _end_at_once(signal_number: int, _frame) -> None:
     os._exit(128 + signal_number)
 
 
-def start_dht(
-    options: NetworkOptions,
-    record_validators: Sequence[RecordValidatorBase] = (),
-    meanwhile: Callable[[], None] = lambda: None,
-) -> SwarmDHT:
+def start_dht(options: NetworkOptions, meanwhile: Callable[[], None] = lambda: None) -> SwarmDHT:
     """Join the swarm of ``options.initial_peers``, or start a new one. Main thread only.
 
     :param meanwhile: done while the other process connects, such as further imports
@@ -147,15 +146,18 @@ def start_dht(
     use_fork()
     options.check()
     peers = check_reachable(options.initial_peers)
-    with keep_signal_handlers():
+    with keep_signal_handlers(), tempfile.TemporaryDirectory() as folder:
+        if options.identity_path is None:
+            options = replace(options, identity_path=Path(folder) / "identity", check_identity=False)
+            prepare_identity(options.identity_path)
         start = time.monotonic()
         try:
             try:
-                dht = _launch(options, peers, record_validators, meanwhile)
+                dht = _launch(options, peers, meanwhile)
             except Exception as error:
                 if not _was_too_slow(error, time.monotonic() - start):
                     raise
-                dht = _launch(options, peers, record_validators, meanwhile)
+                dht = _launch(options, peers, meanwhile)
             if not options.client_mode:
                 dht.run_coroutine(offer_call_backs, return_future=True).result(10)
             return dht
@@ -213,24 +215,22 @@ def own_addresses() -> list[str]:
     return sorted(found, key=lambda ip: classify(f"/ip4/{ip}") != "loopback")
 
 
-def _launch(
-    options: NetworkOptions,
-    peers: list[str],
-    record_validators: Sequence[RecordValidatorBase],
-    meanwhile: Callable[[], None],
-) -> SwarmDHT:
+def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], None]) -> SwarmDHT:
+    identity = options.identity_path.expanduser()
+    records = OwnedRecords(read_key(identity))
     listening = {"no_listen": True, "host_maddrs": None} if options.client_mode else {}
     dht = SwarmDHT(
         initial_peers=peers or None,
         start=False,
-        record_validators=record_validators,
+        record_validators=[records],
         **{"host_maddrs": options.listen_addresses(), **listening},
         announce_maddrs=options.announced_addresses(),
-        identity_path=str(options.identity_path.expanduser()) if options.identity_path else None,
+        identity_path=str(identity),
         client_mode=options.client_mode,
         startup_timeout=options.startup_timeout_seconds,
         check_if_identity_free=options.check_identity,
     )
+    dht.owner = records.local_public_key
     try:
         dht.run_in_background(await_ready=False)
         meanwhile()

@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from hivemind import DHT
 from hivemind.p2p import PeerID
-from hivemind.utils import ValueWithExpiration, get_dht_time, get_logger
+from hivemind.utils import get_dht_time, get_logger
 
+from swarm.owners import owned_entries
 from swarm.record import AVERAGING, JOINING, REPORT_SECONDS, TRAINING, PeerProgress
 from swarm.rounds import MAX_GROUP_SIZE, Group, Member
 
@@ -30,7 +31,7 @@ DISTRUST_SECONDS = 60.0
 class ProgressTracker(threading.Thread):
     """Reports this peer's progress and keeps a picture of the others', in a thread of its own.
 
-    :param dht: a running DHT
+    :param dht: a running DHT, of :func:`~swarm.network.start_dht`
     :param namespace: run and recipe
     :param target_batch_size: samples over all peers per global update
     :param name: public name
@@ -233,28 +234,25 @@ class ProgressTracker(threading.Thread):
     def _store(self, record: PeerProgress | None, expiration: float) -> None:
         value = replace(record, time=get_dht_time()).to_bytes() if record is not None else None
         future = self._dht.store(
-            self._key, subkey=self.peer_id.to_bytes(), value=value, expiration_time=expiration, return_future=True
+            self._key, subkey=self._dht.owner, value=value, expiration_time=expiration, return_future=True
         )
         future.result(timeout=RECORD_SECONDS / 3)
 
     def _read(self) -> None:
         found = self._dht.get(self._key, latest=True, return_future=True).result(timeout=RECORD_SECONDS / 3)
-        entries = found.value if found is not None and isinstance(found.value, dict) else {}
         now, others = get_dht_time(), {}
-        for subkey, entry in list(entries.items())[: 2 * MAX_GROUP_SIZE]:
+        for peer_id, value in owned_entries(found, 2 * MAX_GROUP_SIZE):
             try:
-                peer_id = PeerID(subkey)
-                if peer_id != self.peer_id and isinstance(entry, ValueWithExpiration) and entry.value is not None:
-                    others[peer_id] = PeerProgress.from_bytes(entry.value, now)
-            except Exception as error:
-                self._complain_once(subkey, error)
+                if peer_id != self.peer_id:
+                    others[peer_id] = PeerProgress.from_bytes(value, now)
+            except ValueError as error:
+                self._complain_once(peer_id, error)
         with self._lock:
             self._others = others
 
-    def _complain_once(self, subkey, error: Exception) -> None:
-        key = subkey if isinstance(subkey, bytes) else b""
-        if key not in self._complained and len(self._complained) < MAX_GROUP_SIZE:
-            self._complained.add(key)
+    def _complain_once(self, peer_id: PeerID, error: Exception) -> None:
+        if peer_id not in self._complained and len(self._complained) < MAX_GROUP_SIZE:
+            self._complained.add(peer_id)
             logger.warning(f"Ignoring a peer whose progress record makes no sense ({error})")
 
     def close(self) -> None:

@@ -5,22 +5,25 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from typing import Any
 
 import hivemind
+from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import get_dht_time
 
 from recipe.config import Recipe
 from recipe.errors import InputError
+from swarm.owners import owned_entries
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when peers of two versions could no longer train together."""
 
 RUNS_KEY = "swarm.runs"
 MAX_CARD_BYTES = 64 * 1024
-MAX_CARDS = 100
+MAX_CARDS = 1000
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 logger = logging.getLogger(__name__)
@@ -109,13 +112,13 @@ class RunCard:
 def publish_card(
     dht: hivemind.DHT, card: RunCard, expiration_seconds: float = 600, timeout_seconds: float = 30
 ) -> bool:
-    """Store the card under ``swarm.runs``; True unless nobody took it, or somebody published it for longer.
+    """Store the card under ``swarm.runs``, as this peer's word; True unless nobody took it.
 
     :raises concurrent.futures.TimeoutError: the DHT process did not answer.
     """
     stored = dht.store(
         RUNS_KEY,
-        subkey=card.run_id,
+        subkey=dht.owner,
         value=card.to_bytes(),
         expiration_time=get_dht_time() + expiration_seconds,
         return_future=True,
@@ -123,26 +126,31 @@ def publish_card(
     return bool(stored.result(timeout_seconds))
 
 
-def read_cards(dht: hivemind.DHT, timeout_seconds: float = 20) -> dict[str, RunCard]:
+def read_cards(dht: hivemind.DHT, trusted: Sequence[str] = (), timeout_seconds: float = 20) -> dict[str, RunCard]:
     """The cards of all runs in this DHT by run id, as soon as there is one; empty after the timeout.
 
-    Malformed cards are left out (one line of log); of more than 100, the first are looked at.
+    Malformed cards are left out (one line of log); of more than 1,000, the first are looked at.
 
+    :param trusted: addresses that a person gave: what the peers behind them say counts, if they say something, and
+        otherwise what most peers say
     :raises NewerProtocolError: there are cards of a later version, and none of ours.
     """
     deadline = time.monotonic() + timeout_seconds
+    peers = {address.rpartition("/p2p/")[2] for address in trusted}
     while True:
-        cards, refused = _valid_cards(_fetch(dht, deadline - time.monotonic()))
+        said, refused = _valid_cards(_fetch(dht, deadline - time.monotonic()))
         pause_seconds = min(0.5, deadline - time.monotonic())
-        if cards or pause_seconds <= 0:
+        if said or pause_seconds <= 0:
             break
         time.sleep(pause_seconds)
     newer = [error for error in refused if isinstance(error, NewerProtocolError)]
-    if newer and not cards:
+    if newer and not said:
         raise newer[0]
     if refused:
         logger.warning("%d run cards are left out, the first because: %s", len(refused), refused[0])
-    return cards
+    by_trusted = {peer: card for peer, card in said.items() if peer.to_base58() in peers}
+    votes = Counter((by_trusted or said).values())
+    return {card.run_id: card for card, _ in reversed(votes.most_common())}  # of one name, what most say comes last
 
 
 def choose_card(cards: Mapping[str, RunCard], run_id: str | None) -> RunCard:
@@ -183,25 +191,21 @@ def check_overrides(card: RunCard, wanted: Mapping[str, object]) -> None:
         )
 
 
-def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Mapping:
-    """The raw entries under ``swarm.runs``; empty when there is no (sensible) answer."""
+def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Any:
+    """What is under ``swarm.runs``; None when there is no answer."""
     try:
-        found = dht.get(RUNS_KEY, latest=True, return_future=True).result(max(1, timeout_seconds))
+        return dht.get(RUNS_KEY, latest=True, return_future=True).result(max(1, timeout_seconds))
     except Exception as error:
         logger.debug("Reading the run cards failed: %r", error)
-        return {}
-    return found.value if found is not None and isinstance(found.value, Mapping) else {}
+        return None
 
 
-def _valid_cards(entries: Mapping) -> tuple[dict[str, RunCard], list[InputError]]:
-    """The cards that can be used, and why the others cannot."""
+def _valid_cards(found: Any) -> tuple[dict[PeerID, RunCard], list[InputError]]:
+    """The cards that can be used by who says so, and why the others cannot."""
     cards, refused = {}, []
-    for run_id, entry in islice(entries.items(), MAX_CARDS):
+    for peer, value in owned_entries(found, MAX_CARDS):
         try:
-            card = RunCard.from_bytes(getattr(entry, "value", None))
-            if card.run_id != run_id:
-                raise InputError(f"The swarm holds the run card of {card.run_id!r} under another name.")
-            cards[card.run_id] = card
+            cards[peer] = RunCard.from_bytes(value)
         except InputError as error:
             refused.append(error)
     return cards, refused

@@ -16,6 +16,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.codecs import Codec
+from swarm.owners import owned_entries
 from swarm.record import PeerProgress
 from swarm.rounds import MAX_GROUP_SIZE
 from swarm.run_card import RunCard
@@ -111,11 +112,10 @@ def expected_traffic(dht: hivemind.DHT, card: RunCard, shapes: Sequence[Sequence
 def progress_records(dht: hivemind.DHT, card: RunCard, timeout_seconds: float = 5) -> list[PeerProgress]:
     """Of everyone who trains; what makes no sense is left out."""
     found = dht.get(f"{card.key_prefix}.progress", latest=True, return_future=True).result(timeout_seconds)
-    entries = found.value if found is not None and isinstance(found.value, dict) else {}
     records = []
-    for entry in list(entries.values())[:MAX_GROUP_SIZE]:
+    for _, value in owned_entries(found, MAX_GROUP_SIZE):
         try:
-            records.append(PeerProgress.from_bytes(entry.value, get_dht_time()))
-        except (ValueError, AttributeError):
+            records.append(PeerProgress.from_bytes(value, get_dht_time()))
+        except ValueError:
             continue
     return records

@@ -72,8 +72,8 @@ def test_start_join_store_and_clean_shutdown(first, dhts):
     (address,) = visible_addresses(joined)
     assert address.startswith("/ip4/127.0.0.1/tcp/")
     assert address.endswith(f"/p2p/{joined.peer_id}")
-    assert joined.store("key", "value", expiration_time=time.time() + 60)
-    assert joined.get("key").value == "value"
+    assert joined.store("key", subkey=joined.owner, value="value", expiration_time=time.time() + 60)
+    assert joined.get("key").value[joined.owner].value == "value"
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
     processes = [psutil.Process(joined.pid), *joined.processes]

@@ -11,6 +11,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from test_rounds import mutated
 
+from swarm.owners import peer_of
 from swarm.progress import RECORD_SECONDS, ProgressTracker
 from swarm.record import (
     AVERAGING,
@@ -23,6 +24,7 @@ from swarm.record import (
     PeerProgress,
 )
 from swarm.rounds import LINEAGE_BYTES, MAX_STEP, Group, Ticket
+from tests.owners import subkey_of
 
 NOW = 1_700_000_000.0
 RECORD = PeerProgress("anna", 12, 96, 250.0, NOW - 60, NOW - 1, False, TRAINING, 1.25, 0.5)
@@ -40,7 +42,8 @@ class FakeDHT:
     """Keeps the records of one key in a dictionary."""
 
     def __init__(self, client_mode: bool = False):
-        self.peer_id, self.client_mode = PeerID(b"own"), client_mode
+        self.owner, self.client_mode = subkey_of("own"), client_mode
+        self.peer_id = peer_of(self.owner)
         self.records = {}
 
     def store(self, key, subkey, value, expiration_time, return_future):
@@ -71,10 +74,9 @@ class Swarm:
         return self.says_bytes(name, replace(record, **fields).to_bytes())
 
     def says_bytes(self, name: str, data: bytes) -> PeerID:
-        peer_id = PeerID(name.encode())
-        self.dht.store("", peer_id.to_bytes(), data, get_dht_time() + RECORD_SECONDS, True)
+        self.dht.store("", subkey_of(name), data, get_dht_time() + RECORD_SECONDS, True)
         self.tracker._read()
-        return peer_id
+        return peer_of(subkey_of(name))
 
     @property
     def members(self) -> set[PeerID]:
@@ -242,7 +244,7 @@ def test_members_are_those_who_have_joined_and_still_speak(swarm):
     swarm.says("dora", age=RECORD_SECONDS + 1)
     assert swarm.members == {own, anna, ben}
     assert {member.peer_id for member in swarm.tracker.members if member.client_mode} == {ben}
-    swarm.dht.store("", anna.to_bytes(), None, get_dht_time() + RECORD_SECONDS, True)  # says goodbye
+    swarm.dht.store("", subkey_of("anna"), None, get_dht_time() + RECORD_SECONDS, True)  # says goodbye
     swarm.tracker._read()
     assert swarm.members == {own, ben}
 
@@ -304,6 +306,7 @@ def test_nonsense_in_the_dht_is_ignored(swarm):
         swarm.says_bytes(f"liar {number}", chance.randbytes(40))
     swarm.says_bytes("no bytes", "text")
     swarm.dht.records["no bytes either"] = ValueWithExpiration(RECORD.to_bytes(), get_dht_time() + 10)
-    swarm.dht.records[b"no entry"] = 7
+    swarm.dht.records[b"no owner"] = ValueWithExpiration(RECORD.to_bytes(), get_dht_time() + 10)
+    swarm.dht.records[subkey_of("no entry")] = 7
     swarm.tracker._read()
     assert set(swarm.tracker.others) == {anna}

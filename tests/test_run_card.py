@@ -25,6 +25,7 @@ from swarm.run_card import (
     publish_card,
     read_cards,
 )
+from tests.owners import subkey_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -54,10 +55,10 @@ def join(dht):
     return start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",), initial_peers=peers))
 
 
-def expiration(dht, run_id: str = "mine") -> float:
-    """When the card of a run ends, as this node knows it; 0 for no card."""
+def expiration(dht) -> float:
+    """When the last card ends, as this node knows it; 0 for no card."""
     found = dht.get(RUNS_KEY, latest=True)
-    return found.value[run_id].expiration_time if found and run_id in found.value else 0
+    return max((entry.expiration_time for entry in found.value.values()), default=0) if found else 0
 
 
 def wait_for(condition: Callable[[], bool], timeout_seconds: float = 20) -> None:
@@ -189,29 +190,28 @@ def test_the_card_outlives_its_first_publisher(dhts):
 
 def test_reading_waits_for_the_first_card_and_leaves_out_bad_ones(dhts, caplog):
     first, second = dhts
-    later = time.time() + 60
-    for name, value in {"broken": b"?", "number": 7, "alias": card("other").to_bytes()}.items():
-        assert first.store(RUNS_KEY, subkey=name, value=value, expiration_time=later)
-    publisher = threading.Timer(0.7, publish_card, (first, card()))
+    assert first.store(RUNS_KEY, subkey=first.owner, value=b"?", expiration_time=time.time() + 60)
+    publisher = threading.Timer(0.7, publish_card, (second, card()))
     publisher.start()
-    assert read_cards(second) == {"mine": card()}
+    assert read_cards(first) == {"mine": card()}
     publisher.join()
     (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.run_card")
-    assert warning.startswith("3 run cards are left out")
+    assert warning.startswith("1 run cards are left out")
 
 
 def test_nothing_but_newer_cards_asks_for_an_update(dhts):
     first, second = dhts
     assert read_cards(second, timeout_seconds=0.1) == {}
-    assert first.store(
-        RUNS_KEY, subkey="mine", value=rewritten(protocol=PROTOCOL + 1), expiration_time=time.time() + 60
-    )
+    newer = rewritten(protocol=PROTOCOL + 1)
+    assert first.store(RUNS_KEY, subkey=first.owner, value=newer, expiration_time=time.time() + 60)
     with pytest.raises(NewerProtocolError):
         read_cards(second, timeout_seconds=0.1)
 
 
 class BrokenDHT:
     """Counts the stores that it fails, and what it returns for reads."""
+
+    owner = subkey_of("broken")
 
     def __init__(self, entries=None):
         self.stores, self.entries, self.twice = 0, entries, threading.Event()
@@ -240,7 +240,9 @@ def test_the_keeper_survives_errors_and_logs_them_once(caplog):
 
 def test_hostile_answers_to_a_read_are_no_cards():
     entry = dataclasses.make_dataclass("Entry", ["value"])
-    for value in (None, b"regular value", 7, {"mine": "no entry"}, {7: entry(b"?")}):
+    own, good = subkey_of("mine"), entry(card().to_bytes())
+    for value in (None, b"regular value", 7, {own: "no entry"}, {own: entry(7)}, {7: good}, {b"mine": good}):
         assert read_cards(BrokenDHT(entry(value)), timeout_seconds=0) == {}
-    crowd = {f"run{i}": entry(card(f"run{i}").to_bytes()) for i in range(MAX_CARDS + 20)}
+    assert read_cards(BrokenDHT(entry({own: good}))) == {"mine": card()}
+    crowd = {subkey_of(f"{i}"): entry(card(f"run{i}").to_bytes()) for i in range(MAX_CARDS + 20)}
     assert len(read_cards(BrokenDHT(entry(crowd)))) == MAX_CARDS

@@ -18,8 +18,10 @@ from recipe.loggers import PatientTensorBoardLogger
 from recipe.run_folder import RunFolder
 from swarm.address_book import MAX_REMEMBERED, met_before, read_book, usable, write_book
 from swarm.keeper import addresses_in
+from swarm.owners import peer_of
 from swarm.pace import MAX_DROPPED, Pace
 from swarm.session import newest_checkpoint
+from tests.owners import subkey_of
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 ADDRESS = f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}"
@@ -61,14 +63,16 @@ def test_only_who_listens_is_met_again(tmp_path):
 
 
 def test_addresses_of_strangers_are_bounded_and_their_own():
-    assert addresses_in({PEER: Entry([ADDRESS])}, own="me") == [ADDRESS]
-    assert addresses_in({PEER: Entry([ADDRESS])}, own=PEER) == []
-    other = PEER[:-1] + "M"
-    assert addresses_in({other: Entry([ADDRESS])}, own="me") == [], "an address of somebody else"
-    many = [f"/ip4/203.0.113.5/tcp/{port}/p2p/{PEER}" for port in range(1, 999)]
-    assert len(addresses_in({PEER: Entry(many)}, own="me")) < MAX_REMEMBERED
-    for nonsense in (None, 7, "text", {7: Entry([ADDRESS])}, {PEER: 7}, {PEER: Entry(ADDRESS)}, {PEER: Entry([[]])}):
-        assert addresses_in(nonsense, own="me") == []
+    subkey, me = subkey_of("anna"), peer_of(subkey_of("me"))
+    anna = peer_of(subkey)
+    address = f"/ip4/203.0.113.5/tcp/31337/p2p/{anna}"
+    assert addresses_in(Entry({subkey: Entry([address])}), me) == [address]
+    assert addresses_in(Entry({subkey: Entry([address])}), anna) == []
+    assert addresses_in(Entry({subkey: Entry([ADDRESS])}), me) == [], "an address of somebody else"
+    many = [f"/ip4/203.0.113.5/tcp/{port}/p2p/{anna}" for port in range(1, 999)]
+    assert 0 < len(addresses_in(Entry({subkey: Entry(many)}), me)) < MAX_REMEMBERED
+    for nonsense in (None, 7, {7: Entry([address])}, {subkey: 7}, {subkey: Entry(address)}, {subkey: Entry([[]])}):
+        assert addresses_in(Entry(nonsense), me) == []
 
 
 def test_mutated_addresses_are_addresses_or_left_out():

@@ -1,0 +1,71 @@
+"""Records that only their owner can write: the subkey is the owner's public key, and the value is signed with its key.
+
+A peer's id is the hash of that public key (libp2p's definition), so every record says which peer wrote it, and nobody
+can speak for another one. What is not signed is not stored, not passed on and not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
+from hivemind.proto import crypto_pb2
+from hivemind.utils.crypto import RSAPrivateKey
+
+_OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/]{100,1400}={0,2})\]")
+_SHA2_256 = b"\x12\x20"  # multihash: its code, and 32 bytes
+
+
+class OwnedRecords(RSASignatureValidator):
+    """Signs what this peer stores, and refuses what somebody else has stored in the name of a third.
+
+    :param key: this peer's own
+    """
+
+    def __init__(self, key: RSAPrivateKey):
+        super().__init__(key)
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            return record.subkey is not None and b"[owner:" in record.subkey and super().validate(record)
+        except Exception:  # a stranger's bytes: no key, no text, no signature
+            return False
+
+
+def read_key(path: Path) -> RSAPrivateKey:
+    """The private key in an identity file of libp2p."""
+    content = crypto_pb2.PrivateKey.FromString(path.read_bytes())
+    return RSAPrivateKey.from_bytes(content.data)
+
+
+def owned_entries(found: Any, most: int) -> Iterator[tuple[PeerID, Any]]:
+    """The owners and the values of what has been found under a key of the DHT, at most so many."""
+    entries = getattr(found, "value", None)
+    for subkey, entry in islice(entries.items() if isinstance(entries, Mapping) else (), most):
+        owner = peer_of(subkey) if isinstance(subkey, bytes) else None
+        if owner is not None and getattr(entry, "value", None) is not None:
+            yield owner, entry.value
+
+
+@lru_cache(maxsize=4096)
+def peer_of(subkey: bytes) -> PeerID | None:
+    """The peer that owns records with this subkey; None if it names no key."""
+    match = _OWNER.fullmatch(subkey[:2000])
+    if match is None:
+        return None
+    try:
+        key = serialization.load_ssh_public_key(match[1])
+        der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    except Exception:  # a stranger's bytes
+        return None
+    public_key = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=der).SerializeToString()
+    return PeerID(_SHA2_256 + hashlib.sha256(public_key).digest())

@@ -1,0 +1,78 @@
+"""Nobody can speak for another peer, whatever is stored in the DHT."""
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+from hivemind.p2p import PeerID
+
+from recipe.presets import digits
+from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.owners import owned_entries, peer_of
+from swarm.run_card import PROTOCOL, RUNS_KEY, RunCard, publish_card, read_cards
+from tests.owners import subkey_of
+
+pytestmark = pytest.mark.timeout(60)
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+
+
+@pytest.fixture(scope="module")
+def dhts():
+    """Three nodes that know each other."""
+    started = []
+    try:
+        for _ in range(3):
+            peers = tuple(visible_addresses(started[0])) if started else ()
+            started.append(start_dht(NetworkOptions(host_maddrs=LOOPBACK, initial_peers=peers)))
+        yield started
+    finally:
+        for dht in reversed(started):
+            stop_dht(dht)
+
+
+def test_records_say_who_wrote_them(dhts):
+    later = time.time() + 60
+    for dht in dhts:
+        assert peer_of(dht.owner) == dht.peer_id
+        assert dht.store("who", subkey=dht.owner, value=str(dht.peer_id), expiration_time=later)
+    for dht in dhts:
+        said = dict(owned_entries(dht.get("who", latest=True), 10))
+        assert said == {other.peer_id: str(other.peer_id) for other in dhts}
+
+
+def test_nobody_writes_for_another_or_for_nobody(dhts):
+    victim, liar, reader = dhts
+    later = time.time() + 60
+    assert victim.store("mine", subkey=victim.owner, value="true", expiration_time=later)
+    for subkey in (victim.owner, subkey_of("nobody's"), b"[owner:ssh-rsa AAAA]", b"plain", "text"):
+        assert not liar.store("mine", subkey=subkey, value="false", expiration_time=later + 1)
+    assert not liar.store("mine", "false", expiration_time=later + 1)
+    assert dict(owned_entries(reader.get("mine", latest=True), 10)) == {victim.peer_id: "true"}
+
+
+def test_the_word_of_who_invited_counts_and_otherwise_what_most_say(dhts):
+    organiser, *liars = dhts
+    true = RunCard(PROTOCOL, "run", digits())
+    false = RunCard(PROTOCOL, "run", replace(digits(), learning_rate=1.0))
+    for liar in liars:
+        assert publish_card(liar, false)
+    assert publish_card(organiser, true)
+    invited = visible_addresses(organiser)
+    assert read_cards(liars[0], invited) == {"run": true}
+    assert read_cards(organiser) == {"run": false}
+    assert organiser.store(RUNS_KEY, subkey=organiser.owner, value=None, expiration_time=time.time() + 60)
+    assert read_cards(organiser, invited) == {"run": false}, "who invited says nothing"
+
+
+def test_mutated_subkeys_name_a_peer_or_nobody():
+    random.seed(0)
+    good = subkey_of("anna")
+    assert isinstance(peer_of(good), PeerID)
+    for _ in range(10_000):
+        spoiled = bytearray(good)
+        for _ in range(random.randint(1, 4)):
+            place = random.randrange(len(spoiled))
+            spoiled[place : place + random.randint(0, 2)] = random.randbytes(random.randint(0, 3))
+        assert peer_of(bytes(spoiled)) is None or peer_of(bytes(spoiled)) != peer_of(good) or spoiled == good
