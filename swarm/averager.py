@@ -18,6 +18,7 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
 
+from swarm import faults
 from swarm.codecs import Codec, ErrorFeedback
 from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
 from swarm.processes import die_with_parent
@@ -198,7 +199,9 @@ class SwarmAverager(StateTransfer):
         started = time.perf_counter()
         if self._low_rank is not None:
             ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
+        faults.at("meeting", ticket.step)
         group = await meetings.meet(ticket, members, patience, asyncio.get_running_loop().time() + timeout)
+        faults.at("met", ticket.step)
         met = time.perf_counter()
         if group.samples < self._min_samples:
             raise ShortBatch(group)
@@ -239,6 +242,9 @@ class SwarmAverager(StateTransfer):
     def _handed_over_to(self, peer_id: PeerID) -> None:
         self._meetings().hold_door(peer_id)
         self._company_until.value = self._meetings().company_until
+
+    def _current_step(self) -> int:
+        return self._meetings().step
 
     def _took_over(self) -> None:
         for memory in (self._feedback, self._low_rank):

@@ -26,6 +26,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor
 
+from swarm import faults
 from swarm.codecs import ErrorFeedback
 from swarm.rounds import Group
 
@@ -152,6 +153,7 @@ class ExactAllReduceRunner(AllReduceRunner):
             async for message in messages:
                 self.bytes_sent += message.ByteSize()
                 yield message
+                faults.at("exchanging", self._group.tickets[0].step)
         finally:
             await messages.aclose()
 

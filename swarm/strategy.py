@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch.optim import Optimizer
 
 from recipe.errors import InputError
+from swarm import faults
 from swarm.codecs import Codec
 from swarm.collaboration import Collaboration
 from swarm.diloco import LocalCollaboration, LocalSteps
@@ -193,6 +194,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         **kwargs: Any,
     ) -> Any:
         loss = closure()
+        faults.at("computing", self.collaboration.step)
         averaged = loss is not None and self.collaboration.contribute(self._micro_batch_samples, float(loss))
         if averaged:
             super().optimizer_step(optimizer, lambda: loss, model=model, **kwargs)

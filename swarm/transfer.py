@@ -14,6 +14,7 @@ from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 from hivemind.utils.streaming import combine_from_streaming
 
+from swarm import faults
 from swarm.exchange import until_caller_hangs_up
 from swarm.rounds import RoundFailed
 
@@ -52,6 +53,10 @@ class StateTransfer(DecentralizedAverager):
     def _took_over(self) -> None:
         """This peer's own state is gone."""
 
+    def _current_step(self) -> int:
+        """The step of the state."""
+        return 0
+
     async def _declare_for_download_periodically(self) -> None:
         """Hivemind announces donors in the DHT; here every member of the swarm is one, found by its progress record."""
 
@@ -61,6 +66,7 @@ class StateTransfer(DecentralizedAverager):
         """Another peer takes over our state, and will come to the next round."""
         async for message in super().rpc_download_state(request, context):
             yield message
+            faults.at("giving state", self._current_step())
         self._handed_over_to(context.remote_id)
         yield averaging_pb2.DownloadData()  # nothing in it: that was all
         await until_caller_hangs_up()
@@ -85,6 +91,7 @@ class StateTransfer(DecentralizedAverager):
             if not message.ByteSize():
                 break
             received_bytes += message.ByteSize()
+            faults.at("taking state")
             if received_bytes > max_bytes:
                 raise RoundFailed(f"{peer_id} sent more than the {max_bytes} bytes that this model can need")
             if message.metadata:

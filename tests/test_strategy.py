@@ -23,6 +23,7 @@ from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
+from swarm import faults
 from swarm.processes import descendants
 from swarm.rounds import CollaborationOptions
 from swarm.strategy import SwarmStrategy
@@ -476,22 +477,37 @@ def test_a_peer_whose_gradients_are_not_finite_only_listens():
     assert_same_bits(found["a"].state, found["b"].state)
 
 
+LOST_SECONDS = 10.0
+"""Twice as long as the others wait for somebody who is missing."""
+
+
 def after_five_of_two(updates) -> bool:
     seen_three = any(update.num_peers == 3 for update in updates)
     return seen_three and len(updates) >= 5 and all(update.num_peers == 2 for update in updates[-5:])
 
 
+def train_doomed(fault, name, initial_peers, line, *args, **options):
+    """Train until the fault happens."""
+    faults.plan(fault)
+    return train(name, initial_peers, line, *args, **options)
+
+
+@pytest.mark.parametrize("stage", ["any", *faults.STAGES[:4]])
 @pytest.mark.parametrize("victim", ["a", "c"], ids=["the first peer, who leads", "a follower"])
-def test_the_others_go_on_when_a_peer_is_killed(victim):
+def test_the_others_go_on_when_a_peer_is_killed(victim, stage):
     plan = Plan(compute_seconds=0.03)
     with Peers() as peers:
         for name in "abc":
-            peers.start(name, partial(train, min_peers=3, stop=after_five_of_two), plan, 96)
+            fault = f"kill {stage} 5" if name == victim and stage != "any" else ""
+            doomed = partial(train_doomed, fault, min_peers=3, stop=after_five_of_two)
+            peers.start(name, doomed, plan, 96)
         peers.until(lambda: any(step >= 5 for step, *_ in peers[victim].messages))
         processes = peers[victim].processes()
-        assert len(processes) >= 4  # itself, DHT, p2pd, averager
+        if stage == "any":
+            assert len(processes) >= 4  # itself, DHT, p2pd, averager
+            peers[victim].kill()
+        peers[victim].killed = True
         killed_at = time.monotonic()
-        peers[victim].kill()
         found = peers.results()
         _, alive = psutil.wait_procs(processes, timeout=5)
         assert alive == []
@@ -504,7 +520,27 @@ def test_the_others_go_on_when_a_peer_is_killed(victim):
         steps = [update.step for update in outcome.updates]
         assert steps == sorted(set(steps))
         without = [update for update in outcome.updates if update.num_peers == 2]
-        assert without[0].at - killed_at < 20
+        assert without[0].at - killed_at < LOST_SECONDS
+
+
+def at_step_20(updates) -> bool:
+    return bool(updates) and updates[-1].step >= 20
+
+
+@pytest.mark.parametrize(("victim", "stage"), [("a", "giving state"), ("c", "taking state")])
+def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
+    plan, faulty = Plan(compute_seconds=0.03), {victim: f"kill {stage} 3"}
+    with Peers() as peers:
+        for name in "ab":
+            doomed = partial(train_doomed, faulty.get(name, ""), min_peers=2, stop=at_step_20)
+            peers.start(name, doomed, plan, 64)
+        peers.until(lambda: any(step >= 5 for step, *_ in peers["b"].messages))
+        peers.start("c", partial(train_doomed, faulty.get("c", ""), stop=at_step_20), plan, 64)
+        peers[victim].killed = True
+        one, other = peers.results().values()
+        assert peers[victim].processes() == []
+    assert_equal_updates(one, other)
+    assert_same_bits(one.state, other.state)
 
 
 # ---- Lightning's counters ------------------------------------------------------------------------------------------

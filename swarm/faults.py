@@ -1,0 +1,59 @@
+"""A seam for tests: this peer is killed or frozen at a given stage of a given step. Unused, it costs a comparison.
+
+SWARM_FAULT="kill exchanging 12" python -m swarm.peer …       # when it has sent its first part for update 13
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+STAGES = ("computing", "meeting", "met", "exchanging", "giving state", "taking state")
+"""Micro-batches, meeting the others, the group is closed, parts are on their way; and states."""
+ACTIONS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a peer.
+
+    :param action: one of ``ACTIONS``
+    :param stage: one of ``STAGES``
+    :param step: global updates before it, at least; downloads of the state have none, so it counts for the others only
+    :param trainer: process that the signal goes to; its children go with it
+    """
+
+    action: str
+    stage: str
+    step: int
+    trainer: int
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """:raises ValueError: it is not "ACTION STAGE STEP" """
+        action, _, rest = text.partition(" ")
+        stage, _, step = rest.rpartition(" ")
+        if action not in ACTIONS or stage not in STAGES:
+            raise ValueError(f"{text!r} is no fault: one of {', '.join(ACTIONS)}, of {', '.join(STAGES)}, and a step")
+        return cls(action, stage, int(step), os.getpid())
+
+
+_planned: Fault | None = None
+
+
+def plan(text: str) -> None:
+    """Let it happen in this process, or in a child that is made from now on; nothing if the text is empty."""
+    global _planned
+    _planned = Fault.parse(text) if text else None
+
+
+def at(stage: str, step: int | None = None) -> None:
+    """This peer is at that stage now."""
+    if _planned is not None and _planned.stage == stage and (step is None or step >= _planned.step):
+        os.kill(_planned.trainer, ACTIONS[_planned.action])
+        if os.getpid() != _planned.trainer:
+            os.kill(os.getpid(), ACTIONS[_planned.action])
+
+
+plan(os.environ.get("SWARM_FAULT", ""))
