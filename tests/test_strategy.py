@@ -492,8 +492,10 @@ def train_doomed(fault, name, initial_peers, line, *args, **options):
     return train(name, initial_peers, line, *args, **options)
 
 
-@pytest.mark.parametrize("stage", ["any", *faults.STAGES[:4]])
-@pytest.mark.parametrize("victim", ["a", "c"], ids=["the first peer, who leads", "a follower"])
+@pytest.mark.parametrize(
+    ("victim", "stage"),  # the first peer leads
+    [("a", "any"), ("a", "exchanging"), *(("c", stage) for stage in ("any", *faults.STAGES[:4]))],
+)
 def test_the_others_go_on_when_a_peer_is_killed(victim, stage):
     plan = Plan(compute_seconds=0.03)
     with Peers() as peers:
