@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench scaling clean
+.PHONY: help setup demo test lint format bench scaling soak clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,10 @@ scaling: setup ## the same recipe under DDP with one and with two processes
 
 bench: setup ## what the swarm costs against a plain Trainer, side by side
 	@$(RUN) -m swarm.bench
+
+MINUTES ?= 30
+soak: setup ## five peers on an emulated internet, and a fault every half minute (MINUTES=30)
+	@$(RUN) -m analysis.soak --minutes $(MINUTES)
 
 clean: ## remove the environment and caches, keep runs
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

@@ -11,7 +11,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path as File
 from typing import Any, Literal
 
@@ -121,6 +121,30 @@ class Lab:
         """A power cut: from now on nothing reaches the host or comes from it, and nobody is told."""
         _run("ip", "link", "set", host.name, "down")
 
+    def divide(self, one: Sequence[Host], other: Sequence[Host]) -> None:
+        """From now on nothing gets from one side to the other, and nobody is told."""
+        self._set_neighbours(one, other, lambda _: _NOBODY)
+
+    def reunite(self, one: Sequence[Host], other: Sequence[Host]) -> None:
+        """As it was before they were divided."""
+        self._set_neighbours(one, other, lambda host: host.mac)
+
+    def _set_neighbours(self, one: Sequence[Host], other: Sequence[Host], mac: Callable[[Host], str]) -> None:
+        for near, far in ((one, other), (other, one)):
+            for host in near:
+                _ip([f"neighbor replace {to.address} lladdr {mac(to)} dev eth0" for to in far if to != host], host)
+
+    def slow_down(self, host: Host, mbps: float) -> None:
+        """Both directions of the host's link, below what the topology says."""
+        shape = ["root", "tbf", "rate", f"{mbps}mbit", "burst", "4kb", "latency", "200ms"]
+        _run("tc", "qdisc", "replace", "dev", host.name, *shape)
+        _run(*inside(host, ["tc", "qdisc", "replace", "dev", "eth0", *shape]))
+
+    def speed_up(self, host: Host) -> None:
+        """As it was before it was slowed down."""
+        _run("tc", "qdisc", "delete", "dev", host.name, "root")
+        _run(*inside(host, ["tc", "qdisc", "delete", "dev", "eth0", "root"]))
+
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Bytes that each host has sent and received so far, by name; headers count once per unsegmented packet."""
         found = subprocess.run(["ip", "-json", "-stats", "link"], capture_output=True, text=True, check=True)
@@ -142,6 +166,7 @@ class Lab:
         _run("umount", "--lazy", "/run")
 
 
+_NOBODY = "02:ff:ff:ff:ff:ff"
 _ROOT = File(__file__).parents[2]
 _SYSCTL = File("/proc/sys/net")
 

@@ -1,0 +1,260 @@
+"""A night in minutes: a swarm on an emulated internet, and something that goes wrong every half minute.
+
+    python -m analysis.soak --minutes 30 --seed 0       # make soak MINUTES=30
+
+OUTPUT_DIR afterwards: `runs/` and `logs/` of the volunteers, and `soak.json`: what happened when, what the swarm lost
+by it, and whether everybody held the same weights in the end.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from analysis.soak_result import Event, calm_accuracy, common_checkpoint, summarise, table
+from analysis.volunteers import RUN_ID, Volunteer
+from analysis.wan import sandbox
+from analysis.wan.lab import Lab
+from analysis.wan.topology import uniform
+from recipe.command_line import arg, at_least
+from recipe.errors import InputError
+from recipe.run_folder import make_writable, write_json
+
+LAST_SECONDS = 5.0
+"""torch's manager of shared memory stays for some seconds after the last process that used it."""
+CALM_SECONDS = 180.0
+"""Longest time until everybody trains again after the last fault."""
+
+
+@dataclass(frozen=True)
+class SoakOptions:
+    """Let faults happen to a swarm, and see what it makes of them."""
+
+    minutes: float = 30.0
+    """How long faults happen."""
+    seed: int = 0
+    """Of the choice of faults and victims."""
+    peers: int = 5
+    """Hosts, each with one peer."""
+    every_seconds: float = 30.0
+    """Between two faults."""
+    rtt_ms: float = 100.0
+    """Round-trip time between any two hosts."""
+    bandwidth_mbps: float = 100.0
+    """Of each host's link."""
+    paced_samples_per_second: float = 60.0
+    """Speed of each host's pretended device."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/soak")
+    """Emptied first."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work."""
+        at_least(self, 3, "peers")
+        if not 0 < self.minutes <= 24 * 60 or self.every_seconds < 5:
+            raise InputError("--minutes has to be more than 0 and at most 1440, --every-seconds at least 5.")
+
+
+class Soak:
+    """The swarm, and what happens to it.
+
+    Args:
+        options: how long, how often.
+        lab: the network; open.
+        say: shows a line.
+    """
+
+    def __init__(self, options: SoakOptions, lab: Lab, say: Callable[[str], None]) -> None:
+        self.options, self.lab, self.say = options, lab, say
+        self.random = random.Random(options.seed)
+        self.folder = options.output_dir.resolve()
+        self.volunteers = [Volunteer(host, lab, self.folder, options.paced_samples_per_second) for host in lab.hosts]
+        self.events: list[Event] = []
+
+    # ---- faults: each is a generator that breaks something, waits in `yield`, and mends it ---------------------------
+
+    def killed(self) -> Iterator[float]:
+        """kill -9 of one peer, which starts again as systemd would start it."""
+        yield from self._kill([self.random.choice(self.volunteers)])
+
+    def first_peer_killed(self) -> Iterator[float]:
+        """kill -9 of the one that leads."""
+        yield from self._kill([min(self.volunteers, key=lambda peer: peer.started)])
+
+    def all_but_one_killed(self) -> Iterator[float]:
+        """The last one trains on."""
+        yield from self._kill(self.random.sample(self.volunteers, len(self.volunteers) - 1))
+
+    def all_killed(self) -> Iterator[float]:
+        """A power cut everywhere: the swarm goes on from its checkpoints."""
+        yield from self._kill(self.volunteers)
+
+    def _kill(self, victims: list[Volunteer]) -> Iterator[float]:
+        self.events[-1].victims = [peer.name for peer in victims]
+        for peer in victims:
+            peer.kill()
+        yield 3.0
+        for peer in victims:
+            peer.start(self._address())
+
+    def part_killed(self) -> Iterator[float]:
+        """One of its processes dies alone; the peer has to notice."""
+        peer = self._victim()
+        part = self.random.choice(("p2pd", "the DHT process", "the averaging process"))
+        self.events[-1].fault = f"{part} killed"
+        peer.kill_part(part)
+        yield 0.0
+
+    def frozen(self) -> Iterator[float]:
+        """SIGSTOP, as on a laptop that is closed."""
+        peer = self._victim()
+        peer.send(signal.SIGSTOP)
+        yield 15.0
+        peer.send(signal.SIGCONT)
+
+    def link_down(self) -> Iterator[float]:
+        """Nothing gets through, and nobody is told."""
+        peer = self._victim()
+        others = [other.host for other in self.volunteers if other != peer]
+        self.lab.divide([peer.host], others)
+        yield 15.0
+        self.lab.reunite([peer.host], others)
+
+    def link_slow(self) -> Iterator[float]:
+        """0.2 Mbit/s in both directions."""
+        peer = self._victim()
+        self.lab.slow_down(peer.host, 0.2)
+        yield 15.0
+        self.lab.speed_up(peer.host)
+
+    def network_divided(self) -> Iterator[float]:
+        """Two halves that do not see each other."""
+        hosts = [peer.host for peer in self.volunteers]
+        self.random.shuffle(hosts)
+        one, other = hosts[: len(hosts) // 2], hosts[len(hosts) // 2 :]
+        self.events[-1].victims = [host.name for host in one]
+        self.lab.divide(one, other)
+        yield 25.0
+        self.lab.reunite(one, other)
+
+    def _victim(self) -> Volunteer:
+        peer = self.random.choice(self.volunteers)
+        self.events[-1].victims = [peer.name]
+        return peer
+
+    # ---- the night ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict:
+        """Returns the content of `soak.json`."""
+        self._start()
+        faults = [self.killed, self.first_peer_killed, self.part_killed, self.part_killed, self.frozen, self.link_down]
+        faults += [self.link_slow, self.network_divided, self.all_but_one_killed, self.all_killed]
+        ends = time.monotonic() + 60 * self.options.minutes
+        order: list[Callable[[], Iterator[float]]] = []
+        while time.monotonic() < ends:
+            order = order or self.random.sample(faults, len(faults))  # each before any happens again
+            self._happen(order.pop())
+        self.say("No more faults; waiting until all train together again.")
+        step, hashes = self._calm_down()
+        left = self._stop()
+        self.say(f"All left at step {step} or later; the same number of updates without faults follows.")
+        calm = calm_accuracy(self.lab.hosts[0], self.lab, self.folder / "calm", step)
+        return summarise(self.folder / "runs" / RUN_ID, self.events, step, hashes, left, calm, asdict(self.options))
+
+    def _start(self) -> None:
+        self.volunteers[0].start(None)
+        address = self.volunteers[0].wait_for_address()
+        for peer in self.volunteers[1:]:
+            peer.start(address)
+        self._until(lambda: all(peer.trains_since(0.0) for peer in self.volunteers), "all train")
+
+    def _happen(self, fault: Callable[[], Iterator[float]]) -> None:
+        began = time.monotonic()
+        name = fault.__name__.replace("_", " ")
+        self.events.append(event := Event(name, began=time.time()))
+        waits = fault()
+        seconds = next(waits)
+        self.say(f"{event.fault}: {', '.join(event.victims)}")
+        time.sleep(seconds)
+        next(waits, None)
+        event.mended = time.time()
+        while time.monotonic() < began + self.options.every_seconds:
+            for peer in self.volunteers:
+                peer.restart_if_ended(self._address())
+            time.sleep(0.5)
+
+    def _address(self) -> str | None:
+        """Of anyone who can be asked; who starts without goes by what it remembers."""
+        alive = [peer.address for peer in self.volunteers if peer.is_running and peer.address]
+        return alive[0] if alive else None
+
+    def _calm_down(self) -> tuple[int, dict[str, str]]:
+        now = time.time()
+        self._until(lambda: all(peer.trains_since(now) for peer in self.volunteers), "all train again")
+        folders = {peer.name: peer.folder for peer in self.volunteers}
+        return self._until(lambda: common_checkpoint(folders, since=now), "all have a checkpoint of the same step")
+
+    def _stop(self) -> list[str]:
+        """Everybody leaves; what is left of their processes then."""
+        for peer in self.volunteers:
+            peer.interrupt()
+        for peer in self.volunteers:
+            peer.wait()
+        deadline = time.monotonic() + LAST_SECONDS
+        while (left := [peer.name for peer in self.volunteers if peer.processes()]) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return left
+
+    def _until(self, condition: Callable, what: str):
+        deadline = time.monotonic() + CALM_SECONDS
+        while not (value := condition()):
+            if time.monotonic() > deadline:
+                raise InputError(f"Not within {CALM_SECONDS:.0f} s: {what}. Look at {self.folder / 'logs'}.")
+            for peer in self.volunteers:
+                peer.restart_if_ended(self._address())
+            time.sleep(0.5)
+        return value
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 if the swarm did not get over it, 2 for input that cannot work."""
+    options = tyro.cli(SoakOptions, args=arguments, prog="python -m analysis.soak", description=__doc__)
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    try:
+        options.check()
+        make_writable(options.output_dir)
+        sandbox.enter("analysis.soak", sys.argv[1:] if arguments is None else arguments)
+        for name in ("runs", "logs", "calm"):
+            shutil.rmtree(options.output_dir / name, ignore_errors=True)
+        began = time.monotonic()
+
+        def say(line: str) -> None:
+            console.print(f"{time.monotonic() - began:6.0f} s  {line}", highlight=False, markup=False)
+
+        topology = uniform(options.peers, options.rtt_ms, options.bandwidth_mbps)
+        with Lab(topology, options.output_dir.resolve()) as lab:
+            found = Soak(options, lab, say).run()
+        write_json(options.output_dir / "soak.json", found)
+        console.print(table(found))
+        for problem in found["problems"]:
+            console.print(f"Not good: {problem}", style="red")
+        return int(bool(found["problems"]))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)

@@ -1,0 +1,196 @@
+"""What a soak found: how long the swarm stood still after each fault, and whether all are equal in the end."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from analysis.wan.lab import Lab
+from analysis.wan.topology import Host
+from recipe.run_folder import RunFolder, read_metrics
+
+TOLERATED_ACCURACY = 0.005
+CALM_RUN_SECONDS = 1800.0
+
+
+@dataclass
+class Event:
+    """A fault.
+
+    Args:
+        fault: what.
+        victims: names of the hosts.
+        began: Unix seconds.
+        mended: Unix seconds, when it was over.
+        stall_seconds: longest time that the swarm took for an update meanwhile, beyond a usual one.
+        back_seconds: until all victims made updates with others again.
+    """
+
+    fault: str
+    victims: list[str] = field(default_factory=list)
+    began: float = 0.0
+    mended: float = 0.0
+    stall_seconds: float | None = None
+    back_seconds: float | None = None
+
+
+def common_checkpoint(folders: Mapping[str, RunFolder], since: float) -> tuple[int, dict[str, str]] | None:
+    """The latest step of which all have a checkpoint, and a hash of the weights in each; None if there is none."""
+    steps = [
+        {int(path.stem[5:]) for path in folder.checkpoints.glob("step=*.ckpt") if path.stat().st_mtime > since}
+        for folder in folders.values()
+    ]
+    common = set.intersection(*steps)
+    if not common:
+        return None
+    step = max(common)
+    return step, {name: weights_hash(folder.checkpoints / f"step={step}.ckpt") for name, folder in folders.items()}
+
+
+def weights_hash(checkpoint: Path) -> str:
+    """Of all tensors of the model, in order."""
+    import torch  # takes seconds, and most of this file does without
+
+    state = torch.load(checkpoint, map_location="cpu", weights_only=False)["state_dict"]
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(name.encode() + state[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def accuracy_at(folder: RunFolder, step: int) -> float | None:
+    """The last validation accuracy until that step."""
+    found = [line["val/top1"] for line in read_metrics(folder.metrics) if "val/top1" in line and line["step"] <= step]
+    return found[-1] if found else None
+
+
+def calm_accuracy(host: Host, lab: Lab, folder: Path, steps: int) -> float | None:
+    """One peer alone, as fast as it can, for the same number of updates: the same arithmetic without faults."""
+    from analysis.volunteers import RECIPE
+
+    command = [sys.executable, "-m", "swarm.peer", "--public-name", "calm", "--output-dir", str(folder)]
+    command += ["--run-id", "calm", *RECIPE, "--max-steps", str(steps), "--device", "cpu"]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "calm.log").open("wb") as log:
+        process = lab.start(host, command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(os.environ))
+        try:
+            process.wait(CALM_RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    calm = RunFolder(folder / "calm" / "calm")
+    return accuracy_at(calm, steps) if calm.metrics.exists() else None
+
+
+def summarise(
+    runs: Path,
+    events: list[Event],
+    step: int,
+    hashes: dict[str, str],
+    left: list[str],
+    calm: float | None,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """The content of `soak.json`.
+
+    Args:
+        runs: run folders of all volunteers.
+        events: what happened.
+        step: of which all have a checkpoint at the end.
+        hashes: of their weights.
+        left: hosts on which processes were left after everybody had left.
+        calm: accuracy of as many updates without faults.
+        options: of the soak.
+    """
+    updates = {folder.name: _updates(RunFolder(folder)) for folder in sorted(runs.iterdir())}
+    of_swarm: dict[int, float] = {}
+    for lines in updates.values():
+        for moment, number, _ in lines:
+            of_swarm[number] = min(moment, of_swarm.get(number, moment))
+    moments = sorted(of_swarm.values())
+    usual = statistics.median(b - a for a, b in pairwise(moments))
+    for index, event in enumerate(events):
+        until = events[index + 1].began if index + 1 < len(events) else moments[-1]
+        event.stall_seconds = max(0.0, _longest_gap(moments, event.began, until) - usual)
+        event.back_seconds = _back(updates, event, until)
+    accuracies = [accuracy_at(RunFolder(folder), step) for folder in sorted(runs.iterdir())]
+    accuracy = max((value for value in accuracies if value is not None), default=None)
+    problems = [
+        f"{event.fault} ({', '.join(event.victims)}): not back" for event in events if event.back_seconds is None
+    ]
+    if len(set(hashes.values())) != 1:
+        problems.append(f"different weights at step {step}: {hashes}")
+    if left:
+        problems.append(f"processes were left on {', '.join(left)}")
+    if accuracy is None or calm is None or accuracy < calm - TOLERATED_ACCURACY:
+        problems.append(f"accuracy {accuracy}, and {calm} without faults")
+    shown = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
+    return {
+        "options": {key: value for key, value in shown.items() if key != "output_dir"},
+        "events": [asdict(event) for event in events],
+        "updates": len(of_swarm),
+        "usual_seconds": usual,
+        "step": step,
+        "weights": hashes,
+        "accuracy": accuracy,
+        "calm_accuracy": calm,
+        "problems": problems,
+    }
+
+
+def _updates(folder: RunFolder) -> list[tuple[float, int, int]]:
+    """(Unix seconds, step, peers) of all updates that a peer took part in."""
+    lines = read_metrics(folder.metrics) if folder.metrics.exists() else []
+    return [(line["time"], line["step"], line["swarm/peers"]) for line in lines if "swarm/peers" in line]
+
+
+def _longest_gap(moments: list[float], begin: float, end: float) -> float:
+    """Between two updates in a row, of which the second one came after `begin` and the first one before `end`."""
+    gaps = [b - a for a, b in pairwise(moments) if b > begin and a < end]
+    return max(gaps, default=end - begin)
+
+
+def _back(updates: dict[str, list[tuple[float, int, int]]], event: Event, until: float) -> float | None:
+    """Seconds from the end of the fault until all victims had made an update with others; None if they did not."""
+    firsts = []
+    for victim in event.victims:
+        after = [moment for moment, _, peers in updates.get(victim, []) if moment > event.mended and peers > 1]
+        if not after:
+            return None
+        firsts.append(after[0] - event.mended)
+    return max(firsts, default=0.0)
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """A row for each kind of fault."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for event in found["events"]:
+        kinds.setdefault(event["fault"], []).append(event)
+    title = (
+        f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s; accuracy {found['accuracy']}, "
+        f"without faults {found['calm_accuracy']}"
+    )
+    shown = Table(title=title, title_justify="left")
+    columns = ("fault", "times", "recovered", "stall: median s", "worst s", "victims back: median s", "worst s")
+    for column in columns:
+        shown.add_column(column, justify="left" if column == "fault" else "right")
+    for kind, events in sorted(kinds.items()):
+        back = [event["back_seconds"] for event in events if event["back_seconds"] is not None]
+        stalls = [event["stall_seconds"] for event in events]
+        shown.add_row(
+            kind,
+            str(len(events)),
+            str(len(back)),
+            *(f"{value:.1f}" for value in (statistics.median(stalls), max(stalls))),
+            *(f"{value:.1f}" for value in (statistics.median(back), max(back)) if back) if back else ("–", "–"),
+        )
+    return shown

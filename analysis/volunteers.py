@@ -1,0 +1,150 @@
+"""A volunteer on a host of a lab: a peer's program, how it is started, broken and watched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from analysis.wan.lab import Lab
+from analysis.wan.topology import Host
+from recipe.pacing import VARIABLE
+from recipe.run_folder import RunFolder, read_metrics
+
+RUN_ID = "soak"
+PORT = 31337
+ADDRESS_SECONDS = 120.0
+RESTART_SECONDS = 5.0
+RECIPE = ["--recipe", "digits", "--total-steps", "100000", "--validate-every-steps", "25"]
+_ROOT = Path(__file__).parents[1]
+
+
+class Volunteer:
+    """One peer that is always started again.
+
+    Args:
+        host: where.
+        lab: the network; open.
+        folder: `runs/` and `logs/` go there.
+        samples_per_second: of its pretended device.
+    """
+
+    def __init__(self, host: Host, lab: Lab, folder: Path, samples_per_second: float) -> None:
+        self.host, self.lab, self.name = host, lab, host.name
+        self.runs, self.log = folder / "runs", folder / "logs" / f"{host.name}.log"
+        self.folder = RunFolder(self.runs / RUN_ID / host.name)
+        self.rate = samples_per_second
+        self.process: subprocess.Popen | None = None
+        self.started = 0.0
+        self.ended: float | None = None
+        self._first_address: str | None = None
+
+    def start(self, address: str | None) -> None:
+        """As systemd would: always the same command, once it has had an address."""
+        self._first_address = self._first_address or address
+        listens = f"/ip4/{self.host.address}/tcp/{PORT}"
+        command = [sys.executable, "-m", "swarm.peer", "--public-name", self.name, "--output-dir", str(self.runs)]
+        command += ["--run-id", RUN_ID, "--host-maddrs", listens, "--device", "cpu", "--batch-size", "16"]
+        command += ["--checkpoint-every-steps", "10"]
+        command += ["--initial-peers", self._first_address] if self._first_address else RECIPE
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        variables = {VARIABLE: str(self.rate), "OMP_NUM_THREADS": "1", "INITIAL_PEERS": ""}
+        self.folder.status.unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self.process = self.lab.start(
+                self.host,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=_ROOT,
+                env=os.environ | variables,
+            )
+        self.started, self.ended = time.monotonic(), None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def address(self) -> str | None:
+        """Where it can be reached, as it says itself."""
+        try:
+            found = json.loads(self.folder.status.read_text())["addresses"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return next((address for address in found if self.host.address in address), None)
+
+    def wait_for_address(self) -> str:
+        """Raises TimeoutError: it has none in time."""
+        deadline = time.monotonic() + ADDRESS_SECONDS
+        while (address := self.address) is None:
+            if time.monotonic() > deadline or not self.is_running:
+                raise TimeoutError(f"{self.name} has no address: see {self.log}")
+            time.sleep(0.2)
+        return address
+
+    def trains_since(self, moment: float) -> bool:
+        """Whether it has made an update with others since then (Unix seconds)."""
+        if not self.is_running or not self.folder.metrics.exists():
+            return False
+        lines = read_metrics(self.folder.metrics)[-20:]
+        return any(line["time"] > moment and line.get("swarm/peers", 0) > 1 for line in lines)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that are left of it: those whose network is the host's."""
+        namespace = os.stat(f"/run/netns/{self.name}").st_ino
+        return [process for process in psutil.process_iter() if _namespace(process) == namespace]
+
+    def kill(self) -> None:
+        """kill -9 of its own process; the others of it have to go by themselves."""
+        if self.is_running:
+            self.process.kill()
+            self.process.wait()
+
+    def kill_part(self, part: str) -> None:
+        """kill -9 of p2pd, the DHT process or the averaging process alone."""
+        own = psutil.Process(self.process.pid)
+        forks = [child for child in own.children() if "python" in child.name()]
+        dht = [child for child in forks if child.children()]
+        parts = {"p2pd": [grandchild for child in dht for grandchild in child.children()], "the DHT process": dht}
+        for process in parts.get(part, [child for child in forks if child not in dht]):
+            process.kill()
+
+    def send(self, signal_number: int) -> None:
+        """A signal to all its processes."""
+        for process in self.processes():
+            process.send_signal(signal_number)
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        if self.is_running:
+            self.process.send_signal(signal.SIGINT)
+
+    def wait(self, seconds: float = 20.0) -> None:
+        """Until it has ended, at most so long."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+
+    def restart_if_ended(self, address: str | None) -> None:
+        """Some seconds after it has ended, whatever the reason."""
+        if self.is_running:
+            return
+        self.ended = self.ended or time.monotonic()
+        if time.monotonic() - self.ended > RESTART_SECONDS:
+            self.start(address)
+
+
+def _namespace(process: psutil.Process) -> int | None:
+    try:
+        return os.stat(f"/proc/{process.pid}/ns/net").st_ino
+    except OSError:
+        return None

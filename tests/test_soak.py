@@ -1,0 +1,59 @@
+"""Faults on an emulated internet, and what a soak makes of what it saw."""
+
+import json
+
+import pytest
+
+from analysis import soak
+from analysis.soak_result import Event, summarise, table
+from analysis.wan import sandbox
+from recipe.errors import InputError
+from recipe.run_folder import RunFolder
+from tests.cli import Program, reaping
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def test_what_a_swarm_lost_by_a_fault(tmp_path):
+    """Updates every second; none from 10 to 14, and the victim is back at 20."""
+    moments = {"h1": [*range(1, 11), *range(14, 31)], "h2": [*range(1, 11), *range(20, 31)]}
+    for name, times in moments.items():
+        folder = RunFolder.create(tmp_path, "soak", name)
+        lines = [{"time": t, "step": times.index(t) + 1, "swarm/peers": 2, "val/top1": 0.9} for t in times]
+        if name == "h2":
+            lines = [line | {"step": moments["h1"].index(line["time"]) + 1} for line in lines]
+        folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    event = Event("killed", ["h2"], began=10.5, mended=13.5)
+    runs = tmp_path / "soak"
+    found = summarise(runs, [event], 27, {"h1": "a", "h2": "a"}, [], calm=0.9, options={"seed": 0})
+    assert found["events"][0]["stall_seconds"] == pytest.approx(3)
+    assert found["events"][0]["back_seconds"] == pytest.approx(6.5)
+    assert (found["updates"], found["usual_seconds"], found["problems"]) == (27, 1, [])
+    assert table(found).row_count == 1
+
+    event = Event("killed", ["h3"], began=10.5, mended=13.5)
+    found = summarise(runs, [event], 27, {"h1": "a", "h2": "b"}, ["h1"], calm=0.95, options={})
+    assert len(found["problems"]) == 4, "not back, other weights, processes left, less accurate"
+
+
+def test_bad_options_are_refused(capsys):
+    for arguments in (["--minutes", "0"], ["--peers", "2"], ["--every-seconds", "1"]):
+        assert soak.main(arguments) == 2
+        assert capsys.readouterr().err.startswith("error: --")
+
+
+def test_a_swarm_gets_over_some_faults(tmp_path):
+    try:
+        sandbox.wrapped([])
+    except InputError as error:
+        pytest.skip(str(error))
+    options = ["--minutes", "1", "--every-seconds", "20", "--peers", "3", "--output-dir", str(tmp_path)]
+    with reaping() as programs:
+        programs.append(program := Program("analysis.soak", options, tmp_path / "log"))
+        status = program.wait(380)
+        found = json.loads((tmp_path / "soak.json").read_text())
+        problems = [problem for problem in found["problems"] if not problem.startswith("accuracy")]  # too short for it
+        assert problems == [], program.output
+        assert status in (0, 1)
+        assert len(found["events"]) >= 2
+        assert len(set(found["weights"].values())) == 1
