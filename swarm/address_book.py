@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from recipe.errors import InputError
@@ -48,12 +48,23 @@ def usable(addresses: object, peer_id: str | None = None) -> list[str]:
     return list(dict.fromkeys(found))[:MAX_REMEMBERED]
 
 
-def met_before(output_dir: Path, run_id: str | None) -> list[str]:
-    """Addresses that peers of this machine noted in the run, or in any run, and where something still listens."""
+def met_before(output_dir: Path, run_id: str | None, given: Sequence[str] = ()) -> list[str]:
+    """Addresses that peers of this machine have noted, and where something still listens.
+
+    :param run_id: of which run; None for those in which one of the ``given`` addresses' peers has been met
+    """
     books = output_dir.expanduser().glob(f"{run_id or '*'}/*/{RunFolder('').peers.name}")
-    newest_first = sorted(books, key=lambda path: path.stat().st_mtime, reverse=True)
-    addresses = list(dict.fromkeys(address for book in newest_first for address in read_book(book)))
+    newest_first = [read_book(path) for path in sorted(books, key=lambda path: path.stat().st_mtime, reverse=True)]
+    if run_id is None:
+        invited = {peer_of_address(address) for address in given}
+        newest_first = [book for book in newest_first if invited & set(map(peer_of_address, book))]
+    addresses = list(dict.fromkeys(address for book in newest_first for address in book))
     try:
         return check_reachable(addresses[:MAX_REMEMBERED])
     except InputError:
         return []
+
+
+def peer_of_address(address: str) -> str:
+    """The peer id at its end."""
+    return address.rpartition("/p2p/")[2]

@@ -13,7 +13,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
-from swarm.address_book import MAX_ADDRESSES, MAX_REMEMBERED, read_book, usable, write_book
+from swarm.address_book import MAX_ADDRESSES, MAX_REMEMBERED, peer_of_address, read_book, usable, write_book
 from swarm.owners import owned_entries
 from swarm.run_card import RunCard, publish_card
 
@@ -113,7 +113,7 @@ class _Call:
     async def __call__(self, _dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> None:
         peers: dict[PeerID, list[Multiaddr]] = {}
         for address in self.addresses:
-            peer = PeerID.from_base58(address.rpartition("/p2p/")[2])
+            peer = PeerID.from_base58(peer_of_address(address))
             peers.setdefault(peer, []).append(Multiaddr(address.rpartition("/p2p/")[0]))
         known = node.protocol.routing_table.peer_id_to_uid
         lost = {peer: at for peer, at in peers.items() if peer not in known and peer != node.peer_id}

@@ -93,7 +93,7 @@ class Peer:
         try:
             return check_reachable(self.initial_peers)
         except InputError:
-            met = met_before(self.options.machine.output_dir, self.options.run_id)
+            met = met_before(self.options.machine.output_dir, self.options.run_id, self.initial_peers)
             if not met:
                 raise
             print("None of the --initial-peers answers; asking peers that were met before.", flush=True)

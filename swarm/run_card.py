@@ -16,6 +16,7 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from recipe.config import Recipe
 from recipe.errors import InputError
+from swarm.address_book import peer_of_address
 from swarm.owners import owned_entries
 
 PROTOCOL = 2
@@ -136,7 +137,7 @@ def read_cards(dht: hivemind.DHT, trusted: Sequence[str] = (), timeout_seconds: 
     :raises NewerProtocolError: there are cards of a later version, and none of ours.
     """
     deadline = time.monotonic() + timeout_seconds
-    peers = {address.rpartition("/p2p/")[2] for address in trusted}
+    peers = {peer_of_address(address) for address in trusted}
     while True:
         said, refused = _valid_cards(_fetch(dht, deadline - time.monotonic()))
         pause_seconds = min(0.5, deadline - time.monotonic())

@@ -57,8 +57,9 @@ def test_only_who_listens_is_met_again(tmp_path):
             RunFolder.create(tmp_path, run, name)
             write_book(RunFolder(tmp_path / run / name).peers, [address])
         assert met_before(tmp_path, "run") == [here]
-        assert met_before(tmp_path, None) == [here]
         assert met_before(tmp_path, "other") == []
+        assert met_before(tmp_path, None, [here]) == [here]
+        assert met_before(tmp_path, None, [gone.replace(PEER, PEER[:-1] + "M")]) == [], "another swarm"
         assert met_before(tmp_path / "empty", "run") == []
 
 
