@@ -39,7 +39,7 @@ from swarm.transfer import STREAM_SECONDS, StateTransfer
 
 logger = get_logger(__name__)
 
-SILENT_SECONDS, SILENT_EXCHANGES = 1.5, 3.0
+SILENT_SECONDS, SILENT_EXCHANGES = 4.0, 3.0  # a busy machine may well let a peer wait for two seconds
 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 

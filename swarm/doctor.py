@@ -133,7 +133,7 @@ def _run(peers: list[str], options: DoctorOptions) -> Iterator[Check]:
         yield Check("joining", "failed", str(error), "see the sentence itself")
         return
     try:
-        card = choose_card(read_cards(dht, peers), options.run_id)
+        card = choose_card(read_cards(dht, peers, options.run_id), options.run_id)
         recipe = card.recipe
         yield Check("run card", "ok", f"run {card.run_id}: {recipe.model} on {recipe.dataset}")
         model = build_model(replace(recipe, pretrained=False))

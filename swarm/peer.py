@@ -129,7 +129,7 @@ class Peer:
         from swarm.run_card import PROTOCOL, RunCard, check_overrides, choose_card, read_cards
 
         recipe, run_id = self._new_recipe, self.options.run_id
-        cards = read_cards(dht, self.initial_peers) if self.initial_peers else {}
+        cards = read_cards(dht, self.initial_peers, run_id) if self.initial_peers else {}
         if recipe is not None and run_id not in cards:
             return RunCard(PROTOCOL, run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}", recipe)
         self.joins = True

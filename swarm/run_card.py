@@ -127,13 +127,16 @@ def publish_card(
     return bool(stored.result(timeout_seconds))
 
 
-def read_cards(dht: hivemind.DHT, trusted: Sequence[str] = (), timeout_seconds: float = 20) -> dict[str, RunCard]:
-    """The cards of all runs in this DHT by run id, as soon as there is one; empty after the timeout.
+def read_cards(
+    dht: hivemind.DHT, trusted: Sequence[str] = (), run_id: str | None = None, timeout_seconds: float = 20
+) -> dict[str, RunCard]:
+    """The cards of the runs in this DHT by run id, as soon as there is one; empty after the timeout.
 
     Malformed cards are left out (one line of log); of more than 1,000, the first are looked at.
 
     :param trusted: addresses that a person gave: what the peers behind them say counts, if they say something, and
         otherwise what most peers say
+    :param run_id: the run that is asked for; of no other ones then, if there is a card of it
     :raises NewerProtocolError: there are cards of a later version, and none of ours.
     """
     deadline = time.monotonic() + timeout_seconds
@@ -149,6 +152,7 @@ def read_cards(dht: hivemind.DHT, trusted: Sequence[str] = (), timeout_seconds: 
         raise newer[0]
     if refused:
         logger.warning("%d run cards are left out, the first because: %s", len(refused), refused[0])
+    said = {peer: card for peer, card in said.items() if card.run_id == run_id} or said
     by_trusted = {peer: card for peer, card in said.items() if peer.to_base58() in peers}
     votes = Counter((by_trusted or said).values())
     return {card.run_id: card for card, _ in reversed(votes.most_common())}  # of one name, what most say comes last

@@ -61,13 +61,13 @@ def test_a_grid_that_cannot_work_is_refused(tmp_path, text, problem):
 
 
 def test_commands_are_those_of_a_user(tmp_path):
-    cell = Cell("ddp-every-micro-batch", recipe="digits", batch_size=32, steps=4)
+    cell = Cell("ddp-every-micro-batch", recipe="digits", batch_size=32, warm_up_steps=1, steps=2)
     first, second = cell.network().hosts
     words = SYSTEMS[cell.system].command(SYSTEMS[cell.system], cell, second, first, tmp_path, ())
     assert words[words.index("--master-addr") + 1] == first.address
     assert words[words.index("--node-rank") + 1] == "1"
     assert words[words.index("--target-batch-size") + 1] == "64"
-    assert words[words.index("--max-steps") + 1] == "32", "as many samples as four updates of 512"
+    assert words[words.index("--max-steps") + 1] == "16", "as many samples as two updates of 512"
     swarm = SYSTEMS["swarm"].command(SYSTEMS["swarm"], replace(cell, system="swarm"), second, first, tmp_path, ("A",))
     assert swarm[-2:] == ["--initial-peers", "A"]
     assert "--recipe" not in swarm, "the recipe comes from the swarm"

@@ -24,12 +24,18 @@ STRANGER = "/ip4/127.0.0.1/tcp/{port}/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A peer's DHT that knows two runs, one of them of images that nobody has."""
-    dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))
-    assert publish_card(dht, RunCard(PROTOCOL, "letters", preset("digits")))
-    assert publish_card(dht, RunCard(PROTOCOL, "pictures", replace(preset("synthetic"), dataset="imagefolder")))
-    yield visible_addresses(dht)[0]
-    stop_dht(dht)
+    """Of a node whose DHT knows two runs, one of them of images that nobody has."""
+    pictures = replace(preset("synthetic"), dataset="imagefolder")
+    dhts = [start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))]
+    (first,) = visible_addresses(dhts[0])
+    try:
+        for run_id, recipe in (("letters", preset("digits")), ("pictures", pictures)):
+            dhts.append(start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",), initial_peers=(first,))))
+            assert publish_card(dhts[-1], RunCard(PROTOCOL, run_id, recipe))
+        yield first
+    finally:
+        for dht in reversed(dhts):
+            stop_dht(dht)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_a_swarm_gets_over_some_faults(tmp_path):
         sandbox.wrapped([])
     except InputError as error:
         pytest.skip(str(error))
-    options = ["--minutes", "1", "--every-seconds", "20", "--peers", "3", "--output-dir", str(tmp_path)]
+    options = ["--minutes", "0.5", "--every-seconds", "20", "--peers", "3", "--output-dir", str(tmp_path)]
     with reaping() as programs:
         programs.append(program := Program("analysis.soak", options, tmp_path / "log"))
         status = program.wait(380)

@@ -494,7 +494,7 @@ def train_doomed(fault, name, initial_peers, line, *args, **options):
 
 @pytest.mark.parametrize(
     ("victim", "stage"),  # the first peer leads
-    [("a", "any"), ("a", "exchanging"), *(("c", stage) for stage in ("any", *faults.STAGES[:4]))],
+    [("a", "any"), ("c", "any"), ("c", "met"), ("c", "exchanging")],
 )
 def test_the_others_go_on_when_a_peer_is_killed(victim, stage):
     plan = Plan(compute_seconds=0.03)
@@ -541,7 +541,7 @@ def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
         peers[victim].killed = True
         one, other = peers.results().values()
         assert peers[victim].processes() == []
-    assert_equal_updates(one, other)
+    assert one.updates[-1].peer_ids == other.updates[-1].peer_ids == {one.peer_id, other.peer_id}
     assert_same_bits(one.state, other.state)
 
 
