@@ -7,7 +7,6 @@ import hashlib
 import multiprocessing as mp
 import signal
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
@@ -38,8 +37,6 @@ from swarm.rounds import (
 from swarm.transfer import STREAM_SECONDS, StateTransfer
 
 logger = get_logger(__name__)
-
-SILENT_SECONDS, SILENT_EXCHANGES = 4.0, 3.0  # a busy machine may well let a peer wait for two seconds
 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 
@@ -72,7 +69,6 @@ class SwarmAverager(StateTransfer):
         self._get_state, self._min_samples, self._codec = get_state, min_samples, codec.make()
         self._feedback = ErrorFeedback(self._codec, vector.numel())
         self._low_rank = codec.low_rank(shapes, vector.numel())
-        self._exchange_seconds: deque[float] = deque(maxlen=8)
         self._waiting_step = mp.Value("q", -1)
         self._company_until = mp.Value("d", 0.0)
         super().__init__(
@@ -81,6 +77,8 @@ class SwarmAverager(StateTransfer):
             prefix=namespace,
             start=True,
             client_mode=dht.client_mode,
+            sender_timeout=STREAM_SECONDS,
+            reducer_timeout=2 * STREAM_SECONDS,
             shutdown_timeout=2,
         )
 
@@ -212,15 +210,7 @@ class SwarmAverager(StateTransfer):
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
         passes = await (self._one_pass(group) if self._low_rank is None else self._two_passes(group, ticket.samples))
-        self._exchange_seconds.append(time.perf_counter() - met)
-        return RoundReport.of(group, passes, met - started, self._exchange_seconds[-1])
-
-    @property
-    def _silence_seconds(self) -> float:
-        """For how long a member may say nothing within an exchange: several times a whole one of late."""
-        if not self._exchange_seconds:
-            return STREAM_SECONDS
-        return min(STREAM_SECONDS, SILENT_SECONDS + SILENT_EXCHANGES * max(self._exchange_seconds))
+        return RoundReport.of(group, passes, met - started, time.perf_counter() - met)
 
     async def _one_pass(self, group: Group) -> list[ExactAllReduceRunner]:
         with self._register_allreduce_group(group):
@@ -246,9 +236,7 @@ class SwarmAverager(StateTransfer):
         self._running_groups[runner.group_id].set_result(runner)
         (average,) = [tensor async for tensor in runner]
         if runner.parts_received != runner.parts_expected:
-            failed = RoundFailed(f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived")
-            failed.gone = runner.gone
-            raise failed
+            raise RoundFailed(f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived")
         return average
 
     def _handed_over_to(self, peer_id: PeerID) -> None:
@@ -274,8 +262,8 @@ class SwarmAverager(StateTransfer):
             servicer_type=type(self),
             prefix=self.prefix,
             compression=self._codec,
-            sender_timeout=self._silence_seconds,
-            reducer_timeout=2 * self._silence_seconds,
+            sender_timeout=self.allreduce_kwargs["sender_timeout"],
+            reducer_timeout=self.allreduce_kwargs["reducer_timeout"],
         )
 
 

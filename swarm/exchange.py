@@ -72,7 +72,6 @@ class ExactAllReduceRunner(AllReduceRunner):
         self.tensor_part_container.return_deltas = False
         self.weights = dict(zip(group.peer_ids, (float(t.samples) for t in group.tickets), strict=True))
         self.parts_received = self.bytes_sent = self.bytes_received = 0
-        self._failed_reducers: set[PeerID] = set()
         self._group, self._feedback = group, feedback
         self._codec = self.tensor_part_container.compression
         self._encoded: dict[int, asyncio.Future] = {}
@@ -100,11 +99,6 @@ class ExactAllReduceRunner(AllReduceRunner):
         """After the round has succeeded: what its encoded averages left out goes with the next contribution."""
         for part_index, left_out in self._left_out.items():
             self._feedback.keep(left_out, self._own_parts[part_index][2], self._group.samples)
-
-    @property
-    def gone(self) -> frozenset[PeerID]:
-        """Members that did not send all they should have."""
-        return frozenset(self.banned_senders | self._failed_reducers)
 
     @property
     def parts_expected(self) -> int:
@@ -183,7 +177,6 @@ class ExactAllReduceRunner(AllReduceRunner):
                 raise AllreduceException(f"{peer_id} sent {part_index} of {num_parts} parts")
         except BaseException:
             self.tensor_part_container.register_failed_reducer(peer_index)
-            self._failed_reducers.add(peer_id)
             raise
         finally:
             if results is not None:

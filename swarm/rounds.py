@@ -24,9 +24,6 @@ MAX_SKETCH = 16
 class RoundFailed(Exception):  # noqa: N818 (reads as what happened)
     """The round did not give this peer a complete average; nothing was applied and nothing accumulated is lost."""
 
-    gone: frozenset[PeerID] = frozenset()
-    """Members of the group that fell silent."""
-
 
 class Behind(Exception):  # noqa: N818
     """The swarm has gone on without this peer: its state has to be downloaded. ``args[0]`` is the swarm's step."""
@@ -140,7 +137,6 @@ class RoundReport:
     :param exchange_seconds: from a closed group to the complete average
     :param bytes_sent: of gradients and averages, as messages, before the network's own headers
     :param bytes_received: the same
-    :param gone: members of the group that fell silent
     """
 
     group: Group
@@ -152,7 +148,6 @@ class RoundReport:
     exchange_seconds: float
     bytes_sent: int
     bytes_received: int
-    gone: frozenset[PeerID] = frozenset()
 
     @classmethod
     def of(cls, group: Group, passes: Sequence[Any], meeting_seconds: float, exchange_seconds: float) -> RoundReport:
@@ -161,10 +156,7 @@ class RoundReport:
         counted = {
             name: sum(getattr(one, name) for one in passes) for name in (*counts, "bytes_sent", "bytes_received")
         }
-        gone = frozenset().union(*(one.gone for one in passes))
-        return cls(
-            group=group, meeting_seconds=meeting_seconds, exchange_seconds=exchange_seconds, gone=gone, **counted
-        )
+        return cls(group=group, meeting_seconds=meeting_seconds, exchange_seconds=exchange_seconds, **counted)
 
     @property
     def received_fraction(self) -> float:

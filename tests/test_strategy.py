@@ -477,8 +477,8 @@ def test_a_peer_whose_gradients_are_not_finite_only_listens():
     assert_same_bits(found["a"].state, found["b"].state)
 
 
-LOST_SECONDS = 10.0
-"""Twice as long as the others wait for somebody who is missing."""
+LOST_SECONDS = 25.0
+"""3 s on an idle machine, but 14 s if a follower dies within an exchange: senders are given 10 s."""
 
 
 def after_five_of_two(updates) -> bool:
@@ -494,7 +494,7 @@ def train_doomed(fault, name, initial_peers, line, *args, **options):
 
 @pytest.mark.parametrize(
     ("victim", "stage"),  # the first peer leads
-    [("a", "any"), ("c", "any"), ("c", "met"), ("c", "exchanging")],
+    [("a", "any"), ("c", "any"), ("a", "exchanging"), ("c", "meeting")],
 )
 def test_the_others_go_on_when_a_peer_is_killed(victim, stage):
     plan = Plan(compute_seconds=0.03)
