@@ -22,6 +22,7 @@ from swarm import faults
 from swarm.codecs import Codec, ErrorFeedback
 from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
 from swarm.processes import die_with_parent
+from swarm.pulse import Pulse
 from swarm.rendezvous import Rendezvous
 from swarm.rounds import (
     LINEAGE_BYTES,
@@ -134,12 +135,15 @@ class SwarmAverager(StateTransfer):
         super().run()
 
     async def add_p2p_handlers(self, *args, **kwargs):
-        self._meetings()
+        await self._meetings().pulse.answer()
         await super().add_p2p_handlers(*args, **kwargs)
 
     def _meetings(self) -> Rendezvous:
         if not hasattr(self, "_rendezvous"):
-            self._rendezvous = Rendezvous(self._p2p, type(self), self.prefix, self.schema_hash, self._min_samples)
+            pulse = Pulse(self._p2p, self.prefix)
+            self._rendezvous = Rendezvous(
+                self._p2p, type(self), self.prefix, self.schema_hash, self._min_samples, pulse
+            )
             self._round_task: asyncio.Task | None = None
         return self._rendezvous
 
@@ -157,6 +161,7 @@ class SwarmAverager(StateTransfer):
 
     async def _set_step(self, step: int) -> None:
         meetings = self._meetings()
+        await meetings.pulse.answer()  # Hivemind lets outbound-only peers answer nothing, but somebody may be connected
         meetings.set_step(step)
         if meetings.waits_for(step):
             self._waiting_step.value = step
@@ -209,8 +214,17 @@ class SwarmAverager(StateTransfer):
             return RoundReport.of(group, [], met - started, 0.0)
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
-        passes = await (self._one_pass(group) if self._low_rank is None else self._two_passes(group, ticket.samples))
-        return RoundReport.of(group, passes, met - started, time.perf_counter() - met)
+        try:
+            exchange = self._one_pass(group) if self._low_rank is None else self._two_passes(group, ticket.samples)
+            passes = await exchange
+        except BaseException:
+            meetings.reopen()
+            raise
+        exchange_seconds = time.perf_counter() - met
+        report = RoundReport.of(group, passes, met - started, exchange_seconds)
+        if not report.lost:
+            meetings.pulse.exchange_took(exchange_seconds)
+        return report
 
     async def _one_pass(self, group: Group) -> list[ExactAllReduceRunner]:
         with self._register_allreduce_group(group):
@@ -236,7 +250,8 @@ class SwarmAverager(StateTransfer):
         self._running_groups[runner.group_id].set_result(runner)
         (average,) = [tensor async for tensor in runner]
         if runner.parts_received != runner.parts_expected:
-            raise RoundFailed(f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived")
+            reason = f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived"
+            raise RoundFailed(reason, frozenset(runner.lost))
         return average
 
     def _handed_over_to(self, peer_id: PeerID) -> None:
@@ -258,6 +273,7 @@ class SwarmAverager(StateTransfer):
             group=group,
             tensor=tensor,
             feedback=feedback or ErrorFeedback(NoCompression(), tensor.numel()),
+            pulse=self._meetings().pulse,
             p2p=self._p2p,
             servicer_type=type(self),
             prefix=self.prefix,

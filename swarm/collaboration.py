@@ -228,7 +228,7 @@ class Collaboration:
         pending, blocked_since = self._pending, time.perf_counter()
         try:
             report = pending.wait(lambda: self.tracker.members, self._should_stop)
-            self.tracker.missed(pending.expected - set(report.group.peer_ids))
+            self.tracker.missed(pending.expected - set(report.group.peer_ids) | report.lost)
         except ShortBatch as short:
             (group,) = short.args
             self.tracker.missed(pending.expected - set(group.peer_ids))
@@ -276,6 +276,7 @@ class Collaboration:
         if isinstance(error, Refused):
             raise InputError(f"{error}: start it with the recipe of the swarm (give --initial-peers and nothing else).")
         if isinstance(error, RoundFailed):
+            self.tracker.missed(error.lost)
             logger.warning(f"The round of step {self.step} failed and is tried again: {error}")
         self.tracker.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind) or self.tracker.swarm_step > self.step:

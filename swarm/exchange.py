@@ -8,9 +8,10 @@ parameters back together.
 With a codec that rounds, what rounding leaves out on the way to a reducer and on the way back is not lost: the peer
 that encoded adds it to its contribution to the next round (:class:`~swarm.codecs.ErrorFeedback`).
 
-Three more differences: weights come from the tickets that the whole group has seen, not from the sender's own messages;
-parts that are not finite or have another shape ban their sender; and a reducer keeps its stream open until the sender
-has read all results and hangs up (see :func:`until_caller_hangs_up`).
+Four more differences: weights come from the tickets that the whole group has seen, not from the sender's own messages;
+parts that are not finite or have another shape ban their sender; a member that is not there any more is given up
+within seconds (:mod:`swarm.pulse`); and a reducer keeps its stream open until the sender has read all results and hangs
+up (see :func:`until_caller_hangs_up`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor
 
 from swarm import faults
 from swarm.codecs import ErrorFeedback
+from swarm.pulse import Pulse
 from swarm.rounds import Group
 
 MIN_PART_BYTES, MAX_PART_BYTES = 2**14, 2**19
@@ -55,10 +57,11 @@ class ExactAllReduceRunner(AllReduceRunner):
     :param group: the closed group; its tickets give the weights and say who can reduce
     :param tensor: this peer's contribution, shape [n], fp32, shared memory; iterating yields the average, shape [n]
     :param feedback: what earlier rounds have left out
+    :param pulse: tells who is still there
     :param kwargs: see :class:`hivemind.averaging.allreduce.AllReduceRunner`
     """
 
-    def __init__(self, *, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback, **kwargs):
+    def __init__(self, *, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback, pulse: Pulse, **kwargs):
         reducers = [not ticket.client_mode for ticket in group.tickets]
         super().__init__(
             tensors=[tensor],
@@ -72,7 +75,9 @@ class ExactAllReduceRunner(AllReduceRunner):
         self.tensor_part_container.return_deltas = False
         self.weights = dict(zip(group.peer_ids, (float(t.samples) for t in group.tickets), strict=True))
         self.parts_received = self.bytes_sent = self.bytes_received = 0
-        self._group, self._feedback = group, feedback
+        self.lost: set[PeerID] = set()
+        self._group, self._feedback, self._pulse = group, feedback, pulse
+        self._talks: dict[PeerID, asyncio.Task] = {}
         self._codec = self.tensor_part_container.compression
         self._encoded: dict[int, asyncio.Future] = {}
         self._left_out: dict[int, torch.Tensor] = {}
@@ -112,6 +117,27 @@ class ExactAllReduceRunner(AllReduceRunner):
     def inputs_received(self) -> int:
         return sum(self.tensor_part_reducer.num_parts_received)
 
+    async def run(self) -> AsyncIterator[torch.Tensor]:
+        """Run the all-reduce; yields the average. ``lost`` holds the members that were given up."""
+        watches = [asyncio.create_task(self._watch(peer)) for peer in self.ordered_peer_ids if peer != self.peer_id]
+        try:
+            async for average in super().run():
+                yield average
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def _watch(self, peer_id: PeerID) -> None:
+        index = self.ordered_peer_ids.index(peer_id)
+        await self._pulse.lost(peer_id, can_be_called=not self._group.tickets[index].client_mode)
+        self.lost.add(peer_id)
+        await self._ban_sender(peer_id)
+        self.active_senders.add(peer_id)  # or Hivemind would still wait for its first part
+        if len(self.active_senders) == len(self.sender_peer_ids):
+            self.all_senders_started.set()
+        if peer_id in self._talks:
+            self._talks[peer_id].cancel()
+
     def should_delay_results(self, peer_id: PeerID) -> bool:
         return False  # stock delays them for client-mode peers until the request stream ends; ours stays open
 
@@ -134,6 +160,7 @@ class ExactAllReduceRunner(AllReduceRunner):
         if peer_id == self.peer_id:
             await self._reduce_own_parts()
         else:
+            self._talks[peer_id] = asyncio.current_task()
             await self._send_and_receive(peer_id)
 
     async def _reduce_own_parts(self):
@@ -168,6 +195,7 @@ class ExactAllReduceRunner(AllReduceRunner):
             results = amap_in_executor(self._decode_result, messages, max_prefetch=1)
             async for part, num_bytes in results:
                 self.bytes_received += num_bytes
+                self._pulse.heard(peer_id)
                 self.tensor_part_container.register_processed_part(peer_index, part_index, part)
                 self.parts_received += 1
                 part_index += 1
@@ -203,6 +231,7 @@ class ExactAllReduceRunner(AllReduceRunner):
         try:
             async for part, num_bytes in amap_in_executor(self._decode, stream, max_prefetch=1):
                 self.bytes_received += num_bytes
+                self._pulse.heard(sender)
                 if part.shape != reducer.part_shapes[part_index] or not torch.isfinite(part).all():
                     raise AllreduceException(f"{sender} sent a part that is not finite or has a wrong shape")
                 try:  # all senders wait for one future; without the shield one that hangs up would cancel it for all

@@ -3,25 +3,29 @@
 Hivemind's matchmaking announces every round in the DHT and waits a fixed time for whoever may turn up. But the members
 of a swarm know each other from their progress records, so they meet without the DHT: the senior full peer leads, the
 others knock at its door (early ones wait in its lobby), and the group closes half a round trip after the last expected
-member arrives, or when the leader's patience ends. If the leader cannot be reached, the next in seniority leads.
+member arrives, or when the leader's patience ends. Who is not there any more (:mod:`swarm.pulse`) is not waited for; if
+that is the leader, the next in seniority leads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import msgpack
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
-from swarm.rounds import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Behind, Group, Member, Refused, RoundFailed, Ticket
+from swarm.pulse import Pulse
+from swarm.replies import group_reply, parse_group, parse_step, redirect, step_reply
+from swarm.rounds import LINEAGE_BYTES, MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
 
 logger = get_logger(__name__)
 
@@ -48,31 +52,39 @@ class Rendezvous:
     :param namespace: run and recipe, so that another recipe's peers cannot even knock
     :param schema_hash: shapes of the averaged vector
     :param min_samples: a group with fewer does not end the step: whoever is late can still come to the next one
+    :param pulse: tells who is still there
     """
 
-    def __init__(self, p2p: P2P, servicer: type, namespace: str, schema_hash: bytes, min_samples: int):
+    def __init__(self, p2p: P2P, servicer: type, namespace: str, schema_hash: bytes, min_samples: int, pulse: Pulse):
         self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
-        self._min_samples = min_samples
+        self._min_samples, self.pulse = min_samples, pulse
         self._lobby: dict[PeerID, Guest] = {}
         self._arrivals = asyncio.Event()
         self._expected: frozenset[PeerID] = frozenset()
         self._step = 0
-        self._closed_step = -1
+        self._closed_step, self._closed_with = -1, frozenset[PeerID]()
         self._leader: PeerID | None = None
         self._catching_up: dict[PeerID, float] = {}
+        self._lost: set[PeerID] = set()
         self.company_until = 0.0  # system-wide monotonic seconds until which somebody may still come
         self._lock = asyncio.Lock()
 
     def set_step(self, step: int) -> None:
         """The step that this peer works on: early guests wait for it, late ones are told that they are behind."""
         self._step = step
-        for guest in self._lobby.values():
+        for peer, guest in self._lobby.items():
             if guest.ticket.step < step and not guest.answer.done():
-                guest.answer.set_result(self._step_reply(step))
+                guest.answer.set_result(step_reply(step))
+                if peer not in self._lost:
+                    self.hold_door(peer)
 
     @property
     def step(self) -> int:
         return self._step
+
+    def reopen(self) -> None:
+        """The round of the group that was closed last has failed: whoever was in it can come again."""
+        self._closed_step = -1
 
     def hold_door(self, peer_id: PeerID) -> None:
         """This peer is taking over our state: the next group waits for it, or in a swarm of short steps it would find
@@ -84,7 +96,7 @@ class Rendezvous:
     def _awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:
         now = asyncio.get_running_loop().time()
         self._catching_up = {p: until for p, until in self._catching_up.items() if until > now and p not in arrived}
-        return (self._expected | self._catching_up.keys()) - arrived
+        return (self._expected | self._catching_up.keys()) - self._lost - set(arrived)
 
     def waits_for(self, step: int) -> bool:
         """Whether somebody has come to finish this step already."""
@@ -116,12 +128,30 @@ class Rendezvous:
                     if member.peer_id == self._p2p.peer_id:
                         seniors = [senior.peer_id for senior in order[:place]]
                         patience_end = min(deadline, loop.time() + patience_seconds)
-                        return await self._lead(ticket, patience_end, seniors, wait_until)
+                        async with self._watching(members):
+                            return await self._lead(ticket, patience_end, seniors, wait_until)
                     group = await self._follow(member.peer_id, ticket, wait_until)
                     if group is not None:
                         return group
                 await asyncio.sleep(0.2)  # only outbound-only peers come here: nobody to follow, unable to lead
             raise RoundFailed("no group was formed in time")
+
+    @contextlib.asynccontextmanager
+    async def _watching(self, members: Sequence[Member]) -> AsyncIterator[None]:
+        """Within this, who is not there any more is not waited for."""
+        self._lost = set()
+        others = [member for member in members if member.peer_id != self._p2p.peer_id]
+        watches = [asyncio.ensure_future(self._watch(member)) for member in others]
+        try:
+            yield
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def _watch(self, member: Member) -> None:
+        await self.pulse.lost(member.peer_id, can_be_called=not member.client_mode)
+        self._lost.add(member.peer_id)
+        self._arrivals.set()
 
     async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
         """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
@@ -149,8 +179,8 @@ class Rendezvous:
         """Guests with our weights; who comes with the same step of another history has to take over ours."""
         arrived = set()
         for peer, guest in self._lobby.items():
-            if guest.answer.done() or guest.ticket.step != ticket.step:
-                continue  # on the way out, or early
+            if guest.answer.done() or guest.ticket.step != ticket.step or peer in self._lost:
+                continue  # on the way out, early, or not there any more
             if guest.ticket.lineage == ticket.lineage:
                 arrived.add(peer)
             else:
@@ -165,13 +195,8 @@ class Rendezvous:
             os.urandom(LINEAGE_BYTES), tuple(peer for peer, _ in entries), tuple(ticket for _, ticket in entries)
         )
         if group.samples >= self._min_samples:
-            self._closed_step = ticket.step
-        reply = CODE.MessageFromLeader(
-            code=CODE.BEGIN_ALLREDUCE,
-            group_id=group.group_id,
-            ordered_peer_ids=[peer.to_bytes() for peer in group.peer_ids],
-            gathered=[member_ticket.to_bytes() for member_ticket in group.tickets],
-        )
+            self._closed_step, self._closed_with = ticket.step, frozenset(arrived)
+        reply = group_reply(group)
         for peer in arrived:
             if not self._lobby[peer].answer.done():
                 self._lobby[peer].answer.set_result(reply)
@@ -191,7 +216,7 @@ class Rendezvous:
                 self._leader = leader
                 self._send_guests_to(leader)
                 remaining = max(0.0, wait_until - asyncio.get_running_loop().time())
-                reply = await asyncio.wait_for(stream.__anext__(), remaining)
+                reply = await self._answer_of(leader, stream, remaining)
         except (asyncio.TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
             logger.debug(f"{leader} does not lead us: {error!r}")
             return None
@@ -204,6 +229,19 @@ class Rendezvous:
                 PeerID(reply.suggested_leader), leader, ticket, wait_until, redirects - 1
             )
         return self._read_reply(reply, leader, ticket)
+
+    async def _answer_of(self, leader: PeerID, stream: AsyncIterator, timeout_seconds: float) -> Any:
+        """The leader's next message, as long as it is there."""
+        answer = asyncio.ensure_future(stream.__anext__())
+        lost = asyncio.ensure_future(self.pulse.lost(leader, can_be_called=True))
+        try:
+            done, _ = await asyncio.wait([answer, lost], timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if answer not in done:
+                raise asyncio.TimeoutError
+            return answer.result()
+        finally:
+            answer.cancel()
+            lost.cancel()
 
     async def _follow_elsewhere(
         self, suggested: PeerID, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int
@@ -222,65 +260,34 @@ class Rendezvous:
             raise Refused(f"{leader} averages another model than this peer does")
         if reply.code == CODE.BAD_GROUP_KEY:
             raise Behind(ticket.step)
-        if reply.code == CODE.CANCELLED and reply.gathered:
-            leader_step = self._parse_step(reply.gathered[0])
-            if leader_step is not None and leader_step > ticket.step:
-                raise Behind(leader_step)
+        leader_step = parse_step(reply)
+        if leader_step is not None and leader_step > ticket.step:
+            raise Behind(leader_step)
         if reply.code != CODE.BEGIN_ALLREDUCE:
             return None
         try:
-            return self._parse_group(reply, leader, ticket)
+            return parse_group(reply, leader, self._p2p.peer_id, ticket)
         except ValueError as error:
             logger.warning(f"Ignoring a malformed group from {leader}: {error}")
             return None
 
-    def _parse_group(self, reply, leader: PeerID, ticket: Ticket) -> Group:
-        num_members = len(reply.ordered_peer_ids)
-        if not 2 <= num_members == len(reply.gathered) <= MAX_GROUP_SIZE or len(reply.group_id) != LINEAGE_BYTES:
-            raise ValueError("it has a wrong size")
-        peer_ids = tuple(PeerID(peer) for peer in reply.ordered_peer_ids)
-        tickets = tuple(Ticket.from_bytes(data) for data in reply.gathered)
-        if len(set(peer_ids)) != len(peer_ids) or leader not in peer_ids:
-            raise ValueError("a member is there twice or the leader is missing")
-        if self._p2p.peer_id not in peer_ids or tickets[peer_ids.index(self._p2p.peer_id)] != ticket:
-            raise ValueError("our ticket is missing or was changed")
-        if any((member.step, member.lineage) != (ticket.step, ticket.lineage) for member in tickets):
-            raise ValueError("its members have different weights")
-        return Group(bytes(reply.group_id), peer_ids, tickets)
-
-    @staticmethod
-    def _parse_step(data: bytes) -> int | None:
-        try:
-            step = msgpack.unpackb(data)
-        except Exception:
-            return None
-        return step if type(step) is int and 0 <= step <= MAX_STEP else None
-
-    @staticmethod
-    def _step_reply(step: int):
-        return CODE.MessageFromLeader(code=CODE.CANCELLED, gathered=[msgpack.packb(step)])
-
     def _send_guests_to(self, leader: PeerID) -> None:
         for guest in self._lobby.values():
             if not guest.answer.done():
-                guest.answer.set_result(self._redirect(leader))
-
-    @staticmethod
-    def _redirect(leader: PeerID):
-        return CODE.MessageFromLeader(code=CODE.NOT_A_LEADER, suggested_leader=leader.to_bytes())
+                guest.answer.set_result(redirect(leader))
 
     def _answer_at_once(self, request, sender: PeerID, ticket: Ticket):
         """What can be answered without waiting, or None for a guest who may wait in the lobby."""
         if request.schema_hash != self._schema_hash:
             return CODE.MessageFromLeader(code=CODE.BAD_SCHEMA_HASH)
         if ticket.step < self._step:
-            return self._step_reply(self._step)
-        if ticket.step == self._closed_step:
-            return self._step_reply(self._step + 1)  # the group is closed: the result can only be downloaded
+            return step_reply(self._step)
+        if ticket.step == self._closed_step and sender not in self._closed_with:
+            return step_reply(self._step + 1)  # the group is closed: the result can only be downloaded
         if ticket.step > self._step + 1:
-            return self._step_reply(self._step)  # we are the ones who are behind
+            return step_reply(self._step)  # we are the ones who are behind
         if self._leader is not None and self._leader != sender:
-            return self._redirect(self._leader)
+            return redirect(self._leader)
         if len(self._lobby) >= MAX_GROUP_SIZE - 1:
             return CODE.MessageFromLeader(code=CODE.GROUP_IS_FULL)
         return None

@@ -22,7 +22,18 @@ MAX_SKETCH = 16
 
 
 class RoundFailed(Exception):  # noqa: N818 (reads as what happened)
-    """The round did not give this peer a complete average; nothing was applied and nothing accumulated is lost."""
+    """The round did not give this peer a complete average; nothing was applied and nothing accumulated is lost.
+
+    :param reason: the end of a sentence
+    :param lost: members that are not there any more
+    """
+
+    def __init__(self, reason: str, lost: frozenset[PeerID] = frozenset()):
+        super().__init__(reason, lost)
+        self.lost = lost
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 class Behind(Exception):  # noqa: N818
@@ -137,6 +148,7 @@ class RoundReport:
     :param exchange_seconds: from a closed group to the complete average
     :param bytes_sent: of gradients and averages, as messages, before the network's own headers
     :param bytes_received: the same
+    :param lost: members that were found not to be there any more
     """
 
     group: Group
@@ -148,6 +160,7 @@ class RoundReport:
     exchange_seconds: float
     bytes_sent: int
     bytes_received: int
+    lost: frozenset[PeerID] = frozenset()
 
     @classmethod
     def of(cls, group: Group, passes: Sequence[Any], meeting_seconds: float, exchange_seconds: float) -> RoundReport:
@@ -156,7 +169,8 @@ class RoundReport:
         counted = {
             name: sum(getattr(one, name) for one in passes) for name in (*counts, "bytes_sent", "bytes_received")
         }
-        return cls(group=group, meeting_seconds=meeting_seconds, exchange_seconds=exchange_seconds, **counted)
+        lost = frozenset().union(*(one.lost for one in passes))
+        return cls(group, meeting_seconds=meeting_seconds, exchange_seconds=exchange_seconds, lost=lost, **counted)
 
     @property
     def received_fraction(self) -> float:

@@ -1,0 +1,106 @@
+"""Whether those that a round waits for are still there: who is silent is asked, and who does not answer is given up.
+
+How long a round takes tells nothing: on a slow link or a busy machine, healthy peers take long, too. But as long as
+their averaging processes live, they answer a call at once or send parts. So a peer that is killed is given up after
+about a second (nobody listens at its address any more), and one that is frozen or cut off after some seconds of
+silence, however long others may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import deque
+from typing import Any
+
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
+from hivemind.p2p.servicer import ServicerBase
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_logger
+
+logger = get_logger(__name__)
+
+LOOK_SECONDS = 0.5
+SILENCE_SECONDS = 3.0
+"""Without an answer; plus twice a usual exchange, because the answer may have to queue behind an exchange's parts."""
+FIRST_SILENCE_SECONDS = 10.0
+"""As long as nobody knows what is usual."""
+MAX_REFUSALS = 2
+
+
+class Pulse(ServicerBase):
+    """Asks others, and answers them. Its class name is part of the wire protocol.
+
+    :param p2p: this peer's connection to the network
+    :param namespace: run and recipe
+    """
+
+    def __init__(self, p2p: P2P, namespace: str):
+        self._p2p, self._namespace = p2p, namespace
+        self._answers: asyncio.Task | None = None
+        self._signs: dict[PeerID, int] = {}
+        self._usual: deque[float] = deque(maxlen=9)
+
+    async def answer(self) -> None:
+        """From now on this peer answers; who cannot be dialled does so over connections that it has made itself."""
+        if self._answers is None:
+            self._answers = asyncio.ensure_future(self.add_p2p_handlers(self._p2p, namespace=self._namespace))
+        await self._answers
+
+    async def rpc_here(self, request: averaging_pb2.DownloadRequest, context: P2PContext) -> averaging_pb2.DownloadData:
+        """That is all."""
+        return averaging_pb2.DownloadData()
+
+    def heard(self, peer: PeerID) -> None:
+        """It has sent something."""
+        self._signs[peer] = self._signs.get(peer, 0) + 1
+
+    def exchange_took(self, seconds: float) -> None:
+        """Learn what is usual."""
+        self._usual.append(seconds)
+
+    @property
+    def patience_seconds(self) -> float:
+        """With somebody who says nothing at all."""
+        if not self._usual:
+            return FIRST_SILENCE_SECONDS
+        return SILENCE_SECONDS + 2 * statistics.median(self._usual)
+
+    async def lost(self, peer: PeerID, can_be_called: bool) -> None:
+        """Wait until the peer is not there any more.
+
+        :param can_be_called: otherwise a call that does not get through says nothing about it
+        """
+        refusals = signs = 0
+        while refusals < MAX_REFUSALS:
+            await asyncio.sleep(LOOK_SECONDS)
+            if signs != (signs := self._signs.get(peer, 0)):
+                refusals = 0
+                continue
+            try:
+                if not await self._answers_in_time(peer):
+                    break
+                refusals = 0
+            except (P2PDaemonError, P2PHandlerError, OSError) as error:
+                logger.debug(f"{peer} cannot be called: {error!r}")
+                refusals += can_be_called
+        logger.debug(f"{peer} is not there any more")
+
+    async def _answers_in_time(self, peer: PeerID) -> bool:
+        """Whether it answers, or sends anything, before patience ends."""
+        stub = self.get_stub(self._p2p, peer, namespace=self._namespace)
+        call: asyncio.Future[Any] = asyncio.ensure_future(stub.rpc_here(averaging_pb2.DownloadRequest()))
+        signs, silent_seconds = self._signs.get(peer, 0), 0.0
+        try:
+            # Counted in looks, not by the clock: while this process itself stands still, nobody can be heard.
+            while silent_seconds < self.patience_seconds:
+                if (await asyncio.wait([call], timeout=LOOK_SECONDS))[0]:
+                    call.result()
+                    return True
+                if self._signs.get(peer, 0) != signs:
+                    return True
+                silent_seconds += LOOK_SECONDS
+            return False
+        finally:
+            call.cancel()

@@ -1,0 +1,132 @@
+"""Who is there is waited for, however long it takes; who is not is given up."""
+
+import asyncio
+
+import pytest
+import torch
+from hivemind.p2p import P2P
+from swarm_peers import Peers
+from test_exchange import averager_for, introduce, meet_everyone, run_round, running_dht
+
+from swarm import faults, pulse
+from swarm.rounds import RoundFailed
+
+pytestmark = pytest.mark.timeout(120)
+SIZE = 200_000
+
+
+class Pulse(pulse.Pulse):
+    """Hears the question and says nothing, as a frozen process."""
+
+    async def answer(self) -> None:
+        self.rpc_here = lambda request, context: asyncio.Event().wait()
+        await super().answer()
+
+
+async def two(answering: type) -> tuple[pulse.Pulse, P2P, P2P]:
+    """One that asks, and the network of both; the other one answers as the given class does."""
+    here = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    there = await P2P.create(
+        host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await here.get_visible_maddrs(), dht_mode="server"
+    )
+    await answering(there, "run").answer()
+    return pulse.Pulse(here, "run"), here, there
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch):
+    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(pulse, "FIRST_SILENCE_SECONDS", 1.0)
+
+
+async def watch(answering: type, happens) -> None:
+    asking, here, there = await two(answering)
+    lost = asyncio.create_task(asking.lost(there.peer_id, can_be_called=True))
+    try:
+        await happens(asking, lost, there)
+        await asyncio.wait_for(lost, 30)
+    finally:
+        await here.shutdown()
+        await there.shutdown()
+
+
+def test_who_answers_is_there_and_who_was_killed_is_not():
+    async def killed(_, lost, there):
+        await asyncio.wait([lost], timeout=2)
+        assert not lost.done(), "it has answered for two seconds"
+        there._child.kill()  # its p2pd
+
+    asyncio.run(watch(pulse.Pulse, killed))
+
+
+def test_who_is_silent_is_there_as_long_as_it_sends():
+    async def sends(asking, lost, there):
+        for _ in range(40):
+            asking.heard(there.peer_id)
+            await asyncio.sleep(0.05)
+        assert not lost.done(), "twice its patience"
+
+    asyncio.run(watch(Pulse, sends))
+
+
+def test_who_cannot_be_called_is_not_lost_by_that():
+    async def main():
+        asking, here, there = await two(pulse.Pulse)
+        await there.shutdown()
+        lost = asyncio.create_task(asking.lost(there.peer_id, can_be_called=False))
+        await asyncio.wait([lost], timeout=2)
+        assert not lost.done()
+        lost.cancel()
+        await here.shutdown()
+
+    asyncio.run(main())
+
+
+def test_patience_is_learnt():
+    asking = pulse.Pulse(None, "run")
+    assert asking.patience_seconds == pulse.FIRST_SILENCE_SECONDS
+    for seconds in (1.0, 1.0, 100.0):
+        asking.exchange_took(seconds)
+    assert asking.patience_seconds == pulse.SILENCE_SECONDS + 2.0
+
+
+def rounds(name, initial_peers, line, fault, client_mode):
+    """Rounds until one of them loses a member. Returns (the vector then, who was lost, who is lost)."""
+    with running_dht(initial_peers, line, client_mode=client_mode) as dht:
+        vector = torch.full((SIZE,), float(ord(name)))
+        faults.plan(fault)
+        averager = averager_for(vector, dht, "none")
+        averager.set_step(0)
+        members = meet_everyone(line, dht)
+        for step in range(100):
+            try:
+                lost = run_round(averager, members, vector, 1, step).lost
+            except RoundFailed as error:
+                lost = error.lost
+            if lost:
+                line.put("lost")
+                line.get()
+                averager.shutdown()
+                return averager.vector.clone(), lost, members[2].peer_id
+
+
+@pytest.mark.parametrize("client_mode", [True, False], ids=["a sender", "a reducer"])
+def test_who_freezes_in_an_exchange_is_given_up(client_mode):
+    """Without a pulse nobody would be lost: a round without the parts of one would be all that is seen."""
+    with Peers(timeout_seconds=90) as peers:
+        for name in "abc":
+            peers.start(name, rounds, "freeze exchanging 3" if name == "c" else "", client_mode and name == "c")
+        introduce(peers)
+        peers["c"].killed = True  # or the like: it says nothing more
+        assert [peers.message(name) for name in "ab"] == ["lost", "lost"]
+        for name in "ab":
+            peers[name].tell("go on")
+        found = peers.results()
+    for name, (vector, lost, frozen) in found.items():
+        assert lost == {frozen}
+        if client_mode:
+            assert set(vector.tolist()) <= {97.5, 98.0}  # with and without what it had sent
+        else:
+            assert torch.equal(vector, torch.full((SIZE,), float(ord(name)))), "nothing is lost by it"
+    if client_mode:
+        assert torch.equal(found["a"][0], found["b"][0])
