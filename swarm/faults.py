@@ -1,7 +1,4 @@
-"""A seam for tests: this peer is killed or frozen at a given stage of a given step. Unused, it costs a comparison.
-
-SWARM_FAULT="kill exchanging 12" python -m swarm.peer …       # when it has sent its first part for update 13
-"""
+"""A seam for tests: this peer is killed or frozen at a given stage of a given step. Unused, it costs a comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ class Fault:
 
     :param action: one of ``ACTIONS``
     :param stage: one of ``STAGES``
-    :param step: global updates before it, at least; downloads of the state have none, so it counts for the others only
+    :param step: the first step at which it happens; who takes a state has none yet
     :param trainer: process that the signal goes to; its children go with it
     """
 
@@ -43,7 +40,10 @@ _planned: Fault | None = None
 
 
 def plan(text: str) -> None:
-    """Let it happen in this process, or in a child that is made from now on; nothing if the text is empty."""
+    """Let it happen in this process, or in a child that is made from now on; nothing if the text is empty.
+
+    :param text: like "kill exchanging 12": when it has sent its first part for update 13
+    """
     global _planned
     _planned = Fault.parse(text) if text else None
 
@@ -54,6 +54,3 @@ def at(stage: str, step: int | None = None) -> None:
         os.kill(_planned.trainer, ACTIONS[_planned.action])
         if os.getpid() != _planned.trainer:
             os.kill(os.getpid(), ACTIONS[_planned.action])
-
-
-plan(os.environ.get("SWARM_FAULT", ""))

@@ -3,8 +3,8 @@
 import lightning as L
 import pytest
 import torch
+from strategy_runs import MICRO_BATCH, Plan, Task, loader, patience, trainer_for
 from swarm_peers import Peers, running_dht
-from test_strategy import MICRO_BATCH, Plan, Task, loader, patience, trainer_for
 from torch import nn
 
 from recipe.errors import InputError

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import lightning as L
 import pytest
 import torch
+from strategy_runs import Plan, Samples, Task, assert_same_bits, loader, patience, trainer_for
 from swarm_peers import Peers, running_dht
-from test_strategy import Plan, Samples, Task, assert_same_bits, loader, patience, trainer_for
 from torch.nn import functional as F
 
 from swarm.rounds import CollaborationOptions
