@@ -22,7 +22,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from analysis.soak_result import Event, calm_accuracy, common_checkpoint, summarise, table
+from analysis.soak_result import Event, calm_run, common_checkpoint, summarise, table
 from analysis.volunteers import RUN_ID, Volunteer
 from analysis.wan import sandbox
 from analysis.wan.lab import Lab
@@ -85,7 +85,7 @@ class Soak:
 
     def killed(self) -> Iterator[float]:
         """kill -9 of one peer, which starts again as systemd would start it."""
-        yield from self._kill([self.random.choice(self.volunteers)])
+        yield from self._kill([self._victim()])
 
     def first_peer_killed(self) -> Iterator[float]:
         """kill -9 of the one that leads."""
@@ -148,7 +148,8 @@ class Soak:
         self.lab.reunite(one, other)
 
     def _victim(self) -> Volunteer:
-        peer = self.random.choice(self.volunteers)
+        running = [peer for peer in self.volunteers if peer.is_running]
+        peer = self.random.choice(running or self.volunteers)
         self.events[-1].victims = [peer.name]
         return peer
 
@@ -168,7 +169,7 @@ class Soak:
         step, hashes = self._calm_down()
         left = self._stop()
         self.say(f"All left at step {step} or later; the same number of updates without faults follows.")
-        calm = calm_accuracy(self.lab.hosts[0], self.lab, self.folder / "calm", step)
+        calm = calm_run(self.lab.hosts[0], self.lab, self.folder / "calm", step)
         return summarise(self.folder / "runs" / RUN_ID, self.events, step, hashes, left, calm, asdict(self.options))
 
     def _start(self) -> None:

@@ -54,7 +54,10 @@ def common_checkpoint(folders: Mapping[str, RunFolder], since: float) -> tuple[i
     if not common:
         return None
     step = max(common)
-    return step, {name: weights_hash(folder.checkpoints / f"step={step}.ckpt") for name, folder in folders.items()}
+    try:
+        return step, {name: weights_hash(folder.checkpoints / f"step={step}.ckpt") for name, folder in folders.items()}
+    except FileNotFoundError:  # only the last three are kept: somebody has just gone on
+        return None
 
 
 def weights_hash(checkpoint: Path) -> str:
@@ -68,13 +71,13 @@ def weights_hash(checkpoint: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def accuracy_at(folder: RunFolder, step: int) -> float | None:
-    """The last validation accuracy until that step."""
-    found = [line["val/top1"] for line in read_metrics(folder.metrics) if "val/top1" in line and line["step"] <= step]
-    return found[-1] if found else None
+def accuracies(folder: RunFolder, until: int) -> dict[int, float]:
+    """Validation accuracy at each validated step until that one."""
+    lines = read_metrics(folder.metrics) if folder.metrics.exists() else []
+    return {line["step"]: line["val/top1"] for line in lines if "val/top1" in line and line["step"] <= until}
 
 
-def calm_accuracy(host: Host, lab: Lab, folder: Path, steps: int) -> float | None:
+def calm_run(host: Host, lab: Lab, folder: Path, steps: int) -> RunFolder:
     """One peer alone, as fast as it can, for the same number of updates: the same arithmetic without faults."""
     from analysis.volunteers import RECIPE
 
@@ -87,8 +90,7 @@ def calm_accuracy(host: Host, lab: Lab, folder: Path, steps: int) -> float | Non
             process.wait(CALM_RUN_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-    calm = RunFolder(folder / "calm" / "calm")
-    return accuracy_at(calm, steps) if calm.metrics.exists() else None
+    return RunFolder(folder / "calm" / "calm")
 
 
 def summarise(
@@ -97,7 +99,7 @@ def summarise(
     step: int,
     hashes: dict[str, str],
     left: list[str],
-    calm: float | None,
+    calm: RunFolder,
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """The content of `soak.json`.
@@ -108,7 +110,7 @@ def summarise(
         step: of which all have a checkpoint at the end.
         hashes: of their weights.
         left: hosts on which processes were left after everybody had left.
-        calm: accuracy of as many updates without faults.
+        calm: a run of as many updates without faults.
         options: of the soak.
     """
     updates = {folder.name: _updates(RunFolder(folder)) for folder in sorted(runs.iterdir())}
@@ -122,8 +124,10 @@ def summarise(
         until = events[index + 1].began if index + 1 < len(events) else moments[-1]
         event.stall_seconds = max(0.0, _longest_gap(moments, event.began, until) - usual)
         event.back_seconds = _back(updates, event, until)
-    accuracies = [accuracy_at(RunFolder(folder), step) for folder in sorted(runs.iterdir())]
-    accuracy = max((value for value in accuracies if value is not None), default=None)
+    found = dict(item for folder in runs.iterdir() for item in accuracies(RunFolder(folder), step).items())
+    of_calm = accuracies(calm, step)
+    validated = max(found.keys() & of_calm, default=None)  # the same number of updates for both
+    accuracy, calm_accuracy = found.get(validated), of_calm.get(validated)
     problems = [
         f"{event.fault} ({', '.join(event.victims)}): not back" for event in events if event.back_seconds is None
     ]
@@ -131,8 +135,10 @@ def summarise(
         problems.append(f"different weights at step {step}: {hashes}")
     if left:
         problems.append(f"processes were left on {', '.join(left)}")
-    if accuracy is None or calm is None or accuracy < calm - TOLERATED_ACCURACY:
-        problems.append(f"accuracy {accuracy}, and {calm} without faults")
+    if validated is None:
+        problems.append(f"no step until {step} was validated with and without faults")
+    elif accuracy < calm_accuracy - TOLERATED_ACCURACY:
+        problems.append(f"accuracy {accuracy:.3f} after {validated} updates, and {calm_accuracy:.3f} without faults")
     shown = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     return {
         "options": {key: value for key, value in shown.items() if key != "output_dir"},
@@ -141,8 +147,9 @@ def summarise(
         "usual_seconds": usual,
         "step": step,
         "weights": hashes,
+        "validated_step": validated,
         "accuracy": accuracy,
-        "calm_accuracy": calm,
+        "calm_accuracy": calm_accuracy,
         "problems": problems,
     }
 
@@ -175,10 +182,10 @@ def table(found: Mapping[str, Any]) -> Table:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for event in found["events"]:
         kinds.setdefault(event["fault"], []).append(event)
-    title = (
-        f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s; accuracy {found['accuracy']}, "
-        f"without faults {found['calm_accuracy']}"
-    )
+    title = f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s"
+    if found["validated_step"] is not None:
+        title += f"; accuracy after {found['validated_step']} updates {found['accuracy']:.3f}"
+        title += f", without faults {found['calm_accuracy']:.3f}"
     shown = Table(title=title, title_justify="left")
     columns = ("fault", "times", "recovered", "stall: median s", "worst s", "victims back: median s", "worst s")
     for column in columns:

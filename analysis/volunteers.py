@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import psutil
 
 from analysis.wan.lab import Lab
 from analysis.wan.topology import Host
+from recipe.errors import InputError
 from recipe.pacing import VARIABLE
 from recipe.run_folder import RunFolder, read_metrics
 
@@ -82,11 +84,11 @@ class Volunteer:
         return next((address for address in found if self.host.address in address), None)
 
     def wait_for_address(self) -> str:
-        """Raises TimeoutError: it has none in time."""
+        """Raises InputError: it has none in time."""
         deadline = time.monotonic() + ADDRESS_SECONDS
         while (address := self.address) is None:
             if time.monotonic() > deadline or not self.is_running:
-                raise TimeoutError(f"{self.name} has no address: see {self.log}")
+                raise InputError(f"The peer on {self.name} does not come up: see {self.log}.")
             time.sleep(0.2)
         return address
 
@@ -109,18 +111,20 @@ class Volunteer:
             self.process.wait()
 
     def kill_part(self, part: str) -> None:
-        """kill -9 of p2pd, the DHT process or the averaging process alone."""
-        own = psutil.Process(self.process.pid)
-        forks = [child for child in own.children() if "python" in child.name()]
-        dht = [child for child in forks if child.children()]
-        parts = {"p2pd": [grandchild for child in dht for grandchild in child.children()], "the DHT process": dht}
-        for process in parts.get(part, [child for child in forks if child not in dht]):
-            process.kill()
+        """kill -9 of p2pd, the DHT process or the averaging process alone; nothing if the peer is down itself."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self.process.pid)
+            forks = [child for child in own.children() if "python" in child.name()]
+            dht = [child for child in forks if child.children()]
+            parts = {"p2pd": [grandchild for child in dht for grandchild in child.children()], "the DHT process": dht}
+            for process in parts.get(part, [child for child in forks if child not in dht]):
+                process.kill()
 
     def send(self, signal_number: int) -> None:
         """A signal to all its processes."""
         for process in self.processes():
-            process.send_signal(signal_number)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal_number)
 
     def interrupt(self) -> None:
         """Ctrl-C."""

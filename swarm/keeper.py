@@ -73,7 +73,7 @@ class Keeper:
     def _warn_once(self, error: Exception) -> None:
         if not self._warned and not self._stopped.is_set():
             self._warned = True
-            logger.warning("The run card could not be published, newcomers may not find the run: %r", error)
+            logger.warning("Run card or addresses could not be published, newcomers may not find the run: %r", error)
 
     def _exchange_addresses(self) -> None:
         own = self._dht.peer_id

@@ -170,8 +170,12 @@ class Peer:
 
         self._restart.cancel()
         start_again(["--public-name", self.name, *self._run], time.monotonic() - self._began)
-        print("error: Parts of this peer die again and again: is there enough memory? `python -m swarm.doctor` tells.")
-        sys.stdout.flush()
+        print(
+            "error: Parts of this peer die again and again: is there enough memory? `python -m swarm.doctor` tells.",
+            file=sys.stderr,
+            flush=True,
+        )
+        kill(descendants(os.getpid()))
         os._exit(2)
 
     def _network(self):

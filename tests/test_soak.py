@@ -23,17 +23,22 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
         if name == "h2":
             lines = [line | {"step": moments["h1"].index(line["time"]) + 1} for line in lines]
         folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    calm = RunFolder.create(tmp_path, "calm", "calm")
+    calm.metrics.write_text('{"step": 20, "val/top1": 0.9}\n{"step": 99, "val/top1": 1.0}\n')
     event = Event("killed", ["h2"], began=10.5, mended=13.5)
     runs = tmp_path / "soak"
-    found = summarise(runs, [event], 27, {"h1": "a", "h2": "a"}, [], calm=0.9, options={"seed": 0})
+    found = summarise(runs, [event], 27, {"h1": "a", "h2": "a"}, [], calm, options={"seed": 0})
     assert found["events"][0]["stall_seconds"] == pytest.approx(3)
     assert found["events"][0]["back_seconds"] == pytest.approx(6.5)
     assert (found["updates"], found["usual_seconds"], found["problems"]) == (27, 1, [])
+    assert (found["validated_step"], found["accuracy"], found["calm_accuracy"]) == (20, 0.9, 0.9)
     assert table(found).row_count == 1
 
+    calm.metrics.write_text('{"step": 20, "val/top1": 0.95}\n')
     event = Event("killed", ["h3"], began=10.5, mended=13.5)
-    found = summarise(runs, [event], 27, {"h1": "a", "h2": "b"}, ["h1"], calm=0.95, options={})
+    found = summarise(runs, [event], 27, {"h1": "a", "h2": "b"}, ["h1"], calm, options={})
     assert len(found["problems"]) == 4, "not back, other weights, processes left, less accurate"
+    assert table(summarise(runs, [event], 9, {}, [], calm, options={})).row_count == 1, "nothing was validated"
 
 
 def test_bad_options_are_refused(capsys):
@@ -52,7 +57,8 @@ def test_a_swarm_gets_over_some_faults(tmp_path):
         programs.append(program := Program("analysis.soak", options, tmp_path / "log"))
         status = program.wait(380)
         found = json.loads((tmp_path / "soak.json").read_text())
-        problems = [problem for problem in found["problems"] if not problem.startswith("accuracy")]  # too short for it
+        too_short = ("accuracy", "no step")
+        problems = [problem for problem in found["problems"] if not problem.startswith(too_short)]
         assert problems == [], program.output
         assert status in (0, 1)
         assert len(found["events"]) >= 2
