@@ -1,10 +1,11 @@
-"""Loads only what a peer needs: half of its import time went into modules of which it never uses anything.
+"""Loads only what a peer needs: more than half of its import time went into modules of which it never uses anything.
 
 torchvision, Lightning and torch's optimizers import the front end of ``torch.compile`` (``torch._dynamo``, with sympy
 and parts of Inductor) only to see whether something is compiled; a peer compiles nothing. Torchmetrics and Hivemind
 import parts of scipy for metrics and for load balancing that a peer does not use, Torchmetrics imports matplotlib for
-plots that nobody asks a peer for, and torch's counter of operations imports triton to know its kernels. A fifth of
-what remained went into Python's garbage collector, which looks through everything again and again while modules, which
+plots that nobody asks a peer for and torchvision's models for a metric of images, torch's counter of operations imports
+triton to know its kernels, and timm imports a hundred families of models of which a peer trains one. A fifth of what
+remained went into Python's garbage collector, which looks through everything again and again while modules, which
 nobody ever throws away, come in.
 """
 
@@ -18,11 +19,15 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib.metadata import version
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 _COMPILER = ("torch._dynamo", "torch._dynamo.utils")
 _LATE: dict[str, dict[str, Any]] = {
+    "timm": {"__version__": version("timm")},
+    "timm.models": {},
+    "torchvision.models": {"resnet50": None, "vgg16": None, "VGG16_Weights": None},
     "scipy.optimize": {},
     "scipy.signal": {"hamming": None},  # Torchmetrics puts it there if it is missing, for an audio metric
     "matplotlib": {"colors": SimpleNamespace(Colormap=object)},
@@ -33,6 +38,8 @@ _LATE: dict[str, dict[str, Any]] = {
     "triton.runtime.jit": {"JITFunction": type("JITFunction", (), {}), "__path__": ()},  # its path is asked for, too
 }
 """Modules, with what is asked of them while others are imported: types for annotations, decorators of plots."""
+_ONLY_SUBMODULES = ("timm", "timm.models", "torchvision.models")
+"""Packages whose modules can be imported one by one, without what the package itself imports."""
 
 
 @contextlib.contextmanager
@@ -54,11 +61,14 @@ def lean_imports() -> Iterator[None]:
 def _put_stand_ins() -> None:
     if any(name in sys.modules for name in ("torch", *_COMPILER)):
         return
-    absent = {package for package in map(_package, _LATE) if importlib.util.find_spec(package) is None}
+    specs = {package: importlib.util.find_spec(package) for package in map(_package, _LATE)}
     for name, attributes in _LATE.items():
-        if _package(name) not in absent and name not in sys.modules:
+        spec = specs[_package(name)]
+        if spec is not None and name not in sys.modules:
             late = sys.modules[name] = _Late(name)
             vars(late).update(attributes)
+            if name in _ONLY_SUBMODULES:
+                late.__path__ = [os.path.join(os.path.dirname(spec.origin), *name.split(".")[1:])]
             parent, _, child = name.rpartition(".")
             if parent in sys.modules:
                 setattr(sys.modules[parent], child, late)
@@ -80,7 +90,12 @@ class _Late(ModuleType):
         for late in [late for late in _LATE if _package(late) == _package(self.__name__)]:
             if isinstance(sys.modules.get(late), _Late):
                 del sys.modules[late]
-        return getattr(importlib.import_module(self.__name__), name)
+        whole = importlib.import_module(self.__name__)
+        for loaded, module in list(sys.modules.items()):  # submodules that were there before their package
+            parent, _, child = loaded.rpartition(".")
+            if parent == self.__name__:
+                setattr(whole, child, module)
+        return getattr(whole, name)
 
 
 class _NothingIsCompiled(ModuleType):
