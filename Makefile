@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench scaling soak clean
+.PHONY: help setup demo test lint format bench scaling soak memory clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ bench: setup ## what the swarm costs against a plain Trainer, side by side
 MINUTES ?= 30
 soak: setup ## five peers on an emulated internet, and a fault every half minute (MINUTES=30)
 	@$(RUN) -m analysis.soak --minutes $(MINUTES)
+
+memory: setup ## whether two peers' memory grows over 2,000 rounds
+	@$(RUN) -m analysis.memory
 
 clean: ## remove the environment and caches, keep runs
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -124,6 +126,19 @@ def time_to_accuracy(experiment: Experiment, folder: Path) -> Path:
     _means(axes, experiment, "seconds_to_accuracy")
     _finish(axes, experiment, "seconds to the target accuracy")
     return _save(figure, folder / f"{experiment.name}-accuracy.png")
+
+
+def memory(samples: Sequence[Mapping[str, Any]], file: Path) -> Path:
+    """Megabytes of each peer over the rounds."""
+    figure, axes = _figure()
+    steps = [sample["step"] for sample in samples]
+    for peer in samples[0]["pss_mb"]:
+        axes.plot(steps, [sample["pss_mb"][peer] for sample in samples], label=peer)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("rounds")
+    axes.set_ylabel("MB")
+    axes.legend()
+    return _save(figure, file)
 
 
 def predictions(table: pd.DataFrame, file: Path) -> Path:

@@ -14,6 +14,7 @@ import pandas as pd
 from analysis import figures, published
 from analysis.archive import Records, read
 from analysis.cells import load_grid, shipped_grids
+from analysis.endurance import memory_section, soak_section
 from analysis.results import Experiment
 from analysis.scaling import TRUST, home_table, predict
 from analysis.systems import SYSTEMS
@@ -57,13 +58,18 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     for name, records in found.items():
         records.write(output / f"{name}.jsonl")
     experiments = [Experiment(records) for records in found.values()]
-    check = next((file for file in (source.parent / "check.json" for source in sources) if file.exists()), None)
-    sections = [machine_section(experiments), *([] if check is None else [lab_section(check, output)])]
+    sections = [machine_section(experiments)]
+    if (check := _beside(sources, "check.json")) is not None:
+        sections.append(lab_section(check, output))
     for experiment in experiments:
         sections.append(experiment_section(experiment, output))
         if experiment.name in before:
             sections.append(agreement_section(experiment, Experiment(before[experiment.name])))
         sections += model_sections(experiment, output)
+    if (soak := _beside(sources, "soak.json")) is not None:
+        sections.append(Section("A night in minutes: what faults cost a swarm", **soak_section(soak, output)))
+    if (memory := _beside(sources, "memory.json")) is not None:
+        sections.append(Section("Does a peer's memory grow?", **memory_section(memory, output)))
     sections.append(published_section())
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"inline": _inline, "html_table": _html_table}
@@ -72,6 +78,11 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     page.write_text(template.render(sections=sections, title="What decentralised training costs"))
     (output / "report.md").write_text(_markdown(sections))
     return page
+
+
+def _beside(sources: Sequence[Path], name: str) -> Path | None:
+    """Something else that was measured and lies beside the experiments."""
+    return next((file for file in (source.parent / name for source in sources) if file.exists()), None)
 
 
 def _by_name(sources: Sequence[Path]) -> dict[str, Records]:

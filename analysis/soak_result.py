@@ -177,27 +177,33 @@ def _back(updates: dict[str, list[tuple[float, int, int]]], event: Event, until:
     return max(firsts, default=0.0)
 
 
-def table(found: Mapping[str, Any]) -> Table:
-    """A row for each kind of fault."""
+COLUMNS = ("fault", "times", "recovered", "stall: median s", "worst s", "victims back: median s", "worst s ")
+
+
+def rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
+    """One for each kind of fault; keys are :data:`COLUMNS`."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for event in found["events"]:
         kinds.setdefault(event["fault"], []).append(event)
+    result = []
+    for kind, events in sorted(kinds.items()):
+        back = [event["back_seconds"] for event in events if event["back_seconds"] is not None]
+        stalls = [event["stall_seconds"] for event in events]
+        figures = [f"{value:.1f}" for value in (statistics.median(stalls), max(stalls))]
+        figures += [f"{value:.1f}" for value in (statistics.median(back), max(back))] if back else ["–", "–"]
+        result.append(dict(zip(COLUMNS, (kind, str(len(events)), str(len(back)), *figures), strict=True)))
+    return result
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """The same for a screen."""
     title = f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s"
     if found["validated_step"] is not None:
         title += f"; accuracy after {found['validated_step']} updates {found['accuracy']:.3f}"
         title += f", without faults {found['calm_accuracy']:.3f}"
     shown = Table(title=title, title_justify="left")
-    columns = ("fault", "times", "recovered", "stall: median s", "worst s", "victims back: median s", "worst s")
-    for column in columns:
-        shown.add_column(column, justify="left" if column == "fault" else "right")
-    for kind, events in sorted(kinds.items()):
-        back = [event["back_seconds"] for event in events if event["back_seconds"] is not None]
-        stalls = [event["stall_seconds"] for event in events]
-        shown.add_row(
-            kind,
-            str(len(events)),
-            str(len(back)),
-            *(f"{value:.1f}" for value in (statistics.median(stalls), max(stalls))),
-            *(f"{value:.1f}" for value in (statistics.median(back), max(back)) if back) if back else ("–", "–"),
-        )
+    for column in COLUMNS:
+        shown.add_column(column.strip(), justify="left" if column == "fault" else "right")
+    for row in rows(found):
+        shown.add_row(*row.values())
     return shown

@@ -103,6 +103,8 @@ class Peer:
         """Join or start the swarm, train, and write the summary; returns the exit status."""
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # not under nohup
+            signal.signal(signal.SIGHUP, self._on_hangup)
         with lean_imports():
             from swarm.network import start_dht, stop_dht, visible_addresses
         self.clock.ends("imports")
@@ -220,6 +222,12 @@ class Peer:
             unless = ", unless the swarm is further" if self.joins else ""
             print(f"Going on from step {session.resumed_step}, where its last checkpoint was made{unless}.")
         print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
+
+    def _on_hangup(self, signal_number: int, frame) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: whoever writes to it would fail
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        self._on_signal(signal_number, frame)
 
     def _on_signal(self, signal_number: int, _frame) -> None:
         if self.stop_requested.is_set():

@@ -101,6 +101,11 @@ class RunCard:
             raise NewerProtocolError(
                 f"The run speaks protocol {protocol}, this program {PROTOCOL}: update it (`git pull`) and join again."
             )
+        if protocol < PROTOCOL:
+            raise InputError(
+                f"The run speaks protocol {protocol}, this program {PROTOCOL}: use the version that its peers use, "
+                "or ask its organiser to start it again with this one."
+            )
         recipe = Recipe.from_json(json.dumps(content["recipe"]))
         if recipe.fingerprint != content["fingerprint"]:
             raise InputError(

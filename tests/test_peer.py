@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,9 +185,10 @@ class RunningSwarm:
     second: PeerProgram
     third: PeerProgram
 
-    def join(self, name: str, *options: str) -> PeerProgram:
+    def join(self, name: str, *options: str, prefix: tuple[str, ...] = ()) -> PeerProgram:
         """A newcomer who knows nothing but the second peer's address."""
-        newcomer = PeerProgram(self.output_dir, "long", name, "--initial-peers", self.second.address, *options, **PACED)
+        options = ("--initial-peers", self.second.address, *options)
+        newcomer = PeerProgram(self.output_dir, "long", name, *options, prefix=prefix, **PACED)
         self.programs.append(newcomer)
         return newcomer
 
@@ -271,16 +273,24 @@ def test_the_first_peer_may_leave(swarm):
     swarm.second.wait_for_contribution(updates=3)
 
 
-def test_a_killed_peer_comes_back_as_the_same(swarm):
+TERMINAL = (sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])")
+"""A prefix; a terminal is closed when the program behind it dies."""
+
+
+def test_a_killed_peer_comes_back_as_the_same_and_leaves_with_its_terminal(swarm):
     peer_id, step = swarm.third.peer_id, swarm.third.status.step
     swarm.third.process.kill()
     wait_until(lambda: not swarm.third.alive(), 10, "the killed peer's processes have ended")
     torch.save({"global_step": 10**6}, swarm.third.folder.checkpoints / "last.ckpt")  # half a checkpoint, the newest
 
-    again = swarm.join("third")
+    again = swarm.join("third", prefix=TERMINAL)
     assert again.peer_id == peer_id
     assert step < again.wait_for_contribution().step < 10**6
     swarm.second.wait_for_contribution(updates=3)
+
+    again.process.kill()
+    wait_until(lambda: not again.alive(), 15, "the peer has left")
+    assert summary_of(again.folder)["outcome"] == "interrupted"
 
 
 # ---- several peers on this machine ---------------------------------------------------------------------------------

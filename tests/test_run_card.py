@@ -122,6 +122,11 @@ def test_a_newer_protocol_asks_for_an_update():
         RunCard.from_bytes(rewritten(protocol=PROTOCOL + 1, recipe={"unknown": "shape"}))
 
 
+def test_an_older_protocol_is_not_joined():
+    with pytest.raises(InputError, match="version that its peers use"):
+        RunCard.from_bytes(rewritten(protocol=PROTOCOL - 1))
+
+
 def test_mutated_cards_raise_nothing_but_input_errors():
     generator, original = random.Random(0), card().to_bytes()
     for _ in range(1000):

@@ -1,0 +1,52 @@
+"""The report's sections about a night: what faults cost a swarm, and what its memory does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import figures
+from analysis.soak_result import rows
+from recipe.run_folder import write_json
+
+
+def soak_section(file: Path, output: Path) -> dict[str, Any]:
+    """What `python -m analysis.soak` found, as the parts of a section; the report keeps the file."""
+    found = json.loads(file.read_text())
+    write_json(output / file.name, found)
+    options = found["options"]
+    text = [
+        f"{options['peers']} peers at {options['rtt_ms']:g} ms and {options['bandwidth_mbps']:g} Mbit/s, each paced to "
+        f"{options['paced_samples_per_second']:g} samples/s; for {options['minutes']:g} minutes a fault every "
+        f"{options['every_seconds']:g} s (seed {options['seed']}), and every peer that has ended is started again. "
+        f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s."
+    ]
+    if found["validated_step"] is not None:
+        text.append(
+            f"Accuracy after {found['validated_step']} updates: {found['accuracy']:.3f}; after as many without faults, "
+            f"by one peer alone: {found['calm_accuracy']:.3f}. "
+            f"Peers that held the same weights at step {found['step']}: {len(found['weights'])}."
+        )
+    text += [f"Not good: {problem}" for problem in found["problems"]] or ["Nothing was left over, nobody hung."]
+    minutes = f"{options['minutes']:g}"
+    text.append(f"Get it again: python -m analysis.soak --minutes {minutes} --seed {options['seed']}")
+    about = "Stall: what the swarm's longest update meanwhile took beyond a usual one. Back: until all victims averaged"
+    return {"text": text, "tables": [(f"{about} with others again, from the fault's end", pd.DataFrame(rows(found)))]}
+
+
+def memory_section(file: Path, output: Path) -> dict[str, Any]:
+    """What `python -m analysis.memory` found, as the parts of a section; the report keeps the file."""
+    found = json.loads(file.read_text())
+    write_json(output / file.name, found)
+    table = pd.DataFrame(found["peers"]).round(1)
+    table.columns = ["peer", "MB", "growth, MB over 1,000 rounds", "noise, MB"]
+    text = [
+        f"Two peers, {found['rounds']} rounds of a tiny model. Proportional set size of all processes of a peer; "
+        "growth is the slope over the second half.",
+        f"Get it again: python -m analysis.memory --rounds {found['rounds']}",
+    ]
+    picture = figures.memory(found["samples"], output / "memory.png")
+    return {"text": text, "tables": [("", table)], "figures": [("Memory of each peer", picture)]}

@@ -1,0 +1,156 @@
+"""Whether a peer's memory grows: two peers train for thousands of rounds, and what their processes hold is noted.
+
+    python -m analysis.memory --rounds 2000     # six minutes; OUTPUT_DIR/memory.json
+
+What is counted is the proportional set size: shared pages count once over all who share them. A line through the second
+half tells growth from noise: the first one fills caches and the allocator's arenas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import psutil
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from recipe.command_line import arg, at_least
+from recipe.errors import InputError
+from recipe.pacing import VARIABLE
+from recipe.run_folder import RunFolder, make_writable, write_json
+
+PERIOD_SECONDS = 1.0
+NAMES = ("peer-1", "peer-2")
+"""As python -m swarm.local calls them."""
+RECIPE = ["--depth", "1", "--embed-dim", "32", "--num-heads", "2", "--validate-every-steps", "500"]
+"""Digits on a model so small that the machinery around it is what fills the memory."""
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """Measure the memory of two peers over many rounds."""
+
+    rounds: int = 2000
+    """How many."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/memory")
+    """For the run folders and memory.json."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work."""
+        at_least(self, 50, "rounds")
+
+
+def measure(options: MemoryOptions, console: Console) -> dict[str, Any]:
+    """Returns the content of `memory.json`.
+
+    Raises:
+        InputError: the peers ended before they had made the rounds.
+    """
+    run_id = f"memory-{os.getpid()}"
+    command = [sys.executable, "-m", "swarm.local", "--peers", str(len(NAMES)), "--run-id", run_id, *RECIPE]
+    command += ["--output-dir", str(options.output_dir), "--total-steps", str(options.rounds), "--device", "cpu"]
+    variables = {VARIABLE: "4000", "OMP_NUM_THREADS": "1", "INITIAL_PEERS": ""}
+    samples: list[dict[str, Any]] = []
+    with (options.output_dir / "memory.log").open("wb") as log:
+        swarm = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | variables)
+        try:
+            while not _has_ended(swarm):
+                sample = _sample(swarm.pid, options.output_dir / run_id)
+                if sample is not None and (not samples or sample["step"] > samples[-1]["step"]):
+                    samples.append(sample)
+                    console.print(f"round {sample['step']}/{options.rounds}", end="\r")
+        finally:
+            _kill(swarm)
+    if swarm.returncode != 0 or len(samples) < 4:
+        raise InputError(f"The swarm ended early: see {options.output_dir / 'memory.log'}.")
+    return {"rounds": options.rounds, "samples": samples, "peers": [trend(samples, peer) for peer in NAMES]}
+
+
+def _has_ended(process: subprocess.Popen) -> bool:
+    try:
+        process.wait(PERIOD_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """And all that it has started, if it still runs."""
+    if process.poll() is None:
+        own = psutil.Process(process.pid)
+        for child in [*own.children(recursive=True), own]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        process.wait()
+
+
+def _sample(pid: int, runs: Path) -> dict[str, Any] | None:
+    """Round, and megabytes of each peer's processes; None while not all train."""
+    try:
+        status = json.loads(RunFolder(runs / NAMES[0]).status.read_text())
+        peers = [child for child in psutil.Process(pid).children() if child.children()]
+        if not status["step"] or status["ended"] or len(peers) != len(NAMES):
+            return None
+        peers.sort(key=lambda process: process.create_time())
+        families = [[peer, *peer.children(recursive=True)] for peer in peers]
+        megabytes = [sum(process.memory_full_info().pss for process in family) / 1e6 for family in families]
+    except (OSError, ValueError, psutil.NoSuchProcess):  # a peer begins or ends
+        return None
+    return {"step": status["step"], "pss_mb": dict(zip(NAMES, megabytes, strict=True))}
+
+
+def trend(samples: Sequence[dict[str, Any]], peer: str) -> dict[str, Any]:
+    """What a peer's memory does over the second half of the rounds.
+
+    Returns:
+        `mb` in the middle, `growth_mb` over 1,000 rounds, and `noise_mb`, the deviation from that line.
+    """
+    half = list(samples)[len(samples) // 2 :]
+    steps = np.array([sample["step"] for sample in half], dtype=float)
+    megabytes = np.array([sample["pss_mb"][peer] for sample in half])
+    slope, _ = np.polyfit(steps, megabytes, 1)
+    noise = float(np.std(megabytes - np.polyval(np.polyfit(steps, megabytes, 1), steps)))
+    return {"peer": peer, "mb": float(megabytes.mean()), "growth_mb": 1000 * float(slope), "noise_mb": noise}
+
+
+def table(found: dict[str, Any]) -> Table:
+    """A row for each peer."""
+    shown = Table(title=f"Memory over {found['rounds']} rounds", title_justify="left")
+    for column in ("peer", "MB", "growth, MB over 1,000 rounds", "noise, MB"):
+        shown.add_column(column, justify="left" if column == "peer" else "right")
+    for row in found["peers"]:
+        shown.add_row(row["peer"], f"{row['mb']:.0f}", f"{row['growth_mb']:+.1f}", f"{row['noise_mb']:.1f}")
+    return shown
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 for input that cannot work, 130 after Ctrl-C."""
+    options = tyro.cli(MemoryOptions, args=arguments, prog="python -m analysis.memory", description=__doc__)
+    console = Console()
+    try:
+        options.check()
+        make_writable(options.output_dir)
+        found = measure(options, console)
+        write_json(options.output_dir / "memory.json", found)
+        console.print(table(found))
+        return 0
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
