@@ -12,14 +12,17 @@ from analysis import figures
 from analysis.soak_result import rows
 from recipe.run_folder import write_json
 
+WHO = {"swarm": "Our swarm", "hivemind": "Hivemind's Optimizer with its defaults"}
+
 
 def soak_section(file: Path, output: Path) -> dict[str, Any]:
     """What `python -m analysis.soak` found, as the parts of a section; the report keeps the file."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
     options = found["options"]
+    network = f"{options['rtt_ms']:g} ms and {options['bandwidth_mbps']:g} Mbit/s"
     text = [
-        f"{options['peers']} peers at {options['rtt_ms']:g} ms and {options['bandwidth_mbps']:g} Mbit/s, each paced to "
+        f"{WHO[options['system']]}: {options['peers']} peers at {network}, each paced to "
         f"{options['paced_samples_per_second']:g} samples/s; for {options['minutes']:g} minutes a fault every "
         f"{options['every_seconds']:g} s (seed {options['seed']}), and every peer that has ended is started again. "
         f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s."
@@ -31,8 +34,8 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
             f"Peers that held the same weights at step {found['step']}: {len(found['weights'])}."
         )
     text += [f"Not good: {problem}" for problem in found["problems"]] or ["Nothing was left over, nobody hung."]
-    minutes = f"{options['minutes']:g}"
-    text.append(f"Get it again: python -m analysis.soak --minutes {minutes} --seed {options['seed']}")
+    command = f"--system {options['system']} --minutes {options['minutes']:g} --seed {options['seed']}"
+    text.append(f"Get it again: python -m analysis.soak {command}")
     about = "Stall: what the swarm's longest update meanwhile took beyond a usual one. Back: until all victims averaged"
     return {"text": text, "tables": [(f"{about} with others again, from the fault's end", pd.DataFrame(rows(found)))]}
 

@@ -66,8 +66,9 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
         if experiment.name in before:
             sections.append(agreement_section(experiment, Experiment(before[experiment.name])))
         sections += model_sections(experiment, output)
-    if (soak := _beside(sources, "soak.json")) is not None:
-        sections.append(Section("A night in minutes: what faults cost a swarm", **soak_section(soak, output)))
+    for name, whom in (("soak.json", "a swarm"), ("soak-hivemind.json", "Hivemind's Optimizer")):
+        if (soak := _beside(sources, name)) is not None:
+            sections.append(Section(f"A night in minutes: what faults cost {whom}", **soak_section(soak, output)))
     if (memory := _beside(sources, "memory.json")) is not None:
         sections.append(Section("Does a peer's memory grow?", **memory_section(memory, output)))
     sections.append(published_section())

@@ -1,6 +1,7 @@
 """A night in minutes: a swarm on an emulated internet, and something that goes wrong every half minute.
 
     python -m analysis.soak --minutes 30 --seed 0       # make soak MINUTES=30
+    python -m analysis.soak --system hivemind           # the same with Hivemind's own Optimizer: soak-hivemind.json
 
 OUTPUT_DIR afterwards: `runs/` and `logs/` of the volunteers, and `soak.json`: what happened when, what the swarm lost
 by it, and whether everybody held the same weights in the end.
@@ -17,13 +18,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
 
-from analysis.soak_result import Event, calm_run, common_checkpoint, summarise, table
-from analysis.volunteers import RUN_ID, Volunteer
+from analysis.soak_result import Event, calm_run, common_checkpoint, summarise, summarise_stock, table
+from analysis.volunteers import RUN_ID, StockVolunteer, Volunteer
 from analysis.wan import sandbox
 from analysis.wan.lab import Lab
 from analysis.wan.topology import uniform
@@ -41,6 +42,8 @@ CALM_SECONDS = 180.0
 class SoakOptions:
     """Let faults happen to a swarm, and see what it makes of them."""
 
+    system: Literal["swarm", "hivemind"] = "swarm"
+    """Whom it happens to: our swarm, or Hivemind's Optimizer with its defaults."""
     minutes: float = 30.0
     """How long faults happen."""
     seed: int = 0
@@ -78,8 +81,12 @@ class Soak:
         self.options, self.lab, self.say = options, lab, say
         self.random = random.Random(options.seed)
         self.folder = options.output_dir.resolve()
-        self.volunteers = [Volunteer(host, lab, self.folder, options.paced_samples_per_second) for host in lab.hosts]
+        self.volunteers = self._volunteers()
         self.events: list[Event] = []
+
+    def _volunteers(self) -> list[Volunteer]:
+        rate = self.options.paced_samples_per_second
+        return [Volunteer(host, self.lab, self.folder, rate) for host in self.lab.hosts]
 
     # ---- faults: each is a generator that breaks something, waits in `yield`, and mends it ---------------------------
 
@@ -166,6 +173,9 @@ class Soak:
             order = order or self.random.sample(faults, len(faults))  # each before any happens again
             self._happen(order.pop())
         self.say("No more faults; waiting until all train together again.")
+        return self._result()
+
+    def _result(self) -> dict:
         step, hashes = self._calm_down()
         left = self._stop()
         self.say(f"All left at step {step} or later; the same number of updates without faults follows.")
@@ -173,6 +183,7 @@ class Soak:
         return summarise(self.folder / "runs" / RUN_ID, self.events, step, hashes, left, calm, asdict(self.options))
 
     def _start(self) -> None:
+        self.say(f"Starting {len(self.volunteers)} peers; their logs are in {self.folder / 'logs'}")
         self.volunteers[0].start(None)
         address = self.volunteers[0].wait_for_address()
         for peer in self.volunteers[1:]:
@@ -227,6 +238,35 @@ class Soak:
         return value
 
 
+class StockSoak(Soak):
+    """The same faults for Hivemind's Optimizer, which has no weights to compare and no accuracy to show."""
+
+    def _volunteers(self) -> list[Volunteer]:
+        rate, hosts = self.options.paced_samples_per_second, self.lab.hosts
+        return [StockVolunteer(host, self.lab, self.folder, rate, num_peers=len(hosts)) for host in hosts]
+
+    def _kill(self, victims: list[Volunteer]) -> Iterator[float]:
+        self.events[-1].victims = [peer.name for peer in victims]
+        for peer in victims:
+            peer.kill()
+        yield 3.0
+        for peer in victims:
+            peer.start(self._address())
+            if self._address() is None:  # nobody else is there: the others need its address
+                peer.wait_for_address()
+
+    def _result(self) -> dict:
+        problems = []
+        try:
+            now = time.time()
+            self._until(lambda: all(peer.trains_since(now) for peer in self.volunteers), "all train again")
+        except InputError as error:
+            problems.append(str(error))
+        left = self._stop()
+        runs = {peer.name: peer.folder for peer in self.volunteers}
+        return summarise_stock(runs, self.events, left, problems, asdict(self.options))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if the swarm did not get over it, 2 for input that cannot work."""
     options = tyro.cli(SoakOptions, args=arguments, prog="python -m analysis.soak", description=__doc__)
@@ -244,8 +284,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         topology = uniform(options.peers, options.rtt_ms, options.bandwidth_mbps)
         with Lab(topology, options.output_dir.resolve()) as lab:
-            found = Soak(options, lab, say).run()
-        write_json(options.output_dir / "soak.json", found)
+            found = (Soak if options.system == "swarm" else StockSoak)(options, lab, say).run()
+        write_json(options.output_dir / ("soak.json" if options.system == "swarm" else "soak-hivemind.json"), found)
         console.print(table(found))
         for problem in found["problems"]:
             console.print(f"Not good: {problem}", style="red")

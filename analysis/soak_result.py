@@ -120,17 +120,12 @@ def summarise(
             of_swarm[number] = min(moment, of_swarm.get(number, moment))
     moments = sorted(of_swarm.values())
     usual = statistics.median(b - a for a, b in pairwise(moments))
-    for index, event in enumerate(events):
-        until = events[index + 1].began if index + 1 < len(events) else moments[-1]
-        event.stall_seconds = max(0.0, _longest_gap(moments, event.began, until) - usual)
-        event.back_seconds = _back(updates, event, until)
+    _judge(events, updates, moments, usual)
     found = dict(item for folder in runs.iterdir() for item in accuracies(RunFolder(folder), step).items())
     of_calm = accuracies(calm, step)
     validated = max(found.keys() & of_calm, default=None)  # the same number of updates for both
     accuracy, calm_accuracy = found.get(validated), of_calm.get(validated)
-    problems = [
-        f"{event.fault} ({', '.join(event.victims)}): not back" for event in events if event.back_seconds is None
-    ]
+    problems = not_back(events)
     if len(set(hashes.values())) != 1:
         problems.append(f"different weights at step {step}: {hashes}")
     if left:
@@ -139,9 +134,8 @@ def summarise(
         problems.append(f"no step until {step} was validated with and without faults")
     elif accuracy < calm_accuracy - TOLERATED_ACCURACY:
         problems.append(f"accuracy {accuracy:.3f} after {validated} updates, and {calm_accuracy:.3f} without faults")
-    shown = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     return {
-        "options": {key: value for key, value in shown.items() if key != "output_dir"},
+        "options": {key: value for key, value in options.items() if key != "output_dir"},
         "events": [asdict(event) for event in events],
         "updates": len(of_swarm),
         "usual_seconds": usual,
@@ -154,10 +148,60 @@ def summarise(
     }
 
 
+def summarise_stock(
+    runs: Mapping[str, RunFolder], events: list[Event], left: list[str], problems: list[str], options: dict[str, Any]
+) -> dict[str, Any]:
+    """The content of `soak-hivemind.json`: as :func:`summarise`, without weights and accuracies.
+
+    Hivemind's epochs begin anew when all are lost, so any update of anyone counts as progress of the swarm.
+    """
+    updates = {name: _updates(folder) for name, folder in runs.items()}
+    moments = sorted(moment for lines in updates.values() for moment, *_ in lines)
+    gaps = [b - a for lines in updates.values() for (a, *_), (b, *_) in pairwise(lines)]
+    usual = statistics.median(gaps)
+    _judge(events, updates, moments, usual)
+    problems = problems + not_back(events)
+    if left:
+        problems.append(f"processes were left on {', '.join(left)}")
+    last = {name: lines[-1][1] for name, lines in updates.items() if lines}
+    if len(set(last.values())) > 1 and max(last.values()) - min(last.values()) > 1:
+        problems.append(f"peers ended in different epochs: {last}")
+    return {
+        "options": {key: value for key, value in options.items() if key != "output_dir"},
+        "events": [asdict(event) for event in events],
+        "updates": max(len(lines) for lines in updates.values()),
+        "usual_seconds": usual,
+        "validated_step": None,
+        "problems": problems,
+    }
+
+
+def not_back(events: list[Event]) -> list[str]:
+    """A sentence for each fault whose victims did not make another update with others before the next one."""
+    return [f"{event.fault} ({', '.join(event.victims)}): not back" for event in events if event.back_seconds is None]
+
+
+def _judge(
+    events: list[Event], updates: Mapping[str, list[tuple[float, int, int]]], moments: list[float], usual: float
+) -> None:
+    """Fill in what each fault cost.
+
+    Args:
+        events: the faults, in order.
+        updates: of each peer, see :func:`_updates`.
+        moments: Unix seconds of the swarm's updates, ascending.
+        usual: seconds of one.
+    """
+    for index, event in enumerate(events):
+        until = events[index + 1].began if index + 1 < len(events) else moments[-1]
+        event.stall_seconds = max(0.0, _longest_gap(moments, event.began, until) - usual)
+        event.back_seconds = _back(updates, event, until)
+
+
 def _updates(folder: RunFolder) -> list[tuple[float, int, int]]:
-    """(Unix seconds, step, peers) of all updates that a peer took part in."""
+    """(Unix seconds, step, peers) of all updates that a peer took part in; 2 peers where their number is not known."""
     lines = read_metrics(folder.metrics) if folder.metrics.exists() else []
-    return [(line["time"], line["step"], line["swarm/peers"]) for line in lines if "swarm/peers" in line]
+    return [(line["time"], line["step"], line.get("swarm/peers", 2)) for line in lines if "swarm/own_samples" in line]
 
 
 def _longest_gap(moments: list[float], begin: float, end: float) -> float:

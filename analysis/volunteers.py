@@ -47,14 +47,21 @@ class Volunteer:
         self.ended: float | None = None
         self._first_address: str | None = None
 
-    def start(self, address: str | None) -> None:
+    def command(self, address: str | None) -> list[str]:
         """As systemd would: always the same command, once it has had an address."""
         self._first_address = self._first_address or address
-        listens = f"/ip4/{self.host.address}/tcp/{PORT}"
         command = [sys.executable, "-m", "swarm.peer", "--public-name", self.name, "--output-dir", str(self.runs)]
-        command += ["--run-id", RUN_ID, "--host-maddrs", listens, "--device", "cpu", "--batch-size", "16"]
+        command += ["--run-id", RUN_ID, "--host-maddrs", self._listens, "--device", "cpu", "--batch-size", "16"]
         command += ["--checkpoint-every-steps", "10"]
-        command += ["--initial-peers", self._first_address] if self._first_address else RECIPE
+        return command + (["--initial-peers", self._first_address] if self._first_address else RECIPE)
+
+    @property
+    def _listens(self) -> str:
+        return f"/ip4/{self.host.address}/tcp/{PORT}"
+
+    def start(self, address: str | None) -> None:
+        """With the address of somebody who is there, if anybody is."""
+        command = self.command(address)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         variables = {VARIABLE: str(self.rate), "OMP_NUM_THREADS": "1", "INITIAL_PEERS": ""}
         self.folder.status.unlink(missing_ok=True)
@@ -145,6 +152,38 @@ class Volunteer:
         self.ended = self.ended or time.monotonic()
         if time.monotonic() - self.ended > RESTART_SECONDS:
             self.start(address)
+
+
+class StockVolunteer(Volunteer):
+    """The same with Hivemind's own Optimizer (`analysis/stock_hivemind.py`).
+
+    It keeps no checkpoints and forgets who was there, so it is always given the address of somebody who is.
+
+    Args:
+        num_peers: how many there will be; all wait for each other before they begin.
+    """
+
+    def __init__(self, *arguments, num_peers: int) -> None:
+        super().__init__(*arguments)
+        self._num_peers = num_peers
+        self.folder = RunFolder(self.runs / "run" / self.name)
+
+    def command(self, address: str | None) -> list[str]:
+        command = [sys.executable, "-m", "analysis.stock_hivemind", "--name", self.name, "--output-dir", str(self.runs)]
+        command += ["--listen", self._listens, "--peers", str(self._num_peers), "--steps", "100000"]
+        command += ["--batch-size", "16", "--recipe", "digits", "--initial-peers", *([address] if address else [])]
+        return command
+
+    def kill(self) -> None:
+        """Whatever is left of it would keep its port; a service manager would sweep that before the next start."""
+        super().kill()
+        self.send(signal.SIGKILL)
+
+    def trains_since(self, moment: float) -> bool:
+        """Whether it has made an update since then; with how many others, Hivemind's Optimizer does not tell."""
+        if not self.is_running or not self.folder.metrics.exists():
+            return False
+        return any(line["time"] > moment for line in read_metrics(self.folder.metrics)[-20:])
 
 
 def _namespace(process: psutil.Process) -> int | None:

@@ -277,7 +277,7 @@ class Collaboration:
             raise InputError(f"{error}: start it with the recipe of the swarm (give --initial-peers and nothing else).")
         if isinstance(error, RoundFailed):
             self.tracker.missed(error.lost)
-            logger.warning(f"The round of step {self.step} failed and is tried again: {error}")
+            logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
         self.tracker.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind) or self.tracker.swarm_step > self.step:
             self._catch_up()

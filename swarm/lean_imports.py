@@ -15,6 +15,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import sys
 import warnings
@@ -159,7 +160,10 @@ def _bring_back_compiler() -> None:
 
 def silence_libraries() -> None:
     """Hide what libraries tell developers in every run; warnings that a person can act on stay."""
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING")
+    if "HIVEMIND_LOGLEVEL" not in os.environ:
+        os.environ["HIVEMIND_LOGLEVEL"] = "WARNING"
+        for name in ("hivemind.averaging.partition", "hivemind.p2p.p2p_daemon"):  # what became of a round is said by us
+            logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.warnoptions:
         for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
             warnings.simplefilter("ignore", category)

@@ -19,7 +19,7 @@ from hivemind.utils import get_dht_time, get_logger
 
 from swarm.owners import owned_entries
 from swarm.record import AVERAGING, JOINING, REPORT_SECONDS, TRAINING, PeerProgress
-from swarm.rounds import MAX_GROUP_SIZE, Group, Member
+from swarm.rounds import MAX_GROUP_SIZE, Group, Member, RoundFailed
 
 logger = get_logger(__name__)
 
@@ -105,6 +105,10 @@ class ProgressTracker(threading.Thread):
         """Its public name, or its id if it says nothing."""
         record = self.others.get(peer)
         return str(peer) if record is None else record.name
+
+    def why(self, error: RoundFailed) -> str:
+        """What a round failed by, with the names of those who were lost."""
+        return f"{', '.join(sorted(map(self.name_of, error.lost)))} fell silent" if error.lost else str(error)
 
     def _believed(self) -> dict[PeerID, PeerProgress]:
         now = time.monotonic()

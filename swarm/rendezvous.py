@@ -240,8 +240,9 @@ class Rendezvous:
                 raise asyncio.TimeoutError
             return answer.result()
         finally:
-            answer.cancel()
             lost.cancel()
+            answer.cancel()
+            await asyncio.wait([answer])  # who still reads a stream keeps it from being closed
 
     async def _follow_elsewhere(
         self, suggested: PeerID, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int

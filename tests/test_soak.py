@@ -6,7 +6,7 @@ import pytest
 
 from analysis import memory, soak
 from analysis.endurance import memory_section, soak_section
-from analysis.soak_result import Event, summarise, table
+from analysis.soak_result import Event, summarise, summarise_stock, table
 from analysis.wan import sandbox
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
@@ -20,7 +20,10 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     moments = {"h1": [*range(1, 11), *range(14, 31)], "h2": [*range(1, 11), *range(20, 31)]}
     for name, times in moments.items():
         folder = RunFolder.create(tmp_path, "soak", name)
-        lines = [{"time": t, "step": times.index(t) + 1, "swarm/peers": 2, "val/top1": 0.9} for t in times]
+        lines = [
+            {"time": t, "step": times.index(t) + 1, "swarm/peers": 2, "swarm/own_samples": 9, "val/top1": 0.9}
+            for t in times
+        ]
         if name == "h2":
             lines = [line | {"step": moments["h1"].index(line["time"]) + 1} for line in lines]
         folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -47,6 +50,11 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     assert len(section["tables"][0][1]) == 1
     assert sum("Not good" in line for line in section["text"]) == 4
     assert (tmp_path / "report" / "soak.json").exists()
+
+    found = summarise_stock({name: RunFolder(runs / name) for name in moments}, [event], [], [], options={})
+    assert found["problems"] == ["killed (h3): not back"]
+    assert found["usual_seconds"] == 1
+    assert table(found).row_count == 1
 
 
 def test_growth_is_told_from_noise():
