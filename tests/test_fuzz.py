@@ -109,7 +109,7 @@ def test_messages(name):
     parse, true = PARSERS[name]
     outcomes = []
 
-    @often(2000)
+    @often(1500)
     @given(messages(true))
     @example(true)
     def check(data):
@@ -120,7 +120,7 @@ def test_messages(name):
     assert {True, False} == set(outcomes), "some are read"
 
 
-@often(2000)
+@often(1500)
 @given(
     some.lists(some.sampled_from([peer.to_bytes() for peer in PEERS]) | some.binary(max_size=40), max_size=5),
     some.lists(some.just(TICKET.to_bytes()) | messages(TICKET.to_bytes()), max_size=5),
@@ -147,7 +147,7 @@ def test_steps(data):
 CARD = json.loads(RunCard(PROTOCOL, "run", digits()).to_bytes())
 
 
-@often(1500)
+@often(1000)
 @given(some.sampled_from([*CARD, *CARD["recipe"]]), json_junk, damaged(json.dumps(CARD).encode()))
 def test_cards(field, value, data):
     card = json.loads(json.dumps(CARD))
@@ -162,7 +162,7 @@ class Entry:
         self.value = value
 
 
-@often(1500)
+@often(1000)
 @given(some.dictionaries(some.binary(max_size=20) | some.just(subkey_of("anna")), junk, max_size=3) | junk, junk)
 def test_entries_of_the_dht(entries, value):
     if isinstance(entries, dict):
@@ -175,7 +175,7 @@ def test_entries_of_the_dht(entries, value):
 # ---- from the disk -------------------------------------------------------------------------------------------------
 
 
-@often(1000)
+@often(500)
 @given(some.lists(json_junk.map(json.dumps).map(str.encode) | some.binary(max_size=30), max_size=4))
 def test_files_of_lines(tmp_path, lines):
     path = tmp_path / "lines"
@@ -185,7 +185,7 @@ def test_files_of_lines(tmp_path, lines):
     assert Status.read(path) is None or isinstance(Status.read(path), Status)
 
 
-@often(300)
+@often(200)
 @given(some.data())
 def test_checkpoints(tmp_path, data):
     content = {"global_step": 7, VisionData.__qualname__: {}, "state_dict": {"weight": torch.zeros(3)}}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from analysis import memory, soak
-from analysis.endurance import memory_section, soak_section
+from analysis import soak
+from analysis.endurance import soak_section
 from analysis.soak_result import Event, summarise, summarise_stock, table
 from analysis.wan import sandbox
 from recipe.errors import InputError
@@ -57,35 +57,10 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     assert table(found).row_count == 1
 
 
-def test_growth_is_told_from_noise():
-    def samples(growth: float) -> list[dict]:
-        noise = [1.0, -1.0, 0.5, -0.5]
-        return [{"step": n, "pss_mb": {"a": 300 + growth * n + noise[n // 10 % 4]}} for n in range(0, 2000, 10)]
-
-    for growth in (0.0, 0.02):
-        found = memory.trend(samples(growth), "a")
-        assert found["growth_mb"] == pytest.approx(1000 * growth, abs=0.1)
-        assert 0.5 < found["noise_mb"] < 1.0
-
-
-def test_memory_over_some_rounds(tmp_path):
-    with reaping() as programs:
-        options = ["--rounds", "60", "--output-dir", str(tmp_path)]
-        programs.append(program := Program("analysis.memory", options, tmp_path / "log"))
-        assert program.wait(300) == 0, program.output
-    found = json.loads((tmp_path / "memory.json").read_text())
-    assert all(100 < row["mb"] < 2000 for row in found["peers"])
-    (tmp_path / "report").mkdir()
-    section = memory_section(tmp_path / "memory.json", tmp_path / "report")
-    assert [file.exists() for _, file in section["figures"]] == [True]
-
-
 def test_bad_options_are_refused(capsys):
     for arguments in (["--minutes", "0"], ["--peers", "2"], ["--every-seconds", "1"]):
         assert soak.main(arguments) == 2
         assert capsys.readouterr().err.startswith("error: --")
-    assert memory.main(["--rounds", "1"]) == 2
-    assert capsys.readouterr().err.startswith("error: --rounds")
 
 
 def test_a_swarm_gets_over_some_faults(tmp_path):
