@@ -72,7 +72,7 @@ class Pulse(ServicerBase):
 
         :param can_be_called: otherwise a call that does not get through says nothing about it
         """
-        refusals = signs = 0
+        refusals, signs = 0, self._signs.get(peer, 0)
         while refusals < MAX_REFUSALS:
             await asyncio.sleep(LOOK_SECONDS)
             if signs != (signs := self._signs.get(peer, 0)):
