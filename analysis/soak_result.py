@@ -177,7 +177,7 @@ def summarise_stock(
 
 
 def not_back(events: list[Event]) -> list[str]:
-    """A sentence for each fault whose victims did not make another update with others before the next one."""
+    """A sentence for each fault whose victims never made another update with others."""
     return [f"{event.fault} ({', '.join(event.victims)}): not back" for event in events if event.back_seconds is None]
 
 
@@ -192,10 +192,19 @@ def _judge(
         moments: Unix seconds of the swarm's updates, ascending.
         usual: seconds of one.
     """
-    for index, event in enumerate(events):
-        until = events[index + 1].began if index + 1 < len(events) else moments[-1]
-        event.stall_seconds = max(0.0, _longest_gap(moments, event.began, until) - usual)
-        event.back_seconds = _back(updates, event, until)
+    for event in events:
+        event.stall_seconds, event.back_seconds = 0.0, _back(updates, event)
+    for before, after in pairwise(moments):
+        event = _to_blame(events, before, after)
+        if event is not None:
+            event.stall_seconds = max(event.stall_seconds, after - before - usual)
+
+
+def _to_blame(events: list[Event], before: float, after: float) -> Event | None:
+    """The first fault that began between two updates, or the last one before them; who comes later finds the stall."""
+    between = [event for event in events if before < event.began <= after]
+    earlier = [event for event in events if event.began <= before]
+    return between[0] if between else earlier[-1] if earlier else None
 
 
 def _updates(folder: RunFolder) -> list[tuple[float, int, int]]:
@@ -204,14 +213,8 @@ def _updates(folder: RunFolder) -> list[tuple[float, int, int]]:
     return [(line["time"], line["step"], line.get("swarm/peers", 2)) for line in lines if "swarm/own_samples" in line]
 
 
-def _longest_gap(moments: list[float], begin: float, end: float) -> float:
-    """Between two updates in a row, of which the second one came after `begin` and the first one before `end`."""
-    gaps = [b - a for a, b in pairwise(moments) if b > begin and a < end]
-    return max(gaps, default=end - begin)
-
-
-def _back(updates: dict[str, list[tuple[float, int, int]]], event: Event, until: float) -> float | None:
-    """Seconds from the end of the fault until all victims had made an update with others; None if they did not."""
+def _back(updates: dict[str, list[tuple[float, int, int]]], event: Event) -> float | None:
+    """Seconds from the end of the fault until all victims had made an update with others; None if they never did."""
     firsts = []
     for victim in event.victims:
         after = [moment for moment, _, peers in updates.get(victim, []) if moment > event.mended and peers > 1]

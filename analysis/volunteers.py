@@ -35,6 +35,8 @@ class Volunteer:
         lab: the network; open.
         folder: `runs/` and `logs/` go there.
         samples_per_second: of its pretended device.
+
+    The first host's peer founds the run, and is always started as its founder: with nobody there it goes on alone.
     """
 
     def __init__(self, host: Host, lab: Lab, folder: Path, samples_per_second: float) -> None:
@@ -48,12 +50,12 @@ class Volunteer:
         self._first_address: str | None = None
 
     def command(self, address: str | None) -> list[str]:
-        """As systemd would: always the same command, once it has had an address."""
+        """As systemd would: always the same command, with the address that it was given at first."""
         self._first_address = self._first_address or address
         command = [sys.executable, "-m", "swarm.peer", "--public-name", self.name, "--output-dir", str(self.runs)]
         command += ["--run-id", RUN_ID, "--host-maddrs", self._listens, "--device", "cpu", "--batch-size", "16"]
         command += ["--checkpoint-every-steps", "10"]
-        return command + (["--initial-peers", self._first_address] if self._first_address else RECIPE)
+        return command + (RECIPE if self.host.number == 1 else ["--initial-peers", str(self._first_address)])
 
     @property
     def _listens(self) -> str:
