@@ -32,9 +32,7 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     event, next_one = Event("killed", ["h2"], began=10.5, mended=13.5), Event("frozen", ["h1"], began=13.8, mended=15.0)
     runs = tmp_path / "soak"
     found = summarise(runs, [event, next_one], 27, {"h1": "a", "h2": "a"}, [], calm, options={"seed": 0})
-    assert [event["stall_seconds"] for event in found["events"]] == [3, 0], (
-        "the later one met a swarm that stood still"
-    )
+    assert [event["stall_seconds"] for event in found["events"]] == [3, 0], "the later one met a swarm that stood still"
     assert found["events"][0]["back_seconds"] == pytest.approx(6.5)
     assert (found["updates"], found["usual_seconds"], found["problems"]) == (27, 1, [])
     assert (found["validated_step"], found["accuracy"], found["calm_accuracy"]) == (20, 0.9, 0.9)
