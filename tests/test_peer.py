@@ -273,8 +273,12 @@ def test_the_first_peer_may_leave(swarm):
     swarm.second.wait_for_contribution(updates=3)
 
 
-TERMINAL = (sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])")
-"""A prefix; a terminal is closed when the program behind it dies."""
+TERMINAL = (
+    sys.executable,
+    "-c",
+    "import pty, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); pty.spawn(sys.argv[1:])",
+)
+"""A prefix; a terminal is closed when the program behind it dies. The tests themselves may run under nohup."""
 
 
 def test_a_killed_peer_comes_back_as_the_same_and_leaves_with_its_terminal(swarm):
