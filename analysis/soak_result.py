@@ -17,6 +17,7 @@ from rich.table import Table
 
 from analysis.wan.lab import Lab
 from analysis.wan.topology import Host
+from recipe.pacing import VARIABLE
 from recipe.run_folder import RunFolder, read_metrics
 
 TOLERATED_ACCURACY = 0.005
@@ -78,14 +79,18 @@ def accuracies(folder: RunFolder, until: int) -> dict[int, float]:
 
 
 def calm_run(host: Host, lab: Lab, folder: Path, steps: int) -> RunFolder:
-    """One peer alone, as fast as it can, for the same number of updates: the same arithmetic without faults."""
-    from analysis.volunteers import RECIPE
+    """One peer alone, for the same number of updates, without faults.
+
+    It is paced, too, if faster: pacing takes gradients of few samples for those of a micro-batch, which learn worse.
+    """
+    from analysis.volunteers import CALM_SAMPLES_PER_SECOND, RECIPE
 
     command = [sys.executable, "-m", "swarm.peer", "--public-name", "calm", "--output-dir", str(folder)]
-    command += ["--run-id", "calm", *RECIPE, "--max-steps", str(steps), "--device", "cpu"]
+    command += ["--run-id", "calm", *RECIPE, "--max-steps", str(steps), "--device", "cpu", "--batch-size", "16"]
+    variables = os.environ | {VARIABLE: CALM_SAMPLES_PER_SECOND, "INITIAL_PEERS": ""}
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "calm.log").open("wb") as log:
-        process = lab.start(host, command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(os.environ))
+        process = lab.start(host, command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables)
         try:
             process.wait(CALM_RUN_SECONDS)
         except subprocess.TimeoutExpired:

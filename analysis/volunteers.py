@@ -23,6 +23,7 @@ RUN_ID = "soak"
 PORT = 31337
 ADDRESS_SECONDS = 120.0
 RESTART_SECONDS = 5.0
+CALM_SAMPLES_PER_SECOND = "3000"
 RECIPE = ["--recipe", "digits", "--total-steps", "100000", "--validate-every-steps", "25"]
 _ROOT = Path(__file__).parents[1]
 
