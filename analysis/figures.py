@@ -134,7 +134,7 @@ def memory(samples: Sequence[Mapping[str, Any]], file: Path) -> Path:
     steps = [sample["step"] for sample in samples]
     for peer in samples[0]["pss_mb"]:
         axes.plot(steps, [sample["pss_mb"][peer] for sample in samples], label=peer)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.2 * max(max(sample["pss_mb"].values()) for sample in samples))
     axes.set_xlabel("rounds")
     axes.set_ylabel("MB")
     axes.legend()
