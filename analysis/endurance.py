@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import figures
-from analysis.soak_result import rows
+from analysis.soak_result import rows, shown
 from recipe.run_folder import write_json
 
 WHO = {"swarm": "Our swarm", "hivemind": "Hivemind's Optimizer with its defaults"}
@@ -30,7 +30,7 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
     if found["validated_step"] is not None:
         text.append(
             f"Accuracy after {found['validated_step']} updates: {found['accuracy']:.3f}; after as many without faults, "
-            f"by one peer alone: {found['calm_accuracy']:.3f}. "
+            f"by peers alone: {shown(found['calm_accuracies'])}. "
             f"Peers that held the same weights at step {found['step']}: {len(found['weights'])}."
         )
     text += [f"Not good: {problem}" for problem in found["problems"]] or ["Nothing was left over, nobody hung."]

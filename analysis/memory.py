@@ -1,6 +1,6 @@
 """Whether a peer's memory grows: two peers train for thousands of rounds, and what their processes hold is noted.
 
-    python -m analysis.memory --rounds 2000     # six minutes; OUTPUT_DIR/memory.json
+    python -m analysis.memory --rounds 2000     # five minutes; OUTPUT_DIR/memory.json
 
 What is counted is the proportional set size: shared pages count once over all who share them. A line through the second
 half tells growth from noise: the first one fills caches and the allocator's arenas.
@@ -118,9 +118,9 @@ def trend(samples: Sequence[dict[str, Any]], peer: str) -> dict[str, Any]:
     half = list(samples)[len(samples) // 2 :]
     steps = np.array([sample["step"] for sample in half], dtype=float)
     megabytes = np.array([sample["pss_mb"][peer] for sample in half])
-    slope, _ = np.polyfit(steps, megabytes, 1)
-    noise = float(np.std(megabytes - np.polyval(np.polyfit(steps, megabytes, 1), steps)))
-    return {"peer": peer, "mb": float(megabytes.mean()), "growth_mb": 1000 * float(slope), "noise_mb": noise}
+    line = np.polyfit(steps, megabytes, 1)
+    noise = float(np.std(megabytes - np.polyval(line, steps)))
+    return {"peer": peer, "mb": float(megabytes.mean()), "growth_mb": 1000 * float(line[0]), "noise_mb": noise}
 
 
 def table(found: dict[str, Any]) -> Table:

@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from analysis.soak_result import Event, calm_run, common_checkpoint, summarise, summarise_stock, table
+from analysis.soak_result import Event, calm_runs, common_checkpoint, summarise, summarise_stock, table
 from analysis.volunteers import RUN_ID, StockVolunteer, Volunteer
 from analysis.wan import sandbox
 from analysis.wan.lab import Lab
@@ -112,7 +112,10 @@ class Soak:
             peer.kill()
         yield 3.0
         for peer in victims:
-            peer.start(self._address())
+            self._revive(peer)
+
+    def _revive(self, peer: Volunteer) -> None:
+        peer.start(self._address())
 
     def part_killed(self) -> Iterator[float]:
         """One of its processes dies alone; the peer has to notice."""
@@ -179,7 +182,7 @@ class Soak:
         step, hashes = self._calm_down()
         left = self._stop()
         self.say(f"All left at step {step} or later; the same number of updates without faults follows.")
-        calm = calm_run(self.lab.hosts[0], self.lab, self.folder / "calm", step)
+        calm = calm_runs(self.lab, self.folder / "calm", step)
         return summarise(self.folder / "runs" / RUN_ID, self.events, step, hashes, left, calm, asdict(self.options))
 
     def _start(self) -> None:
@@ -245,15 +248,10 @@ class StockSoak(Soak):
         rate, hosts = self.options.paced_samples_per_second, self.lab.hosts
         return [StockVolunteer(host, self.lab, self.folder, rate, num_peers=len(hosts)) for host in hosts]
 
-    def _kill(self, victims: list[Volunteer]) -> Iterator[float]:
-        self.events[-1].victims = [peer.name for peer in victims]
-        for peer in victims:
-            peer.kill()
-        yield 3.0
-        for peer in victims:
-            peer.start(self._address())
-            if self._address() is None:  # nobody else is there: the others need its address
-                peer.wait_for_address()
+    def _revive(self, peer: Volunteer) -> None:
+        super()._revive(peer)
+        if self._address() is None:  # nobody else is there: the others need its address
+            peer.wait_for_address()
 
     def _result(self) -> dict:
         problems = []

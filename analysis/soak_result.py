@@ -7,7 +7,8 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,12 +17,11 @@ from typing import Any
 from rich.table import Table
 
 from analysis.wan.lab import Lab
-from analysis.wan.topology import Host
 from recipe.pacing import VARIABLE
 from recipe.run_folder import RunFolder, read_metrics
 
 TOLERATED_ACCURACY = 0.005
-CALM_RUN_SECONDS = 1800.0
+CALM_RUNS, CALM_RUN_SECONDS = 3, 1800.0
 
 
 @dataclass
@@ -61,6 +61,11 @@ def common_checkpoint(folders: Mapping[str, RunFolder], since: float) -> tuple[i
         return None
 
 
+def shown(accuracies: Sequence[float]) -> str:
+    """Of several runs."""
+    return ", ".join(f"{accuracy:.3f}" for accuracy in accuracies)
+
+
 def weights_hash(checkpoint: Path) -> str:
     """Of all tensors of the model, in order."""
     import torch  # takes seconds, and most of this file does without
@@ -78,24 +83,31 @@ def accuracies(folder: RunFolder, until: int) -> dict[int, float]:
     return {line["step"]: line["val/top1"] for line in lines if "val/top1" in line and line["step"] <= until}
 
 
-def calm_run(host: Host, lab: Lab, folder: Path, steps: int) -> RunFolder:
-    """One peer alone, for the same number of updates, without faults.
+def calm_runs(lab: Lab, folder: Path, steps: int) -> list[RunFolder]:
+    """Peers that train alone, on three hosts at once, for the same number of updates, without faults.
 
-    It is paced, too, if faster: pacing takes gradients of few samples for those of a micro-batch, which learn worse.
+    They are paced, too, if faster: pacing takes gradients of few samples for those of a micro-batch, which learn worse
+    and so unevenly that one run says little.
     """
     from analysis.volunteers import CALM_SAMPLES_PER_SECOND, RECIPE
 
-    command = [sys.executable, "-m", "swarm.peer", "--public-name", "calm", "--output-dir", str(folder)]
-    command += ["--run-id", "calm", *RECIPE, "--max-steps", str(steps), "--device", "cpu", "--batch-size", "16"]
-    variables = os.environ | {VARIABLE: CALM_SAMPLES_PER_SECOND, "INITIAL_PEERS": ""}
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "calm.log").open("wb") as log:
-        process = lab.start(host, command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables)
+    variables = os.environ | {VARIABLE: CALM_SAMPLES_PER_SECOND, "OMP_NUM_THREADS": "1", "INITIAL_PEERS": ""}
+    command = [sys.executable, "-m", "swarm.peer", "--output-dir", str(folder), *RECIPE, "--max-steps", str(steps)]
+    command += ["--device", "cpu", "--batch-size", "16"]
+    processes = []
+    for host in lab.hosts[:CALM_RUNS]:
+        own = ["--public-name", host.name, "--run-id", f"calm-{host.name}"]
+        with (folder / f"{host.name}.log").open("wb") as log:
+            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "env": variables}
+            processes.append(lab.start(host, command + own, **options))
+    deadline = time.monotonic() + CALM_RUN_SECONDS
+    for process in processes:
         try:
-            process.wait(CALM_RUN_SECONDS)
+            process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-    return RunFolder(folder / "calm" / "calm")
+    return [RunFolder(folder / f"calm-{host.name}" / host.name) for host in lab.hosts[:CALM_RUNS]]
 
 
 def summarise(
@@ -104,7 +116,7 @@ def summarise(
     step: int,
     hashes: dict[str, str],
     left: list[str],
-    calm: RunFolder,
+    calm: list[RunFolder],
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """The content of `soak.json`.
@@ -115,7 +127,7 @@ def summarise(
         step: of which all have a checkpoint at the end.
         hashes: of their weights.
         left: hosts on which processes were left after everybody had left.
-        calm: a run of as many updates without faults.
+        calm: runs of as many updates without faults.
         options: of the soak.
     """
     updates = {folder.name: _updates(RunFolder(folder)) for folder in sorted(runs.iterdir())}
@@ -127,9 +139,9 @@ def summarise(
     usual = statistics.median(b - a for a, b in pairwise(moments))
     _judge(events, updates, moments, usual)
     found = dict(item for folder in runs.iterdir() for item in accuracies(RunFolder(folder), step).items())
-    of_calm = accuracies(calm, step)
-    validated = max(found.keys() & of_calm, default=None)  # the same number of updates for both
-    accuracy, calm_accuracy = found.get(validated), of_calm.get(validated)
+    of_calm = [accuracies(folder, step) for folder in calm]
+    validated = max(found.keys() & set.intersection(*map(set, of_calm)), default=None)  # as many updates for all
+    accuracy, calm_accuracies = found.get(validated), sorted(one[validated] for one in of_calm if validated in one)
     problems = not_back(events)
     if len(set(hashes.values())) != 1:
         problems.append(f"different weights at step {step}: {hashes}")
@@ -137,8 +149,8 @@ def summarise(
         problems.append(f"processes were left on {', '.join(left)}")
     if validated is None:
         problems.append(f"no step until {step} was validated with and without faults")
-    elif accuracy < calm_accuracy - TOLERATED_ACCURACY:
-        problems.append(f"accuracy {accuracy:.3f} after {validated} updates, and {calm_accuracy:.3f} without faults")
+    elif accuracy < calm_accuracies[0] - TOLERATED_ACCURACY:
+        problems.append(f"accuracy {accuracy:.3f} after {validated} updates, without faults {shown(calm_accuracies)}")
     return {
         "options": {key: value for key, value in options.items() if key != "output_dir"},
         "events": [asdict(event) for event in events],
@@ -148,7 +160,7 @@ def summarise(
         "weights": hashes,
         "validated_step": validated,
         "accuracy": accuracy,
-        "calm_accuracy": calm_accuracy,
+        "calm_accuracies": calm_accuracies,
         "problems": problems,
     }
 
@@ -252,10 +264,10 @@ def table(found: Mapping[str, Any]) -> Table:
     title = f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s"
     if found["validated_step"] is not None:
         title += f"; accuracy after {found['validated_step']} updates {found['accuracy']:.3f}"
-        title += f", without faults {found['calm_accuracy']:.3f}"
-    shown = Table(title=title, title_justify="left")
+        title += f", without faults {shown(found['calm_accuracies'])}"
+    summary = Table(title=title, title_justify="left")
     for column in COLUMNS:
-        shown.add_column(column.strip(), justify="left" if column == "fault" else "right")
+        summary.add_column(column.strip(), justify="left" if column == "fault" else "right")
     for row in rows(found):
-        shown.add_row(*row.values())
-    return shown
+        summary.add_row(*row.values())
+    return summary

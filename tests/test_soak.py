@@ -31,18 +31,18 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     calm.metrics.write_text('{"step": 20, "val/top1": 0.9}\n{"step": 99, "val/top1": 1.0}\n')
     event, next_one = Event("killed", ["h2"], began=10.5, mended=13.5), Event("frozen", ["h1"], began=13.8, mended=15.0)
     runs = tmp_path / "soak"
-    found = summarise(runs, [event, next_one], 27, {"h1": "a", "h2": "a"}, [], calm, options={"seed": 0})
+    found = summarise(runs, [event, next_one], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], options={"seed": 0})
     assert [event["stall_seconds"] for event in found["events"]] == [3, 0], "the later one met a swarm that stood still"
     assert found["events"][0]["back_seconds"] == pytest.approx(6.5)
     assert (found["updates"], found["usual_seconds"], found["problems"]) == (27, 1, [])
-    assert (found["validated_step"], found["accuracy"], found["calm_accuracy"]) == (20, 0.9, 0.9)
+    assert (found["validated_step"], found["accuracy"], found["calm_accuracies"]) == (20, 0.9, [0.9, 0.9])
     assert table(found).row_count == 2
 
     calm.metrics.write_text('{"step": 20, "val/top1": 0.95}\n')
     event = Event("killed", ["h3"], began=10.5, mended=13.5)
-    found = summarise(runs, [event], 27, {"h1": "a", "h2": "b"}, ["h1"], calm, options={})
+    found = summarise(runs, [event], 27, {"h1": "a", "h2": "b"}, ["h1"], [calm], options={})
     assert len(found["problems"]) == 4, "not back, other weights, processes left, less accurate"
-    assert table(summarise(runs, [event], 9, {}, [], calm, options={})).row_count == 1, "nothing was validated"
+    assert table(summarise(runs, [event], 9, {}, [], [calm], options={})).row_count == 1, "nothing was validated"
 
     (tmp_path / "soak.json").write_text(json.dumps(found | {"options": vars(soak.SoakOptions()) | {"output_dir": ""}}))
     (tmp_path / "report").mkdir()
