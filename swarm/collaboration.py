@@ -225,29 +225,28 @@ class Collaboration:
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
-        pending, blocked_since = self._pending, time.perf_counter()
+        pending = self._pending
         try:
             report = pending.wait(lambda: self.tracker.members, self._should_stop)
-            self.tracker.missed(pending.expected - set(report.group.peer_ids) | report.lost)
+            self.tracker.missed((pending.expected - set(report.group.peer_ids)) | report.lost)
         except ShortBatch as short:
             (group,) = short.args
+            self.on_round(pending.failed(short))
             self.tracker.missed(pending.expected - set(group.peer_ids))
             self._take_back()
             self.tracker.recount(group)  # somebody's pace was overestimated or samples are lost: the step goes on
             self.resume()
             return False
         except (Behind, Refused, RoundFailed) as error:
-            waited_seconds = time.perf_counter() - blocked_since
-            self.on_round(RoundEvent.of_failure(pending.ticket, error, pending.work.seconds, waited_seconds))
+            self.on_round(pending.failed(error))
             self._take_back()
             self._recover(error)
             return False
         finally:
-            blocked_seconds = time.perf_counter() - blocked_since
             self._pace.resume()
         if len(report.group.peer_ids) > 1:
             self._gradients.from_wire()
-            return self._hand_over(pending.ticket, pending.work.seconds, blocked_seconds, report)
+            return self._hand_over(pending.ticket, pending.work.seconds, pending.blocked_seconds, report)
         self._take_back()
         self.tracker.wait_refreshed(5 * POLL_SECONDS)  # nobody came: gone, or have they gone on without us?
         if self.tracker.swarm_step > self.step:

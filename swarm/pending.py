@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from swarm.averager import SwarmAverager
 from swarm.pace import Work
-from swarm.rounds import CollaborationOptions, Member, RoundReport, Ticket
+from swarm.rounds import CollaborationOptions, Member, RoundEvent, RoundReport, Ticket
 from swarm.version import wait_a_little
 
 LEAVE_SECONDS = 2.0
@@ -31,7 +31,7 @@ class PendingRound:
         options: CollaborationOptions,
         work: Work,
     ):
-        self.ticket, self.work = ticket, work
+        self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
         self.expected = {member.peer_id for member in members}
         self._averager = averager
         self.future = averager.run_round(
@@ -46,16 +46,22 @@ class PendingRound:
             self._averager.expect(expected)
 
     def wait(self, members: Callable[[], Sequence[Member]], should_stop: Callable[[], bool]) -> RoundReport:
-        """Its result.
+        """Its result; meanwhile nothing is computed.
 
         :raises Behind, Refused, RoundFailed, ShortBatch: as it ended
         """
+        blocked_since = time.perf_counter()
         while not self.future.done():
             wait_a_little(self.future)
             if should_stop():
                 self.settle()
             self.expect(members())
+        self.blocked_seconds = time.perf_counter() - blocked_since
         return self.future.result()
+
+    def failed(self, error: Exception) -> RoundEvent:
+        """It ended like this."""
+        return RoundEvent.of_failure(self.ticket, error, self.work.seconds, self.blocked_seconds)
 
     def settle(self) -> None:
         """This peer leaves: a round that is nearly done may end, for the sake of the others."""

@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 
 LOOK_SECONDS = 0.5
 SILENCE_SECONDS = 3.0
-"""Without an answer; plus twice a usual exchange, because the answer may have to queue behind an exchange's parts."""
+"""Without an answer; or twice a usual exchange, if that is longer: the answer may have to queue behind its parts."""
 FIRST_SILENCE_SECONDS = 10.0
 """As long as nobody knows what is usual."""
 MAX_REFUSALS = 2
@@ -65,7 +65,7 @@ class Pulse(ServicerBase):
         """With somebody who says nothing at all."""
         if not self._usual:
             return FIRST_SILENCE_SECONDS
-        return SILENCE_SECONDS + 2 * statistics.median(self._usual)
+        return max(SILENCE_SECONDS, 2 * statistics.median(self._usual))
 
     async def lost(self, peer: PeerID, can_be_called: bool) -> None:
         """Wait until the peer is not there any more.

@@ -46,6 +46,9 @@ class Behind(Exception):  # noqa: N818
 class ShortBatch(Exception):  # noqa: N818
     """A group met before it had the samples of an update: all its members compute on. ``args[0]`` is the group."""
 
+    def __str__(self) -> str:
+        return f"{self.args[0].samples} samples are too few"
+
 
 class Refused(Exception):  # noqa: N818
     """Another peer will never average with this one (another model, another protocol)."""

@@ -36,7 +36,7 @@ async def two(answering: type) -> tuple[pulse.Pulse, P2P, P2P]:
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch):
     monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(pulse, "FIRST_SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(pulse, "FIRST_SILENCE_SECONDS", 3.0)
 
 
 async def watch(answering: type, happens) -> None:
@@ -59,7 +59,9 @@ def test_who_answers_is_there_and_who_was_killed_is_not():
     asyncio.run(watch(pulse.Pulse, killed))
 
 
-def test_who_is_silent_is_there_as_long_as_it_sends():
+def test_who_is_silent_is_there_as_long_as_it_sends(monkeypatch):
+    monkeypatch.setattr(pulse, "FIRST_SILENCE_SECONDS", 1.0)
+
     async def sends(asking, lost, there):
         for _ in range(40):
             asking.heard(there.peer_id)
@@ -85,9 +87,11 @@ def test_who_cannot_be_called_is_not_lost_by_that():
 def test_patience_is_learnt():
     asking = pulse.Pulse(None, "run")
     assert asking.patience_seconds == pulse.FIRST_SILENCE_SECONDS
-    for seconds in (1.0, 1.0, 100.0):
+    asking.exchange_took(1.0)
+    assert asking.patience_seconds == pulse.SILENCE_SECONDS
+    for seconds in (4.0, 4.0, 100.0):
         asking.exchange_took(seconds)
-    assert asking.patience_seconds == pulse.SILENCE_SECONDS + 2.0
+    assert asking.patience_seconds == 8.0
 
 
 def rounds(name, initial_peers, line, fault, client_mode):
