@@ -261,6 +261,12 @@ class SwarmAverager(StateTransfer):
     def _current_step(self) -> int:
         return self._meetings().step
 
+    def _heard_from(self, peer_id: PeerID) -> None:
+        self._meetings().pulse.heard(peer_id)
+
+    async def _until_lost(self, peer_id: PeerID) -> None:
+        await self._meetings().pulse.lost(peer_id, can_be_called=True)
+
     def _took_over(self) -> None:
         for memory in (self._feedback, self._low_rank):
             if memory is not None:

@@ -1,18 +1,22 @@
-"""The state of a swarm on its way from a peer that has it to one that joins or fell behind."""
+"""The state of a swarm on its way from a peer that has it to one that joins or fell behind.
+
+All its tensors travel as one run of bytes, in slices side by side: a single stream does not fill a long link.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
 from hivemind.averaging import DecentralizedAverager
-from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2
+from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture, get_logger
-from hivemind.utils.asyncio import aiter_with_timeout
-from hivemind.utils.streaming import combine_from_streaming
 
 from swarm import faults
 from swarm.exchange import until_caller_hangs_up
@@ -21,6 +25,88 @@ from swarm.rounds import RoundFailed
 logger = get_logger(__name__)
 
 STREAM_SECONDS = 10.0  # longest silence within a stream before the other side counts as gone
+NUM_SLICES = 8
+CHUNK_BYTES = 2**16
+TOKEN_BYTES = 16
+MAX_DIMENSIONS = 8
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+
+Layout = Sequence[tuple[str, Sequence[int]]]
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> tuple[Layout, torch.Tensor]:
+    """:returns: (dtype and shape of each tensor, the bytes of all of them, shape [n], uint8)"""
+    layout = [(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in tensors]
+    return layout, torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+
+
+def unpack(layout: Layout, content: torch.Tensor) -> list[torch.Tensor]:
+    """Undo :func:`pack`.
+
+    :raises RoundFailed: whatever is wrong with the layout; the sender is not trusted
+    """
+    try:
+        dtypes, shapes = [DTYPES[name] for name, _ in layout], [list(shape) for _, shape in layout]
+    except Exception as error:
+        raise RoundFailed(f"the state's layout is malformed: {error!r}") from error
+    if any(len(s) > MAX_DIMENSIONS or any(type(n) is not int or not 0 <= n <= len(content) for n in s) for s in shapes):
+        raise RoundFailed("the state's layout is out of bounds")
+    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in zip(dtypes, shapes, strict=True)]
+    if sum(sizes) != len(content):
+        raise RoundFailed("the state has another size than its layout")
+    parts = zip(content.split(sizes), dtypes, shapes, strict=True)
+    return [part.clone().view(dtype).reshape(shape) for part, dtype, shape in parts]  # the copy is aligned
+
+
+@dataclass
+class Snapshot:
+    """The state as it was when somebody asked for the first slice of it.
+
+    :param token: names the download
+    :param content: a future of (description, bytes)
+    :param readers: slices that are on their way
+    """
+
+    token: bytes
+    content: asyncio.Future
+    readers: int = 0
+
+
+class Download:
+    """A state that is on its way in: what has arrived of it.
+
+    :param donor: who sends it
+    :param max_bytes: refuse to take more than this
+    """
+
+    def __init__(self, donor: PeerID, max_bytes: int):
+        self.donor, self.max_bytes = donor, max_bytes
+        self.token = os.urandom(TOKEN_BYTES)
+        self.description = b""
+        self.slices = [bytearray() for _ in range(NUM_SLICES)]
+        self.missing = NUM_SLICES
+        self.received_bytes = 0
+        self.complete = asyncio.Event()
+
+    def take(self, index: int, message: averaging_pb2.DownloadData) -> None:
+        """Of a slice."""
+        self.received_bytes += message.ByteSize()
+        if self.received_bytes > self.max_bytes:
+            raise RoundFailed(f"{self.donor} sent more than the {self.max_bytes} bytes that this model can need")
+        self.description += message.metadata
+        self.slices[index] += message.tensor_part.buffer
+
+    def end_slice(self) -> None:
+        """One of them is there."""
+        self.missing -= 1
+        if not self.missing:
+            self.complete.set()
 
 
 class StateTransfer(DecentralizedAverager):
@@ -29,13 +115,18 @@ class StateTransfer(DecentralizedAverager):
     A subclass has ``_get_state``, which is called in the trainer process and returns (small metadata, tensors).
     """
 
+    def __init__(self, *args, **kwargs):
+        self._snapshots: dict[PeerID, Snapshot] = {}
+        super().__init__(*args, **kwargs)
+
     # ---- in the trainer process -----------------------------------------------------------------------------------
 
     def download_state(self, peer_id: PeerID, max_bytes: int):
         """Download a peer's state in the background.
 
         :param max_bytes: refuse to take more than this
-        :returns: a future of (metadata, tensors); raises RoundFailed with a reason
+        :returns: a future of (metadata, layout, bytes of the tensors for :func:`unpack`); raises RoundFailed with a
+            reason
         """
         future = MPFuture()
         self._outer_pipe.send(("_download_state", [peer_id, max_bytes, future], {}))
@@ -43,7 +134,8 @@ class StateTransfer(DecentralizedAverager):
 
     def get_current_state(self):
         metadata, tensors = self._get_state()
-        return metadata, tensors, [CompressionInfo.from_tensor(tensor, key=i) for i, tensor in enumerate(tensors)]
+        layout, content = pack(tensors)
+        return self.serializer.dumps((metadata, layout)), content
 
     # ---- in the averager process ----------------------------------------------------------------------------------
 
@@ -57,23 +149,53 @@ class StateTransfer(DecentralizedAverager):
         """The step of the state."""
         return 0
 
+    def _heard_from(self, peer_id: PeerID) -> None:
+        """It has sent something."""
+
+    async def _until_lost(self, peer_id: PeerID) -> None:
+        """Wait until this peer is not there any more."""
+        await asyncio.Event().wait()
+
     async def _declare_for_download_periodically(self) -> None:
         """Hivemind announces donors in the DHT; here every member of the swarm is one, found by its progress record."""
 
     async def rpc_download_state(
-        self, request: averaging_pb2.DownloadRequest, context: P2PContext
+        self, request: averaging_pb2.DownloadData, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """Another peer takes over our state, and will come to the next round."""
-        async for message in super().rpc_download_state(request, context):
-            yield message
-            faults.at("giving state", self._current_step())
-        self._handed_over_to(context.remote_id)
-        yield averaging_pb2.DownloadData()  # nothing in it: that was all
-        await until_caller_hangs_up()
+        """Another peer takes over a slice of our state, and will come to the next round."""
+        token, index = request.metadata[:-1], request.metadata[-1] if request.metadata else NUM_SLICES
+        if len(token) != TOKEN_BYTES or index >= NUM_SLICES:
+            logger.debug(f"{context.remote_id} asked for no slice of the state")
+            return
+        snapshot = self._snapshot_for(context.remote_id, token)
+        snapshot.readers += 1
+        try:
+            description, content = await asyncio.shield(snapshot.content)
+            if index == 0:
+                yield averaging_pb2.DownloadData(metadata=description)
+            first, last = (len(content) * i // NUM_SLICES for i in (index, index + 1))
+            for begin in range(first, last, CHUNK_BYTES):
+                chunk = content[begin : min(begin + CHUNK_BYTES, last)].numpy().tobytes()
+                yield averaging_pb2.DownloadData(tensor_part=runtime_pb2.Tensor(buffer=chunk))
+                faults.at("giving state", self._current_step())
+            self._handed_over_to(context.remote_id)
+            yield averaging_pb2.DownloadData()  # nothing in it: that was all
+            await until_caller_hangs_up()
+        finally:
+            snapshot.readers -= 1
+            if not snapshot.readers and self._snapshots.get(context.remote_id) is snapshot:
+                del self._snapshots[context.remote_id]
+
+    def _snapshot_for(self, peer_id: PeerID, token: bytes) -> Snapshot:
+        """The same for all slices of a download; a later download of that peer takes its place."""
+        if peer_id not in self._snapshots or self._snapshots[peer_id].token != token:
+            content = asyncio.ensure_future(self._get_current_state_from_host_process())
+            self._snapshots[peer_id] = Snapshot(token, content)
+        return self._snapshots[peer_id]
 
     async def _download_state(self, peer_id: PeerID, max_bytes: int, future: MPFuture) -> None:
         try:
-            future.set_result(await self._receive_state(peer_id, max_bytes))
+            future.set_result(await self._receive_state(Download(peer_id, max_bytes)))
             self._took_over()
         except asyncio.TimeoutError:
             future.set_exception(RoundFailed(f"{peer_id} sent nothing for {STREAM_SECONDS:.0f} s"))
@@ -83,26 +205,44 @@ class StateTransfer(DecentralizedAverager):
             logger.debug("state download failed", exc_info=True)
             future.set_exception(RoundFailed(f"{peer_id} could not send its state: {type(error).__name__}: {error}"))
 
-    async def _receive_state(self, peer_id: PeerID, max_bytes: int) -> tuple[Any, list[torch.Tensor]]:
-        stub = self.get_stub(self._p2p, peer_id, namespace=self.prefix)
-        stream = await asyncio.wait_for(stub.rpc_download_state(averaging_pb2.DownloadRequest()), STREAM_SECONDS)
-        metadata, tensors, parts, received_bytes = None, [], [], 0
-        async for message in aiter_with_timeout(stream, STREAM_SECONDS):
-            if not message.ByteSize():
-                break
-            received_bytes += message.ByteSize()
-            faults.at("taking state")
-            if received_bytes > max_bytes:
-                raise RoundFailed(f"{peer_id} sent more than the {max_bytes} bytes that this model can need")
-            if message.metadata:
-                metadata = self.serializer.loads(message.metadata)
-            if message.tensor_part.dtype and parts:  # a part that names its dtype begins the next tensor
-                tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
-                parts = []
-            parts.append(message.tensor_part)
-        if parts:
-            tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
-        await stream.aclose()
-        if metadata is None:
-            raise RoundFailed(f"{peer_id} did not send its state")
-        return metadata, tensors
+    async def _receive_state(self, download: Download) -> tuple[Any, Layout, torch.Tensor]:
+        slices = [asyncio.ensure_future(self._receive_slice(download, index)) for index in range(NUM_SLICES)]
+        lost = asyncio.ensure_future(self._until_lost(download.donor))
+        all_slices = asyncio.gather(*slices)
+        try:
+            while not all_slices.done():
+                before = download.received_bytes
+                await asyncio.wait([all_slices, lost], timeout=STREAM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if lost.done():
+                    raise RoundFailed(f"{download.donor} fell silent")
+                if download.received_bytes == before and not all_slices.done():
+                    raise asyncio.TimeoutError
+            await all_slices
+        finally:
+            for task in (*slices, lost):
+                task.cancel()
+            await asyncio.wait(slices)  # they hang up
+        try:
+            metadata, layout = self.serializer.loads(download.description)
+            content = torch.frombuffer(bytearray().join(download.slices), dtype=torch.uint8)
+        except Exception as error:
+            raise RoundFailed(f"{download.donor} did not send its state: {error!r}") from error
+        return metadata, layout, content
+
+    async def _receive_slice(self, download: Download, index: int) -> None:
+        stub = self.get_stub(self._p2p, download.donor, namespace=self.prefix)
+        request = averaging_pb2.DownloadData(metadata=download.token + bytes([index]))
+        stream = await asyncio.wait_for(stub.rpc_download_state(request), STREAM_SECONDS)
+        try:
+            async for message in stream:
+                if not message.ByteSize():
+                    break
+                download.take(index, message)
+                self._heard_from(download.donor)
+                faults.at("taking state")
+            else:
+                raise RoundFailed(f"{download.donor} broke off")
+            download.end_slice()
+            await download.complete.wait()  # the donor forgets its snapshot when nobody reads it any more
+        finally:
+            await stream.aclose()

@@ -19,6 +19,7 @@ from swarm.progress import ProgressTracker
 from swarm.rounds import LINEAGE_BYTES, Group, RoundFailed, Ticket
 from swarm.sketch import TOLERANCE, Sketch, nearest_to_most, relative_distance
 from swarm.state import SharedState
+from swarm.transfer import unpack
 
 logger = get_logger(__name__)
 
@@ -135,12 +136,12 @@ class Version:
             if should_stop():
                 raise RoundFailed("this peer is leaving")
             wait_a_little(download)
-        description, tensors = download.result()
+        description, layout, content = download.result()
+        tensors = unpack(layout, content)
         with self.lock:
             step = description.get("step", -1) if isinstance(description, dict) else -1
             if type(step) is int and step < self.step:
                 raise RoundFailed(f"it holds step {step} only, this peer is at {self.step}")
             self.step, self.lineage = self.state.load(description, tensors)
-        megabytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
         seconds = time.monotonic() - began
-        logger.warning(f"Took over step {self.step} from {name}: {megabytes:.1f} MB in {seconds:.1f} s")
+        logger.warning(f"Took over step {self.step} from {name}: {len(content) / 1e6:.1f} MB in {seconds:.1f} s")

@@ -2,7 +2,10 @@
 
 from xdist.scheduler import LoadScopeScheduling
 
-PROGRAMS = {"analysis_lab", "analysis_wan", "launchers", "nat", "notebooks", "peer", "reachability", "soak"}
+PROGRAMS = {
+    *("analysis_lab", "analysis_wan", "baseline_torchrun", "launchers", "memory"),
+    *("nat", "notebooks", "peer", "reachability", "soak"),
+}
 """Files that start swarms of several processes: two of these at once would starve on two cores."""
 
 

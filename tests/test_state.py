@@ -9,6 +9,7 @@ from torch import nn
 
 from swarm.rounds import LINEAGE_BYTES, MAX_STEP, RoundFailed
 from swarm.state import SharedState
+from swarm.transfer import pack, unpack
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
@@ -129,6 +130,43 @@ def test_a_state_that_does_not_fit_changes_nothing(spoiled):
     with pytest.raises(RoundFailed, match="state"):
         joiner.load(*SPOILED[spoiled](*donor.export(3, LINEAGE)))
     assert_equal(everything(joiner), before)
+
+
+def test_every_tensor_survives_its_way():
+    tensors = [
+        torch.randn(3, 5).t(),
+        torch.tensor(True),
+        torch.tensor([[1, -2]], dtype=torch.int64),
+        torch.empty(0, 4),
+        torch.randn(7).to(torch.bfloat16),
+        torch.tensor(3.0, dtype=torch.float64),
+    ]
+    layout, content = pack(tensors)
+    assert (content.dtype, len(content)) == (torch.uint8, 3 * 5 * 4 + 1 + 2 * 8 + 0 + 7 * 2 + 8)
+    for sent, received in zip(tensors, unpack(layout, content), strict=True):
+        assert (received.dtype, received.shape) == (sent.dtype, sent.shape)
+        assert_equal(received, sent)
+
+
+LAYOUTS = {
+    "None": None,
+    "an unknown type": [("object", [1])],
+    "no type": [([], [1])],
+    "no shape": [("float32", 7)],
+    "a negative size": [("float32", [-1])],
+    "a size that is no integer": [("float32", [True])],
+    "a huge tensor": [("float32", [2**62, 2**62])],
+    "many dimensions": [("float32", [1] * 1000)],
+    "more than there is": [("float32", [3])],
+    "less than there is": [("float32", [1])],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_that_does_not_fit_is_refused(layout):
+    with pytest.raises(RoundFailed, match="the state"):
+        unpack(LAYOUTS[layout], torch.zeros(8, dtype=torch.uint8))
 
 
 JUNK = [
