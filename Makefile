@@ -13,8 +13,8 @@ help: ## list the commands
 setup: $(READY) ## install everything into .venv
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo "error: $(PYTHON) is older than 3.10; run: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is older than 3.11; run: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 2; }
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (PyTorch and CUDA libraries are a few GB the first time) ..."
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt uv

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -15,11 +15,6 @@ from analysis.wan.topology import Topology, load, uniform
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.presets import preset
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 EXPERIMENTS = Path(__file__).parent / "experiments"
 

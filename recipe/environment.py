@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def describe_environment() -> dict[str, Any]:
         "versions": {package: _version(package) for package in _PACKAGES},
         "git_commit": _git_commit(),
         "command_line": sys.argv,
-        "started_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -187,7 +187,7 @@ class SwarmAverager(StateTransfer):
             future.set_result(report)
         except (Behind, Refused, RoundFailed, ShortBatch) as error:
             future.set_exception(error)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             future.set_exception(RoundFailed(f"it took longer than {timeout:.0f} s"))
         except asyncio.CancelledError:
             future.set_exception(RoundFailed("it was given up"))

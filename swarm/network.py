@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeoutError  # a class of its own before Python 3.11
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -258,7 +257,7 @@ def _wait_until_ready(dht: SwarmDHT, timeout_seconds: float) -> None:
         alive = dht.is_alive()
         try:
             return dht.wait_until_ready(0.2 if alive else 1)
-        except FutureTimeoutError:
+        except TimeoutError:
             if dht._ready.done():
                 raise
             if not alive or time.monotonic() > deadline:

@@ -170,7 +170,7 @@ async def _says(host: str, port: int, nonce: bytes) -> bool:
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), CONNECT_SECONDS)
         return await asyncio.wait_for(reader.readexactly(NONCE_BYTES), CONNECT_SECONDS) == nonce
-    except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+    except (TimeoutError, OSError, asyncio.IncompleteReadError):
         return False
     finally:
         if writer is not None:
@@ -251,7 +251,7 @@ async def _ask(p2p: P2P, peer_id: PeerID, question: CallMe) -> Called | None:
     stub = ReachabilityService.get_stub(p2p, peer_id)
     try:
         return await stub.rpc_call_back(question, timeout=ANSWER_SECONDS)
-    except (asyncio.TimeoutError, P2PDaemonError, P2PHandlerError, ValueError, OSError) as error:
+    except (TimeoutError, P2PDaemonError, P2PHandlerError, ValueError, OSError) as error:
         logger.debug(f"{peer_id} did not say whether this machine can be called: {error!r}")
         return None
 

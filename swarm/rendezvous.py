@@ -172,7 +172,7 @@ class Rendezvous:
                 continue
             try:
                 await asyncio.wait_for(self._arrivals.wait(), min(remaining, KNOCK_AGAIN_SECONDS))
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 pass
 
     def _arrived(self, ticket: Ticket) -> set[PeerID]:
@@ -217,7 +217,7 @@ class Rendezvous:
                 self._send_guests_to(leader)
                 remaining = max(0.0, wait_until - asyncio.get_running_loop().time())
                 reply = await self._answer_of(leader, stream, remaining)
-        except (asyncio.TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
+        except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
             logger.debug(f"{leader} does not lead us: {error!r}")
             return None
         finally:
@@ -237,7 +237,7 @@ class Rendezvous:
         try:
             done, _ = await asyncio.wait([answer, lost], timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
             if answer not in done:
-                raise asyncio.TimeoutError
+                raise TimeoutError
             return answer.result()
         finally:
             lost.cancel()

@@ -197,7 +197,7 @@ class StateTransfer(DecentralizedAverager):
         try:
             future.set_result(await self._receive_state(Download(peer_id, max_bytes)))
             self._took_over()
-        except asyncio.TimeoutError:
+        except TimeoutError:
             future.set_exception(RoundFailed(f"{peer_id} sent nothing for {STREAM_SECONDS:.0f} s"))
         except RoundFailed as error:
             future.set_exception(error)
@@ -216,7 +216,7 @@ class StateTransfer(DecentralizedAverager):
                 if lost.done():
                     raise RoundFailed(f"{download.donor} fell silent")
                 if download.received_bytes == before and not all_slices.done():
-                    raise asyncio.TimeoutError
+                    raise TimeoutError
             await all_slices
         finally:
             for task in (*slices, lost):

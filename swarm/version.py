@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError  # another class than the builtin before Python 3.11
 
 import torch
 from hivemind.p2p import PeerID
@@ -34,7 +33,7 @@ def wait_a_little(future: Future) -> None:
     """Wait until the future is done, or for ``POLL_SECONDS``."""
     try:
         future.exception(timeout=POLL_SECONDS)
-    except FutureTimeoutError:
+    except TimeoutError:
         pass
 
 

@@ -59,7 +59,7 @@ async def _visit(address: str) -> Visit:
         answer = await stub.rpc_ping(dht_pb2.PingRequest(), timeout=ANSWER_SECONDS)
         seconds = time.perf_counter() - began
         return Visit(address, None, seconds, asked + seconds / 2 - answer.dht_time)
-    except (asyncio.TimeoutError, P2PDaemonError, P2PHandlerError):
+    except (TimeoutError, P2PDaemonError, P2PHandlerError):
         return Visit(address, "it is no peer of a Hivemind swarm, or too busy to answer")
     finally:
         await p2p.shutdown()

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
+import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path as File
 from typing import Any
 
 from recipe.errors import InputError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SHIPPED = File(__file__).parent / "topologies"
 MAX_HOSTS = 250
