@@ -33,7 +33,9 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
             f"by peers alone: {shown(found['calm_accuracies'])}. "
             f"Peers that held the same weights at step {found['step']}: {len(found['weights'])}."
         )
-    text += [f"Not good: {problem}" for problem in found["problems"]] or ["Nothing was left over, nobody hung."]
+    text += [f"Not good: {problem}" for problem in found["problems"]] or [
+        "No process was left behind, and every victim came back."
+    ]
     command = f"--system {options['system']} --minutes {options['minutes']:g} --seed {options['seed']}"
     text.append(f"Get it again: python -m analysis.soak {command}")
     about = "Stall: what the swarm's longest update meanwhile took beyond a usual one. Back: until all victims averaged"

@@ -178,7 +178,7 @@ def reproduction(experiment: Experiment) -> str:
     done = list(experiment.cells["cell"])
     if not (missing := sum(cell not in done for cell in asked)):
         return command
-    return f"{command}. It runs {len(asked)} cells; {missing} of them are not in this report yet."
+    return f"{command}. It runs {len(asked)} cells now; {missing} of them were not measured for this report."
 
 
 def machine_drift(experiment: Experiment) -> str | None:
@@ -215,10 +215,14 @@ def answer(experiment: Experiment) -> str:
     sentence = f"At {label} = {last}, in samples per second: {shown}."
     means = dict(zip(rows["system"], rows["mean"], strict=True))
     for system in (name for name in means if name.startswith("swarm")):
-        against = [f"{means[system] / means[name]:.2f} of {SYSTEMS[name].label}" for name in FAIR if name in means]
+        against = [
+            f"{means[system] / means[name]:.2f} times as fast as {SYSTEMS[name].label}"
+            for name in FAIR
+            if name in means
+        ]
         if against:
             label = SYSTEMS[system].label
-            sentence += f" {label[0].upper()}{label[1:]} made {' and '.join(against)} in samples per second."
+            sentence += f" {label[0].upper()}{label[1:]} was {' and '.join(against)}."
     if rows["n"].max() < 3:
         sentence += " Fewer than three repetitions: a first impression, no result."
     return sentence if experiment.axes else learned(experiment) + sentence

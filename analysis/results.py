@@ -205,4 +205,4 @@ def doubling(compute: float, communication: float, hidden: float = 0.0) -> float
 
 def verdict(speed_up: float) -> str:
     """Whether more peers pay: half of what they could bring at most is the line."""
-    return "more peers pay" if speed_up >= 1.5 else "more peers do not pay; enlarge the batch or shrink the payload"
+    return "more peers pay" if speed_up >= 1.5 else "more peers do not pay: enlarge the batch or shrink the payload"

@@ -59,7 +59,7 @@ class SoakOptions:
     paced_samples_per_second: float = 60.0
     """Speed of each host's pretended device."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/soak")
-    """Emptied first."""
+    """Its runs/, logs/ and calm/ are deleted first."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""

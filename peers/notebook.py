@@ -1,4 +1,4 @@
-"""Join a swarm from any notebook: ``from peers import join; join("/ip4/203.0.113.5/tcp/31337/p2p/12D3Koo...")``.
+"""Join a swarm from any notebook: ``from peers import join; join("/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...")``.
 
 The peer is a process of its own, ``python -m swarm.peer``: a notebook's kernel has threads and an event loop of its
 own, which hivemind's forks do not survive. Interrupting the cell leaves the swarm cleanly.

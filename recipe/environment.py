@@ -21,7 +21,7 @@ def describe_environment() -> dict[str, Any]:
     """Everything a reader needs to judge or repeat a measurement, as JSON values; memory in GiB, time in UTC."""
     return {
         "python": platform.python_version(),
-        "os": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "cpu": _cpu_name(),
         "cores": _available_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),

@@ -1,7 +1,7 @@
 """See whether this machine can join a swarm, and what to do if not.
 
-    python -m swarm.doctor --initial-peers /ip4/203.0.113.5/tcp/31337/p2p/12D3Koo...
-    python -m swarm.doctor --json > report.json        # for whoever asks you what is wrong
+    python -m swarm.doctor --initial-peers /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...
+    python -m swarm.doctor --initial-peers ADDRESS --json > report.json        # for whoever asks you what is wrong
 
 Exit status 1 if joining would fail.
 """
@@ -171,7 +171,12 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
         return int(fails)
     console = wide_console()
     console.print(table(checks))
-    console.print("Joining would fail." if fails else "This machine can join.", style="red" if fails else "green")
+    passed = (
+        "This machine can join."
+        if options.initial_peers
+        else "Nothing here stands in the way of joining: give --initial-peers to check the way to the swarm."
+    )
+    console.print("Joining would fail." if fails else passed, style="red" if fails else "green")
     return int(fails)
 
 

@@ -1,7 +1,7 @@
 """Several peers on this machine, each a process of its own, in one live table.
 
 python -m swarm.local --peers 3
-python -m swarm.local --peers 3 --target-accuracy 0.95 --learning-rate 1e-3   # any option of swarm.peer
+python -m swarm.local --peers 3 --target-accuracy 0.95 --learning-rate 1e-3   # nearly any option of swarm.peer
 """
 
 from __future__ import annotations
@@ -233,7 +233,8 @@ def _read_summary(path: Path) -> dict | None:
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """Train with several peers on this machine. Every option of python -m swarm.peer can be given as well."""
+    """Train with several peers on this machine. Options of python -m swarm.peer can be given as well, unless they are
+    one peer's own."""
 
     peers: Annotated[int, tyro.conf.arg(metavar="PEERS")] = 3
     """How many."""

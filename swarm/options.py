@@ -113,8 +113,8 @@ class PeerOptions:
         str | None, arg("NAME", "digits", f"What a new swarm trains: {', '.join(PRESETS)}, or a recipe.json.")
     ] = None
     run_id: Annotated[str | None, arg("NAME", "the recipe and the time")] = None
-    """Name of the run; needed to join only where several runs share the addresses. With the same one, --public-name
-    and --output-dir a peer goes on where it was, also one that has started the run: it finds the others by itself."""
+    """Name of the run. To join, it is needed only where several runs share the addresses. A peer that is started again
+    with the same --run-id, --public-name and --output-dir goes on where it was."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)

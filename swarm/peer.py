@@ -2,7 +2,7 @@
 
     python -m swarm.peer                                      # start a new swarm with the digits recipe
     python -m swarm.peer --recipe cifar10-vit-tiny --port 31337 --public-ip 203.0.113.5
-    python -m swarm.peer --initial-peers /ip4/203.0.113.5/tcp/31337/p2p/12D3Koo...      # join it: nothing else needed
+    python -m swarm.peer --initial-peers /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...    # join it: nothing else needed
 
 Ctrl-C leaves cleanly: the last averaged weights stay in checkpoints/, the others train on.
 """
