@@ -86,9 +86,10 @@ def _run(options: Run, console: Console) -> int:
         changes["paced_samples_per_second"] = options.paced_samples_per_second
     cells = list(grid.cells(options.repeat, **changes))
     if options.systems:
+        known = dict.fromkeys(cell.system for cell in cells)
         cells = [cell for cell in cells if cell.system in options.systems]
-    if not cells:
-        raise InputError(f"The experiment has none of these systems: choose from {', '.join(grid.axes['system'])}.")
+        if not cells:
+            raise InputError(f"The experiment has none of these systems: choose from {', '.join(known)}.")
     folder = options.output_dir.expanduser() / grid.name
     if options.dry_run:
         console.print(*(cell.name for cell in cells), sep="\n", highlight=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 from analysis.campaign import read_result
 from analysis.cells import Cell
+from analysis.systems import system_of
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 
@@ -24,13 +25,16 @@ class Records:
     grid: dict[str, Any]
     """`name`, `question` and `command`."""
     machine: dict[str, Any] | None
-    """The first host's `environment.json` without its command line; None if it wrote none."""
+    """The `environment.json` of the first cell's first host without its command line, and the `commits` of all cells;
+    None if there is none."""
     cells: dict[str, tuple[Cell, dict[str, Any]]]
     """Finished cells by their names, with their results."""
 
     def update(self, other: Records) -> None:
         """Adds another's cells; where both have one, the other's counts."""
         self.cells |= other.cells
+        if self.machine and other.machine:
+            self.machine["commits"] = sorted({*_commits(self.machine), *_commits(other.machine)})
 
     def write(self, file: Path) -> None:
         """Writes what `read` reads."""
@@ -52,13 +56,20 @@ def read(source: Path) -> Records:
 
 
 def _read_folder(folder: Path) -> Records:
-    cells, machine = {}, None
+    cells, machines = {}, []
     for file in sorted(folder.glob("*/cell.json")):
-        if result := read_result(file.parent):
-            cells[file.parent.name] = Cell.from_json(file.read_text()), result
-            machine = machine or _json(RunFolder(file.parent / "runs" / "run" / "h1").environment)
+        try:
+            cell = Cell.from_json(file.read_text())
+            system_of(cell)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{file} is no cell of this version ({error}): run it again.") from None
+        cells[file.parent.name] = cell, read_result(file.parent) or {"problems": ["it ended without a result"]}
+        if environment := _json(RunFolder(file.parent / "runs" / "run" / "h1").environment):
+            machines.append(environment)
+    machine = min(machines, key=lambda one: one["started_at"], default=None)
     if machine is not None:
         machine.pop("command_line", None)  # of one host of one cell, with paths of this machine
+        machine["commits"] = sorted({str(one["git_commit"]) for one in machines})
     grid = _json(folder / "grid.json") or {"name": folder.name, "question": "", "command": []}
     return Records(grid, machine, cells)
 
@@ -67,9 +78,17 @@ def _read_file(file: Path) -> Records:
     try:
         first, *lines = map(json.loads, file.read_text().splitlines())
         cells = {line["name"]: (Cell(**line["cell"]), line["result"]) for line in lines}
+        for cell, _ in cells.values():
+            system_of(cell)
         return Records(first["grid"], first["machine"], cells)
+    except InputError as error:
+        raise InputError(f"{file} holds a cell that cannot be run by this version: {error}") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"{file} is no folder of cells and no report's .jsonl: name one of these.") from None
+
+
+def _commits(machine: dict[str, Any]) -> list[str]:
+    return machine.get("commits") or [machine["git_commit"]]
 
 
 def _json(file: Path) -> Any:

@@ -72,6 +72,7 @@ class Campaign:
     def _run(self, cell: Cell) -> dict[str, Any]:
         folder = self.folder / cell.name
         folder.mkdir(exist_ok=True)
+        before = read_result(folder)
         (folder / "cell.json").write_text(cell.to_json())
         (folder / "result.json").unlink(missing_ok=True)
         # The kernel ends the cell when this program goes, by SIGKILL as well.
@@ -89,7 +90,11 @@ class Campaign:
         finally:
             process.kill()  # and with it everything in its namespaces
             process.wait()
-        return read_result(folder)
+        result = read_result(folder)
+        if before and result:  # a cell that had to be tried again says so
+            result["earlier_problems"] = before.get("earlier_problems", []) + before["problems"]
+            write_json(folder / "result.json", result)
+        return result
 
 
 def _only_here(folder: Path) -> IO:

@@ -36,10 +36,11 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
     text += [f"Not good: {problem}" for problem in found["problems"]] or [
         "No process was left behind, and every victim came back."
     ]
-    command = f"--system {options['system']} --minutes {options['minutes']:g} --seed {options['seed']}"
+    command = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
     text.append(f"Get it again: python -m analysis.soak {command}")
-    about = "Stall: what the swarm's longest update meanwhile took beyond a usual one. Back: until all victims averaged"
-    return {"text": text, "tables": [(f"{about} with others again, from the fault's end", pd.DataFrame(rows(found)))]}
+    again = "averaged with others" if options["system"] == "swarm" else "made an update"
+    about = "Stall: what the swarm's longest update meanwhile took beyond a usual one. Back: until all victims"
+    return {"text": text, "tables": [(f"{about} {again} again, from the fault's end", pd.DataFrame(rows(found)))]}
 
 
 def memory_section(file: Path, output: Path) -> dict[str, Any]:

@@ -144,9 +144,7 @@ def memory(samples: Sequence[Mapping[str, Any]], file: Path) -> Path:
 def predictions(table: pd.DataFrame, file: Path) -> Path:
     """Predicted against measured samples per second; on the diagonal they are equal."""
     figure, axes = _figure()
-    for fitted, rows in table.groupby("fitted"):
-        label = "fitted" if fitted else "not seen before"
-        axes.scatter(rows["measured"], rows["predicted"], marker="o" if fitted else "D", label=label)
+    axes.scatter(table["measured"], table["predicted"], label="each predicted from the others")
     top = 1.1 * max(table["measured"].max(), table["predicted"].max())
     axes.plot([0, top], [0, top], color="grey", linewidth=1)
     axes.set_xlabel("measured samples per second")
@@ -204,7 +202,7 @@ def _finish(axes, experiment: Experiment, quantity: str) -> None:
     axes.set_xlabel(LABELS.get(experiment.axis, experiment.axis))
     axes.set_ylabel(quantity)
     axes.set_ylim(bottom=0)
-    if experiment.axis in LOGARITHMIC:
+    if experiment.axis in LOGARITHMIC and experiment.cells[experiment.axis].dtype != object:
         axes.set_xscale("log")
     axes.legend()
 

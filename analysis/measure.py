@@ -139,8 +139,9 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
         "rounds": len(kept),
         **_quality(folder, cell, rounds),
     }
-    router = [line for line in _json_lines(folder / "router.jsonl") if since <= line["time"] <= until]
-    numbers |= _router_numbers(router)
+    router = _json_lines(folder / "router.jsonl")
+    numbers |= _router_numbers([line for line in router if since <= line["time"] <= until])
+    numbers["has_router"] = (folder / "router.jsonl").exists()
     table = [asdict(item) | {"bytes_sent": _bytes_of(item, everything)} for item in rounds]
     return numbers | {"problems": problems(cell, kept, numbers), "all_rounds": table}
 
@@ -148,15 +149,19 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
 def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[str]:
     """Reasons why the cell measured something else than it says; each is a sentence."""
     found, cores = [], os.cpu_count() or 1
+    if numbers["busy_cores"] is None:
+        return ["nobody watched the machine meanwhile"]
     if cell.paced_samples_per_second:
-        if (numbers["busy_cores"] or 0) > PACED_BUSY * cores:
+        if numbers["busy_cores"] > PACED_BUSY * cores:
             found.append(f"the machine was saturated: {numbers['busy_cores']:.1f} of {cores} cores were busy")
     elif cell.peers > cores:
         found.append(f"{cell.peers} peers computed on {cores} cores: pace them")
-    foreign = (numbers["busy_cores"] or 0) - (numbers["lab_cores"] or 0)
+    foreign = numbers["busy_cores"] - numbers["lab_cores"]
     if foreign > FOREIGN_CORES:
         found.append(f"other programs, or other machines on the same hardware, used {foreign:.2f} cores")
-    if (numbers.get("late_share") or 0) > LATE_SHARE:
+    if "late_share" not in numbers and numbers.get("has_router"):
+        found.append("nobody watched the router meanwhile")
+    if numbers.get("late_share", 0.0) > LATE_SHARE:
         found.append(
             f"the router was late: {numbers['late_share']:.1%} of its packets by more than {VERY_LATE_MS:g} ms"
         )
@@ -168,6 +173,8 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
     counted = [item.peers for item in rounds if item.peers is not None]
     if counted and min(counted) < least:
         found.append(f"only {min(counted)} of {cell.peers} peers took part in an update")
+    if counted and len(counted) < len(rounds):
+        found.append(f"the first peer was not there in {len(rounds) - len(counted)} updates")
     return found
 
 

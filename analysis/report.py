@@ -13,19 +13,19 @@ import pandas as pd
 
 from analysis import figures, published
 from analysis.archive import Records, read
-from analysis.cells import load_grid, shipped_grids
 from analysis.endurance import memory_section, soak_section
-from analysis.results import Experiment
+from analysis.results import Experiment, experiments_in
 from analysis.scaling import TRUST, home_table, predict
 from analysis.systems import SYSTEMS
 from analysis.tables import (
+    AGREEMENT_PERCENT,
     agreement_table,
     communication_table,
     quality_table,
     ratio_table,
     throughput_table,
-    with_interval,
 )
+from analysis.words import answer, machine_drift, reproduction
 from recipe.run_folder import make_writable, write_json
 
 _TEMPLATE = Path(__file__).parent / "report.jinja"
@@ -57,14 +57,14 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     make_writable(output)
     for name, records in found.items():
         records.write(output / f"{name}.jsonl")
-    experiments = [Experiment(records) for records in found.values()]
-    sections = [machine_section(experiments)]
+    experiments = [experiment for records in found.values() for experiment in experiments_in(records)]
+    sections = [machine_section([Experiment(records) for records in found.values()])]
     if (check := _beside(sources, "check.json")) is not None:
         sections.append(lab_section(check, output))
     for experiment in experiments:
         sections.append(experiment_section(experiment, output))
-        if experiment.name in before:
-            sections.append(agreement_section(experiment, Experiment(before[experiment.name])))
+        if experiment.asked in before:
+            sections.append(agreement_section(experiment, Experiment(before[experiment.asked])))
         sections += model_sections(experiment, output)
     for name, whom in (("soak.json", "a swarm"), ("soak-hivemind.json", "Hivemind's Optimizer")):
         if (soak := _beside(sources, name)) is not None:
@@ -98,17 +98,22 @@ def machine_section(experiments: Sequence[Experiment]) -> Section:
     known = [experiment for experiment in experiments if experiment.machine is not None]
     if not known:
         return Section("Machine", ["The first cell has no environment.json."])
-    experiment, machine, backend = known[0], known[0].machine, known[0].cells.iloc[0]["backend"]
+    experiment, machine, backend = known[0], known[0].machine, known[0].cells["backend"].dropna().iloc[0]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     backend = "the kernel's netem" if backend == "netem" else "a router in user space"
     cores = experiment.grid.get("cores") or machine["cores"]  # a host may have seen only its own
     text = [
         f"{cores} cores of {machine['cpu']}, {machine['memory_gib']:g} GiB, {machine['os']}; {versions}.",
-        *(f"{e.name}: begun {e.machine['started_at']}, commit {e.machine['git_commit']}." for e in known),
+        *(f"{e.name}: begun {e.machine['started_at']}, commit {', '.join(commits(e))}." for e in known),
         f"All peers shared this machine. The network between them was emulated by {backend}; what it keeps to is "
         "measured by: python -m analysis.wan check",
     ]
     return Section("Machine", text)
+
+
+def commits(experiment: Experiment) -> list[str]:
+    """That its cells ran with."""
+    return experiment.machine.get("commits") or [experiment.machine["git_commit"]]
 
 
 def lab_section(file: Path, output: Path) -> Section:
@@ -147,14 +152,14 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         section.figures.append(("Time to accuracy", figures.time_to_accuracy(experiment, output)))
     if (quality := quality_table(experiment)) is not None:
         section.tables.append(("Quality at the end", quality))
+    if "earlier_problems" in experiment.cells:
+        again = experiment.cells.dropna(subset=["earlier_problems"])
+        rows = [{"cell": row["name"], "why": "; ".join(row["earlier_problems"])} for _, row in again.iterrows()]
+        section.tables.append(("Were invalid and ran again", pd.DataFrame(rows)))
     if len(invalid := experiment.cells[experiment.cells["problems"].map(len) > 0]):
         rows = [{"cell": row["name"], "why": "; ".join(row["problems"])} for _, row in invalid.iterrows()]
         section.tables.append((f"Left out: {len(rows)} of {len(experiment.cells)} cells", pd.DataFrame(rows)))
     return section
-
-
-FAIR = ("ddp", "ddp-fp16")
-"""What a swarm is compared with: the same global batch, averaged once per update."""
 
 
 def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
@@ -162,82 +167,12 @@ def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
     section = Section(f"{experiment.name}, run twice")
     if earlier.machine is not None:
         section.text.append(
-            f"The earlier run began at {earlier.machine['started_at']} with commit {earlier.machine['git_commit']}; "
-            "rows of which both have at least two valid cells."
+            f"The earlier run began at {earlier.machine['started_at']} with commit {', '.join(commits(earlier))}; "
+            f"rows of which both have at least two valid cells. They agree where the interval of the difference lies "
+            f"within {AGREEMENT_PERCENT:g} %, and differ where it leaves zero out."
         )
     section.tables.append(("Samples per second of both", agreement_table(experiment, earlier)))
     return section
-
-
-def reproduction(experiment: Experiment) -> str:
-    """The command, and how much of what it runs is in this report."""
-    command = f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}"
-    if experiment.name not in shipped_grids():
-        return command
-    asked = list(load_grid(experiment.name).cells(repeat=int(experiment.cells["repetition"].max())))
-    done = list(experiment.cells["cell"])
-    if not (missing := sum(cell not in done for cell in asked)):
-        return command
-    return f"{command}. It runs {len(asked)} cells now; {missing} of them were not measured for this report."
-
-
-def machine_drift(experiment: Experiment) -> str | None:
-    """How much the machine's own speed varied between cells; None where it cannot be told."""
-    if "machine_gflops" in experiment.valid and experiment.valid["machine_gflops"].notna().any():
-        speeds = experiment.valid["machine_gflops"].dropna().explode()
-        return (
-            "The machine itself was not always equally fast: a matrix product on all cores before and after each cell "
-            f"made {speeds.min():.0f} to {speeds.max():.0f} GFLOP/s (median {speeds.median():.0f})."
-        )
-    cells = experiment.valid[experiment.valid["paced_samples_per_second"].isna()]
-    cells = cells[cells["system"].isin(FAIR) & (cells["compute_seconds"] > 0)]
-    if len(cells) < 2:
-        return None
-    rates = cells["samples_per_step"] / cells["compute_seconds"]
-    return (
-        f"The machine itself was not always equally fast: without any averaging, the peers of the DDP cells computed "
-        f"{rates.min():.1f} to {rates.max():.1f} samples/s (median {rates.median():.1f}, n = {len(cells)})."
-    )
-
-
-def answer(experiment: Experiment) -> str:
-    """One paragraph: at the last value of the axis, who was how fast."""
-    summary = experiment.summary("samples_per_second")
-    if summary.empty:
-        return "No cell was valid: see the reasons below."
-    label = figures.LABELS.get(experiment.axis, experiment.axis)
-    values = summary[experiment.axis]
-    last = values.iloc[-1] if values.dtype == object else values.max()
-    rows = summary[summary[experiment.axis].map(str) == str(last)].sort_values("mean", ascending=False)
-    shown = "; ".join(
-        f"{SYSTEMS[row.system].label} {with_interval(row.mean, row.half_width, row.n)}" for row in rows.itertuples()
-    )
-    sentence = f"At {label} = {last}, in samples per second: {shown}."
-    means = dict(zip(rows["system"], rows["mean"], strict=True))
-    for system in (name for name in means if name.startswith("swarm")):
-        against = [
-            f"{means[system] / means[name]:.2f} times as fast as {SYSTEMS[name].label}"
-            for name in FAIR
-            if name in means
-        ]
-        if against:
-            label = SYSTEMS[system].label
-            sentence += f" {label[0].upper()}{label[1:]} was {' and '.join(against)}."
-    if rows["n"].max() < 3:
-        sentence += " Fewer than three repetitions: a first impression, no result."
-    return sentence if experiment.axes else learned(experiment) + sentence
-
-
-def learned(experiment: Experiment) -> str:
-    """Accuracy of every system where nothing else varies; empty where none was asked for."""
-    if quality_table(experiment) is None:
-        return ""
-    found = experiment.summary("top1").dropna(subset=["mean"]).sort_values("mean", ascending=False)
-    shown = "; ".join(
-        f"{SYSTEMS[row.system].label} {with_interval(100 * row.mean, 100 * row.half_width, row.n)}"
-        for row in found.itertuples()
-    )
-    return f"Validation accuracy at the end, in percent: {shown}. "
 
 
 def model_sections(experiment: Experiment, output: Path) -> list[Section]:
@@ -247,25 +182,31 @@ def model_sections(experiment: Experiment, output: Path) -> list[Section]:
         found = experiment.valid[experiment.valid["system"] == system]
         if found.empty or found["meeting_seconds"].isna().all() or not (prediction := predict(experiment, system)):
             continue
-        label, error = SYSTEMS[system].label, prediction.worst_error
+        label = SYSTEMS[system].label
         section = Section(f"A model of {label}, fitted on {experiment.name}")
         section.text.append(
-            f"Fitted on {prediction.table['fitted'].sum()} settings, tested on the others: the worst error there is "
-            f"{error:.0%}, which is {'within' if prediction.is_trusted else 'beyond'} {TRUST:.0%}. "
+            f"Each of the {len(prediction.table)} settings was predicted by the model as fitted on the others: the "
+            f"worst error is {prediction.worst_error:.0%}, which is {'within' if prediction.is_trusted else 'beyond'} "
+            f"{TRUST:.0%}. The mean of the others, as a prediction, is wrong by up to {prediction.worst_of_mean:.0%}. "
             f"Costs in seconds: {', '.join(f'{name} {value:.2f}' for name, value in vars(prediction.costs).items())}."
         )
         name = f"{experiment.name}-{system}"
         file = figures.predictions(prediction.table, output / f"{name}-model.png")
         section.figures.append(("Predicted against measured", file))
         section.tables.append(("Predicted against measured, samples per second", prediction.table.round(3)))
-        home = home_table(prediction)
-        section.figures.append(("1 to 1,000 volunteers at home", figures.scaling(home, output / f"{name}-home.png")))
-        section.text.append(
-            f"Extrapolation: nothing beyond {int(found['peers'].max())} peers was measured. The figure takes 60 ms "
-            "between homes, 10 Mbit/s up and 40 down, speeds that differ by 30 %, and an hour's stay on average; "
-            "matchmaking is assumed to cost the same at any size, which large groups are likely to exceed. Nobody "
-            "computes less than a micro-batch: from some number of peers on, updates have more samples than asked for."
-        )
+        if prediction.is_trusted:
+            home = home_table(prediction)
+            file = figures.scaling(home, output / f"{name}-home.png")
+            section.figures.append(("1 to 1,000 volunteers at home", file))
+            section.text.append(
+                f"Extrapolation: nothing beyond {int(found['peers'].max())} peers was measured. The figure takes 60 ms "
+                "between homes, 10 Mbit/s up and 40 down, speeds that differ by 30 %, and an hour's stay on average; "
+                "matchmaking is assumed to cost the same at any size, which large groups are likely to exceed. Nobody "
+                "computes less than a micro-batch: from some number of peers on, updates have more samples than asked "
+                "for."
+            )
+        else:
+            section.text.append("It is not good enough to say anything about more peers.")
         sections.append(section)
     return sections
 

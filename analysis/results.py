@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -27,7 +28,17 @@ _SETTINGS = (
     "topology",
     "last_times_slower",
     "paced_samples_per_second",
+    "recipe",
+    "batch_size",
+    "steps",
+    "warm_up_steps",
 )
+_NUMBERS = (
+    *("samples_per_second", "step_seconds", "samples_per_step", "bytes_per_sample"),
+    *("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seconds"),
+    *("top1", "macro_f1", "precision", "recall", "seconds_to_accuracy"),
+)
+"""What a cell that failed does not have."""
 
 
 class Experiment:
@@ -42,17 +53,27 @@ class Experiment:
 
     def __init__(self, records: Records) -> None:
         self.grid, self.machine = records.grid, records.machine
-        self.cells = pd.DataFrame([_row(name, cell, result) for name, (cell, result) in records.cells.items()])
+        changed = sorted({name for cell, _ in records.cells.values() for name in cell.changes})
+        rows = [_row(name, cell, result, changed) for name, (cell, result) in records.cells.items()]
+        self.cells = pd.DataFrame(rows).astype(dict.fromkeys(_NUMBERS, float))
         self.cells["problems"] = [
-            [*row["problems"], *too_few_bytes(row["cell"], row.get("all_rounds"))] for _, row in self.cells.iterrows()
+            [*row["problems"], *too_few_bytes(row["cell"], row["all_rounds"])] for _, row in self.cells.iterrows()
         ]
-        changes = sorted({name for cell in self.cells["cell"] for name in cell.changes} - {"seed"})
-        self.axes = [name for name in (*_SETTINGS, *changes, "kill_at_step") if self._varies(name)]
+        names = [*_SETTINGS, *(name for name in changed if name != "seed"), "kill_at_step"]
+        self.axes = [name for name in names if self.cells[name].map(str).nunique() > 1]
+        for name in self.axes:
+            if self.cells[name].isna().any():  # a limit that is left out, a peer that is not killed
+                self.cells[name] = [_label(value) for value in self.cells[name]]
 
     @property
     def name(self) -> str:
         """Of the experiment."""
         return self.grid["name"]
+
+    @property
+    def asked(self) -> str:
+        """Name of the experiment that this is a part of, or is."""
+        return self.grid.get("experiment", self.name)
 
     @property
     def axis(self) -> str:
@@ -69,23 +90,45 @@ class Experiment:
         """In the order of the table of systems."""
         return [name for name in SYSTEMS if name in set(self.cells["system"])]
 
-    def _varies(self, name: str) -> bool:
-        return name in self.cells and self.cells[name].map(str).nunique() > 1
-
     def summary(self, column: str) -> pd.DataFrame:
         """Mean, half width of the 95 % interval and n of a number, per system and value of the axis."""
         groups = self.valid.groupby(["system", self.axis], sort=True, dropna=False)[column]
         return pd.DataFrame([(*key, *interval(values)) for key, values in groups], columns=_summary_columns(self.axis))
 
 
+def experiments_in(records: Records) -> list[Experiment]:
+    """One for each setting of what varies beside the first axis: another setting is no repetition."""
+    whole = Experiment(records)
+    if len(whole.axes) < 2:
+        return [whole]
+    name, question = whole.name, records.grid["question"] or whole.name
+    found = []
+    for values, rows in whole.cells.groupby(whole.axes[1:], sort=True):
+        said = ", ".join(f"{axis} {_label(value)}" for axis, value in zip(whole.axes[1:], values, strict=True))
+        own = {"name": f"{name} {said}".replace(", ", " ").replace(" ", "-"), "question": f"{question} ({said})"}
+        cells = {cell: records.cells[cell] for cell in rows["name"]}
+        found.append(Experiment(replace(records, grid=records.grid | own | {"experiment": name}, cells=cells)))
+    return found
+
+
 def _summary_columns(axis: str) -> list[str]:
     return ["system", axis, "mean", "half_width", "n"]
 
 
-def _row(name: str, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+def _label(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "none" if pd.isna(value) else f"{value:g}"
+
+
+def _row(name: str, cell: Cell, result: dict[str, Any], changed: Sequence[str]) -> dict[str, Any]:
     own = {key: value for key, value in vars(cell).items() if key != "changes"}
+    recipe = cell.full_recipe()
+    fields = {key: getattr(recipe, key) for key in changed}
     # Settings win: a result has a loss as well, that of the validation.
-    return result | own | cell.changes | {"cell": cell, "name": name}
+    missing = dict.fromkeys((*_NUMBERS, "all_rounds"))
+    identity = {"cell": cell, "name": name, "fingerprint": cell.fingerprint}
+    return missing | result | own | fields | identity
 
 
 def too_few_bytes(cell: Cell, rounds: Any) -> list[str]:
@@ -109,7 +152,7 @@ def ratios(experiment: Experiment, system: str, baseline: str) -> pd.Series:
     Both ran in the same repetition, minutes apart, so that slow changes of the machine leave the ratio alone.
     """
     run = [name for name in ("repetition", "seed") if name in experiment.valid]
-    rates = experiment.valid.set_index([experiment.axis, *run, "system"])["samples_per_second"]
+    rates = experiment.valid.groupby([experiment.axis, *run, "system"])["samples_per_second"].mean()
     pairs = rates.unstack("system")
     if system not in pairs or baseline not in pairs:
         return pd.Series(dtype=object)

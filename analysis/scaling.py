@@ -1,4 +1,4 @@
-"""Fits the round model on half of an experiment's settings, predicts the others, and draws more peers."""
+"""Fits the round model on an experiment's settings, tests it on each that was left out, and draws more peers."""
 
 from __future__ import annotations
 
@@ -22,49 +22,58 @@ class Prediction:
 
     system: str
     costs: RoundCosts
+    """Fitted on all settings."""
     table: pd.DataFrame
-    """`value` of the axis, `measured`, `predicted`, `error` (a share), `fitted`."""
+    """`value` of the axis, `measured`, `predicted`, `error` (a share), `error of the mean` of the other settings."""
     like: Swarm
     """The swarm of the first setting."""
 
     @property
     def worst_error(self) -> float:
-        """Largest error on settings that were not fitted; NaN where all were."""
-        return float(self.table[~self.table["fitted"]]["error"].abs().max())
+        """Largest error of a setting that was not fitted."""
+        return float(self.table["error"].abs().max())
+
+    @property
+    def worst_of_mean(self) -> float:
+        """The same for who takes the mean of the others: a model has to be better."""
+        return float(self.table["error of the mean"].abs().max())
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it is known to be good enough."""
+        """Whether it is good enough to extrapolate from."""
         return self.worst_error <= TRUST
 
 
 def predict(experiment: Experiment, system: str) -> Prediction | None:
-    """Every second setting, the first and the last included, is fitted; None with less than three settings."""
+    """Predicts each setting by the model as fitted on the others; None with less than three settings."""
     if SYSTEMS[system].payload_bytes is None:
         return None
-    cells = experiment.valid[experiment.valid["system"] == system]
-    settings = [
-        (value, measured_setting(experiment, group))
-        for value, group in cells.groupby(experiment.axis, sort=True)
-        if group.iloc[0]["peers"] > 1
-    ]
+    cells = experiment.valid[(experiment.valid["system"] == system) & (experiment.valid["peers"] > 1)]
+    settings = list(cells.groupby(experiment.axis, sort=True))
     if len(settings) < 3:
         return None
-    chosen = {0, len(settings) - 1} | set(range(0, len(settings) - 1, 2))
-    costs = fit([measured for number, (_, measured) in enumerate(settings) if number in chosen])
     rows = []
-    for number, (value, measured) in enumerate(settings):
-        predicted = simulate(measured.swarm, costs)
-        error = predicted / measured.samples_per_second - 1
-        numbers = {"measured": measured.samples_per_second, "predicted": predicted, "error": error}
-        rows.append({"value": value, **numbers, "fitted": number in chosen})
-    return Prediction(system, costs, pd.DataFrame(rows), settings[0][1].swarm)
+    for value, held_out in settings:
+        known = experiment.valid.drop(held_out.index)
+        others = [measured_setting(known, group) for other, group in settings if other != value]
+        costs, asked = fit(others), measured_setting(known, held_out)
+        predicted, measured = simulate(asked.swarm, costs), asked.samples_per_second
+        mean = sum(other.samples_per_second for other in others) / len(others)
+        numbers = {"measured": measured, "predicted": predicted, "error": predicted / measured - 1}
+        rows.append({"value": value, **numbers, "error of the mean": mean / measured - 1})
+    everything = [measured_setting(experiment.valid, group) for _, group in settings]
+    return Prediction(system, fit(everything), pd.DataFrame(rows), everything[0].swarm)
 
 
-def measured_setting(experiment: Experiment, cells: pd.DataFrame) -> Measured:
-    """Means over the repetitions of one setting."""
+def measured_setting(known: pd.DataFrame, cells: pd.DataFrame) -> Measured:
+    """Means over the repetitions of one setting.
+
+    Args:
+        known: cells that tell how fast the peers compute.
+        cells: of the setting.
+    """
     cell, system = cells.iloc[0]["cell"], SYSTEMS[cells.iloc[0]["system"]]
-    everyone = seconds_per_sample(experiment.valid, cell)
+    everyone = seconds_per_sample(known, cell)
     means = cells[["meeting_seconds", "exchange_seconds", "step_seconds", "samples_per_step"]].astype(float).mean()
     means = means.fillna(0.0)
     swarm = Swarm(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
+from analysis.faults import Faults
 from analysis.soak_result import Event, calm_runs, common_checkpoint, summarise, summarise_stock, table
 from analysis.volunteers import RUN_ID, StockVolunteer, Volunteer
 from analysis.wan import sandbox
@@ -68,7 +68,7 @@ class SoakOptions:
             raise InputError("--minutes has to be more than 0 and at most 1440, --every-seconds at least 5.")
 
 
-class Soak:
+class Soak(Faults):
     """The swarm, and what happens to it.
 
     Args:
@@ -88,88 +88,10 @@ class Soak:
         rate = self.options.paced_samples_per_second
         return [Volunteer(host, self.lab, self.folder, rate) for host in self.lab.hosts]
 
-    # ---- faults: each is a generator that breaks something, waits in `yield`, and mends it ---------------------------
-
-    def killed(self) -> Iterator[float]:
-        """kill -9 of one peer, which starts again as systemd would start it."""
-        yield from self._kill([self._victim()])
-
-    def first_peer_killed(self) -> Iterator[float]:
-        """kill -9 of the one that leads."""
-        yield from self._kill([min(self.volunteers, key=lambda peer: peer.started)])
-
-    def all_but_one_killed(self) -> Iterator[float]:
-        """The last one trains on."""
-        yield from self._kill(self.random.sample(self.volunteers, len(self.volunteers) - 1))
-
-    def all_killed(self) -> Iterator[float]:
-        """A power cut everywhere: the swarm goes on from its checkpoints."""
-        yield from self._kill(self.volunteers)
-
-    def _kill(self, victims: list[Volunteer]) -> Iterator[float]:
-        self.events[-1].victims = [peer.name for peer in victims]
-        for peer in victims:
-            peer.kill()
-        yield 3.0
-        for peer in victims:
-            self._revive(peer)
-
-    def _revive(self, peer: Volunteer) -> None:
-        peer.start(self._address())
-
-    def part_killed(self) -> Iterator[float]:
-        """One of its processes dies alone; the peer has to notice."""
-        peer = self._victim()
-        part = self.random.choice(("p2pd", "the DHT process", "the averaging process"))
-        self.events[-1].fault = f"{part} killed"
-        peer.kill_part(part)
-        yield 0.0
-
-    def frozen(self) -> Iterator[float]:
-        """SIGSTOP, as on a laptop that is closed."""
-        peer = self._victim()
-        peer.send(signal.SIGSTOP)
-        yield 15.0
-        peer.send(signal.SIGCONT)
-
-    def link_down(self) -> Iterator[float]:
-        """Nothing gets through, and nobody is told."""
-        peer = self._victim()
-        others = [other.host for other in self.volunteers if other != peer]
-        self.lab.divide([peer.host], others)
-        yield 15.0
-        self.lab.reunite([peer.host], others)
-
-    def link_slow(self) -> Iterator[float]:
-        """0.2 Mbit/s in both directions."""
-        peer = self._victim()
-        self.lab.slow_down(peer.host, 0.2)
-        yield 15.0
-        self.lab.speed_up(peer.host)
-
-    def network_divided(self) -> Iterator[float]:
-        """Two halves that do not see each other."""
-        hosts = [peer.host for peer in self.volunteers]
-        self.random.shuffle(hosts)
-        one, other = hosts[: len(hosts) // 2], hosts[len(hosts) // 2 :]
-        self.events[-1].victims = [host.name for host in one]
-        self.lab.divide(one, other)
-        yield 25.0
-        self.lab.reunite(one, other)
-
-    def _victim(self) -> Volunteer:
-        running = [peer for peer in self.volunteers if peer.is_running]
-        peer = self.random.choice(running or self.volunteers)
-        self.events[-1].victims = [peer.name]
-        return peer
-
-    # ---- the night ---------------------------------------------------------------------------------------------------
-
     def run(self) -> dict:
         """Returns the content of `soak.json`."""
         self._start()
-        faults = [self.killed, self.first_peer_killed, self.part_killed, self.part_killed, self.frozen, self.link_down]
-        faults += [self.link_slow, self.network_divided, self.all_but_one_killed, self.all_killed]
+        faults = self.faults()
         ends = time.monotonic() + 60 * self.options.minutes
         order: list[Callable[[], Iterator[float]]] = []
         while time.monotonic() < ends:
@@ -179,11 +101,17 @@ class Soak:
         return self._result()
 
     def _result(self) -> dict:
-        step, hashes = self._calm_down()
+        problems, step, hashes, calm = [], 0, {}, []
+        try:
+            step, hashes = self._calm_down()
+        except InputError as error:
+            problems.append(str(error))
         left = self._stop()
-        self.say(f"All left at step {step} or later; the same number of updates without faults follows.")
-        calm = calm_runs(self.lab, self.folder / "calm", step)
-        return summarise(self.folder / "runs" / RUN_ID, self.events, step, hashes, left, calm, asdict(self.options))
+        if step:
+            self.say(f"All left at step {step} or later; the same number of updates without faults follows.")
+            calm = calm_runs(self.lab, self.folder / "calm", step)
+        runs = self.folder / "runs" / RUN_ID
+        return summarise(runs, self.events, step, hashes, left, calm, problems, asdict(self.options))
 
     def _start(self) -> None:
         self.say(f"Starting {len(self.volunteers)} peers; their logs are in {self.folder / 'logs'}")
@@ -207,11 +135,6 @@ class Soak:
             for peer in self.volunteers:
                 peer.restart_if_ended(self._address())
             time.sleep(0.5)
-
-    def _address(self) -> str | None:
-        """Of anyone who can be asked; who starts without goes by what it remembers."""
-        alive = [peer.address for peer in self.volunteers if peer.is_running and peer.address]
-        return alive[0] if alive else None
 
     def _calm_down(self) -> tuple[int, dict[str, str]]:
         now = time.time()
@@ -266,7 +189,7 @@ class StockSoak(Soak):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if the swarm did not get over it, 2 for input that cannot work."""
+    """Returns the exit status: 0, 1 if the swarm did not get over it, 2 for bad input, 130 after Ctrl-C."""
     options = tyro.cli(SoakOptions, args=arguments, prog="python -m analysis.soak", description=__doc__)
     console = Console() if sys.stdout.isatty() else Console(width=120)
     try:
@@ -275,6 +198,8 @@ def main(arguments: list[str] | None = None) -> int:
         sandbox.enter("analysis.soak", sys.argv[1:] if arguments is None else arguments)
         for name in ("runs", "logs", "calm"):
             shutil.rmtree(options.output_dir / name, ignore_errors=True)
+        file = options.output_dir / ("soak.json" if options.system == "swarm" else "soak-hivemind.json")
+        file.unlink(missing_ok=True)
         began = time.monotonic()
 
         def say(line: str) -> None:
@@ -283,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
         topology = uniform(options.peers, options.rtt_ms, options.bandwidth_mbps)
         with Lab(topology, options.output_dir.resolve()) as lab:
             found = (Soak if options.system == "swarm" else StockSoak)(options, lab, say).run()
-        write_json(options.output_dir / ("soak.json" if options.system == "swarm" else "soak-hivemind.json"), found)
+        write_json(file, found)
         console.print(table(found))
         for problem in found["problems"]:
             console.print(f"Not good: {problem}", style="red")
@@ -291,6 +216,9 @@ def main(arguments: list[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("Interrupted: no result was written, the peers' folders are still there.", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ def summarise(
     hashes: dict[str, str],
     left: list[str],
     calm: list[RunFolder],
+    problems: list[str],
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """The content of `soak.json`.
@@ -128,6 +129,7 @@ def summarise(
         hashes: of their weights.
         left: hosts on which processes were left after everybody had left.
         calm: runs of as many updates without faults.
+        problems: that were found already.
         options: of the soak.
     """
     updates = {folder.name: _updates(RunFolder(folder)) for folder in sorted(runs.iterdir())}
@@ -140,10 +142,10 @@ def summarise(
     _judge(events, updates, moments, usual)
     found = dict(item for folder in runs.iterdir() for item in accuracies(RunFolder(folder), step).items())
     of_calm = [accuracies(folder, step) for folder in calm]
-    validated = max(found.keys() & set.intersection(*map(set, of_calm)), default=None)  # as many updates for all
+    validated = max(set(found).intersection(*of_calm), default=None) if calm else None  # as many updates for all
     accuracy, calm_accuracies = found.get(validated), sorted(one[validated] for one in of_calm if validated in one)
-    problems = not_back(events)
-    if len(set(hashes.values())) != 1:
+    problems = [*problems, *not_back(events)]
+    if len(set(hashes.values())) > 1:
         problems.append(f"different weights at step {step}: {hashes}")
     if left:
         problems.append(f"processes were left on {', '.join(left)}")

@@ -174,27 +174,30 @@ def main() -> None:
     optimizer = collaborative(module, recipe, dht, options)
     began = time.perf_counter()
     roll = Roll(dht, options.name, options.peers)
-    train(module, data, optimizer, options.steps, JsonlLogger(folder.metrics), roll)
-    seconds = time.perf_counter() - began
-    folder.write_summary(
-        recipe,
-        run_id=RUN_ID,
-        outcome="completed",
-        steps=optimizer.local_epoch,
-        samples=0,
-        seconds=seconds,
-        val_accuracy=None,
-        train_loss=None,
-        max_num_peers=options.peers,
-    )
-    optimizer.shutdown()
-    dht.shutdown()
+    try:
+        train(module, data, optimizer, options.steps, JsonlLogger(folder.metrics), roll)
+        folder.write_summary(
+            recipe,
+            run_id=RUN_ID,
+            outcome="completed",
+            steps=optimizer.local_epoch,
+            samples=0,
+            seconds=time.perf_counter() - began,
+            val_accuracy=None,
+            train_loss=None,
+            max_num_peers=options.peers,
+        )
+    finally:
+        optimizer.shutdown()
+        dht.shutdown()
 
 
 if __name__ == "__main__":
     status = 0
     try:
         main()
+    except KeyboardInterrupt:
+        status = 130
     except Exception:
         traceback.print_exc()
         status = 1

@@ -13,6 +13,8 @@ from analysis import figures
 from analysis.results import Experiment, doubling, granularity, interval, ratios, training_samples, verdict
 from analysis.systems import SYSTEMS
 
+AGREEMENT_PERCENT = 10.0
+
 
 def throughput_table(experiment: Experiment) -> pd.DataFrame:
     """A row per value of the axis: mean, interval, n and efficiency (over what the peers compute alone)."""
@@ -80,35 +82,43 @@ def quality_table(experiment: Experiment) -> pd.DataFrame | None:
         recipe = group.iloc[0]["cell"].full_recipe()
         if samples := training_samples(recipe.dataset, recipe.num_classes):
             row["epoch, s"] = number(samples / interval(group["samples_per_second"])[0], 1)
-        if "seconds_to_accuracy" in group and group["seconds_to_accuracy"].notna().any():
-            row["seconds to accuracy"] = number(interval(group["seconds_to_accuracy"])[0], 1)
+        row[f"seconds to {group['target_accuracy'].iloc[0]:.0%}"] = _time_reached(group["seconds_to_accuracy"])
         rows.append(row)
-    return pd.DataFrame(rows).rename(columns={"top1": "accuracy"}).fillna("not reached")
+    return pd.DataFrame(rows).rename(columns={"top1": "accuracy"})
+
+
+def _time_reached(seconds: pd.Series) -> str:
+    """Who never got there has no time, so how many did is said beside the mean."""
+    mean, half_width, n = interval(seconds)
+    if not n:
+        return "not reached"
+    spread = "" if math.isnan(half_width) else f" ± {half_width:.1f}"
+    return f"{mean:.1f}{spread} ({n} of {len(seconds)} reached it)"
 
 
 def agreement_table(experiment: Experiment, earlier: Experiment) -> pd.DataFrame:
-    """The same cells, run twice: samples per second of both, and whether their difference is more than chance.
+    """The same cells, run twice: samples per second of both, and whether they agree.
 
-    The interval is Welch's for the difference of two means. Of twenty rows of equals, one is beyond it by chance.
+    The interval is Welch's for the difference of two means. They agree where it lies within 10 % of the earlier mean,
+    and differ where it leaves zero out; else the repetitions are too few to tell.
     """
     rows = []
-    keys = ["system", experiment.axis]
-    before = dict(list(earlier.valid.groupby(keys)["samples_per_second"]))
-    for key, now in experiment.valid.groupby(keys, sort=True)["samples_per_second"]:
-        if key not in before or min(len(now), len(before[key])) < 2:
+    for (system, value), cells in experiment.valid.groupby(["system", experiment.axis], sort=True):
+        now = cells["samples_per_second"]
+        before = earlier.valid[earlier.valid["fingerprint"].isin(cells["fingerprint"])]["samples_per_second"]
+        if min(len(now), len(before)) < 2:
             continue
-        found = stats.ttest_ind(now, before[key], equal_var=False)
-        low, high = found.confidence_interval(0.95)
-        percent = 100 / before[key].mean()
+        found = stats.ttest_ind(now, before, equal_var=False).confidence_interval(0.95)
+        low, high = (100 * bound / before.mean() for bound in found)
         rows.append(
             {
-                "system": SYSTEMS[key[0]].label,
-                experiment.axis: key[1],
-                "earlier": with_interval(*interval(before[key])),
+                "system": SYSTEMS[system].label,
+                experiment.axis: value,
+                "earlier": with_interval(*interval(before)),
                 "now": with_interval(*interval(now)),
-                "difference": f"{percent * (now.mean() - before[key].mean()):+.1f} %",
-                "95 % interval": f"{percent * low:+.1f} to {percent * high:+.1f} %",
-                "agree": "yes" if low <= 0 <= high else "no",
+                "difference": f"{100 * (now.mean() / before.mean() - 1):+.1f} %",
+                "95 % interval": f"{low:+.1f} to {high:+.1f} %",
+                "agree": "yes" if max(-low, high) <= AGREEMENT_PERCENT else "undecided" if low <= 0 <= high else "no",
             }
         )
     return pd.DataFrame(rows)

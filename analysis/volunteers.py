@@ -163,7 +163,7 @@ class StockVolunteer(Volunteer):
     It keeps no checkpoints and forgets who was there, so it is always given the address of somebody who is.
 
     Args:
-        num_peers: how many there will be; all wait for each other before they begin.
+        num_peers: how many there will be; all wait for each other before they begin, but not when they come back.
     """
 
     def __init__(self, *arguments, num_peers: int) -> None:
@@ -173,7 +173,8 @@ class StockVolunteer(Volunteer):
 
     def command(self, address: str | None) -> list[str]:
         command = [sys.executable, "-m", "analysis.stock_hivemind", "--name", self.name, "--output-dir", str(self.runs)]
-        command += ["--listen", self._listens, "--peers", str(self._num_peers), "--steps", "100000"]
+        num_peers = 1 if self.folder.metrics.exists() else self._num_peers
+        command += ["--listen", self._listens, "--peers", str(num_peers), "--steps", "100000"]
         command += ["--batch-size", "16", "--recipe", "digits", "--initial-peers", *([address] if address else [])]
         return command
 

@@ -167,15 +167,14 @@ else:
 
 
 @needs_namespaces
-@pytest.mark.parametrize("loss", ["0", "0.01"])
-def test_transfers_arrive_whole_at_the_rate_of_the_link(loss):
-    link = ["--hosts", "2", "--rtt-ms", "4", "--bandwidth-mbps", "20", "--loss", loss]
+@pytest.mark.parametrize(("rtt_ms", "loss", "low", "high"), [("4", "0", 16, 20), ("40", "0.01", 0.1, 14)])
+def test_transfers_arrive_whole_at_the_rate_of_the_link(rtt_ms, loss, low, high):
+    """On an idle machine 19 Mbit/s; where packets are lost far away TCP slows down, to 4 or so."""
+    link = ["--hosts", "2", "--rtt-ms", rtt_ms, "--bandwidth-mbps", "20", "--loss", loss]
     done = wan("run", *link, "--", sys.executable, "-c", TRANSFER, "{number}")
     assert done.returncode == 0, done.stdout
     rate = float(done.stdout.split("|")[1])
-    assert rate < 20
-    if loss == "0":
-        assert rate > 16, "on an idle machine 19"
+    assert low < rate < high
 
 
 @needs_namespaces

@@ -1,13 +1,16 @@
 """Faults on an emulated internet, and what a soak makes of what it saw."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from analysis import soak
 from analysis.endurance import soak_section
 from analysis.soak_result import Event, summarise, summarise_stock, table
+from analysis.volunteers import StockVolunteer
 from analysis.wan import sandbox
+from analysis.wan.topology import uniform
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from tests.cli import Program, reaping
@@ -31,7 +34,7 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     calm.metrics.write_text('{"step": 20, "val/top1": 0.9}\n{"step": 99, "val/top1": 1.0}\n')
     event, next_one = Event("killed", ["h2"], began=10.5, mended=13.5), Event("frozen", ["h1"], began=13.8, mended=15.0)
     runs = tmp_path / "soak"
-    found = summarise(runs, [event, next_one], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], options={"seed": 0})
+    found = summarise(runs, [event, next_one], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], options={"seed": 0})
     assert [event["stall_seconds"] for event in found["events"]] == [3, 0], "the later one met a swarm that stood still"
     assert found["events"][0]["back_seconds"] == pytest.approx(6.5)
     assert (found["updates"], found["usual_seconds"], found["problems"]) == (27, 1, [])
@@ -40,9 +43,11 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
 
     calm.metrics.write_text('{"step": 20, "val/top1": 0.95}\n')
     event = Event("killed", ["h3"], began=10.5, mended=13.5)
-    found = summarise(runs, [event], 27, {"h1": "a", "h2": "b"}, ["h1"], [calm], options={})
+    found = summarise(runs, [event], 27, {"h1": "a", "h2": "b"}, ["h1"], [calm], [], options={})
     assert len(found["problems"]) == 4, "not back, other weights, processes left, less accurate"
-    assert table(summarise(runs, [event], 9, {}, [], [calm], options={})).row_count == 1, "nothing was validated"
+    assert table(summarise(runs, [event], 9, {}, [], [calm], [], options={})).row_count == 1, "nothing was validated"
+    lost = summarise(runs, [event], 0, {}, [], [], ["they never trained again"], options={})
+    assert lost["problems"][0] == "they never trained again"
 
     (tmp_path / "soak.json").write_text(json.dumps(found | {"options": vars(soak.SoakOptions()) | {"output_dir": ""}}))
     (tmp_path / "report").mkdir()
@@ -61,6 +66,18 @@ def test_bad_options_are_refused(capsys):
     for arguments in (["--minutes", "0"], ["--peers", "2"], ["--every-seconds", "1"]):
         assert soak.main(arguments) == 2
         assert capsys.readouterr().err.startswith("error: --")
+
+
+def test_a_volunteer_of_hivemind_waits_for_the_others_only_once(tmp_path):
+    """Who comes back must not wait for those who have been training all the time."""
+    lab = SimpleNamespace(hosts=uniform(3, 100, 100).hosts)
+    volunteer = StockVolunteer(lab.hosts[0], lab, tmp_path, 60.0, num_peers=3)
+    words = volunteer.command(None)
+    assert words[words.index("--peers") + 1] == "3"
+    volunteer.folder.metrics.parent.mkdir(parents=True)
+    volunteer.folder.metrics.write_text("")
+    words = volunteer.command("/ip4/10.77.0.2/tcp/1")
+    assert words[words.index("--peers") + 1] == "1"
 
 
 def test_a_swarm_gets_over_some_faults(tmp_path):

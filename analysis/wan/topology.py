@@ -155,6 +155,8 @@ def load(name: str) -> Topology:
         raise InputError(f"{file} is no TOML ({error}): see {SHIPPED / 'home.toml'}.") from None
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{file} is not understood ({error}): see {SHIPPED / 'home.toml'}.") from None
 
 
 def _parse(data: dict[str, Any], name: str) -> Topology:

@@ -1,0 +1,98 @@
+"""What a report says of an experiment in sentences."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis import figures
+from analysis.cells import load_grid, shipped_grids
+from analysis.results import Experiment, interval, ratios
+from analysis.systems import SYSTEMS
+from analysis.tables import quality_table, with_interval
+
+FAIR = ("ddp", "ddp-fp16")
+"""What a swarm is compared with: the same global batch, averaged once per update."""
+
+
+def reproduction(experiment: Experiment) -> str:
+    """The command, and how much of what it runs is in this report."""
+    command = f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}"
+    if experiment.asked not in shipped_grids():
+        return command
+    asked = list(load_grid(experiment.asked).cells(repeat=int(experiment.cells["repetition"].max())))
+    done = list(experiment.cells["cell"])
+    if not (missing := sum(cell not in done for cell in asked)):
+        return command
+    return f"{command}. It runs {len(asked)} cells now; {missing} of them were not measured for this report."
+
+
+def machine_drift(experiment: Experiment) -> str | None:
+    """How much the machine's own speed varied between cells; None where it cannot be told."""
+    if "machine_gflops" in experiment.valid and experiment.valid["machine_gflops"].notna().any():
+        speeds = experiment.valid["machine_gflops"].dropna().explode()
+        return (
+            "The machine itself was not always equally fast: a matrix product on all cores before and after each cell "
+            f"made {speeds.min():.0f} to {speeds.max():.0f} GFLOP/s (median {speeds.median():.0f})."
+        )
+    cells = experiment.valid[experiment.valid["paced_samples_per_second"].isna()]
+    cells = cells[cells["system"].isin(FAIR) & (cells["compute_seconds"] > 0)]
+    if len(cells) < 2:
+        return None
+    rates = cells["samples_per_step"] / cells["compute_seconds"]
+    return (
+        f"The machine itself was not always equally fast: without any averaging, the peers of the DDP cells computed "
+        f"{rates.min():.1f} to {rates.max():.1f} samples/s (median {rates.median():.1f}, n = {len(cells)})."
+    )
+
+
+def answer(experiment: Experiment) -> str:
+    """One paragraph: at the first and the last value of the axis, who was how fast."""
+    summary = experiment.summary("samples_per_second").dropna(subset=["mean"])
+    if summary.empty:
+        return "No cell was valid: see the reasons below."
+    values = summary[experiment.axis].drop_duplicates().sort_values()
+    label = figures.LABELS.get(experiment.axis, experiment.axis)
+    sentences = []
+    for value in dict.fromkeys((values.iloc[0], values.iloc[-1])):
+        begin = f"At {label} = {value}, in" if experiment.axes else "In"
+        sentences.append(f"{begin} samples per second: {_rates(summary[summary[experiment.axis] == value])}.")
+        sentences += _comparisons(experiment, value)
+    if summary["n"].max() < 3:
+        sentences.append("Fewer than three repetitions: a first impression, no result.")
+    return ("" if experiment.axes else learned(experiment)) + " ".join(sentences)
+
+
+def _rates(rows: pd.DataFrame) -> str:
+    rows = rows.sort_values("mean", ascending=False)
+    return "; ".join(
+        f"{SYSTEMS[row.system].label} {with_interval(row.mean, row.half_width, row.n)}" for row in rows.itertuples()
+    )
+
+
+def _comparisons(experiment: Experiment, value: object) -> list[str]:
+    """Of every swarm with fair baselines, with intervals; where one includes 1, nobody was shown to be faster."""
+    found = []
+    for system in (name for name in experiment.systems if name.startswith("swarm")):
+        against = []
+        for baseline in FAIR:
+            mean, half_width, n = interval(ratios(experiment, system, baseline).get(value, []))
+            if n:
+                unclear = " – no difference shown" if n > 1 and abs(mean - 1) <= half_width else ""
+                ratio = with_interval(mean, half_width, n, digits=2)
+                against.append(f"{ratio} times as fast as {SYSTEMS[baseline].label}{unclear}")
+        if against:
+            label = SYSTEMS[system].label
+            found.append(f"{label[0].upper()}{label[1:]} was {', and '.join(against)}.")
+    return found
+
+
+def learned(experiment: Experiment) -> str:
+    """Accuracy of every system where nothing else varies; empty where none was asked for."""
+    if quality_table(experiment) is None:
+        return ""
+    found = experiment.summary("top1").dropna(subset=["mean"]).sort_values("mean", ascending=False)
+    shown = "; ".join(
+        f"{SYSTEMS[row.system].label} {with_interval(100 * row.mean, 100 * row.half_width, row.n)}"
+        for row in found.itertuples()
+    )
+    return f"Validation accuracy at the end, in percent: {shown}. "

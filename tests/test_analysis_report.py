@@ -1,0 +1,195 @@
+"""Reports: what is said about cells, valid and failed, against values worked out by hand."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measured_cells import CELL, write_run
+
+from analysis import __main__ as analysis
+from analysis.archive import read
+from analysis.campaign import Campaign
+from analysis.cells import load_grid
+from analysis.figures import part_rows
+from analysis.measure import measure, rounds_of
+from analysis.report import write_report
+from analysis.results import Experiment, experiments_in, ratios
+from analysis.scaling import predict
+from analysis.tables import agreement_table, quality_table
+from analysis.words import answer
+from recipe.errors import InputError
+from recipe.run_folder import write_json
+
+
+@pytest.fixture
+def experiment(tmp_path) -> Path:
+    folder = tmp_path / "delay"
+    for repetition in (1, 2, 3):
+        for rtt, seconds in ((0, 1.9), (50, 2.15), (100, 2.4)):
+            cell = replace(CELL, rtt_ms=rtt, repetition=repetition)
+            write_run(folder / cell.name, cell, seconds + 0.01 * repetition)
+    write_run(folder / "broken", replace(CELL, rtt_ms=100, repetition=4), 0.9 + 1, received=0.5)
+    write_json(
+        folder / "grid.json", {"name": "delay", "question": "What does delay cost?", "command": ["run", "delay"]}
+    )
+    return folder
+
+
+def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment, tmp_path):
+    page = write_report([experiment], tmp_path / "report")
+    html, text = page.read_text(), (tmp_path / "report" / "report.md").read_text()
+    assert "PACED" in text
+    asked = len(list(load_grid("delay").cells(repeat=4)))
+    assert f"Get it again: python -m analysis run delay. It runs {asked} cells now; {asked} of them were not" in text
+    assert "Left out: 1 of 10 cells" in text
+    assert "211.6 ± 2.2 (n = 3)" in text, "512 samples in 2.42 s"
+    assert html.count("data:image/png;base64,") == 4
+    assert not re.search(r'(src|href)="http', html), "nothing is fetched"
+    parts = part_rows(Experiment(read(experiment)))
+    assert parts["compute"].tolist() == [1.5, 1.5, 1.5]
+    again = write_report([tmp_path / "report" / "delay.jsonl"], tmp_path / "again")
+    assert again.read_text() == html, "a report is made again from what it kept"
+
+
+def test_what_is_said_comes_with_intervals(tmp_path):
+    """At 0 ms nobody is faster for sure, at 100 ms the swarm is."""
+    for repetition, noise in ((1, 0.9), (2, 1.0), (3, 1.12)):
+        for rtt, swarm, ddp in ((0, 2.0, 2.0 * noise), (100, 2.0, 2.5 + 0.1 * noise)):
+            for system, seconds in (("swarm", swarm), ("ddp", ddp)):
+                cell = replace(CELL, system=system, rtt_ms=rtt, repetition=repetition)
+                write_run(tmp_path / "said" / cell.name, cell, seconds)
+    near, far = answer(Experiment(read(tmp_path / "said"))).split("At round-trip time, ms = 100")
+    assert "no difference shown" in near
+    assert "no difference shown" not in far
+    assert "1.30 ± 0.01 (n = 3) times as fast as DDP" in far
+
+
+def test_cells_that_failed_are_left_out_and_named(tmp_path):
+    folder, output = tmp_path / "failed", tmp_path / "report"
+    cells = [replace(CELL, repetition=number) for number in (1, 2, 3)]
+    write_run(folder / cells[0].name, cells[0])
+    for cell in cells[1:]:
+        (folder / cell.name).mkdir()
+        (folder / cell.name / "cell.json").write_text(cell.to_json())
+    write_json(folder / cells[1].name / "result.json", {"problems": ["not done after 900 s"], "backend": "router"})
+    write_report([folder], output)
+    text = (output / "report.md").read_text()
+    assert "Left out: 2 of 3 cells" in text
+    assert "not done after 900 s" in text
+    assert "it ended without a result" in text, "it was killed"
+    write_json(folder / cells[0].name / "result.json", {"problems": ["not done after 900 s"], "backend": "router"})
+    write_report([folder], output)
+    assert "No cell was valid" in (output / "report.md").read_text()
+
+
+def test_a_cell_of_another_version_is_refused_in_one_sentence(tmp_path, capsys):
+    for text, reason in (('{"system": "swarm", "speed": 1}', "is no cell"), ('{"system": "old"}', "is no cell")):
+        folder = tmp_path / "old" / "cell"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cell.json").write_text(text)
+        assert analysis.main(["report", str(tmp_path / "old"), "-o", str(tmp_path / "out")]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_another_setting_is_no_repetition(tmp_path):
+    for rtt in (0, 100):
+        for samples in (256, 512):
+            cell = replace(CELL, rtt_ms=rtt, changes={"target_batch_size": samples})
+            write_run(tmp_path / "two" / cell.name, cell)
+    parts = experiments_in(read(tmp_path / "two"))
+    assert [part.name for part in parts] == ["two-target_batch_size-256", "two-target_batch_size-512"]
+    assert [part.axes for part in parts] == [["rtt_ms"], ["rtt_ms"]]
+    assert {part.asked for part in parts} == {"two"}
+    write_report([tmp_path / "two"], tmp_path / "report")
+    assert (tmp_path / "report" / "two.jsonl").exists()
+
+
+def test_no_limit_is_a_value_like_others(tmp_path):
+    for rate in (10.0, None):
+        cell = replace(CELL, bandwidth_mbps=rate)
+        write_run(tmp_path / "unlimited" / cell.name, cell)
+    assert Experiment(read(tmp_path / "unlimited")).summary("samples_per_second")["n"].tolist() == [1, 1]
+    write_report([tmp_path / "unlimited"], tmp_path / "report")
+
+
+def test_a_model_is_tested_on_every_setting_that_it_has_not_seen(experiment):
+    found = predict(Experiment(read(experiment)), "swarm")
+    assert len(found.table) == 3
+    assert found.is_trusted, "these rounds are a straight line over the round-trip time"
+    assert found.worst_of_mean > 0.08
+
+
+def test_ratios_are_taken_within_a_repetition(tmp_path):
+    for repetition, slower in ((1, 1.0), (2, 1.5), (3, 2.0)):  # the machine is slower each time
+        for system, seconds in (("swarm", 2.0), ("swarm-overlap", 1.6)):
+            cell = replace(CELL, system=system, rtt_ms=50 * (repetition % 2), repetition=repetition)
+            write_run(tmp_path / "drift" / cell.name, cell, seconds * slower)
+    found = ratios(Experiment(read(tmp_path / "drift")), "swarm-overlap", "swarm")
+    assert [len(values) for values in found] == [1, 2]
+    assert [value for values in found for value in values] == pytest.approx([1.25] * 3)
+
+
+def test_the_same_experiment_twice(tmp_path):
+    for run, seconds in (("earlier", 2.0), ("now", 2.02)):
+        for repetition in (1, 2, 3):
+            for rtt, slower in ((0, 1.0), (100, 1.5 if run == "now" else 1.0)):
+                cell = replace(CELL, rtt_ms=rtt, repetition=repetition)
+                write_run(tmp_path / run / "delay" / cell.name, cell, (seconds + 0.02 * repetition) * slower)
+    both = [Experiment(read(tmp_path / run / "delay")) for run in ("now", "earlier")]
+    assert both[0].axes == ["rtt_ms"]
+    assert agreement_table(*both)["agree"].tolist() == ["yes", "no"]
+    page = write_report([tmp_path / "now" / "delay"], tmp_path / "report", [tmp_path / "earlier" / "delay"])
+    assert "delay, run twice" in page.read_text()
+
+
+def test_communication_beside_computing_is_not_counted_twice(tmp_path):
+    for rtt in (0, 100):
+        cell = replace(CELL, system="swarm-overlap", rtt_ms=rtt)
+        write_run(tmp_path / "hidden" / cell.name, cell, seconds=2.0, waiting=0.1)
+    (part, _) = part_rows(Experiment(read(tmp_path / "hidden"))).to_dict("records")
+    assert (part["compute"], part["meeting"], part["exchange"]) == pytest.approx((1.9, 0, 0))
+    assert part["hidden"] == pytest.approx(0.1 + 0.3 - 0.1), "matchmaking and transfer, but for the wait"
+    assert part["other"] == pytest.approx(0.1)
+
+
+def test_quality_is_shown_where_compute_was_true(tmp_path):
+    for rate in (1e-3, 3e-3):
+        cell = replace(CELL, paced_samples_per_second=None, target_accuracy=0.5, changes={"learning_rate": rate})
+        folder = tmp_path / "rates" / cell.name
+        write_run(folder, cell)
+        metrics = folder / "runs/run/h1/metrics.jsonl"
+        validation = {f"val/{name}": 0.9 for name in ("top1", "macro_f1", "precision", "recall")}
+        validation["val/loss"] = rate
+        with metrics.open("a") as file:
+            file.write(json.dumps({"time": 1021, "step": 10, **validation}) + "\n")
+        write_json(folder / "result.json", measure(folder, cell, rounds_of(folder, cell)))
+    experiment = Experiment(read(tmp_path / "rates"))
+    assert experiment.axes == ["learning_rate"], "the validation's loss is no setting, a packet's is"
+    table = quality_table(experiment)
+    assert table["learning_rate"].tolist() == [1e-3, 3e-3]
+    assert table["accuracy"].tolist() == table["macro_f1"].tolist() == ["0.9000", "0.9000"]
+    assert table["seconds to 50%"].tolist() == ["20.0 (1 of 1 reached it)"] * 2
+    assert float(table["epoch, s"][0]) == pytest.approx(1797 * 0.7 / 256, rel=0.3), (
+        "most of 1,797 digits are for training"
+    )
+
+
+def test_folders_without_results_are_refused_in_one_sentence(tmp_path, capsys):
+    assert analysis.main(["report", str(tmp_path), "-o", str(tmp_path / "out")]) == 2
+    assert "holds no finished cells" in capsys.readouterr().err
+    assert analysis.main(["run", "everything"]) == 2
+    assert "There is no experiment everything: give averaging" in capsys.readouterr().err
+
+
+def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["analysis", "run", "delay", "--output-dir", str(tmp_path), "--repeat", "2"])
+    grid = load_grid("delay")
+    first = Campaign(grid, list(grid.cells())[:1], tmp_path)
+    with pytest.raises(InputError, match="in use by another run"):
+        Campaign(grid, list(grid.cells())[:1], tmp_path)
+    assert first.cells
+    command = json.loads((tmp_path / "grid.json").read_text())["command"]
+    assert command == ["run", "delay", "--repeat", "2"], "a report is read on other machines"
