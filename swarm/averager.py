@@ -18,6 +18,7 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
 
+from recipe.errors import InputError
 from swarm import faults
 from swarm.codecs import Codec, ErrorFeedback
 from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
@@ -38,6 +39,8 @@ from swarm.rounds import (
 from swarm.transfer import STREAM_SECONDS, StateTransfer
 
 logger = get_logger(__name__)
+
+DEAD_SECONDS = 10.0  # whoever can start the averager process again has done so by then
 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 
@@ -70,6 +73,7 @@ class SwarmAverager(StateTransfer):
         self._get_state, self._min_samples, self._codec = get_state, min_samples, codec.make()
         self._feedback = ErrorFeedback(self._codec, vector.numel())
         self._low_rank = codec.low_rank(shapes, vector.numel())
+        self._dead_since: float | None = None
         self._waiting_step = mp.Value("q", -1)
         self._company_until = mp.Value("d", 0.0)
         super().__init__(
@@ -123,6 +127,15 @@ class SwarmAverager(StateTransfer):
         """Tell those who knock which step this peer works on."""
         self._outer_pipe.send(("_set_step", [step], {}))
 
+    def check_alive(self) -> None:
+        """:raises InputError: the averager process has been dead for some time, and nobody has started it again"""
+        if self.is_alive():
+            self._dead_since = None
+            return
+        self._dead_since = self._dead_since or time.monotonic()
+        if time.monotonic() - self._dead_since > DEAD_SECONDS:
+            raise InputError("The averaging process has died: is there enough memory? Start this peer again.")
+
     def cancel_round(self) -> None:
         """Give up the round that is running, if any."""
         self._outer_pipe.send(("_cancel_round", [], {}))
@@ -153,7 +166,7 @@ class SwarmAverager(StateTransfer):
         """Another peer wants to finish a step with us as its leader."""
         meetings = self._meetings()
         async for reply in meetings.serve(request, context):
-            self._company_until.value = meetings.company_until
+            self._company_until.value = meetings.door.open_until
             yield reply
             if reply.code == averaging_pb2.ACCEPTED and meetings.waits_for(meetings.step):
                 self._waiting_step.value = meetings.step
@@ -209,6 +222,7 @@ class SwarmAverager(StateTransfer):
         faults.at("met", ticket.step)
         met = time.perf_counter()
         if group.samples < self._min_samples:
+            self._waiting_step.value = -1  # those who waited compute on, too
             raise ShortBatch(group)
         if len(group.peer_ids) == 1:
             return RoundReport.of(group, [], met - started, 0.0)
@@ -227,10 +241,9 @@ class SwarmAverager(StateTransfer):
         return report
 
     async def _one_pass(self, group: Group) -> list[ExactAllReduceRunner]:
-        with self._register_allreduce_group(group):
-            runner = self._make_runner(group, self.vector, self._feedback)
-            await in_background(runner.add_left_out)
-            average = await self._average(runner)
+        runner = self._make_runner(group, self.vector, self._feedback)
+        await in_background(runner.add_left_out)
+        average = await self._average(runner, group)
         runner.keep_left_out()
         self.vector.copy_(average)  # not before: a round that fails leaves this peer's own contribution there
         return [runner]
@@ -238,25 +251,29 @@ class SwarmAverager(StateTransfer):
     async def _two_passes(self, group: Group, samples: int) -> list[ExactAllReduceRunner]:
         again = replace(group, group_id=hashlib.sha256(group.group_id).digest()[:LINEAGE_BYTES])
         low_rank = self._low_rank
-        with self._register_allreduce_group(again), self._register_allreduce_group(group):
-            first = self._make_runner(group, await in_background(low_rank.begin, self.vector, samples, group))
-            average = await self._average(first)
-            second = self._make_runner(again, await in_background(low_rank.go_on, average))
-            average = await self._average(second)
+        first = self._make_runner(group, await in_background(low_rank.begin, self.vector, samples, group))
+        average = await self._average(first, group)
+        second = self._make_runner(again, await in_background(low_rank.go_on, average))
+        average = await self._average(second, again)
         self.vector.copy_(await in_background(low_rank.finish, average, samples, group))
         return [first, second]
 
-    async def _average(self, runner: ExactAllReduceRunner) -> torch.Tensor:
-        self._running_groups[runner.group_id].set_result(runner)
-        (average,) = [tensor async for tensor in runner]
+    async def _average(self, runner: ExactAllReduceRunner, group: Group) -> torch.Tensor:
+        with self._register_allreduce_group(group):
+            self._running_groups[group.group_id].set_result(runner)
+            self._pending_groups_registered.clear()  # who is a pass ahead of us waits for the next
+            (average,) = [tensor async for tensor in runner]
         if runner.parts_received != runner.parts_expected:
             reason = f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived"
             raise RoundFailed(reason, frozenset(runner.lost))
+        if not await in_background(lambda: bool(torch.isfinite(average).all())):
+            raise RoundFailed("the average is not finite", frozenset(runner.lost))
         return average
 
     def _handed_over_to(self, peer_id: PeerID) -> None:
-        self._meetings().hold_door(peer_id)
-        self._company_until.value = self._meetings().company_until
+        door = self._meetings().door
+        door.hold(peer_id)
+        self._company_until.value = door.open_until
 
     def _current_step(self) -> int:
         return self._meetings().step

@@ -75,7 +75,7 @@ class Collaboration:
         self.target_batch_size = target_batch_size
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
-        self.version = Version(state, step, self._gradients.weights)
+        self.version = Version(state, step, self._gradients.weights, should_stop)
         self._pace = Pace()
         self._pending: PendingRound | None = None
         self.last_step: StepReport | None = None
@@ -131,10 +131,11 @@ class Collaboration:
         self.tracker.report(samples=0)
         if self.options.overlap:  # the donors are in the middle of a round, which should not wait for this peer
             self.tracker.report(urgent=True, phase=JOINING)
-        if donor is None:
-            self.version.catch_up(self.tracker, self.averager, self.options.join_timeout_seconds, self._should_stop)
-        else:
-            self.version.reload(donor, self.averager, self._should_stop)
+        if donor is not None:
+            self.version.reload(donor, self.averager)
+        elif not self.version.catch_up(self.tracker, self.averager, self.options.join_timeout_seconds) and self.samples:
+            self.tracker.report(samples=self.samples)  # who said to be ahead is gone: what was accumulated still counts
+            return self.resume()
         self._begin_step()
 
     def begin_backward(self, samples: int) -> None:

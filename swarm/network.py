@@ -26,6 +26,9 @@ from swarm.addresses import check_port_free, check_reachable, classify, parse_ow
 from swarm.owners import OwnedRecords, read_key
 from swarm.processes import descendants, die_with_parent, keep_signal_handlers, kill, leave_terminal, use_fork
 from swarm.reachability import offer_call_backs
+from swarm.repairs import repair_hivemind
+
+repair_hivemind()
 
 
 @dataclass(frozen=True)

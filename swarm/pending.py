@@ -53,6 +53,7 @@ class PendingRound:
         blocked_since = time.perf_counter()
         while not self.future.done():
             wait_a_little(self.future)
+            self._averager.check_alive()
             if should_stop():
                 self.settle()
             self.expect(members())

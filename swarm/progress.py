@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 
 from hivemind import DHT
@@ -54,6 +55,8 @@ class ProgressTracker(threading.Thread):
         self._wake, self._closing = threading.Event(), threading.Event()
         self._refreshed = threading.Condition()
         self._refreshes = 0
+        self._telling: Future | None = None
+        self._told = self._own
 
     # ---- what this peer says ----------------------------------------------------------------------------------------
 
@@ -225,22 +228,29 @@ class ProgressTracker(threading.Thread):
     def run(self) -> None:
         while not self._closing.is_set():
             try:
-                self._store(self._own, get_dht_time() + RECORD_SECONDS)
+                if self._telling is None or self._telling.done():
+                    self._told = self._own
+                    self._telling = self._store(self._told)
                 self._read()
             except Exception as error:
                 logger.debug(f"could not exchange progress records: {error!r}")
             with self._refreshed:
                 self._refreshes += 1
                 self._refreshed.notify_all()
-            self._wake.wait(min(max(self.seconds_to_target() / 2, MIN_REFRESH_SECONDS), REPORT_SECONDS))
+            self._wake.wait(min(max(self._pause_seconds(), MIN_REFRESH_SECONDS), REPORT_SECONDS))
             self._wake.clear()
 
-    def _store(self, record: PeerProgress | None, expiration: float) -> None:
+    def _pause_seconds(self) -> float:
+        told, own = self._told, self._own
+        return 0.0 if (told.phase, told.round) != (own.phase, own.round) else self.seconds_to_target() / 2
+
+    def _store(self, record: PeerProgress | None):
+        """Begin to; with somebody silent in the DHT it takes seconds, which must not keep us from listening."""
         value = replace(record, time=get_dht_time()).to_bytes() if record is not None else None
-        future = self._dht.store(
+        expiration = get_dht_time() + RECORD_SECONDS
+        return self._dht.store(
             self._key, subkey=self._dht.owner, value=value, expiration_time=expiration, return_future=True
         )
-        future.result(timeout=RECORD_SECONDS / 3)
 
     def _read(self) -> None:
         found = self._dht.get(self._key, latest=True, return_future=True).result(timeout=RECORD_SECONDS / 3)
@@ -265,6 +275,6 @@ class ProgressTracker(threading.Thread):
         self._wake.set()
         self.join(timeout=2)
         try:
-            self._store(None, get_dht_time() + RECORD_SECONDS)
+            self._store(None).result(timeout=RECORD_SECONDS / 3)
         except Exception as error:
             logger.debug(f"could not say goodbye: {error!r}")

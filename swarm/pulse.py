@@ -26,6 +26,8 @@ SILENCE_SECONDS = 3.0
 """Without an answer; or twice a usual exchange, if that is longer: the answer may have to queue behind its parts."""
 FIRST_SILENCE_SECONDS = 10.0
 """As long as nobody knows what is usual."""
+DOUBT_SECONDS = 1.0
+"""Without an answer, after which it is not worth while to do nothing but wait."""
 MAX_REFUSALS = 2
 
 
@@ -40,6 +42,7 @@ class Pulse(ServicerBase):
         self._p2p, self._namespace = p2p, namespace
         self._answers: asyncio.Task | None = None
         self._signs: dict[PeerID, int] = {}
+        self._doubted: set[PeerID] = set()
         self._usual: deque[float] = deque(maxlen=9)
 
     async def answer(self) -> None:
@@ -55,6 +58,11 @@ class Pulse(ServicerBase):
     def heard(self, peer: PeerID) -> None:
         """It has sent something."""
         self._signs[peer] = self._signs.get(peer, 0) + 1
+        self._doubted.discard(peer)
+
+    def doubts(self, peer: PeerID) -> bool:
+        """Whether it has not answered a call for a while; it may still do so."""
+        return peer in self._doubted
 
     def exchange_took(self, seconds: float) -> None:
         """Learn what is usual."""
@@ -73,6 +81,7 @@ class Pulse(ServicerBase):
         :param can_be_called: otherwise a call that does not get through says nothing about it
         """
         refusals, signs = 0, self._signs.get(peer, 0)
+        self._doubted.discard(peer)
         while refusals < MAX_REFUSALS:
             await asyncio.sleep(LOOK_SECONDS)
             if signs != (signs := self._signs.get(peer, 0)):
@@ -97,10 +106,13 @@ class Pulse(ServicerBase):
             while silent_seconds < self.patience_seconds:
                 if (await asyncio.wait([call], timeout=LOOK_SECONDS))[0]:
                     call.result()
+                    self._doubted.discard(peer)
                     return True
                 if self._signs.get(peer, 0) != signs:
                     return True
                 silent_seconds += LOOK_SECONDS
+                if silent_seconds >= DOUBT_SECONDS:
+                    self._doubted.add(peer)
             return False
         finally:
             call.cancel()

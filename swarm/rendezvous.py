@@ -13,8 +13,7 @@ import asyncio
 import contextlib
 import os
 import random
-import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,16 +22,16 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
-from swarm.pulse import Pulse
+from swarm.door import Door
+from swarm.pulse import LOOK_SECONDS, Pulse
 from swarm.replies import group_reply, parse_group, parse_step, redirect, step_reply
 from swarm.rounds import LINEAGE_BYTES, MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
 
 logger = get_logger(__name__)
 
-HOLD_DOOR_SECONDS = 4.0  # a newcomer has yet to start its trainer and compute a micro-batch
 KNOCK_AGAIN_SECONDS = 1.0  # at the doors of seniors who could not be reached and are expected all the same
 REDIRECT_SECONDS = 0.2  # between two knocks at a peer that was still following somebody else
-REPLY_SECONDS = 3.0  # a peer that is alive answers a knock at once, whatever it is doing
+REPLY_SECONDS = 4.0  # a peer that is alive answers a knock at once, whatever it is doing
 CODE = averaging_pb2
 
 
@@ -64,9 +63,8 @@ class Rendezvous:
         self._step = 0
         self._closed_step, self._closed_with = -1, frozenset[PeerID]()
         self._leader: PeerID | None = None
-        self._catching_up: dict[PeerID, float] = {}
         self._lost: set[PeerID] = set()
-        self.company_until = 0.0  # system-wide monotonic seconds until which somebody may still come
+        self.door = Door()
         self._lock = asyncio.Lock()
 
     def set_step(self, step: int) -> None:
@@ -76,7 +74,7 @@ class Rendezvous:
             if guest.ticket.step < step and not guest.answer.done():
                 guest.answer.set_result(step_reply(step))
                 if peer not in self._lost:
-                    self.hold_door(peer)
+                    self.door.hold(peer)
 
     @property
     def step(self) -> int:
@@ -86,17 +84,8 @@ class Rendezvous:
         """The round of the group that was closed last has failed: whoever was in it can come again."""
         self._closed_step = -1
 
-    def hold_door(self, peer_id: PeerID) -> None:
-        """This peer is taking over our state: the next group waits for it, or in a swarm of short steps it would find
-        every group closed. Once each time, and not longer than a leader's patience."""
-        if len(self._catching_up) < MAX_GROUP_SIZE:
-            self._catching_up[peer_id] = asyncio.get_running_loop().time() + HOLD_DOOR_SECONDS
-            self.company_until = time.monotonic() + HOLD_DOOR_SECONDS
-
     def _awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:
-        now = asyncio.get_running_loop().time()
-        self._catching_up = {p: until for p, until in self._catching_up.items() if until > now and p not in arrived}
-        return (self._expected | self._catching_up.keys()) - self._lost - set(arrived)
+        return (self._expected | self.door.awaited(arrived)) - self._lost - set(arrived)
 
     def waits_for(self, step: int) -> bool:
         """Whether somebody has come to finish this step already."""
@@ -118,6 +107,7 @@ class Rendezvous:
         :raises RoundFailed: no group until the deadline
         """
         async with self._lock:
+            self._lost = set()
             self.set_step(ticket.step)
             self.expect([member.peer_id for member in members])
             order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
@@ -139,7 +129,6 @@ class Rendezvous:
     @contextlib.asynccontextmanager
     async def _watching(self, members: Sequence[Member]) -> AsyncIterator[None]:
         """Within this, who is not there any more is not waited for."""
-        self._lost = set()
         others = [member for member in members if member.peer_id != self._p2p.peer_id]
         watches = [asyncio.ensure_future(self._watch(member)) for member in others]
         try:
@@ -160,20 +149,28 @@ class Rendezvous:
         while True:
             self._arrivals.clear()
             arrived = self._arrived(ticket)
-            remaining = patience_end - loop.time()
-            if remaining <= 0 or not self._awaited(arrived):
+            remaining, awaited = patience_end - loop.time(), self._awaited(arrived)
+            if remaining <= 0 or not awaited or self._is_in_vain(ticket, arrived, awaited):
                 return self._close(ticket, arrived)
             if loop.time() >= knock_at:
-                for senior in self._awaited(arrived).intersection(seniors):
+                for senior in awaited.intersection(seniors):
                     group = await self._follow(senior, ticket, wait_until)
                     if group is not None:
                         return group
                 knock_at = loop.time() + KNOCK_AGAIN_SECONDS
                 continue
             try:
-                await asyncio.wait_for(self._arrivals.wait(), min(remaining, KNOCK_AGAIN_SECONDS))
+                await asyncio.wait_for(self._arrivals.wait(), min(remaining, LOOK_SECONDS))
             except TimeoutError:
                 pass
+
+    def _is_in_vain(self, ticket: Ticket, arrived: Collection[PeerID], awaited: Collection[PeerID]) -> bool:
+        """Whether those who are missing say nothing, and those who are here have too few samples without them.
+
+        It is better to compute on than to wait then; who has only been slow is in time for the next group.
+        """
+        samples = ticket.samples + sum(self._lobby[peer].ticket.samples for peer in arrived)
+        return samples < self._min_samples and all(self.pulse.doubts(peer) for peer in awaited)
 
     def _arrived(self, ticket: Ticket) -> set[PeerID]:
         """Guests with our weights; who comes with the same step of another history has to take over ours."""
@@ -207,21 +204,24 @@ class Rendezvous:
         request = CODE.JoinRequest(
             schema_hash=self._schema_hash, gather=ticket.to_bytes(), client_mode=ticket.client_mode
         )
-        stream = None
+        stream, lost = None, asyncio.ensure_future(self.pulse.lost(leader, can_be_called=True))
         try:
             stub = self._servicer.get_stub(self._p2p, leader, namespace=self._namespace)
-            stream = await asyncio.wait_for(stub.rpc_join_group(request), REPLY_SECONDS)
-            reply = await asyncio.wait_for(stream.__anext__(), REPLY_SECONDS)
+            stream = await _unless(lost, stub.rpc_join_group(request), REPLY_SECONDS)
+            reply = await _unless(lost, stream.__anext__(), REPLY_SECONDS)
             if reply.code == CODE.ACCEPTED:
                 self._leader = leader
                 self._send_guests_to(leader)
                 remaining = max(0.0, wait_until - asyncio.get_running_loop().time())
-                reply = await self._answer_of(leader, stream, remaining)
+                reply = await _unless(lost, stream.__anext__(), remaining)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
             logger.debug(f"{leader} does not lead us: {error!r}")
+            if lost.done():
+                self._lost.add(leader)  # who leads in its place does not wait for it again
             return None
         finally:
             self._leader = None
+            lost.cancel()
             if stream is not None:
                 await stream.aclose()
         if reply.code == CODE.NOT_A_LEADER and reply.suggested_leader and redirects:
@@ -229,20 +229,6 @@ class Rendezvous:
                 PeerID(reply.suggested_leader), leader, ticket, wait_until, redirects - 1
             )
         return self._read_reply(reply, leader, ticket)
-
-    async def _answer_of(self, leader: PeerID, stream: AsyncIterator, timeout_seconds: float) -> Any:
-        """The leader's next message, as long as it is there."""
-        answer = asyncio.ensure_future(stream.__anext__())
-        lost = asyncio.ensure_future(self.pulse.lost(leader, can_be_called=True))
-        try:
-            done, _ = await asyncio.wait([answer, lost], timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if answer not in done:
-                raise TimeoutError
-            return answer.result()
-        finally:
-            lost.cancel()
-            answer.cancel()
-            await asyncio.wait([answer])  # who still reads a stream keeps it from being closed
 
     async def _follow_elsewhere(
         self, suggested: PeerID, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int
@@ -305,7 +291,7 @@ class Rendezvous:
         answer = self._answer_at_once(request, sender, ticket)
         if answer is not None:
             if answer.code == CODE.CANCELLED and ticket.step <= self._step:
-                self.hold_door(sender)
+                self.door.hold(sender)
             yield answer
             return
         guest = self._lobby[sender] = Guest(ticket)
@@ -317,3 +303,16 @@ class Rendezvous:
             if self._lobby.get(sender) is guest:
                 del self._lobby[sender]
             self._arrivals.set()
+
+
+async def _unless(lost: asyncio.Future, coming: Awaitable, timeout_seconds: float) -> Any:
+    """What comes; a TimeoutError if its sender is lost first, or time is over."""
+    coming = asyncio.ensure_future(coming)
+    try:
+        await asyncio.wait([coming, lost], timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not coming.done():
+            raise TimeoutError
+        return coming.result()
+    finally:
+        coming.cancel()
+        await asyncio.wait([coming])  # who still reads a stream keeps it from being closed

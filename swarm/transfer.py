@@ -66,16 +66,28 @@ def unpack(layout: Layout, content: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass
 class Snapshot:
-    """The state as it was when somebody asked for the first slice of it.
+    """The state as it was when somebody asked for it; all who do so until the next step share it.
+
+    :param step: of the state
+    :param content: a future of (description, (bytes,), None)
+    """
+
+    step: int
+    content: asyncio.Future
+
+
+@dataclass
+class Upload:
+    """A state on its way out.
 
     :param token: names the download
-    :param content: a future of (description, bytes)
-    :param readers: slices that are on their way
+    :param snapshot: what is sent
+    :param sent: slices that are there
     """
 
     token: bytes
-    content: asyncio.Future
-    readers: int = 0
+    snapshot: Snapshot
+    sent: int = 0
 
 
 class Download:
@@ -116,7 +128,7 @@ class StateTransfer(DecentralizedAverager):
     """
 
     def __init__(self, *args, **kwargs):
-        self._snapshots: dict[PeerID, Snapshot] = {}
+        self._uploads: dict[PeerID, Upload] = {}
         super().__init__(*args, **kwargs)
 
     # ---- in the trainer process -----------------------------------------------------------------------------------
@@ -135,7 +147,7 @@ class StateTransfer(DecentralizedAverager):
     def get_current_state(self):
         metadata, tensors = self._get_state()
         layout, content = pack(tensors)
-        return self.serializer.dumps((metadata, layout)), content
+        return (metadata, layout), (content,)
 
     # ---- in the averager process ----------------------------------------------------------------------------------
 
@@ -167,10 +179,9 @@ class StateTransfer(DecentralizedAverager):
         if len(token) != TOKEN_BYTES or index >= NUM_SLICES:
             logger.debug(f"{context.remote_id} asked for no slice of the state")
             return
-        snapshot = self._snapshot_for(context.remote_id, token)
-        snapshot.readers += 1
+        upload = self._upload_to(context.remote_id, token)
         try:
-            description, content = await asyncio.shield(snapshot.content)
+            description, (content,), _ = await asyncio.shield(upload.snapshot.content)
             if index == 0:
                 yield averaging_pb2.DownloadData(metadata=description)
             first, last = (len(content) * i // NUM_SLICES for i in (index, index + 1))
@@ -178,20 +189,27 @@ class StateTransfer(DecentralizedAverager):
                 chunk = content[begin : min(begin + CHUNK_BYTES, last)].numpy().tobytes()
                 yield averaging_pb2.DownloadData(tensor_part=runtime_pb2.Tensor(buffer=chunk))
                 faults.at("giving state", self._current_step())
-            self._handed_over_to(context.remote_id)
+            upload.sent += 1
+            if upload.sent == NUM_SLICES:
+                self._handed_over_to(context.remote_id)
             yield averaging_pb2.DownloadData()  # nothing in it: that was all
             await until_caller_hangs_up()
         finally:
-            snapshot.readers -= 1
-            if not snapshot.readers and self._snapshots.get(context.remote_id) is snapshot:
-                del self._snapshots[context.remote_id]
+            if self._uploads.get(context.remote_id) is upload:
+                del self._uploads[context.remote_id]
 
-    def _snapshot_for(self, peer_id: PeerID, token: bytes) -> Snapshot:
+    def _upload_to(self, peer_id: PeerID, token: bytes) -> Upload:
         """The same for all slices of a download; a later download of that peer takes its place."""
-        if peer_id not in self._snapshots or self._snapshots[peer_id].token != token:
-            content = asyncio.ensure_future(self._get_current_state_from_host_process())
-            self._snapshots[peer_id] = Snapshot(token, content)
-        return self._snapshots[peer_id]
+        if peer_id not in self._uploads or self._uploads[peer_id].token != token:
+            self._uploads[peer_id] = Upload(token, self._snapshot())
+        return self._uploads[peer_id]
+
+    def _snapshot(self) -> Snapshot:
+        """Of the present step; made once for all who ask for it now."""
+        for upload in self._uploads.values():
+            if upload.snapshot.step == self._current_step():
+                return upload.snapshot
+        return Snapshot(self._current_step(), asyncio.ensure_future(self._get_current_state_from_host_process()))
 
     async def _download_state(self, peer_id: PeerID, max_bytes: int, future: MPFuture) -> None:
         try:

@@ -43,10 +43,11 @@ class Version:
     :param state: parameters, buffers and optimizer statistics
     :param step: global updates that they have seen
     :param weights: those that all peers have in common
+    :param should_stop: asked while waiting; a true answer ends the wait
     """
 
-    def __init__(self, state: SharedState, step: int, weights: Sequence[torch.Tensor]):
-        self.state, self.step = state, step
+    def __init__(self, state: SharedState, step: int, weights: Sequence[torch.Tensor], should_stop: Callable[[], bool]):
+        self.state, self.step, self._should_stop = state, step, should_stop
         self._sketch = Sketch(weights)
         self.lineage = os.urandom(LINEAGE_BYTES)
         self.lock = threading.Lock()
@@ -86,33 +87,33 @@ class Version:
         """An update has been made; ``lineage`` names the round that it came out of."""
         self.step, self.lineage = self.step + 1, lineage
 
-    def reload(self, donor: PeerID, averager: SwarmAverager, should_stop: Callable[[], bool]) -> None:
+    def reload(self, donor: PeerID, averager: SwarmAverager) -> None:
         """Take over the state of this peer, which may have to finish its update first; a later round tries again."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
             try:
-                return self._download(donor, str(donor), averager, should_stop)
+                return self._download(donor, str(donor), averager)
             except RoundFailed as error:
-                if should_stop() or time.monotonic() > deadline:
+                if self._should_stop() or time.monotonic() > deadline:
                     return logger.warning(f"No state from {donor}: {error}")
             time.sleep(POLL_SECONDS)
 
-    def catch_up(
-        self, tracker: ProgressTracker, averager: SwarmAverager, timeout_seconds: float, should_stop: Callable[[], bool]
-    ) -> None:
+    def catch_up(self, tracker: ProgressTracker, averager: SwarmAverager, timeout_seconds: float) -> bool:
         """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
 
+        :returns: whether one has
         :raises InputError: somebody is there but nobody hands over the state in time
         """
         began = time.monotonic()
         reason = "no full peer is there to hand it over"
-        while time.monotonic() < began + timeout_seconds and not should_stop():
+        while time.monotonic() < began + timeout_seconds and not self._should_stop():
             if not tracker.superiors:
-                return  # those who were ahead or senior are gone
+                return False  # those who were ahead or senior are gone
             for peer_id in tracker.donors(min_step=self.step):
                 name = tracker.name_of(peer_id)
                 try:
-                    return self._download(peer_id, name, averager, should_stop)
+                    self._download(peer_id, name, averager)
+                    return True
                 except RoundFailed as error:
                     reason = str(error)
                     logger.warning(f"No state from {name}: {error}")
@@ -122,18 +123,20 @@ class Version:
                 # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
                 for peer_id in set(tracker.superiors) - set(tracker.donors(min_step=self.step)):
                     tracker.distrust(peer_id)
-        if not should_stop():
+        if not self._should_stop():
             raise InputError(
                 f"The swarm's state could not be downloaded in {timeout_seconds:.0f} s ({reason}): check that the "
                 "peers of --initial-peers can be reached and start again."
             )
+        return False
 
-    def _download(self, peer_id: PeerID, name: str, averager: SwarmAverager, should_stop: Callable[[], bool]) -> None:
+    def _download(self, peer_id: PeerID, name: str, averager: SwarmAverager) -> None:
         began = time.monotonic()
         download = averager.download_state(peer_id, self.state.max_bytes)
         while not download.done():
-            if should_stop():
+            if self._should_stop():
                 raise RoundFailed("this peer is leaving")
+            averager.check_alive()
             wait_a_little(download)
         description, layout, content = download.result()
         tensors = unpack(layout, content)

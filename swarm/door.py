@@ -1,0 +1,45 @@
+"""The door that a leader holds open for those who have taken over its state and are on their way to the next group."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection
+
+from hivemind.p2p import PeerID
+
+from swarm.rounds import MAX_GROUP_SIZE
+
+HOLD_SECONDS = 4.0  # a newcomer has yet to start its trainer and compute a micro-batch
+MAX_HOLDS, WITHIN_SECONDS = 4, 60.0
+
+
+class Door:
+    """In a swarm of short steps a newcomer would find every group closed, if nobody waited for it.
+
+    Nobody can keep it open for good: it is held ``MAX_HOLDS`` times a minute for a peer, ``HOLD_SECONDS`` each time.
+    """
+
+    def __init__(self):
+        self._until: dict[PeerID, float] = {}
+        self._holds: dict[PeerID, deque[float]] = {}
+        self.open_until = 0.0
+        """System-wide monotonic seconds until which somebody may still come."""
+
+    def hold(self, peer: PeerID) -> None:
+        """The next group waits for this peer."""
+        now = time.monotonic()
+        self._holds = {other: holds for other, holds in self._holds.items() if holds[-1] > now - WITHIN_SECONDS}
+        holds = self._holds.get(peer, deque(maxlen=MAX_HOLDS))
+        used_up = len(holds) == MAX_HOLDS and holds[0] > now - WITHIN_SECONDS
+        if used_up or len(self._holds) >= MAX_GROUP_SIZE:
+            return
+        holds.append(now)
+        self._holds[peer] = holds
+        self._until[peer] = self.open_until = now + HOLD_SECONDS
+
+    def awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:
+        """For whom it is held, without those who have come."""
+        now = time.monotonic()
+        self._until = {peer: until for peer, until in self._until.items() if until > now and peer not in arrived}
+        return set(self._until)

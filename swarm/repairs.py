@@ -1,0 +1,101 @@
+"""Repairs of Hivemind 1.1.12's transport, made before any process of it begins.
+
+- A call that is cancelled just before its answer arrives would end the task that reads all answers: the process would
+  never hear anybody again. Found by reading ``ControlClient._read_from_persistent_conn``.
+- A handler that is cancelled would leave its task behind.
+- A stream whose handler has ended, while its caller still sends, would never be closed.
+- A message could be as long as its sender likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import closing, suppress
+from functools import wraps
+
+from hivemind.p2p import P2P, P2PContext
+from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+from hivemind.proto.p2pd_pb2 import RPCError
+from hivemind.utils import get_logger
+
+logger = get_logger(__name__)
+
+MAX_MESSAGE_BYTES = 2**23
+
+
+class LiveCalls(dict):
+    """Calls that somebody still waits for; an answer to any other is not expected."""
+
+    def __contains__(self, call_id: object) -> bool:
+        return super().__contains__(call_id) and not self[call_id].done()
+
+
+class LiveTasks(dict):
+    """Tasks, each as long as it runs."""
+
+    def __setitem__(self, call_id: object, task: asyncio.Task) -> None:
+        super().__setitem__(call_id, task)
+        task.add_done_callback(lambda _: self.pop(call_id, None))
+
+
+def _keep_live_calls_alone(make):
+    @wraps(make)
+    def repaired(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        self._pending_calls, self._handler_tasks = LiveCalls(), LiveTasks()
+
+    return repaired
+
+
+async def _receive_raw_data(reader: asyncio.StreamReader) -> bytes:
+    num_bytes = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), P2P.BYTEORDER)
+    if num_bytes > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {num_bytes} bytes")
+    return await reader.readexactly(num_bytes)
+
+
+async def _serve_streams(
+    self: P2P, name: str, handler, input_protobuf_type: type, max_prefetch: int = 5, balanced: bool = False
+) -> None:
+    """Serve a protocol of streams; each ends with its handler, or when its caller hangs up, whichever comes first."""
+
+    async def serve(stream_info, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        context = P2PContext(handle_name=name, local_id=self.peer_id, remote_id=stream_info.peer_id)
+        requests: asyncio.Queue = asyncio.Queue(max_prefetch)
+
+        async def receive() -> None:
+            while True:
+                await requests.put((await P2P.receive_protobuf(input_protobuf_type, reader))[0])
+
+        async def received() -> AsyncIterator:
+            while (request := await requests.get()) is not None:  # None: the caller has sent everything
+                yield request
+
+        async def answer() -> None:
+            async for response in handler(received(), context):
+                await P2P.send_protobuf(response, writer)
+
+        with closing(writer):
+            receiving, answering = asyncio.ensure_future(receive()), asyncio.ensure_future(answer())
+            try:
+                await asyncio.wait({receiving, answering}, return_when=asyncio.FIRST_COMPLETED)
+                if answering.done() and (error := answering.exception()) is not None:
+                    logger.debug(f"{name} failed", exc_info=error)
+                    with suppress(Exception):  # the caller may be gone
+                        await P2P.send_protobuf(RPCError(message=str(error)), writer)
+            finally:
+                receiving.cancel()
+                answering.cancel()
+                await asyncio.gather(receiving, answering, return_exceptions=True)
+
+    await self.add_binary_stream_handler(name, serve, balanced=balanced)
+
+
+def repair_hivemind() -> None:
+    """In this process and all that it will fork."""
+    if P2P._add_protobuf_stream_handler is _serve_streams:
+        return
+    ControlClient.__init__ = _keep_live_calls_alone(ControlClient.__init__)
+    P2P.receive_raw_data = staticmethod(_receive_raw_data)
+    P2P._add_protobuf_stream_handler = _serve_streams

@@ -1,0 +1,99 @@
+"""What Hivemind's transport survives since it was repaired; each of these ended or left something behind before."""
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
+
+import pytest
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError
+from hivemind.p2p.servicer import ServicerBase
+from hivemind.proto.averaging_pb2 import DownloadData
+
+from swarm import repairs
+
+pytestmark = pytest.mark.timeout(60)
+repairs.repair_hivemind()
+
+
+class Answers(ServicerBase):
+    """The other side."""
+
+    async def rpc_call(self, request: DownloadData, context: P2PContext) -> DownloadData:
+        return request
+
+    async def rpc_first(
+        self, requests: AsyncIterator[DownloadData], context: P2PContext
+    ) -> AsyncIterator[DownloadData]:
+        async for request in requests:
+            yield request
+            return
+
+
+def between_two(happens) -> None:
+    async def run():
+        here = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+        there = await P2P.create(
+            host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await here.get_visible_maddrs(), dht_mode="server"
+        )
+        try:
+            await Answers().add_p2p_handlers(there)
+            await asyncio.wait_for(happens(Answers.get_stub(here, there.peer_id)), 30)
+        finally:
+            await here.shutdown()
+            await there.shutdown()
+
+    asyncio.run(run())
+
+
+def test_a_call_that_is_cancelled_as_its_answer_arrives_leaves_others_answered():
+    async def happens(stub):
+        await stub.rpc_call(DownloadData())
+        for _ in range(5):
+            call = asyncio.ensure_future(stub.rpc_call(DownloadData()))
+            await asyncio.sleep(0.001)  # it is on its way
+            time.sleep(0.05)  # this process is busy while the answer comes
+            for _ in range(2):
+                await asyncio.sleep(0)  # the answer's bytes are here, and not read yet
+            call.cancel()
+            await asyncio.wait([call])
+        assert await asyncio.wait_for(stub.rpc_call(DownloadData(metadata=b"x")), 5) == DownloadData(metadata=b"x")
+
+    between_two(happens)
+
+
+def test_a_stream_whose_handler_has_ended_is_closed_although_its_caller_goes_on():
+    async def endless():
+        while True:
+            yield DownloadData(metadata=bytes(10_000))
+            await asyncio.sleep(0)
+
+    async def happens(stub):
+        before = len(asyncio.all_tasks())
+        for _ in range(3):
+            stream = await stub.rpc_first(endless())
+            assert await stream.__anext__() == DownloadData(metadata=bytes(10_000))
+            with pytest.raises((StopAsyncIteration, ConnectionError, P2PDaemonError, P2PHandlerError)):
+                await asyncio.wait_for(stream.__anext__(), 10)
+            with suppress(ConnectionError):  # its caller has not sent everything
+                await stream.aclose()
+        deadline = time.monotonic() + 10
+        while len(asyncio.all_tasks()) > before and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        assert len(asyncio.all_tasks()) <= before, asyncio.all_tasks()
+
+    between_two(happens)
+
+
+def test_a_message_that_is_too_long_is_not_read():
+    async def one():
+        yield DownloadData(metadata=bytes(repairs.MAX_MESSAGE_BYTES))
+
+    async def happens(stub):
+        stream = await stub.rpc_first(one())
+        with pytest.raises((StopAsyncIteration, ConnectionError, P2PDaemonError, P2PHandlerError)):
+            await asyncio.wait_for(stream.__anext__(), 10)
+        with suppress(ConnectionError):
+            await stream.aclose()
+
+    between_two(happens)
