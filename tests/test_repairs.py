@@ -1,6 +1,7 @@
 """What Hivemind's transport survives since it was repaired; each of these ended or left something behind before."""
 
 import asyncio
+import itertools
 import time
 from contextlib import suppress
 from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
@@ -19,13 +20,18 @@ repairs.repair_hivemind()
 class Answers(ServicerBase):
     """The other side."""
 
+    def __init__(self):
+        self.answered, self.flooded = asyncio.Event(), asyncio.Event()
+
     async def rpc_call(self, request: DownloadData, context: P2PContext) -> DownloadData:
+        self.answered.set()
         return request
 
     async def rpc_first(
         self, requests: AsyncIterator[DownloadData], context: P2PContext
     ) -> AsyncIterator[DownloadData]:
         async for request in requests:
+            await self.flooded.wait()
             yield request
             return
 
@@ -37,8 +43,9 @@ def between_two(happens) -> None:
             host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await here.get_visible_maddrs(), dht_mode="server"
         )
         try:
-            await Answers().add_p2p_handlers(there)
-            await asyncio.wait_for(happens(Answers.get_stub(here, there.peer_id)), 30)
+            answers = Answers()
+            await answers.add_p2p_handlers(there)
+            await asyncio.wait_for(happens(Answers.get_stub(here, there.peer_id), answers), 30)
         finally:
             await here.shutdown()
             await there.shutdown()
@@ -47,14 +54,16 @@ def between_two(happens) -> None:
 
 
 def test_a_call_that_is_cancelled_as_its_answer_arrives_leaves_others_answered():
-    async def happens(stub):
-        await stub.rpc_call(DownloadData())
-        for _ in range(5):
+    async def happens(stub, answers):
+        for turns in range(5):
+            answers.answered.clear()
             call = asyncio.ensure_future(stub.rpc_call(DownloadData()))
-            await asyncio.sleep(0.001)  # it is on its way
-            time.sleep(0.05)  # this process is busy while the answer comes
-            for _ in range(2):
-                await asyncio.sleep(0)  # the answer's bytes are here, and not read yet
+            await answers.answered.wait()
+            for _ in range(10):
+                await asyncio.sleep(0)  # the answer goes out
+            time.sleep(0.05)  # and comes in, while this process is busy
+            for _ in range(turns):
+                await asyncio.sleep(0)  # its bytes are here, and in one of these turns they are read
             call.cancel()
             await asyncio.wait([call])
         assert await asyncio.wait_for(stub.rpc_call(DownloadData(metadata=b"x")), 5) == DownloadData(metadata=b"x")
@@ -63,20 +72,21 @@ def test_a_call_that_is_cancelled_as_its_answer_arrives_leaves_others_answered()
 
 
 def test_a_stream_whose_handler_has_ended_is_closed_although_its_caller_goes_on():
-    async def endless():
-        while True:
-            yield DownloadData(metadata=bytes(10_000))
-            await asyncio.sleep(0)
+    async def happens(stub, answers):
+        async def endless():
+            for number in itertools.count():
+                yield DownloadData(metadata=bytes(100))
+                await asyncio.sleep(0)
+                if number == 100:  # more than are kept for a handler that is busy
+                    answers.flooded.set()
 
-    async def happens(stub):
         before = len(asyncio.all_tasks())
         for _ in range(3):
+            answers.flooded.clear()
             stream = await stub.rpc_first(endless())
-            assert await stream.__anext__() == DownloadData(metadata=bytes(10_000))
-            with pytest.raises((StopAsyncIteration, ConnectionError, P2PDaemonError, P2PHandlerError)):
-                await asyncio.wait_for(stream.__anext__(), 10)
-            with suppress(ConnectionError):  # its caller has not sent everything
-                await stream.aclose()
+            with suppress(ConnectionError, P2PDaemonError, P2PHandlerError):  # it is reset while its caller sends
+                async for _ in stream:
+                    pass
         deadline = time.monotonic() + 10
         while len(asyncio.all_tasks()) > before and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
@@ -89,7 +99,8 @@ def test_a_message_that_is_too_long_is_not_read():
     async def one():
         yield DownloadData(metadata=bytes(repairs.MAX_MESSAGE_BYTES))
 
-    async def happens(stub):
+    async def happens(stub, answers):
+        answers.flooded.set()
         stream = await stub.rpc_first(one())
         with pytest.raises((StopAsyncIteration, ConnectionError, P2PDaemonError, P2PHandlerError)):
             await asyncio.wait_for(stream.__anext__(), 10)
