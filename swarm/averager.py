@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import multiprocessing as mp
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
@@ -21,7 +22,7 @@ from hivemind.utils import MPFuture, get_logger
 from recipe.errors import InputError
 from swarm import faults
 from swarm.codecs import Codec, ErrorFeedback
-from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
+from swarm.exchange import ExactAllReduceRunner, SharedFuture, until_caller_hangs_up
 from swarm.processes import die_with_parent
 from swarm.pulse import Pulse
 from swarm.rendezvous import Rendezvous
@@ -241,9 +242,10 @@ class SwarmAverager(StateTransfer):
         return report
 
     async def _one_pass(self, group: Group) -> list[ExactAllReduceRunner]:
-        runner = self._make_runner(group, self.vector, self._feedback)
-        await in_background(runner.add_left_out)
-        average = await self._average(runner, group)
+        with self._register_allreduce_group(group):
+            runner = self._make_runner(group, self.vector, self._feedback)
+            await in_background(runner.add_left_out)
+            average = await self._average(runner)
         runner.keep_left_out()
         self.vector.copy_(average)  # not before: a round that fails leaves this peer's own contribution there
         return [runner]
@@ -251,18 +253,23 @@ class SwarmAverager(StateTransfer):
     async def _two_passes(self, group: Group, samples: int) -> list[ExactAllReduceRunner]:
         again = replace(group, group_id=hashlib.sha256(group.group_id).digest()[:LINEAGE_BYTES])
         low_rank = self._low_rank
-        first = self._make_runner(group, await in_background(low_rank.begin, self.vector, samples, group))
-        average = await self._average(first, group)
-        second = self._make_runner(again, await in_background(low_rank.go_on, average))
-        average = await self._average(second, again)
+        with self._register_allreduce_group(again), self._register_allreduce_group(group):
+            first = self._make_runner(group, await in_background(low_rank.begin, self.vector, samples, group))
+            average = await self._average(first)
+            second = self._make_runner(again, await in_background(low_rank.go_on, average))
+            average = await self._average(second)
         self.vector.copy_(await in_background(low_rank.finish, average, samples, group))
         return [first, second]
 
-    async def _average(self, runner: ExactAllReduceRunner, group: Group) -> torch.Tensor:
-        with self._register_allreduce_group(group):
-            self._running_groups[group.group_id].set_result(runner)
-            self._pending_groups_registered.clear()  # who is a pass ahead of us waits for the next
-            (average,) = [tensor async for tensor in runner]
+    @contextlib.contextmanager
+    def _register_allreduce_group(self, group: Group) -> Iterator[None]:
+        with super()._register_allreduce_group(group):
+            self._running_groups[group.group_id] = SharedFuture()  # senders wait for it before we are ready
+            yield
+
+    async def _average(self, runner: ExactAllReduceRunner) -> torch.Tensor:
+        self._running_groups[runner.group_id].set_result(runner)
+        (average,) = [tensor async for tensor in runner]
         if runner.parts_received != runner.parts_expected:
             reason = f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived"
             raise RoundFailed(reason, frozenset(runner.lost))

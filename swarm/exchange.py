@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import torch
 from hivemind.averaging.allreduce import AllReduceRunner
@@ -44,6 +45,13 @@ async def until_caller_hangs_up() -> None:
     the caller hangs up, Hivemind cancels the handler.
     """
     await asyncio.sleep(HANG_UP_SECONDS)
+
+
+class SharedFuture(asyncio.Future):
+    """Many wait for it; who is cancelled meanwhile takes it from nobody."""
+
+    def cancel(self, msg: Any = None) -> bool:
+        return False
 
 
 def part_size_bytes(total_bytes: int, num_reducers: int) -> int:
