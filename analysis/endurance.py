@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import figures
+from analysis.memory import COLUMNS
 from analysis.soak_result import rows, shown
 from recipe.run_folder import write_json
 
@@ -47,8 +48,8 @@ def memory_section(file: Path, output: Path) -> dict[str, Any]:
     """What `python -m analysis.memory` found, as the parts of a section; the report keeps the file."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
-    table = pd.DataFrame(found["peers"]).round(1)
-    table.columns = ["peer", "MB", "growth, MB over 1,000 rounds", "noise, MB"]
+    table = pd.DataFrame(found["rows"]).round(1)
+    table.columns = COLUMNS
     text = [
         f"Two peers, {found['rounds']} rounds of a tiny model. Proportional set size of all processes of a peer; "
         "growth is the slope over the second half.",

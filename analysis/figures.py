@@ -133,8 +133,8 @@ def memory(samples: Sequence[Mapping[str, Any]], file: Path) -> Path:
     figure, axes = _figure()
     steps = [sample["step"] for sample in samples]
     for peer in samples[0]["pss_mb"]:
-        axes.plot(steps, [sample["pss_mb"][peer] for sample in samples], label=peer)
-    axes.set_ylim(0, 1.2 * max(max(sample["pss_mb"].values()) for sample in samples))
+        axes.plot(steps, [sum(sample["pss_mb"][peer].values()) for sample in samples], label=peer)
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("rounds")
     axes.set_ylabel("MB")
     axes.legend()

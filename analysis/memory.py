@@ -31,6 +31,8 @@ from recipe.run_folder import RunFolder, make_writable, write_json
 
 PERIOD_SECONDS = 1.0
 NAMES = ("peer-1", "peer-2")
+ALL = "all"
+COLUMNS = ("peer", "process", "MB", "growth, MB over 1,000 rounds", "noise, MB")
 """As python -m swarm.local calls them."""
 RECIPE = ["--depth", "1", "--embed-dim", "32", "--num-heads", "2", "--validate-every-steps", "500"]
 """Digits on a model so small that the machinery around it is what fills the memory."""
@@ -73,7 +75,8 @@ def measure(options: MemoryOptions, console: Console) -> dict[str, Any]:
             _kill(swarm)
     if swarm.returncode != 0 or len(samples) < 4:
         raise InputError(f"The swarm ended early: see {options.output_dir / 'memory.log'}.")
-    return {"rounds": options.rounds, "samples": samples, "peers": [trend(samples, peer) for peer in NAMES]}
+    rows = [trend(samples, peer, part) for peer in NAMES for part in (*samples[-1]["pss_mb"][peer], ALL)]
+    return {"rounds": options.rounds, "samples": samples, "rows": rows}
 
 
 def _has_ended(process: subprocess.Popen) -> bool:
@@ -102,34 +105,60 @@ def _sample(pid: int, runs: Path) -> dict[str, Any] | None:
         if not status["step"] or status["ended"] or len(peers) != len(NAMES):
             return None
         peers.sort(key=lambda process: process.create_time())
-        families = [[peer, *peer.children(recursive=True)] for peer in peers]
-        megabytes = [sum(process.memory_full_info().pss for process in family) / 1e6 for family in families]
+        megabytes = [_parts(peer) for peer in peers]
     except (OSError, ValueError, psutil.NoSuchProcess):  # a peer begins or ends
         return None
     return {"step": status["step"], "pss_mb": dict(zip(NAMES, megabytes, strict=True))}
 
 
-def trend(samples: Sequence[dict[str, Any]], peer: str) -> dict[str, Any]:
-    """What a peer's memory does over the second half of the rounds.
+def _parts(peer: psutil.Process) -> dict[str, float]:
+    """Megabytes of its processes."""
+    found: dict[str, float] = {}
+    for process in (peer, *peer.children(recursive=True)):
+        part = _part(peer, process)
+        found[part] = found.get(part, 0.0) + process.memory_full_info().pss / 1e6
+    return found
+
+
+def _part(peer: psutil.Process, process: psutil.Process) -> str:
+    if process == peer:
+        return "training"
+    if "p2pd" in process.name():
+        return "p2pd"
+    if any("p2pd" in child.name() for child in process.children()):
+        return "DHT"
+    return "averaging" if "python" in process.name() else process.name()
+
+
+def trend(samples: Sequence[dict[str, Any]], peer: str, part: str = ALL) -> dict[str, Any]:
+    """What the memory of a peer's process, or of all of them, does over the second half of the rounds.
 
     Returns:
         `mb` in the middle, `growth_mb` over 1,000 rounds, and `noise_mb`, the deviation from that line.
     """
     half = list(samples)[len(samples) // 2 :]
     steps = np.array([sample["step"] for sample in half], dtype=float)
-    megabytes = np.array([sample["pss_mb"][peer] for sample in half])
+    held = [sample["pss_mb"][peer] for sample in half]
+    megabytes = np.array([sum(one.values()) if part == ALL else one.get(part, 0.0) for one in held])
     line = np.polyfit(steps, megabytes, 1)
     noise = float(np.std(megabytes - np.polyval(line, steps)))
-    return {"peer": peer, "mb": float(megabytes.mean()), "growth_mb": 1000 * float(line[0]), "noise_mb": noise}
+    return {
+        "peer": peer,
+        "process": part,
+        "mb": float(megabytes.mean()),
+        "growth_mb": 1000 * float(line[0]),
+        "noise_mb": noise,
+    }
 
 
 def table(found: dict[str, Any]) -> Table:
-    """A row for each peer."""
+    """A row for each process of each peer."""
     shown = Table(title=f"Memory over {found['rounds']} rounds", title_justify="left")
-    for column in ("peer", "MB", "growth, MB over 1,000 rounds", "noise, MB"):
-        shown.add_column(column, justify="left" if column == "peer" else "right")
-    for row in found["peers"]:
-        shown.add_row(row["peer"], f"{row['mb']:.0f}", f"{row['growth_mb']:+.1f}", f"{row['noise_mb']:.1f}")
+    for column in COLUMNS:
+        shown.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
+    for row in found["rows"]:
+        figures = (f"{row['mb']:.0f}", f"{row['growth_mb']:+.1f}", f"{row['noise_mb']:.1f}")
+        shown.add_row(row["peer"], row["process"], *figures)
     return shown
 
 

@@ -231,11 +231,10 @@ class Collaboration:
             report = pending.wait(lambda: self.tracker.members, self._should_stop)
             self.tracker.missed((pending.expected - set(report.group.peer_ids)) | report.lost)
         except ShortBatch as short:
-            (group,) = short.args
             self.on_round(pending.failed(short))
-            self.tracker.missed(pending.expected - set(group.peer_ids))
+            self.tracker.missed(pending.expected - set(short.group.peer_ids))
             self._take_back()
-            self.tracker.recount(group)  # somebody's pace was overestimated or samples are lost: the step goes on
+            self.tracker.recount(short.group)  # somebody's pace was overestimated or samples are lost: the step goes on
             self.resume()
             return False
         except (Behind, Refused, RoundFailed) as error:
@@ -278,7 +277,8 @@ class Collaboration:
         if isinstance(error, RoundFailed):
             self.tracker.missed(error.lost)
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
-        self.tracker.wait_refreshed(5 * POLL_SECONDS)
+        if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
+            self.tracker.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind) or self.tracker.swarm_step > self.step:
             self._catch_up()
 

@@ -44,10 +44,14 @@ class Behind(Exception):  # noqa: N818
 
 
 class ShortBatch(Exception):  # noqa: N818
-    """A group met before it had the samples of an update: all its members compute on. ``args[0]`` is the group."""
+    """A ``group`` met before it had the samples of an update: all its members compute on."""
+
+    def __init__(self, group: Group):
+        super().__init__(group)
+        self.group = group
 
     def __str__(self) -> str:
-        return f"{self.args[0].samples} samples are too few"
+        return f"{self.group.samples} samples are too few"
 
 
 class Refused(Exception):  # noqa: N818
