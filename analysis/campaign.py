@@ -46,7 +46,7 @@ class Campaign:
         sandbox.wrapped([])
         make_writable(folder)
         self._lock = _only_here(folder)
-        origin = {"command": _anywhere(sys.argv[1:]), "cores": os.cpu_count()}
+        origin = {"command": _anywhere(sys.argv[1:]), "cores": os.cpu_count(), "congestion_control": _congestion()}
         write_json(folder / "grid.json", {"name": grid.name, "question": grid.question, **origin})
 
     def run(self, console: Console) -> int:
@@ -109,6 +109,14 @@ def _only_here(folder: Path) -> IO:
     except OSError:
         raise InputError(f"{folder} is in use by another run: wait for it, or give another --output-dir.") from None
     return lock
+
+
+def _congestion() -> str | None:
+    """The kernel's TCP congestion control, which decides how fast a long link fills and what a lost packet costs."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return None
 
 
 def _anywhere(command: Sequence[str]) -> list[str]:

@@ -108,6 +108,8 @@ def machine_section(experiments: Sequence[Experiment]) -> Section:
         f"All peers shared this machine. The network between them was emulated by {backend}; what it keeps to is "
         "measured by: python -m analysis.wan check",
     ]
+    if (algorithm := experiment.grid.get("congestion_control")) is not None:
+        text.append(f"TCP's congestion control was the kernel's {algorithm}.")
     return Section("Machine", text)
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
-from hivemind.averaging import DecentralizedAverager
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture, get_logger
@@ -21,6 +20,7 @@ from hivemind.utils import MPFuture, get_logger
 from swarm import faults
 from swarm.exchange import until_caller_hangs_up
 from swarm.rounds import RoundFailed
+from swarm.serving import Serving
 
 logger = get_logger(__name__)
 
@@ -121,7 +121,7 @@ class Download:
             self.complete.set()
 
 
-class StateTransfer(DecentralizedAverager):
+class StateTransfer(Serving):
     """The part of an averager that hands over the state, and takes over that of others.
 
     A subclass has ``_get_state``, which is called in the trainer process and returns (small metadata, tensors).

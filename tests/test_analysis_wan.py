@@ -144,7 +144,7 @@ def test_round_trip_times_are_as_set(rtt_ms):
 
 
 TRANSFER = """
-import hashlib, os, random, socket, sys, time
+import hashlib, os, random, socket, struct, sys, time
 data = random.Random(1).randbytes(3_000_000)
 if sys.argv[1] == "1":
     with socket.create_server(("", 5000)) as server:
@@ -162,19 +162,26 @@ else:
         except ConnectionRefusedError:
             time.sleep(0.05)
     connection.sendall(data)
-    connection.close()
+    connection.shutdown(socket.SHUT_WR)
+    connection.recv(1)  # until the other side has everything and closes
+    information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    print(struct.unpack("I", information[100:])[0])  # tcpi_total_retrans
 """
 
 
 @needs_namespaces
-@pytest.mark.parametrize(("rtt_ms", "loss", "low", "high"), [("4", "0", 16, 20), ("40", "0.01", 0.1, 14)])
-def test_transfers_arrive_whole_at_the_rate_of_the_link(rtt_ms, loss, low, high):
-    """On an idle machine 19 Mbit/s; where packets are lost far away TCP slows down, to 4 or so."""
-    link = ["--hosts", "2", "--rtt-ms", rtt_ms, "--bandwidth-mbps", "20", "--loss", loss]
+@pytest.mark.parametrize("loss", ["0", "0.01"])
+def test_transfers_arrive_whole_at_the_rate_of_the_link(loss):
+    """2,072 segments; whether TCP slows down where some are lost depends on the kernel's congestion control."""
+    link = ["--hosts", "2", "--rtt-ms", "4", "--bandwidth-mbps", "20", "--loss", loss]
     done = wan("run", *link, "--", sys.executable, "-c", TRANSFER, "{number}")
     assert done.returncode == 0, done.stdout
-    rate = float(done.stdout.split("|")[1])
-    assert low < rate < high
+    rate, sent_again = (float(line.split("|")[1]) for line in sorted(done.stdout.splitlines()) if "|" in line)
+    assert rate < 20
+    if loss == "0":
+        assert rate > 16, "on an idle machine 19"
+    else:
+        assert sent_again >= 5
 
 
 @needs_namespaces

@@ -1,0 +1,54 @@
+"""Whoever leaves lets the others read to the end what it has averaged for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
+
+from hivemind.averaging import DecentralizedAverager
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MPFuture
+
+LAST_READ_SECONDS = 2.0
+
+
+class Serving(DecentralizedAverager):
+    """An averager that knows whether somebody still reads from it."""
+
+    def __init__(self, *args, **kwargs):
+        self._readers, self._all_read = 0, asyncio.Event()
+        super().__init__(*args, **kwargs)
+
+    # ---- in the trainer process -----------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Leave; whoever reads may go on for ``LAST_READ_SECONDS``: it needs our share of a round that we have."""
+        if self.is_alive():
+            future = MPFuture()
+            with contextlib.suppress(TimeoutError, OSError):
+                self._outer_pipe.send(("_finish", [future], {}))
+                future.result(LAST_READ_SECONDS)
+        super().shutdown()
+
+    # ---- in the averager process ----------------------------------------------------------------------------------
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Another peer sends its part of a round, and reads the average until it hangs up."""
+        self._readers += 1
+        try:
+            async for message in super().rpc_aggregate_part(stream, context):
+                yield message
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._all_read.set()
+
+    async def _finish(self, future: MPFuture) -> None:
+        while self._readers:
+            self._all_read.clear()
+            await self._all_read.wait()
+        future.set_result(None)
