@@ -1,0 +1,46 @@
+"""The door is held for who catches up, and not for who keeps knocking."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from swarm import door
+from swarm.rounds import MAX_GROUP_SIZE
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_it_is_held_until_the_peer_comes_or_some_seconds_have_passed(clock):
+    held = door.Door()
+    held.hold("a")
+    held.hold("b")
+    assert held.open_until == clock.now + door.HOLD_SECONDS
+    assert held.awaited(arrived=set()) == {"a", "b"}
+    assert held.awaited(arrived={"a"}) == {"b"}
+    assert held.awaited(arrived=set()) == {"b"}, "a has been here"
+    clock.now += door.HOLD_SECONDS
+    assert held.awaited(arrived=set()) == set()
+
+
+def test_nobody_can_hold_it_for_good(clock):
+    held, seconds = door.Door(), 0
+    while clock.now < 1000 + 600:
+        held.hold("a")
+        seconds += "a" in held.awaited(arrived=set())
+        clock.now += 1
+    share = door.MAX_HOLDS * door.HOLD_SECONDS / door.WITHIN_SECONDS
+    assert seconds <= 1.2 * share * 600
+    held.hold("b")
+    assert held.awaited(arrived=set()) >= {"b"}, "others are not the worse for it"
+
+
+def test_strangers_do_not_fill_it(clock):
+    held = door.Door()
+    for peer in range(2 * MAX_GROUP_SIZE):
+        held.hold(peer)
+    assert len(held.awaited(arrived=set())) == MAX_GROUP_SIZE
