@@ -50,7 +50,7 @@ def read(source: Path) -> Records:
         InputError: it holds no finished cells.
     """
     records = _read_folder(source) if source.is_dir() else _read_file(source)
-    if not records.cells:
+    if not any("backend" in result for _, result in records.cells.values()):
         raise InputError(f"{source} holds no finished cells: run python -m analysis run, and name its folder.")
     return records
 

@@ -169,7 +169,12 @@ def scaling(table: pd.DataFrame, file: Path) -> Path:
 
 
 def _positions(values: pd.Series) -> list:
-    return [str(value) for value in values] if values.isna().any() or values.dtype == object else list(values)
+    return [str(value) for value in values] if _has_names(values) else list(values)
+
+
+def _has_names(values: pd.Series) -> bool:
+    """Not only finite numbers: "none" or infinity stand for no limit at all."""
+    return not pd.api.types.is_numeric_dtype(values) or not values.abs().max() < math.inf
 
 
 def _figure():
@@ -202,7 +207,7 @@ def _finish(axes, experiment: Experiment, quantity: str) -> None:
     axes.set_xlabel(LABELS.get(experiment.axis, experiment.axis))
     axes.set_ylabel(quantity)
     axes.set_ylim(bottom=0)
-    if experiment.axis in LOGARITHMIC and experiment.cells[experiment.axis].dtype != object:
+    if experiment.axis in LOGARITHMIC and not _has_names(experiment.cells[experiment.axis]):
         axes.set_xscale("log")
     axes.legend()
 

@@ -98,7 +98,7 @@ def machine_section(experiments: Sequence[Experiment]) -> Section:
     known = [experiment for experiment in experiments if experiment.machine is not None]
     if not known:
         return Section("Machine", ["The first cell has no environment.json."])
-    experiment, machine, backend = known[0], known[0].machine, known[0].cells["backend"].dropna().iloc[0]
+    experiment, machine, backend = known[0], known[0].machine, backend_of(known)
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     backend = "the kernel's netem" if backend == "netem" else "a router in user space"
     cores = experiment.grid.get("cores") or machine["cores"]  # a host may have seen only its own
@@ -111,6 +111,12 @@ def machine_section(experiments: Sequence[Experiment]) -> Section:
     if (algorithm := experiment.grid.get("congestion_control")) is not None:
         text.append(f"TCP's congestion control was the kernel's {algorithm}.")
     return Section("Machine", text)
+
+
+def backend_of(experiments: Sequence[Experiment]) -> str:
+    """Of the first cell that says so."""
+    said = (cell.get("backend") for experiment in experiments for _, cell in experiment.cells.iterrows())
+    return next((backend for backend in said if isinstance(backend, str)), "router")
 
 
 def commits(experiment: Experiment) -> list[str]:

@@ -62,8 +62,8 @@ class Experiment:
         names = [*_SETTINGS, *(name for name in changed if name != "seed"), "kill_at_step"]
         self.axes = [name for name in names if self.cells[name].map(str).nunique() > 1]
         for name in self.axes:
-            if self.cells[name].isna().any():  # a limit that is left out, a peer that is not killed
-                self.cells[name] = [_label(value) for value in self.cells[name]]
+            if self.cells[name].isna().any():  # a limit that is left out, a peer that is never killed
+                self.cells[name] = self.cells[name].fillna("none" if self.cells[name].dtype == object else math.inf)
 
     @property
     def name(self) -> str:
@@ -116,9 +116,7 @@ def _summary_columns(axis: str) -> list[str]:
 
 
 def _label(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return "none" if pd.isna(value) else f"{value:g}"
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _row(name: str, cell: Cell, result: dict[str, Any], changed: Sequence[str]) -> dict[str, Any]:

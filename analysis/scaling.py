@@ -31,7 +31,7 @@ class Prediction:
     @property
     def worst_error(self) -> float:
         """Largest error of a setting that was not fitted."""
-        return float(self.table["error"].abs().max())
+        return float(self.table["error"].abs().max(skipna=False))
 
     @property
     def worst_of_mean(self) -> float:

@@ -17,9 +17,9 @@ FAIR = ("ddp", "ddp-fp16")
 def reproduction(experiment: Experiment) -> str:
     """The command, and how much of what it runs is in this report."""
     command = f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}"
-    if experiment.asked not in shipped_grids():
+    if experiment.name not in shipped_grids():  # another one, or a part of one
         return command
-    asked = list(load_grid(experiment.asked).cells(repeat=int(experiment.cells["repetition"].max())))
+    asked = list(load_grid(experiment.name).cells(repeat=int(experiment.cells["repetition"].max())))
     done = list(experiment.cells["cell"])
     if not (missing := sum(cell not in done for cell in asked)):
         return command

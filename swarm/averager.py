@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import multiprocessing as mp
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
@@ -22,7 +21,7 @@ from hivemind.utils import MPFuture, get_logger
 from recipe.errors import InputError
 from swarm import faults
 from swarm.codecs import Codec, ErrorFeedback
-from swarm.exchange import ExactAllReduceRunner, SharedFuture, until_caller_hangs_up
+from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
 from swarm.processes import die_with_parent
 from swarm.pulse import Pulse
 from swarm.rendezvous import Rendezvous
@@ -177,6 +176,7 @@ class SwarmAverager(StateTransfer):
         meetings = self._meetings()
         await meetings.pulse.answer()  # Hivemind lets outbound-only peers answer nothing, but somebody may be connected
         meetings.set_step(step)
+        self._state_changed()
         if meetings.waits_for(step):
             self._waiting_step.value = step
 
@@ -260,12 +260,6 @@ class SwarmAverager(StateTransfer):
             average = await self._average(second)
         self.vector.copy_(await in_background(low_rank.finish, average, samples, group))
         return [first, second]
-
-    @contextlib.contextmanager
-    def _register_allreduce_group(self, group: Group) -> Iterator[None]:
-        with super()._register_allreduce_group(group):
-            self._running_groups[group.group_id] = SharedFuture()  # senders wait for it before we are ready
-            yield
 
     async def _average(self, runner: ExactAllReduceRunner) -> torch.Tensor:
         self._running_groups[runner.group_id].set_result(runner)

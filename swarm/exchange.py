@@ -37,14 +37,14 @@ MIN_PART_BYTES, MAX_PART_BYTES = 2**14, 2**19
 HANG_UP_SECONDS = 10.0
 
 
-async def until_caller_hangs_up() -> None:
+async def until_caller_hangs_up(seconds: float = HANG_UP_SECONDS) -> None:
     """The last line of a streaming RPC: wait for the caller, who knows when it has everything, to close the stream.
 
     Hivemind closes a stream when its handler returns. While the caller's side is still open, p2pd turns that into a
     reset, and a reset throws away what the caller has not read yet: under load, now and then, the last message. When
     the caller hangs up, Hivemind cancels the handler.
     """
-    await asyncio.sleep(HANG_UP_SECONDS)
+    await asyncio.sleep(seconds)
 
 
 class SharedFuture(asyncio.Future):
@@ -52,6 +52,12 @@ class SharedFuture(asyncio.Future):
 
     def cancel(self, msg: Any = None) -> bool:
         return False
+
+    def give_up(self) -> None:
+        """Nobody waits in vain."""
+        if not self.done():
+            self.set_exception(AllreduceException("this round was given up"))
+            self.exception()
 
 
 def part_size_bytes(total_bytes: int, num_reducers: int) -> int:

@@ -295,6 +295,7 @@ class Rendezvous:
             yield answer
             return
         guest = self._lobby[sender] = Guest(ticket)
+        self._lost.discard(sender)
         self._arrivals.set()
         try:
             yield CODE.MessageFromLeader(code=CODE.ACCEPTED)

@@ -80,7 +80,8 @@ async def _serve_streams(
             receiving, answering = asyncio.ensure_future(receive()), asyncio.ensure_future(answer())
             try:
                 await asyncio.wait({receiving, answering}, return_when=asyncio.FIRST_COMPLETED)
-                if answering.done() and (error := answering.exception()) is not None:
+                failed = answering.done() and not answering.cancelled()
+                if failed and (error := answering.exception()) is not None:
                     logger.debug(f"{name} failed", exc_info=error)
                     with suppress(Exception):  # the caller may be gone
                         await P2P.send_protobuf(RPCError(message=str(error)), writer)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 from hivemind.averaging import DecentralizedAverager
 from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture
+
+from swarm.exchange import SharedFuture
+from swarm.rounds import Group
 
 LAST_READ_SECONDS = 2.0
 
@@ -46,6 +50,16 @@ class Serving(DecentralizedAverager):
             self._readers -= 1
             if not self._readers:
                 self._all_read.set()
+
+    @contextlib.contextmanager
+    def _register_allreduce_group(self, group: Group) -> Iterator[None]:
+        """Within this, whoever sends for the round of this group waits until it begins, or is given up."""
+        with super()._register_allreduce_group(group):
+            future = self._running_groups[group.group_id] = SharedFuture()
+            try:
+                yield
+            finally:
+                future.give_up()
 
     async def _finish(self, future: MPFuture) -> None:
         while self._readers:

@@ -25,6 +25,7 @@ from swarm.serving import Serving
 logger = get_logger(__name__)
 
 STREAM_SECONDS = 10.0  # longest silence within a stream before the other side counts as gone
+SLOW_LINK_SECONDS = 600.0  # in which what was written has arrived
 NUM_SLICES = 8
 CHUNK_BYTES = 2**16
 TOKEN_BYTES = 16
@@ -66,13 +67,13 @@ def unpack(layout: Layout, content: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass
 class Snapshot:
-    """The state as it was when somebody asked for it; all who do so until the next step share it.
+    """The state as it was when somebody asked for it; all who do so until it changes share it.
 
-    :param step: of the state
+    :param version: of the state
     :param content: a future of (description, (bytes,), None)
     """
 
-    step: int
+    version: int
     content: asyncio.Future
 
 
@@ -83,11 +84,13 @@ class Upload:
     :param token: names the download
     :param snapshot: what is sent
     :param sent: slices that are there
+    :param streams: slices that are asked for
     """
 
     token: bytes
     snapshot: Snapshot
     sent: int = 0
+    streams: int = 0
 
 
 class Download:
@@ -129,6 +132,7 @@ class StateTransfer(Serving):
 
     def __init__(self, *args, **kwargs):
         self._uploads: dict[PeerID, Upload] = {}
+        self._state_version = 0
         super().__init__(*args, **kwargs)
 
     # ---- in the trainer process -----------------------------------------------------------------------------------
@@ -157,6 +161,9 @@ class StateTransfer(Serving):
     def _took_over(self) -> None:
         """This peer's own state is gone."""
 
+    def _state_changed(self) -> None:
+        self._state_version += 1
+
     def _current_step(self) -> int:
         """The step of the state."""
         return 0
@@ -180,6 +187,7 @@ class StateTransfer(Serving):
             logger.debug(f"{context.remote_id} asked for no slice of the state")
             return
         upload = self._upload_to(context.remote_id, token)
+        upload.streams += 1
         try:
             description, (content,), _ = await asyncio.shield(upload.snapshot.content)
             if index == 0:
@@ -193,9 +201,10 @@ class StateTransfer(Serving):
             if upload.sent == NUM_SLICES:
                 self._handed_over_to(context.remote_id)
             yield averaging_pb2.DownloadData()  # nothing in it: that was all
-            await until_caller_hangs_up()
+            await until_caller_hangs_up(SLOW_LINK_SECONDS)
         finally:
-            if self._uploads.get(context.remote_id) is upload:
+            upload.streams -= 1
+            if not upload.streams and self._uploads.get(context.remote_id) is upload:
                 del self._uploads[context.remote_id]
 
     def _upload_to(self, peer_id: PeerID, token: bytes) -> Upload:
@@ -205,11 +214,11 @@ class StateTransfer(Serving):
         return self._uploads[peer_id]
 
     def _snapshot(self) -> Snapshot:
-        """Of the present step; made once for all who ask for it now."""
+        """Of the present state; made once for all who ask for it now."""
         for upload in self._uploads.values():
-            if upload.snapshot.step == self._current_step():
+            if upload.snapshot.version == self._state_version:
                 return upload.snapshot
-        return Snapshot(self._current_step(), asyncio.ensure_future(self._get_current_state_from_host_process()))
+        return Snapshot(self._state_version, asyncio.ensure_future(self._get_current_state_from_host_process()))
 
     async def _download_state(self, peer_id: PeerID, max_bytes: int, future: MPFuture) -> None:
         try:
@@ -239,7 +248,7 @@ class StateTransfer(Serving):
         finally:
             for task in (*slices, lost):
                 task.cancel()
-            await asyncio.wait(slices)  # they hang up
+            await asyncio.gather(*slices, all_slices, return_exceptions=True)  # they hang up
         try:
             metadata, layout = self.serializer.loads(download.description)
             content = torch.frombuffer(bytearray().join(download.slices), dtype=torch.uint8)

@@ -32,7 +32,7 @@ def test_memory_over_some_rounds(tmp_path):
         programs.append(program := Program("analysis.memory", options, tmp_path / "log"))
         assert program.wait(300) == 0, program.output
     found = json.loads((tmp_path / "memory.json").read_text())
-    assert [row["process"] for row in found["rows"][:5]] == ["training", "DHT", "p2pd", "averaging", "all"]
+    assert {row["process"] for row in found["rows"]} >= {"training", "DHT", "p2pd", "averaging", "all"}
     assert all(100 < row["mb"] < 2000 for row in found["rows"] if row["process"] == "all")
     (tmp_path / "report").mkdir()
     section = memory_section(tmp_path / "memory.json", tmp_path / "report")
