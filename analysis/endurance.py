@@ -37,7 +37,9 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
     text += [f"Not good: {problem}" for problem in found["problems"]] or [
         "No process was left behind, and every victim came back."
     ]
-    command = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    given = {name: value for name, value in options.items() if value not in ((), [])}
+    words = {name: " ".join(value) if isinstance(value, list) else value for name, value in given.items()}
+    command = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in words.items())
     text.append(f"Get it again: python -m analysis.soak {command}")
     again = "averaged with others" if options["system"] == "swarm" else "made an update"
     about = "Stall: what the swarm's longest update meanwhile took beyond a usual one. Back: until all victims"

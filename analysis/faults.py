@@ -22,8 +22,9 @@ class Faults:
     def faults(self) -> list[Callable[[], Iterator[float]]]:
         """All of them; parts of a peer die twice as often as anything else, because there are three."""
         return [
-            *(self.killed, self.first_peer_killed, self.part_killed, self.part_killed, self.frozen, self.link_down),
-            *(self.link_slow, self.network_divided, self.all_but_one_killed, self.all_killed),
+            *(self.killed, self.first_peer_killed, self.part_killed, self.part_killed, self.frozen),
+            *(self.first_peer_frozen, self.link_down, self.link_slow, self.network_divided),
+            *(self.all_but_one_killed, self.all_killed),
         ]
 
     def killed(self) -> Iterator[float]:
@@ -32,7 +33,7 @@ class Faults:
 
     def first_peer_killed(self) -> Iterator[float]:
         """kill -9 of the one that leads."""
-        yield from self._kill([min(self.volunteers, key=lambda peer: peer.started)])
+        yield from self._kill([self._first()])
 
     def all_but_one_killed(self) -> Iterator[float]:
         """The last one trains on."""
@@ -63,7 +64,14 @@ class Faults:
 
     def frozen(self) -> Iterator[float]:
         """SIGSTOP, as on a laptop that is closed."""
-        peer = self._victim()
+        yield from self._freeze(self._victim())
+
+    def first_peer_frozen(self) -> Iterator[float]:
+        """SIGSTOP of the one that leads."""
+        yield from self._freeze(self._first())
+
+    def _freeze(self, peer: Volunteer) -> Iterator[float]:
+        self.events[-1].victims = [peer.name]
         peer.send(signal.SIGSTOP)
         yield 15.0
         peer.send(signal.SIGCONT)
@@ -92,6 +100,9 @@ class Faults:
         self.lab.divide(one, other)
         yield 25.0
         self.lab.reunite(one, other)
+
+    def _first(self) -> Volunteer:
+        return min(self.volunteers, key=lambda peer: peer.started)
 
     def _victim(self) -> Volunteer:
         running = [peer for peer in self.volunteers if peer.is_running]

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from inspect import isgeneratorfunction
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,6 +53,8 @@ class SoakOptions:
     """Hosts, each with one peer."""
     every_seconds: float = 30.0
     """Between two faults."""
+    faults: Annotated[tuple[str, ...], arg("FAULT ...", "all")] = ()
+    """Only these, such as frozen, link-down and first-peer-killed."""
     rtt_ms: float = 100.0
     """Round-trip time between any two hosts."""
     bandwidth_mbps: float = 100.0
@@ -66,6 +69,10 @@ class SoakOptions:
         at_least(self, 3, "peers")
         if not 0 < self.minutes <= 24 * 60 or self.every_seconds < 5:
             raise InputError("--minutes has to be more than 0 and at most 1440, --every-seconds at least 5.")
+        made = (name for name, method in vars(Faults).items() if isgeneratorfunction(method) and name[0] != "_")
+        known = sorted(name.replace("_", "-") for name in made)
+        if unknown := set(self.faults) - set(known):
+            raise InputError(f"--faults has no {min(unknown)}: choose from {', '.join(known)}.")
 
 
 class Soak(Faults):
@@ -91,7 +98,8 @@ class Soak(Faults):
     def run(self) -> dict:
         """Returns the content of `soak.json`."""
         self._start()
-        faults = self.faults()
+        names = [name.replace("-", "_") for name in self.options.faults]
+        faults = [fault for fault in self.faults() if not names or fault.__name__ in names]
         ends = time.monotonic() + 60 * self.options.minutes
         order: list[Callable[[], Iterator[float]]] = []
         while time.monotonic() < ends:

@@ -63,7 +63,7 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
 
 
 def test_bad_options_are_refused(capsys):
-    for arguments in (["--minutes", "0"], ["--peers", "2"], ["--every-seconds", "1"]):
+    for arguments in (["--minutes", "0"], ["--peers", "2"], ["--every-seconds", "1"], ["--faults", "rain"]):
         assert soak.main(arguments) == 2
         assert capsys.readouterr().err.startswith("error: --")
 
