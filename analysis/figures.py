@@ -209,7 +209,8 @@ def _finish(axes, experiment: Experiment, quantity: str) -> None:
     axes.set_ylim(bottom=0)
     if experiment.axis in LOGARITHMIC and not _has_names(experiment.cells[experiment.axis]):
         axes.set_xscale("log")
-    axes.legend()
+    axes.figure.legend(loc="outside lower center", ncols=3)
+    axes.figure.set_size_inches(9, 6)
 
 
 def _save(figure, file: Path) -> Path:

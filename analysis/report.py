@@ -194,8 +194,8 @@ def model_sections(experiment: Experiment, output: Path) -> list[Section]:
         section = Section(f"A model of {label}, fitted on {experiment.name}")
         section.text.append(
             f"Each of the {len(prediction.table)} settings was predicted by the model as fitted on the others: the "
-            f"worst error is {prediction.worst_error:.0%}, which is {'within' if prediction.is_trusted else 'beyond'} "
-            f"{TRUST:.0%}. The mean of the others, as a prediction, is wrong by up to {prediction.worst_of_mean:.0%}. "
+            f"worst error is {prediction.worst_error:.1%} (asked for: {TRUST:.0%}). The mean of the others, as a "
+            f"prediction, is wrong by up to {prediction.worst_of_mean:.1%}. "
             f"Costs in seconds: {', '.join(f'{name} {value:.2f}' for name, value in vars(prediction.costs).items())}."
         )
         name = f"{experiment.name}-{system}"
@@ -214,7 +214,9 @@ def model_sections(experiment: Experiment, output: Path) -> list[Section]:
                 "for."
             )
         else:
-            section.text.append("It is not good enough to say anything about more peers.")
+            section.text.append(
+                "It errs by more than that, or no less than a constant does: it says nothing about more peers."
+            )
         sections.append(section)
     return sections
 

@@ -40,8 +40,8 @@ class Prediction:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it is good enough to extrapolate from."""
-        return self.worst_error <= TRUST
+        """Whether it is good enough to extrapolate from: near what was measured, and nearer than a constant."""
+        return self.worst_error <= TRUST and self.worst_error < self.worst_of_mean
 
 
 def predict(experiment: Experiment, system: str) -> Prediction | None:
