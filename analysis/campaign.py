@@ -120,14 +120,15 @@ def _congestion() -> str | None:
 
 
 def _anywhere(command: Sequence[str]) -> list[str]:
-    """The command without the folder of this machine."""
-    kept, words = [], iter(command)
+    """The command without the folder of this machine, and without what chose or repeated some of its cells."""
+    kept, words, choosing = [], iter(command), False
     for word in words:
         name, equals, _ = word.replace("_", "-").partition("=")
-        if name != "--output-dir":
-            kept.append(word)
-        elif not equals:
+        choosing = name == "--systems" or (choosing and not name.startswith("--"))
+        if name == "--output-dir" and not equals:
             next(words, None)
+        elif not choosing and name not in ("--output-dir", "--again"):
+            kept.append(word)
     return kept
 
 

@@ -185,7 +185,8 @@ def test_folders_without_results_are_refused_in_one_sentence(tmp_path, capsys):
 
 
 def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["analysis", "run", "delay", "--output-dir", str(tmp_path), "--repeat", "2"])
+    some = ["--again", "--systems", "ddp", "swarm", "--repeat", "2"]
+    monkeypatch.setattr(sys, "argv", ["analysis", "run", "delay", "--output-dir", str(tmp_path), *some])
     grid = load_grid("delay")
     first = Campaign(grid, list(grid.cells())[:1], tmp_path)
     with pytest.raises(InputError, match="in use by another run"):
