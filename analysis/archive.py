@@ -17,6 +17,8 @@ from analysis.systems import system_of
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 
+UNFINISHED = {"problems": ["it ended without a result"]}
+
 
 @dataclass
 class Records:
@@ -50,7 +52,7 @@ def read(source: Path) -> Records:
         InputError: it holds no finished cells.
     """
     records = _read_folder(source) if source.is_dir() else _read_file(source)
-    if not any("backend" in result for _, result in records.cells.values()):
+    if all(result == UNFINISHED for _, result in records.cells.values()):
         raise InputError(f"{source} holds no finished cells: run python -m analysis run, and name its folder.")
     return records
 
@@ -63,7 +65,7 @@ def _read_folder(folder: Path) -> Records:
             system_of(cell)
         except (ValueError, TypeError) as error:
             raise InputError(f"{file} is no cell of this version ({error}): run it again.") from None
-        cells[file.parent.name] = cell, read_result(file.parent) or {"problems": ["it ended without a result"]}
+        cells[file.parent.name] = cell, read_result(file.parent) or UNFINISHED
         if environment := _json(RunFolder(file.parent / "runs" / "run" / "h1").environment):
             machines.append(environment)
     machine = min(machines, key=lambda one: one["started_at"], default=None)

@@ -3,7 +3,7 @@
 from xdist.scheduler import LoadScopeScheduling
 
 PROGRAMS = {
-    *("analysis_lab", "analysis_wan", "baseline_torchrun", "launchers", "memory"),
+    *("analysis_lab", "analysis_wan", "launchers", "memory"),
     *("nat", "notebooks", "peer", "reachability", "soak"),
 }
 """Files that start swarms of several processes: two of these at once would starve on two cores."""

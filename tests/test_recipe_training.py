@@ -48,7 +48,9 @@ class Validations(L.Callback):
 def test_logged_lines_and_validations_under_accumulation(tmp_path):
     recipe = small_recipe(validate_every_steps=3, total_steps=10)
     validations = Validations()
+    began = time.perf_counter()
     trainer, _, folder = train(recipe, tmp_path, accumulate_grad_batches=4, callbacks=[validations])
+    elapsed = time.perf_counter() - began
     lines = read_metrics(folder.metrics)
     train_lines = [line for line in lines if "train/loss" in line]
     val_lines = [line for line in lines if "val/loss" in line]
@@ -63,7 +65,7 @@ def test_logged_lines_and_validations_under_accumulation(tmp_path):
     assert train_lines[-1]["train/lr"] < recipe.learning_rate / 10
     for line in train_lines:
         assert line["perf/samples_per_second"] * line["perf/step_seconds"] == pytest.approx(32)
-        assert line["perf/step_seconds"] < 0.5
+    assert sum(line["perf/step_seconds"] for line in train_lines) < elapsed, "validation is not counted"
     events = EventAccumulator(str(folder.tensorboard)).Reload()
     assert set(events.Tags()["scalars"]) >= TRAIN_TAGS | VAL_TAGS
     assert [event.step for event in events.Scalars("val/top1")] == [3, 6, 9, 10]
