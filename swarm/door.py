@@ -32,7 +32,7 @@ class Door:
         self._holds = {other: holds for other, holds in self._holds.items() if holds[-1] > now - WITHIN_SECONDS}
         holds = self._holds.get(peer, deque(maxlen=MAX_HOLDS))
         used_up = len(holds) == MAX_HOLDS and holds[0] > now - WITHIN_SECONDS
-        if used_up or len(self._holds) >= MAX_GROUP_SIZE:
+        if used_up or (not holds and len(self._holds) >= MAX_GROUP_SIZE):
             return
         holds.append(now)
         self._holds[peer] = holds

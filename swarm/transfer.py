@@ -9,7 +9,7 @@ import asyncio
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
@@ -29,6 +29,7 @@ SLOW_LINK_SECONDS = 600.0  # in which what was written has arrived
 NUM_SLICES = 8
 CHUNK_BYTES = 2**16
 TOKEN_BYTES = 16
+MAX_SNAPSHOTS = 8  # copies of the state that are kept for those who download it
 MAX_DIMENSIONS = 8
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -84,13 +85,13 @@ class Upload:
     :param token: names the download
     :param snapshot: what is sent
     :param sent: slices that are there
-    :param streams: slices that are asked for
+    :param streams: tasks that send its slices
     """
 
     token: bytes
     snapshot: Snapshot
     sent: int = 0
-    streams: int = 0
+    streams: set[asyncio.Task] = field(default_factory=set)
 
 
 class Download:
@@ -187,7 +188,9 @@ class StateTransfer(Serving):
             logger.debug(f"{context.remote_id} asked for no slice of the state")
             return
         upload = self._upload_to(context.remote_id, token)
-        upload.streams += 1
+        if upload is None:
+            return
+        upload.streams.add(asyncio.current_task())
         try:
             description, (content,), _ = await asyncio.shield(upload.snapshot.content)
             if index == 0:
@@ -203,21 +206,28 @@ class StateTransfer(Serving):
             yield averaging_pb2.DownloadData()  # nothing in it: that was all
             await until_caller_hangs_up(SLOW_LINK_SECONDS)
         finally:
-            upload.streams -= 1
+            upload.streams.discard(asyncio.current_task())
             if not upload.streams and self._uploads.get(context.remote_id) is upload:
                 del self._uploads[context.remote_id]
 
-    def _upload_to(self, peer_id: PeerID, token: bytes) -> Upload:
-        """The same for all slices of a download; a later download of that peer takes its place."""
-        if peer_id not in self._uploads or self._uploads[peer_id].token != token:
-            self._uploads[peer_id] = Upload(token, self._snapshot())
-        return self._uploads[peer_id]
+    def _upload_to(self, peer_id: PeerID, token: bytes) -> Upload | None:
+        """The same for all slices of a download; a later one of that peer ends it. None if there are too many."""
+        upload = self._uploads.get(peer_id)
+        if upload is None or upload.token != token:
+            for stream in self._uploads.pop(peer_id).streams if upload else ():
+                stream.cancel()
+            if (snapshot := self._snapshot()) is None:
+                return None
+            upload = self._uploads[peer_id] = Upload(token, snapshot)
+        return upload
 
-    def _snapshot(self) -> Snapshot:
-        """Of the present state; made once for all who ask for it now."""
-        for upload in self._uploads.values():
-            if upload.snapshot.version == self._state_version:
-                return upload.snapshot
+    def _snapshot(self) -> Snapshot | None:
+        """Of the present state; made once for all who ask for it now. None if too many others are on their way."""
+        snapshots = {upload.snapshot.version: upload.snapshot for upload in self._uploads.values()}
+        if self._state_version in snapshots:
+            return snapshots[self._state_version]
+        if len(snapshots) >= MAX_SNAPSHOTS:
+            return None
         return Snapshot(self._state_version, asyncio.ensure_future(self._get_current_state_from_host_process()))
 
     async def _download_state(self, peer_id: PeerID, max_bytes: int, future: MPFuture) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from hivemind.proto.averaging_pb2 import DownloadData
 
-from swarm.transfer import CHUNK_BYTES, NUM_SLICES, TOKEN_BYTES, StateTransfer
+from swarm.transfer import CHUNK_BYTES, MAX_SNAPSHOTS, NUM_SLICES, TOKEN_BYTES, StateTransfer
 
 
 class Donor(StateTransfer):
@@ -66,6 +66,35 @@ def test_a_state_that_has_changed_is_copied_anew():
         second = await download(donor, "b", 2)
         assert {bytes(one.tensor_part.buffer[:1]) for one in await first} == {b"\x01"}
         assert {bytes(one.tensor_part.buffer[:1]) for one in second} == {b"\x02"}
+
+    asyncio.run(run())
+
+
+def test_a_stranger_cannot_fill_a_donors_memory():
+    """Who asks again and again has one download, and who comes under many names does not get a copy for each."""
+
+    async def run():
+        donor = Donor()
+        streams = []
+        for peer, token in [("a", token) for token in range(5)] + [(f"peer {n}", 0) for n in range(20)]:
+            streams.append(asyncio.ensure_future(read_half(donor, peer, token)))
+            await asyncio.sleep(0.001)
+            donor._state_changed()
+        assert donor.exports == 5 + MAX_SNAPSHOTS - 1
+        assert sum(not stream.done() for stream in streams) == len(donor._uploads) == MAX_SNAPSHOTS
+        for stream in streams:
+            stream.cancel()
+        await asyncio.wait(streams)
+        assert donor._uploads == {}
+
+    async def read_half(donor, peer, token):
+        request = DownloadData(metadata=bytes([token]) * TOKEN_BYTES + bytes([1]))
+        stream = donor.rpc_download_state(request, SimpleNamespace(remote_id=peer))
+        try:
+            async for _ in stream:
+                await asyncio.Event().wait()
+        finally:
+            await stream.aclose()
 
     asyncio.run(run())
 
