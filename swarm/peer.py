@@ -34,6 +34,9 @@ from swarm.status import program
 LEAVE_SECONDS = 10.0
 """For an orderly end without one of its processes; then this peer starts again without a checkpoint of this moment."""
 
+RETURN_SECONDS, RETRY_SECONDS = 600.0, 2.0
+"""How long, and how often, a peer that started again by itself tries to."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a peer until it is done; returns the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C."""
@@ -43,13 +46,33 @@ def main(arguments: list[str] | None = None) -> int:
         options = parse_options(arguments)
         print("Starting; importing torch takes about 10 s …", flush=True)
         silence_libraries()
-        return Peer(options, clock).run()
+        return run_again_and_again(options, clock) if clock.again else Peer(options, clock).run()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         print("Interrupted before the training began.", file=sys.stderr, flush=True)
         return 130
+
+
+def run_again_and_again(options: PeerOptions, clock: StartClock) -> int:
+    """Run a peer that started again by itself: nobody may be there to read why it cannot join, and to try again.
+
+    What is in its way (the peers that it knows start again as well, its port is not free yet) may pass.
+
+    :raises InputError: it has not passed within ten minutes
+    """
+    deadline, told = time.monotonic() + RETURN_SECONDS, ""
+    while True:
+        try:
+            return Peer(options, clock).run()
+        except InputError as error:
+            if time.monotonic() > deadline:
+                raise
+            if str(error) != told:
+                told = str(error)
+                print(f"{told}\nTrying again for {RETURN_SECONDS / 60:.0f} minutes.", file=sys.stderr, flush=True)
+        time.sleep(RETRY_SECONDS)
 
 
 class Peer:
@@ -182,7 +205,8 @@ class Peer:
 
     def _network(self):
         """How this peer meets the others: what a person gave, and what was measured."""
-        from swarm.network import NetworkOptions, prepare_identity
+        from swarm.network import NetworkOptions
+        from swarm.owners import prepare_identity
         from swarm.role import measured
 
         machine, connection = self.options.machine, self.options.connection

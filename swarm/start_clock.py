@@ -18,7 +18,10 @@ class StartClock:
     """
 
     def __init__(self) -> None:
-        self._since = float(os.environ.pop(STARTED, 0)) or psutil.Process().create_time()
+        again_since = float(os.environ.pop(STARTED, 0))
+        self.again = bool(again_since)
+        """Whether this peer started again by itself."""
+        self._since = again_since or psutil.Process().create_time()
         self.seconds: dict[str, float] = {}
         """Phase: seconds, in order."""
 

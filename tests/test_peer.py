@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
 from swarm import peer
+from swarm.start_clock import STARTED
+from swarm.status import Status
 from tests.cli import PACED, START_SECONDS, TINY, PeerProgram, Program, reaping, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -156,18 +160,26 @@ def test_alone_it_goes_on_from_its_checkpoint(finished, tmp_path):
 
 
 def test_all_go_on_at_the_newest_step_that_anyone_has(finished, tmp_path):
-    """All have stopped; the first one comes back with nothing, the second one with its checkpoint."""
+    """All have stopped; the second one tries to come back until the first one is there, with an empty folder."""
     shutil.copytree(finished.output_dir, tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "whole" / "peer-1")
+    address = Status.read(finished.folders[0].status).addresses[0]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     with reaping() as programs:
-        options = ["--run-id", "whole", "--max-steps", "25", "--min-peers", "2", *VALIDATED]
-        first = PeerProgram(tmp_path / "runs", "whole", "peer-1", *options)
-        programs.append(first)
-        joins = ["--initial-peers", first.address, "--max-steps", "25", "--min-peers", "2"]
-        second = PeerProgram(tmp_path / "runs", "whole", "peer-2", *joins)
+        to_the_end = ["--max-steps", "25", "--min-peers", "2"]
+        joins = ["--initial-peers", re.sub("/tcp/[0-9]+/", f"/tcp/{port}/", address), *to_the_end]
+        second = PeerProgram(tmp_path / "runs", "whole", "peer-2", *joins, **{STARTED: str(time.time())})
         programs.append(second)
+        second.wait_until(lambda: "Trying again for 10 minutes." in second.output, "nobody answers")
+        first = PeerProgram(
+            tmp_path / "runs", "whole", "peer-1", "--run-id", "whole", "--port", port, *to_the_end, *VALIDATED
+        )
+        programs.append(first)
         for program in (first, second):
             assert program.wait(START_SECONDS) == 0, program.output
+    assert second.output.count("Trying again") == 1
     assert "Took over step 20 from peer-2" in first.output
     assert "Going on from step 20" in second.output
     steps = [line["step"] for line in read_metrics(first.folder.metrics) if "train/loss" in line]
