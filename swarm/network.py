@@ -11,19 +11,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hivemind
 import psutil
-from hivemind.p2p import PeerID
-from hivemind.proto import crypto_pb2
-from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
 from swarm.addresses import check_port_free, check_reachable, classify, parse_own_address
-from swarm.owners import OwnedRecords, read_key
+from swarm.owners import OwnedRecords, prepare_identity, read_key
 from swarm.processes import descendants, die_with_parent, keep_signal_handlers, kill, leave_terminal, use_fork
 from swarm.reachability import offer_call_backs
 from swarm.repairs import repair_hivemind
@@ -155,14 +153,11 @@ def start_dht(options: NetworkOptions, meanwhile: Callable[[], None] = lambda: N
         start = time.monotonic()
         try:
             try:
-                dht = _launch(options, peers, meanwhile)
+                return _launch(options, peers, meanwhile)
             except Exception as error:
                 if not _was_too_slow(error, time.monotonic() - start):
                     raise
-                dht = _launch(options, peers, meanwhile)
-            if not options.client_mode:
-                dht.run_coroutine(offer_call_backs, return_future=True).result(10)
-            return dht
+                return _launch(options, peers, meanwhile)
         except Exception as error:
             raise _explained(error, options, peers) from None
 
@@ -180,34 +175,6 @@ def stop_dht(dht: hivemind.DHT, timeout_seconds: float = 3) -> None:
         dht.shutdown()
     _end_process(dht)
     kill(below)
-
-
-def prepare_identity(path: Path) -> PeerID:
-    """The peer id of a private key file, made (RSA, mode 0600) if there is none.
-
-    :raises InputError: it cannot be made, read or understood.
-    """
-    try:
-        if not path.exists():
-            _write_identity(path)
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"--identity-path {path} cannot be used ({error.strerror}): name a file in a folder you may write to."
-        ) from None
-    try:
-        return PeerID.from_identity(content)
-    except Exception:  # protobuf, cryptography and hivemind each have their own
-        raise InputError(
-            f"--identity-path {path} does not hold a peer's private key: restore it, or delete it for a new identity."
-        ) from None
-
-
-def _write_identity(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    key = crypto_pb2.PrivateKey(key_type=crypto_pb2.KeyType.RSA, data=RSAPrivateKey().to_bytes())
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(key.SerializeToString())
 
 
 def own_addresses() -> list[str]:
@@ -237,20 +204,30 @@ def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], N
         dht.run_in_background(await_ready=False)
         meanwhile()
         _wait_until_ready(dht, options.startup_timeout_seconds + 30)
+        if not options.client_mode:
+            _finish(dht.run_coroutine(offer_call_backs, return_future=True), options.startup_timeout_seconds)
         dht.processes = tuple(descendants(dht.pid))
     except BaseException:  # Ctrl-C as well
         if dht._ready.done():
-            # It ends by itself. Killed right after its answer it may still hold MPFuture's lock, which all processes
-            # share, and then no later DHT could ever answer.
+            # If it could not start, it ends by itself. Killed right after its answer it may still hold MPFuture's lock,
+            # which all processes share, and then no later DHT could ever answer.
             dht.join(3)
         _end_process(dht)
         raise
     return dht
 
 
+def _finish(start: Future, timeout_seconds: float) -> None:
+    try:
+        start.result(timeout_seconds)
+    except TimeoutError:
+        raise RuntimeError("the DHT process did not answer in time while it started") from None
+
+
 def _was_too_slow(error: Exception, seconds: float) -> bool:
     """Whether p2pd or a handshake (libp2p gives it 5 s) timed out, as they do now and then on a busy machine."""
-    return "failed to start in" in str(error) or ("bootstrap peers" in str(error) and seconds > 4)
+    symptoms = ("failed to start in", "did not answer in time")
+    return any(symptom in str(error) for symptom in symptoms) or ("bootstrap peers" in str(error) and seconds > 4)
 
 
 def _wait_until_ready(dht: SwarmDHT, timeout_seconds: float) -> None:
@@ -307,6 +284,8 @@ def _explained(error: Exception, options: NetworkOptions, peers: list[str]) -> E
         "own addresses in --host-maddrs, or leave it out.",
         "failed to start in": "Hivemind's p2pd did not start in time, twice "
         f"({options.startup_timeout_seconds:.0f} s): the machine is too busy, so end other programs and try again.",
+        "while it started": f"{text[:1].upper()}{text[1:]}: the machine is too busy or out of memory, so end other "
+        "programs and try again.",
         "p2pd binary": "Hivemind's p2pd program is missing or made for another kind of computer: reinstall hivemind.",
     }
     return next((InputError(sentence) for symptom, sentence in sentences.items() if symptom in text), error)

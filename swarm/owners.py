@@ -7,6 +7,7 @@ can speak for another one. What is not signed is not stored, not passed on and n
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -20,6 +21,8 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
+
+from recipe.errors import InputError
 
 _OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/]{100,1400}={0,2})\]")
 _SHA2_256 = b"\x12\x20"  # multihash: its code, and 32 bytes
@@ -71,3 +74,31 @@ def peer_of(subkey: bytes) -> PeerID | None:
         return None
     public_key = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=der).SerializeToString()
     return PeerID(_SHA2_256 + hashlib.sha256(public_key).digest())
+
+
+def prepare_identity(path: Path) -> PeerID:
+    """The peer id of a private key file, made (RSA, mode 0600) if there is none.
+
+    :raises InputError: it cannot be made, read or understood.
+    """
+    try:
+        if not path.exists():
+            _write_identity(path)
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"--identity-path {path} cannot be used ({error.strerror}): name a file in a folder you may write to."
+        ) from None
+    try:
+        return PeerID.from_identity(content)
+    except Exception:  # protobuf, cryptography and hivemind each have their own
+        raise InputError(
+            f"--identity-path {path} does not hold a peer's private key: restore it, or delete it for a new identity."
+        ) from None
+
+
+def _write_identity(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    key = crypto_pb2.PrivateKey(key_type=crypto_pb2.KeyType.RSA, data=RSAPrivateKey().to_bytes())
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(key.SerializeToString())

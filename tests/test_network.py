@@ -14,7 +14,8 @@ import pytest
 from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
-from swarm.network import NetworkOptions, SwarmDHT, prepare_identity, start_dht, stop_dht, visible_addresses
+from swarm.network import NetworkOptions, SwarmDHT, start_dht, stop_dht, visible_addresses
+from swarm.owners import prepare_identity
 from swarm.processes import descendants
 
 pytestmark = pytest.mark.timeout(60)

@@ -12,7 +12,8 @@ import pytest
 from hivemind.p2p import P2P
 
 from recipe.presets import preset
-from swarm.network import NetworkOptions, prepare_identity, start_dht, stop_dht, visible_addresses
+from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.owners import prepare_identity
 from swarm.reachability import (
     CALLS_PER_MINUTE,
     NONCE_BYTES,
