@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import multiprocessing as mp
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
 from hivemind import DHT
-from hivemind.compression import NoCompression
+from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
@@ -22,11 +21,11 @@ from recipe.errors import InputError
 from swarm import faults
 from swarm.codecs import Codec, ErrorFeedback
 from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
+from swarm.lanes import Lanes, count_lanes, in_thread
 from swarm.processes import die_with_parent
 from swarm.pulse import Pulse
 from swarm.rendezvous import Rendezvous
 from swarm.rounds import (
-    LINEAGE_BYTES,
     Behind,
     Group,
     Member,
@@ -148,6 +147,7 @@ class SwarmAverager(StateTransfer):
         super().run()
 
     async def add_p2p_handlers(self, *args, **kwargs):
+        asyncio.get_running_loop().set_exception_handler(_tell_once)
         await self._meetings().pulse.answer()
         await super().add_p2p_handlers(*args, **kwargs)
 
@@ -226,50 +226,56 @@ class SwarmAverager(StateTransfer):
             self._waiting_step.value = -1  # those who waited compute on, too
             raise ShortBatch(group)
         if len(group.peer_ids) == 1:
-            return RoundReport.of(group, [], met - started, 0.0)
+            return RoundReport.of(group, meeting_seconds=met - started, exchange_seconds=0.0)
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
         try:
-            exchange = self._one_pass(group) if self._low_rank is None else self._two_passes(group, ticket.samples)
-            passes = await exchange
+            async with self._lanes(group) as lanes:
+                await self._average(lanes, group, ticket.samples)
         except BaseException:
             meetings.reopen()
             raise
         exchange_seconds = time.perf_counter() - met
-        report = RoundReport.of(group, passes, met - started, exchange_seconds)
-        if not report.lost:
-            meetings.pulse.exchange_took(exchange_seconds)
-        return report
+        if not lanes.lost:
+            meetings.pulse.exchange_took(exchange_seconds, group.peer_ids)
+        seconds = {"meeting_seconds": met - started, "exchange_seconds": exchange_seconds}
+        return RoundReport.of(group, lanes.runners, lost=frozenset(lanes.lost), **seconds)
 
-    async def _one_pass(self, group: Group) -> list[ExactAllReduceRunner]:
-        with self._register_allreduce_group(group):
-            runner = self._make_runner(group, self.vector, self._feedback)
-            await in_background(runner.add_left_out)
-            average = await self._average(runner)
-        runner.keep_left_out()
-        self.vector.copy_(average)  # not before: a round that fails leaves this peer's own contribution there
-        return [runner]
+    def _lanes(self, group: Group) -> Lanes:
+        counts = [count_lanes(group, self.vector, self._codec)] if self._low_rank is None else [1, 1]
+        others = [peer_id for peer_id in group.peer_ids if peer_id != self.peer_id]
+        pulse = self._meetings().pulse
+        return Lanes(group, counts, others, pulse, self._register_allreduce_group, self._make_runner)
 
-    async def _two_passes(self, group: Group, samples: int) -> list[ExactAllReduceRunner]:
-        again = replace(group, group_id=hashlib.sha256(group.group_id).digest()[:LINEAGE_BYTES])
+    def _make_runner(
+        self, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback, lanes: int
+    ) -> ExactAllReduceRunner:
+        runner = ExactAllReduceRunner(
+            group=group,
+            tensor=tensor,
+            feedback=feedback,
+            lanes=lanes,
+            pulse=self._meetings().pulse,
+            p2p=self._p2p,
+            servicer_type=type(self),
+            prefix=self.prefix,
+            compression=self._codec,
+            sender_timeout=self.allreduce_kwargs["sender_timeout"],
+            reducer_timeout=self.allreduce_kwargs["reducer_timeout"],
+        )
+        self._running_groups[group.group_id].set_result(runner)
+        return runner
+
+    async def _average(self, lanes: Lanes, group: Group, samples: int) -> None:
+        """The vector becomes the average of the group's; with PowerSGD after two passes."""
         low_rank = self._low_rank
-        with self._register_allreduce_group(again), self._register_allreduce_group(group):
-            first = self._make_runner(group, await in_background(low_rank.begin, self.vector, samples, group))
-            average = await self._average(first)
-            second = self._make_runner(again, await in_background(low_rank.go_on, average))
-            average = await self._average(second)
-        self.vector.copy_(await in_background(low_rank.finish, average, samples, group))
-        return [first, second]
-
-    async def _average(self, runner: ExactAllReduceRunner) -> torch.Tensor:
-        self._running_groups[runner.group_id].set_result(runner)
-        (average,) = [tensor async for tensor in runner]
-        if runner.parts_received != runner.parts_expected:
-            reason = f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived"
-            raise RoundFailed(reason, frozenset(runner.lost))
-        if not await in_background(lambda: bool(torch.isfinite(average).all())):
-            raise RoundFailed("the average is not finite", frozenset(runner.lost))
-        return average
+        if low_rank is None:
+            return await lanes.average(self.vector, self._feedback)
+        first = await in_thread(low_rank.begin, self.vector, samples, group)
+        await lanes.average(first, ErrorFeedback(self._codec, len(first)))
+        second = await in_thread(low_rank.go_on, first)
+        await lanes.average(second, ErrorFeedback(self._codec, len(second)))
+        self.vector.copy_(await in_thread(low_rank.finish, second, samples, group))
 
     def _handed_over_to(self, peer_id: PeerID) -> None:
         door = self._meetings().door
@@ -290,23 +296,10 @@ class SwarmAverager(StateTransfer):
             if memory is not None:
                 memory.reset()
 
-    def _make_runner(
-        self, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback | None = None
-    ) -> ExactAllReduceRunner:
-        return ExactAllReduceRunner(
-            group=group,
-            tensor=tensor,
-            feedback=feedback or ErrorFeedback(NoCompression(), tensor.numel()),
-            pulse=self._meetings().pulse,
-            p2p=self._p2p,
-            servicer_type=type(self),
-            prefix=self.prefix,
-            compression=self._codec,
-            sender_timeout=self.allreduce_kwargs["sender_timeout"],
-            reducer_timeout=self.allreduce_kwargs["reducer_timeout"],
-        )
 
-
-def in_background(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
-    """Its result, computed in a thread."""
-    return asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+def _tell_once(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """How a round ended is told by its future; of each stream that broke with it asyncio would print a traceback."""
+    if isinstance(context.get("exception"), (AllreduceException, ConnectionError, asyncio.CancelledError)):
+        logger.debug(context)
+    else:
+        loop.default_exception_handler(context)

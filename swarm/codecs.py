@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,6 +120,12 @@ class ErrorFeedback:
         self._codec = codec
         self.left_out: torch.Tensor | None = None if isinstance(codec, NoCompression) else torch.zeros(size)
         """Shape [size], fp32, sums over samples; None if nothing is ever left out."""
+
+    def part(self, part: slice) -> ErrorFeedback:
+        """The same memory, of a part of the vector."""
+        same = copy.copy(self)
+        same.left_out = None if self.left_out is None else self.left_out[part]
+        return same
 
     def reset(self) -> None:
         """This peer has taken over other weights: what is left belongs to old ones."""

@@ -9,9 +9,9 @@ With a codec that rounds, what rounding leaves out on the way to a reducer and o
 that encoded adds it to its contribution to the next round (:class:`~swarm.codecs.ErrorFeedback`).
 
 Four more differences: weights come from the tickets that the whole group has seen, not from the sender's own messages;
-parts that are not finite or have another shape ban their sender; a member that is not there any more is given up
-within seconds (:mod:`swarm.pulse`); and a reducer keeps its stream open until the sender has read all results and hangs
-up (see :func:`until_caller_hangs_up`).
+parts that are not finite or have another shape ban their sender; a member can be given up at any time
+(:mod:`swarm.lanes`); and a reducer keeps its stream open until the sender has read all results and hangs up (see
+:func:`until_caller_hangs_up`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from hivemind.averaging.allreduce import AllReduceRunner
 from hivemind.averaging.partition import AllreduceException, BannedException
 from hivemind.compression import CompressionInfo
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor
 
@@ -60,22 +60,28 @@ class SharedFuture(asyncio.Future):
             self.exception()
 
 
-def part_size_bytes(total_bytes: int, num_reducers: int) -> int:
-    """Size of a part, in bytes: small vectors are still spread over all reducers, large ones stay in 512 KiB parts."""
-    return max(MIN_PART_BYTES, min(MAX_PART_BYTES, total_bytes // (4 * max(1, num_reducers))))
+def part_size_bytes(total_bytes: int, num_reducers: int, lanes: int) -> int:
+    """Size of a part, in bytes: small vectors are still spread over all reducers, large ones stay in 512 KiB parts.
+
+    That is of all lanes together, which share a line: each of them has to get something through now and then.
+    """
+    return max(MIN_PART_BYTES, min(MAX_PART_BYTES // lanes, total_bytes // (4 * max(1, num_reducers))))
 
 
 class ExactAllReduceRunner(AllReduceRunner):
-    """One peer's part in one round over one closed :class:`~swarm.rounds.Group`.
+    """One peer's part in one lane of a round over one closed :class:`~swarm.rounds.Group`.
 
     :param group: the closed group; its tickets give the weights and say who can reduce
     :param tensor: this peer's contribution, shape [n], fp32, shared memory; iterating yields the average, shape [n]
     :param feedback: what earlier rounds have left out
-    :param pulse: tells who is still there
+    :param lanes: how many run side by side
+    :param pulse: is told who was heard
     :param kwargs: see :class:`hivemind.averaging.allreduce.AllReduceRunner`
     """
 
-    def __init__(self, *, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback, pulse: Pulse, **kwargs):
+    def __init__(
+        self, *, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback, lanes: int, pulse: Pulse, **kwargs
+    ):
         reducers = [not ticket.client_mode for ticket in group.tickets]
         super().__init__(
             tensors=[tensor],
@@ -83,13 +89,14 @@ class ExactAllReduceRunner(AllReduceRunner):
             ordered_peer_ids=group.peer_ids,
             peer_fractions=tuple(can_reduce / sum(reducers) for can_reduce in reducers),
             weight=1.0,
-            part_size_bytes=part_size_bytes(tensor.numel() * tensor.element_size(), sum(reducers)),
+            part_size_bytes=part_size_bytes(tensor.numel() * tensor.element_size(), sum(reducers), lanes),
             **kwargs,
         )
         self.tensor_part_container.return_deltas = False
         self.weights = dict(zip(group.peer_ids, (float(t.samples) for t in group.tickets), strict=True))
-        self.parts_received = self.bytes_sent = self.bytes_received = 0
-        self.lost: set[PeerID] = set()
+        self.parts_received = self.inputs_received = self.bytes_sent = self.bytes_received = 0
+        self._lost: set[PeerID] = set()
+        self._callers: dict[PeerID, asyncio.Task] = {}
         self._group, self._feedback, self._pulse = group, feedback, pulse
         self._talks: dict[PeerID, asyncio.Task] = {}
         self._codec = self.tensor_part_container.compression
@@ -127,30 +134,32 @@ class ExactAllReduceRunner(AllReduceRunner):
     def inputs_expected(self) -> int:
         return self.tensor_part_reducer.num_parts * len(self.sender_peer_ids)
 
-    @property
-    def inputs_received(self) -> int:
-        return sum(self.tensor_part_reducer.num_parts_received)
+    def finalize(self, *, cancel: bool = False, exception: BaseException | None = None) -> None:
+        """As Hivemind's, but who runs it learns of an exception by itself: nobody would ask the future for it."""
+        super().finalize(cancel=cancel or exception is not None)
 
-    async def run(self) -> AsyncIterator[torch.Tensor]:
-        """Run the all-reduce; yields the average. ``lost`` holds the members that were given up."""
-        watches = [asyncio.create_task(self._watch(peer)) for peer in self.ordered_peer_ids if peer != self.peer_id]
-        try:
-            async for average in super().run():
-                yield average
-        finally:
-            for watch in watches:
-                watch.cancel()
+    def awaited_input(self, peer_id: PeerID) -> int | None:
+        """Number of the part that is reduced now, if it is this member's that is missing: what follows waits for it."""
+        reducer, sender_index = self.tensor_part_reducer, self.sender_peer_ids.index(peer_id)
+        missing = reducer.num_parts_received[sender_index] <= reducer.current_part_index
+        return reducer.current_part_index if missing and peer_id not in self.banned_senders else None
 
-    async def _watch(self, peer_id: PeerID) -> None:
-        index = self.ordered_peer_ids.index(peer_id)
-        await self._pulse.lost(peer_id, can_be_called=not self._group.tickets[index].client_mode)
-        self.lost.add(peer_id)
+    def awaited_average(self, peer_id: PeerID) -> int | None:
+        """Number of the next average that this member has to send, if there is one."""
+        container, index = self.tensor_part_container, self.ordered_peer_ids.index(peer_id)
+        received = container._outputs_registered_by_peer[index]
+        return received if received < container.num_parts_by_peer[index] else None
+
+    async def lose(self, peer_id: PeerID) -> None:
+        """This member is not there any more: what it has not sent is not waited for, and nothing is sent to it."""
+        self._lost.add(peer_id)
         await self._ban_sender(peer_id)
         self.active_senders.add(peer_id)  # or Hivemind would still wait for its first part
         if len(self.active_senders) == len(self.sender_peer_ids):
             self.all_senders_started.set()
-        if peer_id in self._talks:
-            self._talks[peer_id].cancel()
+        for talks in (self._talks, self._callers):
+            if peer_id in talks:
+                talks[peer_id].cancel()
 
     def should_delay_results(self, peer_id: PeerID) -> bool:
         return False  # stock delays them for client-mode peers until the request stream ends; ours stays open
@@ -175,6 +184,8 @@ class ExactAllReduceRunner(AllReduceRunner):
             await self._reduce_own_parts()
         else:
             self._talks[peer_id] = asyncio.current_task()
+            if peer_id in self._lost:
+                self._talks[peer_id].cancel()
             await self._send_and_receive(peer_id)
 
     async def _reduce_own_parts(self):
@@ -184,6 +195,7 @@ class ExactAllReduceRunner(AllReduceRunner):
             average = await self.tensor_part_reducer.accumulate_part(
                 sender_index, part_index, part, weight=self.weights[self.peer_id]
             )
+            self.inputs_received += 1
             decoded = self._codec.extract(await self._encode(part_index, average))
             self.tensor_part_container.register_processed_part(peer_index, part_index, decoded)
             self.parts_received += 1
@@ -238,6 +250,17 @@ class ExactAllReduceRunner(AllReduceRunner):
             raise AllreduceException("a part that is not float32")
         return self._codec.extract(message.tensor_part).detach(), message.ByteSize()
 
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """A member's part in this lane, which it can have once: Hivemind would count a second stream as another's."""
+        if context.remote_id in self._callers:
+            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
+        self._callers[context.remote_id] = asyncio.current_task()
+        async for message in super().rpc_aggregate_part(stream, context):
+            yield message
+
     async def _accumulate_parts_streaming(self, stream: AsyncIterator, sender_index: int) -> AsyncIterator:
         reducer = self.tensor_part_reducer
         sender = self.sender_peer_ids[sender_index]
@@ -254,6 +277,7 @@ class ExactAllReduceRunner(AllReduceRunner):
                     )
                 except BannedException:
                     break
+                self.inputs_received += 1
                 encoded = await self._encode(part_index, average)
                 part_index += 1
                 answer = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=encoded)

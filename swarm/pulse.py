@@ -1,16 +1,19 @@
 """Whether those that a round waits for are still there: who is silent is asked, and who does not answer is given up.
 
-How long a round takes tells nothing: on a slow link or a busy machine, healthy peers take long, too. But as long as
+How long a round takes tells little: on a slow link or a busy machine, healthy peers take long, too. But as long as
 their averaging processes live, they answer a call at once or send parts. So a peer that is killed is given up after
 about a second (nobody listens at its address any more), and one that is frozen or cut off after some seconds of
-silence, however long others may take.
+silence, however long others may take. Only an exchange that takes much longer than those before it, with the same
+peers, tells that somebody's line has broken down.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from hivemind.p2p import P2P, P2PContext, PeerID
@@ -26,6 +29,8 @@ SILENCE_SECONDS = 3.0
 """Without an answer; or twice a usual exchange, if that is longer: the answer may have to queue behind its parts."""
 FIRST_SILENCE_SECONDS = 10.0
 """As long as nobody knows what is usual."""
+LATE_SECONDS = 4.0
+"""After which who has always been in time keeps the others waiting; or three usual exchanges, if that is longer."""
 DOUBT_SECONDS = 1.0
 """Without an answer, after which it is not worth while to do nothing but wait."""
 MAX_REFUSALS = 2
@@ -44,6 +49,7 @@ class Pulse(ServicerBase):
         self._signs: dict[PeerID, int] = {}
         self._doubted: set[PeerID] = set()
         self._usual: deque[float] = deque(maxlen=9)
+        self._in_time: set[PeerID] = set()
 
     async def answer(self) -> None:
         """From now on this peer answers; who cannot be dialled does so over connections that it has made itself."""
@@ -64,9 +70,30 @@ class Pulse(ServicerBase):
         """Whether it has not answered a call for a while; it may still do so."""
         return peer in self._doubted
 
-    def exchange_took(self, seconds: float) -> None:
-        """Learn what is usual."""
+    def exchange_took(self, seconds: float, peers: Collection[PeerID]) -> None:
+        """Learn what is usual, with these; who was late may always be, on its line, until that is usual."""
+        self._in_time = set(peers) if seconds <= self.late_seconds else set()
         self._usual.append(seconds)
+
+    def was_in_time(self, peer: PeerID) -> bool:
+        """Whether it was there when the last exchange took no longer than usual."""
+        return peer in self._in_time
+
+    @property
+    def late_seconds(self) -> float:
+        """After so long an exchange is late; infinite as long as nothing is usual."""
+        return max(LATE_SECONDS, 3 * statistics.median(self._usual)) if self._usual else math.inf
+
+    def gave_up(self, peer: PeerID) -> None:
+        """It is as a newcomer when it comes back: its line may be slower than it was."""
+        self._in_time.discard(peer)
+
+    async def until_late(self) -> None:
+        """Wait until an exchange that begins now is late."""
+        waited_seconds = 0.0  # in looks, not by the clock: while this process itself stands still, nobody can be heard
+        while waited_seconds < self.late_seconds:
+            await asyncio.sleep(LOOK_SECONDS)
+            waited_seconds += LOOK_SECONDS
 
     @property
     def patience_seconds(self) -> float:

@@ -63,13 +63,15 @@ class Member:
     """A peer that is expected in the next round, as its progress record says.
 
     :param peer_id: libp2p peer id
-    :param joined: DHT time in seconds when it joined; the senior (smallest) full peer leads
+    :param joined: DHT time in seconds when it joined, or came back; the senior (smallest) full peer leads
     :param client_mode: it cannot be dialled, so it neither leads nor reduces
+    :param awaited: a group closes without it if it is not
     """
 
     peer_id: PeerID
     joined: float
     client_mode: bool
+    awaited: bool = True
 
     @property
     def seniority(self) -> tuple[float, bytes]:
@@ -170,14 +172,11 @@ class RoundReport:
     lost: frozenset[PeerID] = frozenset()
 
     @classmethod
-    def of(cls, group: Group, passes: Sequence[Any], meeting_seconds: float, exchange_seconds: float) -> RoundReport:
+    def of(cls, group: Group, runners: Sequence[Any] = (), **known: Any) -> RoundReport:
         """Of all-reduces that are over; each counts parts and bytes under the names that they have here."""
         counts = ("parts_expected", "parts_received", "inputs_expected", "inputs_received")
-        counted = {
-            name: sum(getattr(one, name) for one in passes) for name in (*counts, "bytes_sent", "bytes_received")
-        }
-        lost = frozenset().union(*(one.lost for one in passes))
-        return cls(group, meeting_seconds=meeting_seconds, exchange_seconds=exchange_seconds, lost=lost, **counted)
+        counts += ("bytes_sent", "bytes_received")
+        return cls(group, **{name: sum(getattr(runner, name) for runner in runners) for name in counts}, **known)
 
     @property
     def received_fraction(self) -> float:

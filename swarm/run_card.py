@@ -19,7 +19,7 @@ from recipe.errors import InputError
 from swarm.address_book import peer_of_address
 from swarm.owners import owned_entries
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised when peers of two versions could no longer train together."""
 
 RUNS_KEY = "swarm.runs"

@@ -1,18 +1,24 @@
 """Averaging between real processes on loopback, against means computed by hand."""
 
+import asyncio
+
 import numpy as np
 import pytest
 import torch
+from hivemind.proto.averaging_pb2 import PART_FOR_AVERAGING, PROTOCOL_VIOLATION, AveragingData
+from hivemind.utils.asyncio import as_aiter
 from swarm_peers import Line, Peers, running_dht
 
 from swarm.averager import SwarmAverager
 from swarm.codecs import Codec
+from swarm.exchange import ExactAllReduceRunner
+from swarm.pulse import LATE_SECONDS
 from swarm.rendezvous import Rendezvous
 from swarm.rounds import LINEAGE_BYTES, Member, RoundFailed, RoundReport, Ticket
 
 pytestmark = pytest.mark.timeout(180)
 NAMES = ("a", "b", "c")
-SIZES = (1, 1000, 300_000)
+SIZES = (1, 1000, 700_001)
 ROUNDS = 20
 PATIENCE_SECONDS, TIMEOUT_SECONDS = 10.0, 30.0
 
@@ -161,6 +167,51 @@ def one_round_after_a_failed_knock(*arguments):
     return one_round(*arguments)
 
 
+def two_rounds(name, initial_peers, line, vector, samples, stops):
+    """Two rounds; in the second, this peer stops to send after its first part if it ``stops``, but lives."""
+    send = ExactAllReduceRunner._generate_input_for_peer
+
+    async def send_one_part(self, peer_index):
+        async for message in send(self, peer_index):
+            yield message
+            if self._group.tickets[0].step == 1:
+                await asyncio.Event().wait()
+
+    if stops:
+        ExactAllReduceRunner._generate_input_for_peer = send_one_part
+    with running_dht(initial_peers, line) as dht:
+        averager = averager_for(vector, dht, "none")
+        members = meet_everyone(line, dht)
+        reports = [run_round(averager, members, vector, samples, 0)]
+        try:
+            reports.append(run_round(averager, members, vector, samples, 1))
+        except RoundFailed as error:
+            reports.append(error)
+        say_goodbye(line, averager)
+        return dht.peer_id, averager.vector.clone(), reports
+
+
+def one_round_with_two_streams(*arguments):
+    """The same, but this peer wants to send its part of the first reducer's share a second time."""
+    send, answers = ExactAllReduceRunner._generate_input_for_peer, []
+
+    async def send_twice(self, peer_index):
+        async for message in send(self, peer_index):
+            yield message
+            if not answers:
+                await self.tensor_part_container._output_part_available[peer_index].wait()  # the first has arrived
+                stub = self._get_peer_stub(self.ordered_peer_ids[peer_index])
+                stream = await stub.rpc_aggregate_part(
+                    as_aiter(AveragingData(code=PART_FOR_AVERAGING, group_id=self.group_id))
+                )
+                if (await anext(stream)).code != PROTOCOL_VIOLATION:
+                    await asyncio.Event().wait()
+                answers.append(stream)
+
+    ExactAllReduceRunner._generate_input_for_peer = send_twice
+    return one_round(*arguments)
+
+
 def run_one_round(contributions: dict, function=one_round) -> dict:
     with Peers(timeout_seconds=80) as peers:
         for name, arguments in contributions.items():
@@ -187,6 +238,35 @@ def test_a_knock_that_nobody_heard_does_not_divide_the_swarm():
         assert len(report.group.peer_ids) == 3
         assert torch.equal(vector, torch.full((5000,), 4.0))
         assert report.meeting_seconds < PATIENCE_SECONDS / 2
+
+
+def test_what_somebody_gives_counts_once():
+    vectors = {name: torch.full((200_000,), value) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
+    with Peers(timeout_seconds=80) as peers:
+        for name, vector in vectors.items():
+            peers.start(name, one_round_with_two_streams if name == "c" else one_round, vector, 10)
+        introduce(peers)
+        found = dismiss(peers)
+    for vector, report in found.values():
+        assert isinstance(report, RoundReport), report
+        assert report.complete
+        assert torch.equal(vector, torch.full((200_000,), 4.0))
+
+
+def test_who_has_been_in_time_and_is_late_is_given_up_though_it_lives():
+    vectors = {name: torch.full((200_000,), value) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
+    found = run_one_round({name: (vector, 10, name == "c") for name, vector in vectors.items()}, two_rounds)
+    late, contribution, (_, outcome) = found["c"]
+    assert isinstance(outcome, RoundFailed), "they hear of it at once"
+    assert torch.equal(contribution, vectors["c"])
+    assert torch.equal(found["a"][1], found["b"][1])
+    assert found["a"][1].unique().tolist() == [2.5, 4.0], "the mean of all, and of the two who sent everything"
+    for name in "ab":
+        _, _, (first, second) = found[name]
+        assert first.complete
+        assert first.lost == set()
+        assert second.lost == {late}
+        assert LATE_SECONDS / 2 < second.exchange_seconds < 3 * LATE_SECONDS
 
 
 def test_a_sender_of_nan_is_left_out():
@@ -241,9 +321,11 @@ def repeat(name, initial_peers, line, vector, samples, codec, rounds):
         return torch.stack(averages), reports
 
 
-@pytest.mark.parametrize(("codec", "share"), [("fp16", 0.5), ("int8", 0.25)])
-def test_what_rounding_leaves_out_comes_with_the_next_round(codec, share):
-    vectors = {name: contribution(name, 50_000, 0) for name in "abc"}
+@pytest.mark.parametrize(
+    ("codec", "share", "size"), [("fp16", 0.5, 50_000), ("int8", 0.25, 50_000), ("fp16", 0.5, 900_001)]
+)
+def test_what_rounding_leaves_out_comes_with_the_next_round(codec, share, size):
+    vectors = {name: contribution(name, size, 0) for name in "abc"}
     contributions = {name: (vector, samples, codec, 10) for name, (vector, samples) in vectors.items()}
     found = run_one_round(contributions, repeat)
     averages = found["a"][0].double()
@@ -251,11 +333,11 @@ def test_what_rounding_leaves_out_comes_with_the_next_round(codec, share):
     for _, reports in found.values():
         assert all(report.complete for report in reports)
         # each peer sends two thirds of its vector, and its third of the average to two others; and messages have heads
-        assert sum(report.bytes_sent for report in reports) == pytest.approx(10 * share * 4 * 50_000 * 4 / 3, rel=0.03)
+        assert sum(report.bytes_sent for report in reports) == pytest.approx(10 * share * 4 * size * 4 / 3, rel=0.03)
     assert sum(r.bytes_sent for _, all_of in found.values() for r in all_of) == sum(
         r.bytes_received for _, all_of in found.values() for r in all_of
     )
-    exact = torch.from_numpy(weighted_mean("abc", 50_000, 0))
+    exact = torch.from_numpy(weighted_mean("abc", size, 0))
     one, ten = (averages[0] - exact).abs(), (averages.mean(0) - exact).abs()
     assert one.max() > 0
     assert ten.mean() < one.mean() / 4, "an error that is the same in each round would not shrink"

@@ -87,10 +87,10 @@ def test_who_cannot_be_called_is_not_lost_by_that():
 def test_patience_is_learnt():
     asking = pulse.Pulse(None, "run")
     assert asking.patience_seconds == pulse.FIRST_SILENCE_SECONDS
-    asking.exchange_took(1.0)
+    asking.exchange_took(1.0, [])
     assert asking.patience_seconds == pulse.SILENCE_SECONDS
     for seconds in (4.0, 4.0, 100.0):
-        asking.exchange_took(seconds)
+        asking.exchange_took(seconds, [])
     assert asking.patience_seconds == 8.0
 
 

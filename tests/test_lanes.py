@@ -1,0 +1,50 @@
+"""Into how many lanes a vector is divided, and how they are told apart."""
+
+import pytest
+import torch
+from hivemind.p2p import PeerID
+
+from swarm.codecs import Codec, ErrorFeedback
+from swarm.lanes import count_lanes, lane_of
+from swarm.rounds import LINEAGE_BYTES, Group, Ticket
+
+
+def group_of(full: int, outbound_only: int = 0) -> Group:
+    modes = [False] * full + [True] * outbound_only
+    peers = tuple(PeerID(bytes([number])) for number in range(len(modes)))
+    return Group(bytes(16), peers, tuple(Ticket(0, 1, mode, 0.0, bytes(LINEAGE_BYTES)) for mode in modes))
+
+
+@pytest.mark.parametrize(
+    ("full", "outbound_only", "codec", "numbers", "lanes"),
+    [
+        (2, 0, "none", 1, 1),
+        (2, 0, "none", 2**17, 1),
+        (2, 0, "none", 2**18, 2),  # a share of 512 KiB
+        (2, 0, "fp16", 2**18, 1),
+        (2, 0, "fp16", 2**20, 4),
+        (4, 0, "fp16", 2**20, 2),
+        (4, 0, "none", 2**24, 2),  # to three others: six in all
+        (16, 0, "none", 2**24, 1),
+        (2, 2, "fp16", 2**20, 4),  # who cannot be dialled has no share
+        (2, 0, "int8", 2**20, 2),
+        (1, 3, "none", 2**24, 8),
+    ],
+)
+def test_a_lane_carries_what_a_new_stream_lets_through_or_more(full, outbound_only, codec, numbers, lanes):
+    assert count_lanes(group_of(full, outbound_only), torch.empty(numbers), Codec(codec).make()) == lanes
+
+
+def test_no_two_lanes_have_the_same_name():
+    group = group_of(2)
+    lanes = [lane_of(group, turn, lane) for turn in range(2) for lane in range(8)]
+    assert len({lane.group_id for lane in lanes} | {group.group_id}) == 17
+    assert all((lane.peer_ids, lane.tickets) == (group.peer_ids, group.tickets) for lane in lanes)
+    assert lane_of(group, 1, 3) == lanes[11], "the same for everybody"
+
+
+def test_lanes_share_the_memory_of_what_was_left_out():
+    feedback = ErrorFeedback(Codec("fp16").make(), 6)
+    feedback.part(slice(2, 4)).keep(torch.ones(2), 0, 3.0)
+    assert feedback.left_out.tolist() == [0, 0, 3, 3, 0, 0]
+    assert ErrorFeedback(Codec("none").make(), 6).part(slice(2, 4)).left_out is None
