@@ -229,10 +229,10 @@ class Collaboration:
         pending = self._pending
         try:
             report = pending.wait(lambda: self.tracker.members, self._should_stop)
-            self.tracker.missed((pending.expected - set(report.group.peer_ids)) | report.lost)
+            self.tracker.met(report.group.peer_ids, pending.expected, report.lost)
         except ShortBatch as short:
             self.on_round(pending.failed(short))
-            self.tracker.missed(pending.expected - set(short.group.peer_ids))
+            self.tracker.met(short.group.peer_ids, pending.expected)
             self._take_back()
             self.tracker.recount(short.group)  # somebody's pace was overestimated or samples are lost: the step goes on
             self.resume()

@@ -18,7 +18,7 @@ class PendingRound:
 
     :param averager: runs it
     :param ticket: what this peer brings
-    :param members: who is expected
+    :param members: who may come
     :param options: how patient this peer is
     :param work: what it took to compute it
     """
@@ -32,7 +32,7 @@ class PendingRound:
         work: Work,
     ):
         self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
-        self.expected = {member.peer_id for member in members}
+        self.expected = {member.peer_id for member in members if member.awaited}
         self._averager = averager
         self.future = averager.run_round(
             ticket, members, options.matchmaking_seconds, options.averaging_timeout_seconds
@@ -40,7 +40,7 @@ class PendingRound:
 
     def expect(self, members: Sequence[Member]) -> None:
         """As peers come and go."""
-        expected = {member.peer_id for member in members}
+        expected = {member.peer_id for member in members if member.awaited}
         if expected != self.expected:
             self.expected = expected
             self._averager.expect(expected)

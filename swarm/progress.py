@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -27,6 +27,8 @@ logger = get_logger(__name__)
 RECORD_SECONDS = 15.0  # a peer that says nothing for so long is no longer expected
 MIN_REFRESH_SECONDS = 0.2
 DISTRUST_SECONDS = 60.0
+NEVER = -1, math.nan
+"""Step at which a peer was missed, and when it had joined then."""
 
 
 class ProgressTracker(threading.Thread):
@@ -48,7 +50,7 @@ class ProgressTracker(threading.Thread):
         self._others: dict[PeerID, PeerProgress] = {}
         self._last_group: frozenset[PeerID] = frozenset()
         self._distrusted: dict[PeerID, float] = {}
-        self._absent: dict[PeerID, int] = {}
+        self._missed: dict[PeerID, tuple[int, float]] = {}
         self._complained: set[PeerID] = set()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
@@ -95,6 +97,11 @@ class ProgressTracker(threading.Thread):
             self._computing_since = get_dht_time()
         self.report(phase=TRAINING)
 
+    def came_back(self) -> None:
+        """This peer has taken over the swarm's state: the others have a leader, and it is the newest member now."""
+        self._missed.clear()
+        self.report(urgent=True, joined=get_dht_time())
+
     # ---- what the others say ----------------------------------------------------------------------------------------
 
     @property
@@ -119,21 +126,33 @@ class ProgressTracker(threading.Thread):
 
     @property
     def members(self) -> list[Member]:
-        """Everyone to expect in the next round, this peer included.
+        """Everyone who may come to the next round, this peer included.
 
         Whatever step their records name: records are older than the steps of a fast swarm. Who was waited for in vain
-        is not expected again until its record shows that it has caught up.
+        is none of them until its record shows a later step, and is not awaited before it shows that it has taken over
+        our state, by when it joined; the other half of a network that was divided makes later steps, too.
         """
         members = [Member(self.peer_id, self._own.joined, self._own.client_mode)]
         for peer, record in self._believed().items():
-            if record.phase != JOINING and record.step > self._absent.get(peer, -1):
-                members.append(Member(peer, record.joined, record.client_mode))
+            if record.phase != JOINING and record.step > self._missed.get(peer, NEVER)[0]:
+                members.append(Member(peer, record.joined, record.client_mode, self._is_awaited(peer, record)))
         return members
 
+    def _is_awaited(self, peer: PeerID, record: PeerProgress) -> bool:
+        return self._missed.get(peer, NEVER)[1] != record.joined
+
+    def met(self, group: Iterable[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
+        """A group has met to end the present step: not all who were expected have come, and some were lost then."""
+        for peer in group:
+            self._missed.pop(peer, None)
+        self.missed({*expected, *lost} - ({*group} - {*lost}))
+
     def missed(self, peers: Iterable[PeerID]) -> None:
-        """These did not come to the round that ends the present step."""
+        """These are not there to end the present step."""
+        records = self.others
         for peer in peers:
-            self._absent[peer] = self._own.step
+            joined = records[peer].joined if peer in records else math.nan
+            self._missed[peer] = self._own.step, joined
 
     def recount(self, group: Group) -> None:
         """The group has met too early: these are its true numbers of samples, and everybody computes on."""
@@ -180,8 +199,8 @@ class ProgressTracker(threading.Thread):
 
     def _present(self) -> dict[PeerID, PeerProgress]:
         """The others whose samples are still to be had for this step."""
-        step = self._own.step
-        return {peer: record for peer, record in self._believed().items() if self._absent.get(peer, -1) < step}
+        step, records = self._own.step, self._believed().items()
+        return {p: r for p, r in records if self._missed.get(p, NEVER)[0] < step and self._is_awaited(p, r)}
 
     def samples_by_now(self) -> float:
         """Samples that the swarm has probably accumulated towards the next update."""
@@ -246,7 +265,7 @@ class ProgressTracker(threading.Thread):
 
     def _store(self, record: PeerProgress | None):
         """Begin to; with somebody silent in the DHT it takes seconds, which must not keep us from listening."""
-        value = replace(record, time=get_dht_time()).to_bytes() if record is not None else None
+        value = replace(record, time=max(get_dht_time(), record.joined)).to_bytes() if record is not None else None
         expiration = get_dht_time() + RECORD_SECONDS
         return self._dht.store(
             self._key, subkey=self._dht.owner, value=value, expiration_time=expiration, return_future=True

@@ -28,7 +28,7 @@ class PeerProgress:
     :param ahead: the next update is on its way, and what it computes is for the one after
     :param samples: samples it has accumulated for that update
     :param rate: samples per second while it computes
-    :param joined: DHT time in seconds when it joined
+    :param joined: DHT time in seconds when it joined, or came back after the swarm had gone on without it
     :param time: DHT time in seconds of this record
     :param client_mode: it cannot be dialled
     :param phase: what it is doing, one of ``PHASES``

@@ -31,6 +31,7 @@ logger = get_logger(__name__)
 
 KNOCK_AGAIN_SECONDS = 1.0  # at the doors of seniors who could not be reached and are expected all the same
 REDIRECT_SECONDS = 0.2  # between two knocks at a peer that was still following somebody else
+# Both up to a half more or less: two who knock at each other's doors at the same moment should not do so again.
 REPLY_SECONDS = 4.0  # a peer that is alive answers a knock at once, whatever it is doing
 CODE = averaging_pb2
 
@@ -109,7 +110,7 @@ class Rendezvous:
         async with self._lock:
             self._lost = set()
             self.set_step(ticket.step)
-            self.expect([member.peer_id for member in members])
+            self.expect([member.peer_id for member in members if member.awaited])
             order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
             loop = asyncio.get_running_loop()
             while loop.time() < deadline:
@@ -145,7 +146,7 @@ class Rendezvous:
     async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
         """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
         loop = asyncio.get_running_loop()
-        knock_at = loop.time() + KNOCK_AGAIN_SECONDS
+        knock_at = loop.time() + KNOCK_AGAIN_SECONDS * random.uniform(0.5, 1.5)
         while True:
             self._arrivals.clear()
             arrived = self._arrived(ticket)
@@ -157,7 +158,7 @@ class Rendezvous:
                     group = await self._follow(senior, ticket, wait_until)
                     if group is not None:
                         return group
-                knock_at = loop.time() + KNOCK_AGAIN_SECONDS
+                knock_at = loop.time() + KNOCK_AGAIN_SECONDS * random.uniform(0.5, 1.5)
                 continue
             try:
                 await asyncio.wait_for(self._arrivals.wait(), min(remaining, LOOK_SECONDS))
@@ -239,7 +240,7 @@ class Rendezvous:
         group = await self._follow(suggested, ticket, wait_until, redirects)
         if group is not None:
             return group
-        await asyncio.sleep(REDIRECT_SECONDS)
+        await asyncio.sleep(REDIRECT_SECONDS * random.uniform(0.5, 1.5))
         return await self._follow(leader, ticket, wait_until, redirects)
 
     def _read_reply(self, reply, leader: PeerID, ticket: Ticket) -> Group | None:

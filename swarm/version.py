@@ -112,7 +112,10 @@ class Version:
             for peer_id in tracker.donors(min_step=self.step):
                 name = tracker.name_of(peer_id)
                 try:
+                    before = self.lineage
                     self._download(peer_id, name, averager)
+                    if self.lineage != before:
+                        tracker.came_back()
                     return True
                 except RoundFailed as error:
                     reason = str(error)

@@ -258,6 +258,32 @@ def test_who_was_missed_is_expected_again_once_it_has_caught_up(swarm):
     assert anna in swarm.members
 
 
+def test_who_was_missed_is_awaited_again_once_it_has_taken_over_our_state(swarm):
+    joined = get_dht_time() - 50
+
+    def awaited(peer) -> list[bool]:
+        return [member.awaited for member in swarm.tracker.members if member.peer_id == peer]
+
+    anna = swarm.says("anna", step=3, joined=joined, samples=60, rate=1.0)
+    swarm.tracker.begin_step(3)
+    assert awaited(anna) == [True]
+    swarm.tracker.missed([anna])
+    assert awaited(anna) == []
+    swarm.tracker.begin_step(4)
+    swarm.says("anna", step=4, joined=joined, samples=60, rate=1.0)
+    assert awaited(anna) == [False], "it trains in the other half of a divided network"
+    assert swarm.tracker.samples_by_now() == 0, "and its samples are of no use here"
+    swarm.says("anna", step=4, joined=joined + 30)
+    assert awaited(anna) == [True], "it has come back"
+    swarm.says("anna", step=4, joined=joined)
+    swarm.tracker.met([anna], {anna})
+    assert awaited(anna) == [True], "it came"
+    swarm.tracker.missed([anna])
+    swarm.tracker.came_back()
+    swarm.says("anna", step=5, joined=joined)
+    assert awaited(anna) == [True], "this peer has come back to it"
+
+
 def test_the_senior_is_who_joined_first_and_can_be_dialled(swarm):
     joined = swarm.tracker.own.joined
     swarm.says("anna", joined=joined - 10, client_mode=True)
@@ -267,6 +293,18 @@ def test_the_senior_is_who_joined_first_and_can_be_dialled(swarm):
     assert not swarm.tracker.superiors
     swarm.says("clara", joined=joined - 60)
     assert swarm.tracker.superiors
+
+
+def test_who_comes_back_is_the_newest_member(swarm):
+    follower = swarm.says("anna", joined=swarm.tracker.own.joined + 1e-3, age=-1.0)
+    order = sorted(swarm.tracker.members, key=lambda member: member.seniority)
+    assert order[-1].peer_id == follower
+    while get_dht_time() <= order[-1].joined:
+        pass
+    swarm.tracker.came_back()
+    assert sorted(swarm.tracker.members, key=lambda member: member.seniority)[0].peer_id == follower
+    told = PeerProgress.from_bytes(swarm.tracker.own.to_bytes(), get_dht_time())
+    assert told.joined == swarm.tracker.own.joined, "others believe it"
 
 
 def test_donors_are_full_peers_the_latest_first_then_the_senior(swarm):
