@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import lightning as L
 import psutil
 
 from swarm.processes import descendants, kill
+from swarm.shared_memory import remember, sweep_earlier
 from swarm.start_clock import STARTED
 
 LOOK_SECONDS = 1.0
@@ -26,16 +28,19 @@ class Guard(L.Callback):
 
     :param processes: their names and pids at this moment
     :param on_death: called once, from a thread, with the name of the first that was found dead
+    :param note: names the shared memory of this peer's last life, then of this one
     """
 
-    def __init__(self, processes: Callable[[], dict[str, psutil.Process]], on_death: Callable[[str], None]):
-        self._processes, self._on_death = processes, on_death
+    def __init__(self, processes: Callable[[], dict[str, psutil.Process]], on_death: Callable[[str], None], note: Path):
+        self._processes, self._on_death, self._note = processes, on_death, note
+        sweep_earlier(note)
         self._closing = threading.Event()
         self.found: str | None = None
         """Name of the process that has died."""
 
     def on_train_start(self, trainer, pl_module) -> None:
         self._closing.clear()
+        remember(self._note, [os.getpid(), *(process.pid for process in self._processes().values())])
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
     def on_train_end(self, trainer, pl_module) -> None:

@@ -57,6 +57,7 @@ class Lab:
         self.folder.mkdir(parents=True, exist_ok=True)
         _run("mount", "-t", "tmpfs", "tmpfs", "/run")  # where `ip netns` keeps its names; seen in this lab alone
         File("/run/netns").mkdir()
+        _run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # shared memory of whoever is killed ends with the lab
         _ip(["link set lo up"])
         for host in self.hosts:
             self._add_host(host)
