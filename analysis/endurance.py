@@ -51,10 +51,11 @@ def memory_section(file: Path, output: Path) -> dict[str, Any]:
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
     table = pd.DataFrame(found["rows"]).round(1)
-    table.columns = COLUMNS
+    table.columns = COLUMNS[: table.shape[1]]  # older files know nothing of resident sets
     text = [
         f"Two peers, {found['rounds']} rounds of a tiny model. Proportional set size of all processes of a peer; "
-        "growth is the slope over the second half.",
+        "growth is the slope over the second half. Processes that were forked from one share pages until one of them "
+        "writes to a page; that counts as growth of this size, but not of the resident sets.",
         f"Get it again: python -m analysis.memory --rounds {found['rounds']}",
     ]
     picture = figures.memory(found["samples"], output / "memory.png")

@@ -3,7 +3,9 @@
     python -m analysis.memory --rounds 2000     # five minutes; OUTPUT_DIR/memory.json
 
 What is counted is the proportional set size: shared pages count once over all who share them. A line through the second
-half tells growth from noise: the first one fills caches and the allocator's arenas.
+half tells growth from noise: the first one fills caches and the allocator's arenas. The processes of a peer are forked
+from one, and a page that they share becomes two when one of them writes to it: growth of this size, but of no process.
+So the growth of the resident sets, which count a shared page in each of them, stands beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +34,9 @@ from recipe.run_folder import RunFolder, make_writable, write_json
 
 PERIOD_SECONDS = 1.0
 NAMES = ("peer-1", "peer-2")
-ALL = "all"
-COLUMNS = ("peer", "process", "MB", "growth, MB over 1,000 rounds", "noise, MB")
 """As python -m swarm.local calls them."""
+ALL = "all"
+COLUMNS = ("peer", "process", "MB", "growth, MB over 1,000 rounds", "noise, MB", "growth of the resident sets, MB")
 RECIPE = ["--depth", "1", "--embed-dim", "32", "--num-heads", "2", "--validate-every-steps", "500"]
 """Digits on a model so small that the machinery around it is what fills the memory."""
 
@@ -105,19 +108,23 @@ def _sample(pid: int, runs: Path) -> dict[str, Any] | None:
         if not status["step"] or status["ended"] or len(peers) != len(NAMES):
             return None
         peers.sort(key=lambda process: process.create_time())
-        megabytes = [_parts(peer) for peer in peers]
+        pss, rss = zip(*map(_parts, peers), strict=True)
     except (OSError, ValueError, psutil.NoSuchProcess):  # a peer begins or ends
         return None
-    return {"step": status["step"], "pss_mb": dict(zip(NAMES, megabytes, strict=True))}
+    return {"step": status["step"]} | {
+        kind: dict(zip(NAMES, sizes, strict=True)) for kind, sizes in (("pss_mb", pss), ("rss_mb", rss))
+    }
 
 
-def _parts(peer: psutil.Process) -> dict[str, float]:
-    """Megabytes of its processes."""
-    found: dict[str, float] = {}
+def _parts(peer: psutil.Process) -> tuple[dict[str, float], dict[str, float]]:
+    """Megabytes of its processes: proportional and resident set sizes."""
+    pss: dict[str, float] = defaultdict(float)
+    rss: dict[str, float] = defaultdict(float)
     for process in (peer, *peer.children(recursive=True)):
-        part = _part(peer, process)
-        found[part] = found.get(part, 0.0) + process.memory_full_info().pss / 1e6
-    return found
+        part, memory = _part(peer, process), process.memory_full_info()
+        pss[part] += memory.pss / 1e6
+        rss[part] += memory.rss / 1e6
+    return pss, rss
 
 
 def _part(peer: psutil.Process, process: psutil.Process) -> str:
@@ -134,21 +141,22 @@ def trend(samples: Sequence[dict[str, Any]], peer: str, part: str = ALL) -> dict
     """What the memory of a peer's process, or of all of them, does over the second half of the rounds.
 
     Returns:
-        `mb` in the middle, `growth_mb` over 1,000 rounds, and `noise_mb`, the deviation from that line.
+        `mb` in the middle, `growth_mb` over 1,000 rounds, `noise_mb`, the deviation from that line, and
+        `resident_growth_mb`, the growth of the resident sets.
     """
+    middle, growth, noise = _line(samples, "pss_mb", peer, part)
+    resident = _line(samples, "rss_mb", peer, part)[1]
+    sizes = {"mb": middle, "growth_mb": growth, "noise_mb": noise, "resident_growth_mb": resident}
+    return {"peer": peer, "process": part, **sizes}
+
+
+def _line(samples: Sequence[dict[str, Any]], kind: str, peer: str, part: str) -> tuple[float, float, float]:
     half = list(samples)[len(samples) // 2 :]
     steps = np.array([sample["step"] for sample in half], dtype=float)
-    held = [sample["pss_mb"][peer] for sample in half]
+    held = [sample[kind][peer] for sample in half]
     megabytes = np.array([sum(one.values()) if part == ALL else one.get(part, 0.0) for one in held])
     line = np.polyfit(steps, megabytes, 1)
-    noise = float(np.std(megabytes - np.polyval(line, steps)))
-    return {
-        "peer": peer,
-        "process": part,
-        "mb": float(megabytes.mean()),
-        "growth_mb": 1000 * float(line[0]),
-        "noise_mb": noise,
-    }
+    return float(megabytes.mean()), 1000 * float(line[0]), float(np.std(megabytes - np.polyval(line, steps)))
 
 
 def table(found: dict[str, Any]) -> Table:
@@ -158,6 +166,7 @@ def table(found: dict[str, Any]) -> Table:
         shown.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
     for row in found["rows"]:
         figures = (f"{row['mb']:.0f}", f"{row['growth_mb']:+.1f}", f"{row['noise_mb']:.1f}")
+        figures += (f"{row['resident_growth_mb']:+.1f}",)
         shown.add_row(row["peer"], row["process"], *figures)
     return shown
 

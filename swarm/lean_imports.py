@@ -55,6 +55,7 @@ def lean_imports() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()  # no later collection looks through it, so forked processes go on sharing its memory
         if collects:
             gc.enable()
 

@@ -15,7 +15,7 @@ def test_growth_is_told_from_noise():
     def samples(growth: float) -> list[dict]:
         noise = [1.0, -1.0, 0.5, -0.5]
         return [
-            {"step": n, "pss_mb": {"a": {"x": 100, "y": 200 + growth * n + noise[n // 10 % 4]}}}
+            {"step": n, "pss_mb": {"a": {"x": 100, "y": 200 + growth * n + noise[n // 10 % 4]}}, "rss_mb": {"a": {}}}
             for n in range(0, 2000, 10)
         ]
 
@@ -24,6 +24,7 @@ def test_growth_is_told_from_noise():
         found = memory.trend(samples(growth), "a")
         assert found["growth_mb"] == pytest.approx(1000 * growth, abs=0.1)
         assert 0.5 < found["noise_mb"] < 1.0
+        assert found["resident_growth_mb"] == pytest.approx(0, abs=1e-6)
 
 
 def test_memory_over_some_rounds(tmp_path):
