@@ -32,7 +32,7 @@ class Faults:
         yield from self._kill([self._victim()])
 
     def first_peer_killed(self) -> Iterator[float]:
-        """kill -9 of the one that leads."""
+        """kill -9 of the one that was started first; if it has not been away since, it leads."""
         yield from self._kill([self._first()])
 
     def all_but_one_killed(self) -> Iterator[float]:
@@ -67,7 +67,7 @@ class Faults:
         yield from self._freeze(self._victim())
 
     def first_peer_frozen(self) -> Iterator[float]:
-        """SIGSTOP of the one that leads."""
+        """SIGSTOP of the one that was started first."""
         yield from self._freeze(self._first())
 
     def _freeze(self, peer: Volunteer) -> Iterator[float]:

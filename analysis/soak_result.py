@@ -21,6 +21,7 @@ from recipe.pacing import VARIABLE
 from recipe.run_folder import RunFolder, read_metrics
 
 TOLERATED_ACCURACY = 0.005
+DIVISION = "network divided"
 CALM_RUNS, CALM_RUN_SECONDS = 3, 1800.0
 
 
@@ -34,7 +35,7 @@ class Event:
         began: Unix seconds.
         mended: Unix seconds, when it was over.
         stall_seconds: longest time that the swarm took for an update meanwhile, beyond a usual one.
-        back_seconds: until all victims made updates with others again.
+        back_seconds: from then until all victims made updates with others again.
     """
 
     fault: str
@@ -233,10 +234,14 @@ def _updates(folder: RunFolder) -> list[tuple[float, int, int]]:
 
 
 def _back(updates: dict[str, list[tuple[float, int, int]]], event: Event) -> float | None:
-    """Seconds from the end of the fault until all victims had made an update with others; None if they never did."""
+    """Seconds from the end of the fault until all victims had made an update with others; None if they never did.
+
+    Victims of a division train with each other all the time: they are back with somebody of the other part.
+    """
+    company = len(event.victims) if event.fault == DIVISION else 1
     firsts = []
     for victim in event.victims:
-        after = [moment for moment, _, peers in updates.get(victim, []) if moment > event.mended and peers > 1]
+        after = [moment for moment, _, peers in updates.get(victim, []) if moment > event.mended and peers > company]
         if not after:
             return None
         firsts.append(after[0] - event.mended)

@@ -40,6 +40,9 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     assert (found["updates"], found["usual_seconds"], found["problems"]) == (27, 1, [])
     assert (found["validated_step"], found["accuracy"], found["calm_accuracies"]) == (20, 0.9, [0.9, 0.9])
     assert table(found).row_count == 2
+    divided = Event("network divided", ["h1", "h2"], began=10.5, mended=13.5)
+    found = summarise(runs, [divided], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], options={})
+    assert found["problems"] == ["network divided (h1, h2): not back"], "they only trained with each other"
 
     calm.metrics.write_text('{"step": 20, "val/top1": 0.95}\n')
     event = Event("killed", ["h3"], began=10.5, mended=13.5)
