@@ -165,6 +165,8 @@ def silence_libraries() -> None:
         os.environ["HIVEMIND_LOGLEVEL"] = "WARNING"
         for name in ("hivemind.averaging.partition", "hivemind.p2p.p2p_daemon"):  # what became of a round is said by us
             logging.getLogger(name).setLevel(logging.ERROR)
+        # p2pd could not start, as its exception tells; asyncio complains that the loop did not wait for its end
+        logging.getLogger("asyncio").addFilter(lambda record: "that handles pid" not in str(record.msg))
     if not sys.warnoptions:
         for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
             warnings.simplefilter("ignore", category)

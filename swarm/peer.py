@@ -71,7 +71,7 @@ def run_again_and_again(options: PeerOptions, clock: StartClock) -> int:
                 raise
             if str(error) != told:
                 told = str(error)
-                print(f"{told}\nTrying again for {RETURN_SECONDS / 60:.0f} minutes.", file=sys.stderr, flush=True)
+                print(f"{told}\nTrying again, {RETURN_SECONDS / 60:.0f} minutes at most.", file=sys.stderr, flush=True)
         time.sleep(RETRY_SECONDS)
 
 
