@@ -141,7 +141,8 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         rates = ", ".join(f"{rate:g}" for rate in paced)
         section.text.append(
             f"PACED: each peer pretended to compute {rates} samples/s (true gradients of few samples, then sleep). "
-            "Speeds and traffic are meaningful, accuracies are not."
+            "Speeds and traffic are meaningful, accuracies are not. How long a backward pass takes is estimated: "
+            "who does little else, such as a plain script, may be up to 5 % faster than the device."
         )
     if (drift := machine_drift(experiment)) is not None:
         section.text.append(drift)

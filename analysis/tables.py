@@ -17,15 +17,20 @@ AGREEMENT_PERCENT = 10.0
 
 
 def throughput_table(experiment: Experiment) -> pd.DataFrame:
-    """A row per value of the axis: mean, interval, n and efficiency (over what the peers compute alone)."""
+    """A row per value of the axis: mean, interval, n and efficiency.
+
+    That is over as many times what one peer of the same system makes, where that was measured, and over what the peers
+    compute alone elsewhere.
+    """
     summary = experiment.summary("samples_per_second")
+    one_peer = summary[summary["peers"] == 1].set_index("system")["mean"] if experiment.axis == "peers" else {}
     bounds = figures.bound_rows(experiment).set_index(experiment.axis) if len(summary) else None
     rows = []
     for value, group in summary.groupby(experiment.axis, sort=True):
         row: dict[str, Any] = {experiment.axis: value}
         for item in group.itertuples():
-            share = item.mean / bounds.loc[value, "alone"]
-            shown = f"{with_interval(item.mean, item.half_width, item.n)}; efficiency {share:.2f}"
+            alone = value * one_peer[item.system] if item.system in one_peer else bounds.loc[value, "alone"]
+            shown = f"{with_interval(item.mean, item.half_width, item.n)}; efficiency {item.mean / alone:.2f}"
             row[SYSTEMS[item.system].label] = shown
         row["limit, overlapped"] = number(bounds.loc[value, "overlapped"], 1)
         row["limit, synchronous fp16"] = number(bounds.loc[value, "synchronous"], 1)

@@ -18,7 +18,7 @@ from analysis.measure import measure, rounds_of
 from analysis.report import write_report
 from analysis.results import Experiment, experiments_in, ratios
 from analysis.scaling import predict
-from analysis.tables import agreement_table, quality_table
+from analysis.tables import agreement_table, quality_table, throughput_table
 from analysis.words import answer
 from recipe.errors import InputError
 from recipe.run_folder import write_json
@@ -143,6 +143,16 @@ def test_the_same_experiment_twice(tmp_path):
     assert agreement_table(*both)["agree"].tolist() == ["yes", "no"]
     page = write_report([tmp_path / "now" / "delay"], tmp_path / "report", [tmp_path / "earlier" / "delay"])
     assert "delay, run twice" in page.read_text()
+
+
+def test_efficiency_is_over_what_one_peer_of_the_same_system_makes(tmp_path):
+    for system, seconds in (("swarm", {1: 4.0, 2: 2.5}), ("ddp", {2: 2.5})):
+        for peers in seconds:
+            cell = replace(CELL, system=system, peers=peers)
+            write_run(tmp_path / "peers" / cell.name, cell, seconds[peers])
+    table = throughput_table(Experiment(read(tmp_path / "peers"))).set_index("peers")
+    assert table["our swarm, synchronous"][2] == "204.8 (n = 1); efficiency 0.80", "4 s alone would be 2 s for two"
+    assert table["DDP, accumulated"][2] == "204.8 (n = 1); efficiency 0.51", "of 2 times 200 samples per second"
 
 
 def test_communication_beside_computing_is_not_counted_twice(tmp_path):
