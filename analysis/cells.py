@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import random
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -136,9 +137,14 @@ class Grid:
     """Settings that vary, each with its values."""
 
     def cells(self, repeat: int = 1, **changes: Any) -> Iterator[Cell]:
-        """All cells, repetition by repetition, so that slow changes of the machine meet all of them alike."""
+        """All cells, repetition by repetition, so that slow changes of the machine meet all of them alike.
+
+        What is crossed last, the systems in most experiments, comes in another order each time.
+        """
+        axes = list(self.axes.values())
         for repetition in range(1, repeat + 1):
-            for values in itertools.product(*self.axes.values()):
+            axes[-1:] = [random.Random(repetition).sample(last, len(last)) for last in axes[-1:]]
+            for values in itertools.product(*axes):
                 settings = self.common | dict(zip(self.axes, values, strict=True)) | changes
                 yield _cell(settings | {"repetition": repetition})
 

@@ -68,7 +68,8 @@ def seconds_per_sample(cells: pd.DataFrame, cell: Cell) -> float:
     """Of all the cell's peers together while they do nothing but compute."""
     if cell.paced_rates:
         return 1 / sum(cell.paced_rates)
-    alike = cells[(cells["peers"] == cell.peers) & (cells["compute_seconds"] > 0)]
+    small = cells["system"].map(lambda name: SYSTEMS[name].every_micro_batch)  # they update the weights more often
+    alike = cells[(cells["peers"] == cell.peers) & (cells["compute_seconds"] > 0) & ~small]
     overlaps = alike["system"].map(lambda name: SYSTEMS[name].overlaps)  # these do more than compute meanwhile
     alike = alike if overlaps.all() else alike[~overlaps]
     return float((alike["compute_seconds"] / alike["samples_per_step"]).median())

@@ -25,6 +25,8 @@ LATE_SHARE = 0.01
 
 PARTS = ("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seconds")
 """Of an update; a system may know only some of them."""
+_SPEEDS = {"perf/step_seconds", "perf/swarm_samples_per_second"}
+"""One of them is in the line that an update ends with."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,12 @@ def rounds_of(folder: Path, cell: Cell) -> list[Round]:
     steps: dict[int, dict[str, Any]] = {}
     for line in lines:
         if line.get("step"):
-            steps.setdefault(int(line["step"]), {}).update(line)
+            known = steps.setdefault(int(line["step"]), {})
+            ended = line if _SPEEDS & line.keys() else known  # a validation's line comes later
+            known.update(line | {"time": ended.get("time", line["time"])})
     found = []
     for step, line in sorted(steps.items()):
-        if "perf/step_seconds" not in line and "perf/swarm_samples_per_second" not in line:
+        if not _SPEEDS & line.keys():
             continue
         others = sum(_own_samples(peer, step) for peer in own_samples)
         found.append(_round(step, line, others))

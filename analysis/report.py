@@ -25,6 +25,7 @@ from analysis.tables import (
     ratio_table,
     throughput_table,
 )
+from analysis.wan.check import GOODPUT_RTT_MS, LEAST_GOODPUT, LOSS_TOLERANCE, RTT_TOLERANCE_MS, Row
 from analysis.words import answer, machine_drift, reproduction
 from recipe.run_folder import make_writable, write_json
 
@@ -128,9 +129,15 @@ def lab_section(file: Path, output: Path) -> Section:
     """What `python -m analysis.wan check --output` measured, if it lies beside the experiments; the report keeps it."""
     found = json.loads(file.read_text())
     write_json(output / file.name, found)
-    rows = pd.DataFrame(found["rows"]).dropna(axis="columns", how="all").round(3)
-    text = f"Backend {found['backend']}; how it was measured: python -m analysis.wan check --output {file.name}"
-    return Section("The lab, set against measured", [text], [("", rows)])
+    rows = pd.DataFrame(found["rows"]).dropna(axis="columns", how="all").round(4)
+    rows["out of bounds"] = [", ".join(Row(**row).problems) or "nothing" for row in found["rows"]]
+    text = [
+        f"Backend {found['backend']}; how it was measured: python -m analysis.wan check --output {file.name}",
+        f"Bounds: the median round trip within {RTT_TOLERANCE_MS:g} ms (and three standard errors, where it jitters), "
+        f"TCP's goodput {LEAST_GOODPUT:.0%} of the rate or more (beyond {GOODPUT_RTT_MS} ms not at the highest), loss "
+        f"within {LOSS_TOLERANCE:.0%} of its value.",
+    ]
+    return Section("The lab, set against measured", text, [("", rows)])
 
 
 def experiment_section(experiment: Experiment, output: Path) -> Section:
@@ -148,10 +155,11 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         section.text.append(drift)
     section.text.append(reproduction(experiment))
     if not experiment.valid.empty:
-        section.tables.append(("Samples per second, valid cells alone", throughput_table(experiment)))
+        mark = ", paced" if paced else ""
+        section.tables.append((f"Samples per second, valid cells alone{mark}", throughput_table(experiment)))
         section.figures = [
-            ("Samples per second (mean, 95 % interval)", figures.throughput(experiment, output)),
-            ("Where the time of an update goes", figures.parts(experiment, output)),
+            (f"Samples per second (mean, 95 % interval{mark})", figures.throughput(experiment, output)),
+            (f"Where the time of an update goes{mark}", figures.parts(experiment, output)),
         ]
         if (against := ratio_table(experiment)) is not None:
             title = "Times as fast as (ratios within a repetition: mean, 95 % interval, n)"

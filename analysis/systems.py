@@ -95,7 +95,7 @@ def recipe_options(cell: Cell, changes: dict[str, object] | None = None) -> list
 
 
 SYSTEMS: dict[str, System] = {
-    "ddp-every-micro-batch": System("DDP, every micro-batch", ddp, joins=False, every_micro_batch=True),
+    "ddp-every-micro-batch": System("DDP, an update every micro-batch", ddp, joins=False, every_micro_batch=True),
     "ddp": System("DDP, accumulated", ddp, joins=False),
     "ddp-fp16": System("DDP, accumulated, fp16 hook", ddp, ("--comm-hook", "fp16"), joins=False, payload_bytes=2),
     "hivemind": System("Hivemind Optimizer, defaults", stock_hivemind),

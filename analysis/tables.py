@@ -51,15 +51,14 @@ def ratio_table(experiment: Experiment) -> pd.DataFrame | None:
 
 
 def communication_table(experiment: Experiment) -> pd.DataFrame:
-    """Bytes per sample, granularity and what twice the peers could bring."""
-    rows = []
-    for part in figures.part_rows(experiment).itertuples():
-        cells = experiment.valid
-        cells = cells[(cells["system"] == part.system) & (cells[experiment.axis].map(str) == str(part.value))]
-        communication = part.meeting + part.exchange + part.hidden
-        row = {"system": SYSTEMS[part.system].label, experiment.axis: part.value}
+    """Bytes per sample, granularity and what twice the peers could bring, if they communicated for no longer."""
+    rows, axis = [], experiment.axis
+    parts = {(part.system, part.value): part for part in figures.part_rows(experiment).itertuples()}
+    for (system, value), cells in experiment.valid.groupby(["system", axis], sort=True, dropna=False):
+        row = {"system": SYSTEMS[system].label, axis: value}
         row["bytes per sample"] = number(interval(cells["bytes_per_sample"])[0], 0)
-        if communication:
+        part = parts.get((system, value))
+        if part is not None and (communication := part.meeting + part.exchange + part.hidden):
             row["communication, s"] = number(communication, 2)
             row["of it beside computing, s"] = number(part.hidden, 2)
             row["granularity"] = number(granularity(part.compute, communication), 1)

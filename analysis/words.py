@@ -15,8 +15,10 @@ FAIR = ("ddp", "ddp-fp16")
 
 
 def reproduction(experiment: Experiment) -> str:
-    """The command, and how much of what it runs is in this report."""
+    """The command, how long it took, and how much of what it runs is in this report."""
     command = f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}"
+    if "seconds" in experiment.cells and experiment.cells["seconds"].notna().any():
+        command += f" (these cells took {experiment.cells['seconds'].sum() / 3600:.1f} hours)"
     if experiment.name not in shipped_grids():  # another one, or a part of one
         return command
     asked = list(load_grid(experiment.name).cells(repeat=int(experiment.cells["repetition"].max())))

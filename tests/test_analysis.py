@@ -91,6 +91,16 @@ def test_lines_of_ddp_that_were_written_late_are_put_on_time(tmp_path):
     assert [item.ended_at for item in rounds_of(tmp_path, cell)] == [1010, 1020, 1030]
 
 
+def test_a_validation_after_an_update_is_no_part_of_it(tmp_path):
+    write_run(tmp_path, CELL)
+    before = json.loads((tmp_path / "result.json").read_text())
+    with (tmp_path / "runs/run/h1/metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 1029.0, "step": CELL.steps, "val/top1": 0.5}) + "\n")
+    found = measure(tmp_path, CELL, rounds_of(tmp_path, CELL))
+    assert found["all_rounds"] == before["all_rounds"]
+    assert found["top1"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("change", "numbers", "problem"),
     [
