@@ -3,6 +3,7 @@
     python -m analysis run delay      # or peers, bandwidth, averaging, convergence, unequal, many, …
     python -m analysis run my-grid.toml --repeat 3
     python -m analysis run peers --paced-samples-per-second 40
+    python -m analysis measure runs/analysis/delay      # after a change of the gates, from the files that are there
     python -m analysis report runs/analysis/delay -o report/
 
 An experiment that was interrupted goes on where it stopped when the same command is given again.
@@ -19,7 +20,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from analysis.campaign import Campaign, summary_table
+from analysis.campaign import Campaign, outcome, summary_table
 from analysis.cells import load_grid, shipped_grids
 from recipe.command_line import arg
 from recipe.errors import InputError
@@ -45,6 +46,13 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """Work out finished cells once more from the files that they left, by the rules of this version."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], arg("FOLDER ...", text="Of experiments.")]
+
+
+@dataclass(frozen=True)
 class Report:
     """Write what experiments found: one HTML page, the same as Markdown, and its figures."""
 
@@ -60,11 +68,15 @@ class Report:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if a cell gave no valid result, 2 for input that cannot work, 130 after Ctrl-C."""
-    options = tyro.cli(Run | Report, args=arguments, prog="python -m analysis", config=(tyro.conf.OmitArgPrefixes,))
+    options = tyro.cli(
+        Run | Measure | Report, args=arguments, prog="python -m analysis", config=(tyro.conf.OmitArgPrefixes,)
+    )
     console = Console() if sys.stdout.isatty() else Console(width=150)
     try:
         if isinstance(options, Run):
             return _run(options, console)
+        if isinstance(options, Measure):
+            return _measure(options, console)
         from analysis.report import write_report
 
         console.print(f"Report: {write_report(options.runs, options.output, options.earlier)}", highlight=False)
@@ -97,6 +109,18 @@ def _run(options: Run, console: Console) -> int:
         return 0
     console.print(f"{grid.question} {len(cells)} cells, load average {os.getloadavg()[0]:.1f}, folder {folder}")
     return int(Campaign(grid, cells, folder, options.again).run(console) > 0)
+
+
+def _measure(options: Measure, console: Console) -> int:
+    from analysis.measure import measure_again
+
+    finished = [file.parent for folder in options.runs for file in sorted(folder.glob("*/result.json"))]
+    if not finished:
+        raise InputError("There are no finished cells: name folders that python -m analysis run has written.")
+    results = {folder.name: measure_again(folder) for folder in finished}
+    for name, result in results.items():
+        console.print(f"{name}: {outcome(result)}", markup=False, highlight=False)
+    return int(any(result["problems"] for result in results.values()))
 
 
 if __name__ == "__main__":

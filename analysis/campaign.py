@@ -61,7 +61,7 @@ class Campaign:
             began = time.monotonic()
             result = self._run(cell)
             spent.append(time.monotonic() - began)
-            console.print(f"    {_outcome(result)}", markup=False, highlight=False)
+            console.print(f"    {outcome(result)}", markup=False, highlight=False)
         console.print(summary_table(self.grid, self.folder, self.cells))
         return sum(bool(read_result(self.folder / cell.name).get("problems", ["no result"])) for cell in self.cells)
 
@@ -169,7 +169,8 @@ def _sentence(cell: Cell) -> str:
     return f"{label}, {cell.peers} peers, {network}{paced}{changes}, repetition {cell.repetition}"
 
 
-def _outcome(result: dict[str, Any]) -> str:
+def outcome(result: dict[str, Any]) -> str:
+    """A line about a cell: how fast it was, or why it is invalid."""
     if not result:
         return "invalid: it was killed without a result"
     if result["problems"]:

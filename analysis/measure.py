@@ -14,7 +14,7 @@ import numpy as np
 from analysis.cells import Cell
 from analysis.systems import RUN_ID, SYSTEMS
 from analysis.wan.router import VERY_LATE_MS
-from recipe.run_folder import RunFolder, read_metrics
+from recipe.run_folder import RunFolder, read_metrics, write_json
 
 FOREIGN_CORES = 0.15
 """Other programs may use so many cores on average."""
@@ -148,6 +148,16 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
     numbers["has_router"] = (folder / "router.jsonl").exists()
     table = [asdict(item) | {"bytes_sent": _bytes_of(item, everything)} for item in rounds]
     return numbers | {"problems": problems(cell, kept, numbers), "all_rounds": table}
+
+
+def measure_again(folder: Path) -> dict[str, Any]:
+    """Works out a finished cell's result once more, from the files that it left; one without numbers stays as it is."""
+    result = json.loads((folder / "result.json").read_text())
+    if "samples_per_second" in result:
+        cell = Cell.from_json((folder / "cell.json").read_text())
+        result |= measure(folder, cell, rounds_of(folder, cell))
+        write_json(folder / "result.json", result)
+    return result
 
 
 def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[str]:

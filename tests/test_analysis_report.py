@@ -187,6 +187,16 @@ def test_quality_is_shown_where_compute_was_true(tmp_path):
     )
 
 
+def test_cells_are_measured_again_from_their_files(experiment, capsys):
+    file = experiment / replace(CELL, rtt_ms=0, repetition=1).name / "result.json"
+    result = json.loads(file.read_text())
+    write_json(file, result | {"samples_per_second": 1.0, "earlier_problems": ["late"]})
+    assert analysis.main(["measure", str(experiment)]) == 1, "one is invalid"
+    assert json.loads(file.read_text()) == result | {"earlier_problems": ["late"]}
+    assert "broken: invalid: an average was partial" in capsys.readouterr().out
+    assert analysis.main(["measure", str(experiment / "nothing")]) == 2
+
+
 def test_folders_without_results_are_refused_in_one_sentence(tmp_path, capsys):
     assert analysis.main(["report", str(tmp_path), "-o", str(tmp_path / "out")]) == 2
     assert "holds no finished cells" in capsys.readouterr().err
