@@ -38,13 +38,19 @@ class Guard(L.Callback):
         self.found: str | None = None
         """Name of the process that has died."""
 
-    def on_train_start(self, trainer, pl_module) -> None:
+    def setup(self, trainer, pl_module, stage: str) -> None:
         self._closing.clear()
-        remember(self._note, [os.getpid(), *(process.pid for process in self._processes().values())])
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        remember(self._note, [os.getpid(), *(process.pid for process in self._processes().values())])
 
     def on_train_end(self, trainer, pl_module) -> None:
         self._closing.set()  # from now on they end because they should
+
+    def on_exception(self, trainer, pl_module, exception: BaseException) -> None:
+        self.look()  # this may be why; those that end from now on do so because everything is taken down
+        self._closing.set()
 
     def look(self) -> str | None:
         """Name of a process that has died, if there is one."""

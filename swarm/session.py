@@ -103,6 +103,7 @@ class Session:
         self.strategy = self._strategy()
         self._processes = {"The DHT process": psutil.Process(dht.pid)}
         self._processes |= {process.name(): process for process in dht.processes}
+        self._averaging: psutil.Process | None = None
         self._on_death = on_death
         self.guard = Guard(self._current_processes, self._part_died, self.folder.shared_memory)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
@@ -149,7 +150,7 @@ class Session:
             trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
             outcome = self._outcome(trainer)
         except Exception:
-            if self.guard.look() is None:
+            if self.guard.found is None:
                 raise
             outcome = "starting again"  # it could not be otherwise without that process
         finally:
@@ -163,9 +164,9 @@ class Session:
     def _current_processes(self) -> dict[str, psutil.Process]:
         """What this peer consists of beside itself, while it trains."""
         collaboration = self.strategy.collaboration
-        if collaboration is not None and AVERAGING_PROCESS not in self._processes:
-            self._processes[AVERAGING_PROCESS] = psutil.Process(collaboration.averager.pid)
-        return self._processes
+        if self._averaging is None and collaboration is not None:
+            self._averaging = psutil.Process(collaboration.averager.pid)
+        return self._processes | ({} if self._averaging is None else {AVERAGING_PROCESS: self._averaging})
 
     def _part_died(self, name: str) -> None:
         if (averaging := self._current_processes().get(AVERAGING_PROCESS)) is not None:

@@ -1,0 +1,53 @@
+"""Whether a peer notices that one of its processes has died, and takes nothing else for that."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from swarm.guard import LOOK_SECONDS, Guard
+
+
+@pytest.fixture
+def part() -> Iterator[subprocess.Popen]:
+    """A process that lives until it is killed."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def guard_of(part: subprocess.Popen, tmp_path) -> tuple[Guard, threading.Event]:
+    told = threading.Event()
+    process = psutil.Process(part.pid)
+    guard = Guard(lambda: {"p2pd": process}, lambda name: told.set(), tmp_path / "shared_memory.json")
+    guard.setup(None, None, "fit")
+    return guard, told
+
+
+def test_a_part_that_dies_is_noticed_before_the_training_begins(part, tmp_path):
+    """Who waits for company would else wait for ever."""
+    guard, told = guard_of(part, tmp_path)
+    part.kill()
+    assert told.wait(10 * LOOK_SECONDS)
+    assert guard.found == "p2pd"
+
+
+def test_an_error_because_of_a_part_is_told_from_others(part, tmp_path):
+    guard, _ = guard_of(part, tmp_path)
+    part.kill()
+    part.wait()
+    guard.on_exception(None, None, RuntimeError("it does not answer"))
+    assert guard.found == "p2pd"
+
+
+def test_after_another_error_parts_end_because_they_should(part, tmp_path):
+    guard, told = guard_of(part, tmp_path)
+    guard.on_exception(None, None, RuntimeError("the model is another one"))
+    part.kill()
+    part.wait()
+    assert not told.wait(2 * LOOK_SECONDS)
+    assert guard.found is None
