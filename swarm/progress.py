@@ -26,7 +26,8 @@ logger = get_logger(__name__)
 
 RECORD_SECONDS = 15.0  # a peer that says nothing for so long is no longer expected
 MIN_REFRESH_SECONDS = 0.2
-DISTRUST_SECONDS = 60.0
+DISTRUST_SECONDS, MAX_DISTRUST_SECONDS = 10.0, 60.0
+"""After the first time that a peer's claims did not hold; twice as long each further time."""
 NEVER = -1, math.nan
 """Step at which a peer was missed, and when it had joined then."""
 
@@ -49,7 +50,7 @@ class ProgressTracker(threading.Thread):
         self._own = PeerProgress(name, 0, 0, 0.0, now, now, bool(dht.client_mode), JOINING)
         self._others: dict[PeerID, PeerProgress] = {}
         self._last_group: frozenset[PeerID] = frozenset()
-        self._distrusted: dict[PeerID, float] = {}
+        self._distrusted: dict[PeerID, tuple[float, float]] = {}
         self._missed: dict[PeerID, tuple[int, float]] = {}
         self._complained: set[PeerID] = set()
         self._computing_since, self._recounted = now, 0.0
@@ -122,7 +123,7 @@ class ProgressTracker(threading.Thread):
 
     def _believed(self) -> dict[PeerID, PeerProgress]:
         now = time.monotonic()
-        return {peer: record for peer, record in self.others.items() if self._distrusted.get(peer, 0) < now}
+        return {peer: record for peer, record in self.others.items() if self._distrusted.get(peer, (0.0, 0.0))[0] < now}
 
     @property
     def members(self) -> list[Member]:
@@ -195,7 +196,13 @@ class ProgressTracker(threading.Thread):
 
     def distrust(self, peer_id: PeerID) -> None:
         """Ignore a peer for a while: what it claims did not hold."""
-        self._distrusted[peer_id] = time.monotonic() + DISTRUST_SECONDS
+        _, seconds = self._distrusted.get(peer_id, (0.0, DISTRUST_SECONDS / 2))
+        seconds = min(2 * seconds, MAX_DISTRUST_SECONDS)
+        self._distrusted[peer_id] = time.monotonic() + seconds, seconds
+
+    def trust(self, peer_id: PeerID) -> None:
+        """It has kept its word."""
+        self._distrusted.pop(peer_id, None)
 
     def _present(self) -> dict[PeerID, PeerProgress]:
         """The others whose samples are still to be had for this step."""

@@ -50,6 +50,7 @@ class Version:
         self.state, self.step, self._should_stop = state, step, should_stop
         self._sketch = Sketch(weights)
         self.lineage = os.urandom(LINEAGE_BYTES)
+        self._untouched = True
         self.lock = threading.Lock()
         self.settled = threading.Event()
         """Not while the next update is on its way: who downloads then could not take part in it, nor have it."""
@@ -85,7 +86,7 @@ class Version:
 
     def advance(self, lineage: bytes) -> None:
         """An update has been made; ``lineage`` names the round that it came out of."""
-        self.step, self.lineage = self.step + 1, lineage
+        self.step, self.lineage, self._untouched = self.step + 1, lineage, False
 
     def reload(self, donor: PeerID, averager: SwarmAverager) -> None:
         """Take over the state of this peer, which may have to finish its update first; a later round tries again."""
@@ -101,19 +102,22 @@ class Version:
     def catch_up(self, tracker: ProgressTracker, averager: SwarmAverager, timeout_seconds: float) -> bool:
         """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
 
+        Who has nothing but its own start tries those again that could not hand it over: it would train on alone.
+
         :returns: whether one has
         :raises InputError: somebody is there but nobody hands over the state in time
         """
-        began = time.monotonic()
+        began, failed = time.monotonic(), set()
         reason = "no full peer is there to hand it over"
         while time.monotonic() < began + timeout_seconds and not self._should_stop():
-            if not tracker.superiors:
+            if not tracker.superiors and not (self._untouched and failed & tracker.others.keys()):
                 return False  # those who were ahead or senior are gone
             for peer_id in tracker.donors(min_step=self.step):
                 name = tracker.name_of(peer_id)
                 try:
                     before = self.lineage
                     self._download(peer_id, name, averager)
+                    tracker.trust(peer_id)
                     if self.lineage != before:
                         tracker.came_back()
                     return True
@@ -121,6 +125,7 @@ class Version:
                     reason = str(error)
                     logger.warning(f"No state from {name}: {error}")
                     tracker.distrust(peer_id)
+                    failed.add(peer_id)
             tracker.wait_refreshed(1.0)
             if time.monotonic() - began > SUPERIOR_SECONDS:
                 # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
@@ -148,5 +153,6 @@ class Version:
             if type(step) is int and step < self.step:
                 raise RoundFailed(f"it holds step {step} only, this peer is at {self.step}")
             self.step, self.lineage = self.state.load(description, tensors)
+            self._untouched = False
         seconds = time.monotonic() - began
         logger.warning(f"Took over step {self.step} from {name}: {len(content) / 1e6:.1f} MB in {seconds:.1f} s")

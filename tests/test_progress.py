@@ -329,6 +329,21 @@ def test_a_claim_makes_a_donor_until_it_proves_false(swarm):
     assert not swarm.tracker.step_is_over
 
 
+def test_who_fails_again_is_distrusted_for_longer(swarm, monkeypatch):
+    anna, now = swarm.says("anna", step=7), 100.0
+    monkeypatch.setattr("swarm.progress.time.monotonic", lambda: now)
+    for seconds in (10, 20, 40, 60, 60):
+        swarm.tracker.distrust(anna)
+        now += seconds - 1
+        assert swarm.tracker.donors(min_step=1) == []
+        now += 2
+        assert swarm.tracker.donors(min_step=1) == [anna]
+    swarm.tracker.trust(anna)
+    swarm.tracker.distrust(anna)
+    now += 11
+    assert swarm.tracker.donors(min_step=1) == [anna]
+
+
 def test_nobody_can_ask_a_client_mode_peer_so_its_claim_never_counts(swarm):
     swarm.says("anna", step=10**6, client_mode=True)
     assert swarm.tracker.swarm_step == 0
