@@ -1,5 +1,6 @@
 """Checkpoints that a reader sees whole or not at all, whatever happens while they are written."""
 
+import contextlib
 import io
 import logging
 import os
@@ -21,6 +22,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def __init__(self) -> None:
         self._has_warned = False
+        self._outdated: list[Path] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Called by Lightning in the first process."""
@@ -40,6 +42,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             self.failed(path, error)
         finally:
             _remove(temporary)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Called by Lightning for one that is outdated; it stays until a newer one could be written."""
+        self._outdated.append(Path(path))
+        if not self._has_warned:
+            for outdated in self._outdated:
+                with contextlib.suppress(OSError):
+                    super().remove_checkpoint(outdated)
+            self._outdated.clear()
 
     def failed(self, path: Path, error: OSError) -> None:
         """The checkpoint could not be written; the one before is untouched."""

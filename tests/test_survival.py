@@ -136,6 +136,20 @@ def test_a_full_disk_costs_the_checkpoint_only(tmp_path, full_disk, caplog):
     assert torch.load(path) == {"step": 2}
 
 
+def test_an_old_checkpoint_stays_until_a_newer_one_could_be_written(tmp_path, full_disk):
+    """Lightning has the oldest one removed after each attempt, successful or not."""
+    files, big = AtomicCheckpointIO(), {"weights": torch.zeros(100_000)}
+    for step in (1, 2):
+        files.save_checkpoint({"step": step}, tmp_path / f"step={step}.ckpt")
+    for step in (3, 4):
+        files.save_checkpoint(big, tmp_path / f"step={step}.ckpt")
+        files.remove_checkpoint(tmp_path / f"step={step - 2}.ckpt")
+    assert {file.name for file in tmp_path.iterdir()} == {"step=1.ckpt", "step=2.ckpt"}
+    files.save_checkpoint({"step": 5}, tmp_path / "step=5.ckpt")
+    files.remove_checkpoint(tmp_path / "step=3.ckpt")
+    assert [file.name for file in tmp_path.iterdir()] == ["step=5.ckpt"]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_costs_the_curves_only(tmp_path, full_disk):
     board = PatientTensorBoardLogger(tmp_path, name="", version="")
