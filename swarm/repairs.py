@@ -5,18 +5,22 @@
 - A handler that is cancelled would leave its task behind.
 - A stream whose handler has ended, while its caller still sends, would never be closed.
 - A message could be as long as its sender likes.
+- A stream that could not be opened would leave its connection to p2pd open, here and there, for each knock at the door
+  of a dead peer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing, suppress
 from functools import wraps
 
-from hivemind.p2p import P2P, P2PContext
+from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
-from hivemind.proto.p2pd_pb2 import RPCError
+from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
+from hivemind.proto import p2pd_pb2
 from hivemind.utils import get_logger
 
 logger = get_logger(__name__)
@@ -84,7 +88,7 @@ async def _serve_streams(
                 if failed and (error := answering.exception()) is not None:
                     logger.debug(f"{name} failed", exc_info=error)
                     with suppress(Exception):  # the caller may be gone
-                        await P2P.send_protobuf(RPCError(message=str(error)), writer)
+                        await P2P.send_protobuf(p2pd_pb2.RPCError(message=str(error)), writer)
             finally:
                 receiving.cancel()
                 answering.cancel()
@@ -93,10 +97,27 @@ async def _serve_streams(
     await self.add_binary_stream_handler(name, serve, balanced=balanced)
 
 
+async def _open_stream(
+    self: ControlClient, peer_id: PeerID, protocols: Sequence[str]
+) -> tuple[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await self.daemon_connector.open_connection()
+    try:
+        wanted = p2pd_pb2.StreamOpenRequest(peer=peer_id.to_bytes(), proto=list(protocols))
+        await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=wanted))
+        response = p2pd_pb2.Response()
+        await read_pbmsg_safe(reader, response)
+        raise_if_failed(response)
+    except BaseException:
+        writer.close()
+        raise
+    return StreamInfo.from_protobuf(response.streamInfo), reader, writer
+
+
 def repair_hivemind() -> None:
     """In this process and all that it will fork."""
     if P2P._add_protobuf_stream_handler is _serve_streams:
         return
     ControlClient.__init__ = _keep_live_calls_alone(ControlClient.__init__)
+    ControlClient.stream_open = _open_stream
     P2P.receive_raw_data = staticmethod(_receive_raw_data)
     P2P._add_protobuf_stream_handler = _serve_streams

@@ -6,8 +6,9 @@ import time
 from contextlib import suppress
 from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
+import psutil
 import pytest
-from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.p2p.servicer import ServicerBase
 from hivemind.proto.averaging_pb2 import DownloadData
 
@@ -67,6 +68,24 @@ def test_a_call_that_is_cancelled_as_its_answer_arrives_leaves_others_answered()
             call.cancel()
             await asyncio.wait([call])
         assert await asyncio.wait_for(stub.rpc_call(DownloadData(metadata=b"x")), 5) == DownloadData(metadata=b"x")
+
+    between_two(happens)
+
+
+def test_a_stream_that_cannot_be_opened_leaves_nothing_open():
+    async def happens(stub, answers):
+        async def nothing():
+            return
+            yield
+
+        dead = Answers.get_stub(stub._p2p, PeerID.from_base58("QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"))
+        daemon = psutil.Process(stub._p2p._child.pid)
+        before = psutil.Process().num_fds(), daemon.num_fds()
+        for _ in range(20):
+            with pytest.raises(P2PDaemonError):
+                await dead.rpc_first(nothing())
+        assert psutil.Process().num_fds() < before[0] + 10
+        assert daemon.num_fds() < before[1] + 10
 
     between_two(happens)
 
