@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
@@ -25,6 +26,7 @@ from swarm.serving import Serving
 logger = get_logger(__name__)
 
 STREAM_SECONDS = 10.0  # longest silence within a stream before the other side counts as gone
+SLOWEST_BYTES_PER_SECOND = 50_000.0  # a donor that sends less in the mean is given up: another one may send more
 SLOW_LINK_SECONDS = 600.0  # in which what was written has arrived
 NUM_SLICES = 8
 CHUNK_BYTES = 2**16
@@ -247,7 +249,10 @@ class StateTransfer(Serving):
         lost = asyncio.ensure_future(self._until_lost(download.donor))
         all_slices = asyncio.gather(*slices)
         try:
+            slow_at = time.monotonic() + STREAM_SECONDS + download.max_bytes / SLOWEST_BYTES_PER_SECOND
             while not all_slices.done():
+                if time.monotonic() > slow_at:
+                    raise RoundFailed(f"{download.donor} sends too slowly")
                 before = download.received_bytes
                 await asyncio.wait([all_slices, lost], timeout=STREAM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if lost.done():

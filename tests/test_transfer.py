@@ -3,10 +3,13 @@
 import asyncio
 from types import SimpleNamespace
 
+import pytest
 import torch
 from hivemind.proto.averaging_pb2 import DownloadData
 
-from swarm.transfer import CHUNK_BYTES, MAX_SNAPSHOTS, NUM_SLICES, TOKEN_BYTES, StateTransfer
+from swarm import transfer
+from swarm.rounds import RoundFailed
+from swarm.transfer import CHUNK_BYTES, MAX_SNAPSHOTS, NUM_SLICES, TOKEN_BYTES, Download, StateTransfer
 
 
 class Donor(StateTransfer):
@@ -107,5 +110,32 @@ def test_who_asks_for_no_slice_gets_nothing():
             stream = donor.rpc_download_state(request, SimpleNamespace(remote_id="a"))
             assert [message async for message in stream] == []
         assert donor.exports == 0
+
+    asyncio.run(run())
+
+
+class Newcomer(StateTransfer):
+    """Without its process: every slice trickles in and never ends."""
+
+    def __init__(self):
+        pass
+
+    async def _receive_slice(self, download: Download, index: int) -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            download.received_bytes += 1
+
+    async def _until_lost(self, donor) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_donor_that_sends_too_slowly_is_given_up(monkeypatch):
+    monkeypatch.setattr(transfer, "STREAM_SECONDS", 0.2)
+    monkeypatch.setattr(transfer, "SLOWEST_BYTES_PER_SECOND", 100_000)
+
+    async def run():
+        with pytest.raises(RoundFailed, match="too slowly"):
+            await Newcomer()._receive_state(Download("anna", max_bytes=10_000))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())

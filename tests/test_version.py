@@ -20,8 +20,8 @@ def make(step: int) -> Version:
 class Donor:
     """Its line fails some times before the state arrives."""
 
-    def __init__(self, version: Version, failures: int):
-        self.version, self.failures, self.asked = version, failures, 0
+    def __init__(self, source: Version, failures: int):
+        self.source, self.failures, self.asked = source, failures, 0
 
     def download_state(self, peer_id, max_bytes) -> Future:
         future: Future = Future()
@@ -29,7 +29,7 @@ class Donor:
         if self.asked <= self.failures:
             future.set_exception(RoundFailed("its line is dead"))
         else:
-            description, tensors = self.version.export()
+            description, tensors = self.source.export()
             layout, content = pack(tensors)
             future.set_result((description, layout, content))
         return future
