@@ -38,12 +38,10 @@ class Guard(L.Callback):
         self.found: str | None = None
         """Name of the process that has died."""
 
-    def setup(self, trainer, pl_module, stage: str) -> None:
-        self._closing.clear()
-        threading.Thread(target=self._watch, name="guard", daemon=True).start()
-
     def on_train_start(self, trainer, pl_module) -> None:
+        self._closing.clear()
         remember(self._note, [os.getpid(), *(process.pid for process in self._processes().values())])
+        threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
     def on_train_end(self, trainer, pl_module) -> None:
         self._closing.set()  # from now on they end because they should

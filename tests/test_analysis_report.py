@@ -43,7 +43,8 @@ def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment,
     html, text = page.read_text(), (tmp_path / "report" / "report.md").read_text()
     assert "PACED" in text
     asked = len(list(load_grid("delay").cells(repeat=4)))
-    assert f"Get it again: python -m analysis run delay. It runs {asked} cells now; {asked} of them were not" in text
+    assert "Get it again: python -m analysis run delay (these cells took 0.2 hours)" in text
+    assert f"It runs {asked} cells now; {asked} of them were not" in text
     assert "Left out: 1 of 10 cells" in text
     assert "211.6 ± 2.2 (n = 3)" in text, "512 samples in 2.42 s"
     assert html.count("data:image/png;base64,") == 4

@@ -24,12 +24,11 @@ def guard_of(part: subprocess.Popen, tmp_path) -> tuple[Guard, threading.Event]:
     told = threading.Event()
     process = psutil.Process(part.pid)
     guard = Guard(lambda: {"p2pd": process}, lambda name: told.set(), tmp_path / "shared_memory.json")
-    guard.setup(None, None, "fit")
+    guard.on_train_start(None, None)
     return guard, told
 
 
-def test_a_part_that_dies_is_noticed_before_the_training_begins(part, tmp_path):
-    """Who waits for company would else wait for ever."""
+def test_a_part_that_dies_is_noticed(part, tmp_path):
     guard, told = guard_of(part, tmp_path)
     part.kill()
     assert told.wait(10 * LOOK_SECONDS)
