@@ -26,7 +26,7 @@ from analysis.wan.lab import Lab
 from analysis.wan.topology import Host
 from analysis.watch import Watch
 from recipe.errors import InputError
-from recipe.pacing import VARIABLE
+from recipe.pacing import ALL_SAMPLES, VARIABLE
 from recipe.run_folder import RunFolder, write_json
 
 _ROOT = Path(__file__).parents[1]
@@ -82,6 +82,7 @@ class CellRun:
         variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "eth0", "INITIAL_PEERS": ""}
         if self.cell.paced_rates:
             variables[VARIABLE] = str(self.cell.paced_rates[host.number - 1])
+            variables[ALL_SAMPLES] = str(int(self.cell.paced_all_samples))
         self.commands[host.name] = command
         with (self.logs / f"{host.name}.log").open("wb") as log:
             self.processes[host.name] = self.lab.start(

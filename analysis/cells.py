@@ -50,6 +50,8 @@ class Cell:
     """Updates at the beginning that are not measured."""
     paced_samples_per_second: float | None = None
     """Speed of each host's pretended device; None computes truly."""
+    paced_all_samples: bool = False
+    """Whether a pretended device's gradients are those of all its samples, as accuracies need; else of a few."""
     last_times_slower: float = 1.0
     """How many times slower the last host's pretended device is."""
     kill_at_step: int | None = None
@@ -106,6 +108,8 @@ class Cell:
     def fingerprint(self) -> str:
         """Tells cells apart: equal only where everything but the repetition is equal."""
         values = asdict(self) | {"repetition": 0, "recipe_fingerprint": self.full_recipe().fingerprint}
+        if not self.paced_all_samples:  # came later: cells that do not use it keep their names
+            del values["paced_all_samples"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
     @property

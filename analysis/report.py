@@ -146,10 +146,12 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
     section.text.append(answer(experiment))
     if paced := [rate for rate in experiment.cells["paced_samples_per_second"].unique() if rate and rate == rate]:
         rates = ", ".join(f"{rate:g}" for rate in paced)
+        computed = "true gradients of all samples, then sleep"
+        if experiment.computes_few_samples:
+            computed = "true gradients of few samples, then sleep: speeds and traffic mean something, accuracies do not"
         section.text.append(
-            f"PACED: each peer pretended to compute {rates} samples/s (true gradients of few samples, then sleep). "
-            "Speeds and traffic are meaningful, accuracies are not. How long a backward pass takes is estimated: "
-            "who does little else, such as a plain script, may be up to 5 % faster than the device."
+            f"PACED: each peer pretended to compute {rates} samples/s ({computed}). How long a backward pass takes is "
+            "estimated: who does little else, such as a plain script, may be up to 5 % faster than the device."
         )
     if (drift := machine_drift(experiment)) is not None:
         section.text.append(drift)

@@ -86,6 +86,11 @@ class Experiment:
         return self.cells[self.cells["problems"].map(len) == 0]
 
     @property
+    def computes_few_samples(self) -> bool:
+        """Whether a pretended device left most of its samples out, so that accuracies mean nothing."""
+        return any(cell.paced_rates and not cell.paced_all_samples for cell in self.cells["cell"])
+
+    @property
     def systems(self) -> list[str]:
         """In the order of the table of systems."""
         return [name for name in SYSTEMS if name in set(self.cells["system"])]

@@ -32,9 +32,10 @@ from recipe.data import VisionData
 from recipe.loggers import JsonlLogger
 from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler
-from recipe.pacing import SAMPLES, paced_samples_per_second, sleep_rest
+from recipe.pacing import computed_samples, paced_samples_per_second, sleep_rest
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, write_json
+from recipe.task import evaluation_metrics
 
 RUN_ID = "run"
 _POLL_SECONDS = 0.2
@@ -122,10 +123,22 @@ class Roll:
         return found is not None and len(found.value) >= self.num_peers
 
 
+def validate(module: nn.Module, data: VisionData) -> dict[str, float]:
+    """`val/top1` and so on, of the whole validation part."""
+    metrics = evaluation_metrics(data.recipe.num_classes)
+    module.eval()
+    with torch.no_grad():
+        for images, labels in data.val_dataloader():
+            metrics.update(module(images), labels)
+    module.train()
+    return {f"val/{name}": value.item() for name, value in metrics.compute().items()}
+
+
 def train(module: nn.Module, data: VisionData, optimizer, steps: int, logger: JsonlLogger, roll: Roll) -> None:
     """Logs the samples that this peer gave to each of so many updates, and trains on until all peers have made them.
 
-    Who stopped earlier would leave the others waiting for an average.
+    Who stopped earlier would leave the others waiting for an average. Validates as often as the recipe says; that time
+    belongs to no update.
     """
     while not roll.is_complete("ready"):  # peers that start out of phase stay out of phase
         time.sleep(_POLL_SECONDS)
@@ -134,7 +147,7 @@ def train(module: nn.Module, data: VisionData, optimizer, steps: int, logger: Js
     module.train()
     for images, labels in data.train_dataloader():
         began = time.perf_counter()
-        computed = slice(None) if rate is None else slice(SAMPLES)
+        computed = slice(None) if rate is None else computed_samples()
         loss = nn.functional.cross_entropy(module(images[computed]), labels[computed])
         if rate is not None:
             sleep_rest(began, len(labels), rate)
@@ -147,8 +160,9 @@ def train(module: nn.Module, data: VisionData, optimizer, steps: int, logger: Js
             if before < steps:
                 values = {"swarm/own_samples": samples, "perf/step_seconds": now - since, "train/loss": loss.item()}
                 logger.log_metrics(values, step=epoch)
-            if before < steps:
-                since, samples = now, 0
+                if epoch // data.recipe.validate_every_steps > before // data.recipe.validate_every_steps:
+                    logger.log_metrics(validate(module, data), step=epoch)
+                since, samples = time.perf_counter(), 0
         if epoch >= steps and (roll.is_complete("done") or time.perf_counter() - since > _FAREWELL_SECONDS):
             return
 

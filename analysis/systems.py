@@ -80,17 +80,18 @@ def stock_hivemind(
     command = [sys.executable, "-m", "analysis.stock_hivemind", "--name", host.name, "--output-dir", str(output)]
     command += ["--listen", f"/ip4/{host.address}/tcp/{PORT}", "--recipe", cell.recipe, "--steps", str(cell.steps)]
     command += ["--batch-size", str(cell.batch_size), "--peers", str(cell.peers), *system.options]
-    changes = [f"{name}={value}" for name, value in cell.changes.items()]
+    changes = [f"{name}={value}" for name, value in recipe_changes(cell, cell.changes).items()]
     return [*command, "--initial-peers", *addresses, "--change", *changes]
 
 
-def recipe_options(cell: Cell, changes: dict[str, object] | None = None) -> list[str]:
-    """The recipe's changes as options of the command lines."""
-    changes = dict(cell.changes if changes is None else changes)
-    # Validation is not part of what is measured, except where its time to an accuracy is asked for.
-    if cell.target_accuracy is None:
-        changes.setdefault("validate_every_steps", 1_000_000)
-    pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in changes.items()]
+def recipe_changes(cell: Cell, changes: dict[str, object]) -> dict[str, object]:
+    """The recipe's changes; validation is not part of what is measured, unless its time to an accuracy is asked for."""
+    return ({} if cell.target_accuracy is not None else {"validate_every_steps": 1_000_000}) | changes
+
+
+def recipe_options(cell: Cell, changes: dict[str, object]) -> list[str]:
+    """The same as options of the command lines."""
+    pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in recipe_changes(cell, changes).items()]
     return [word for pair in pairs for word in pair]
 
 

@@ -12,7 +12,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 
-from recipe.pacing import SAMPLES, sleep_rest
+from recipe.pacing import computed_samples, sleep_rest
 
 
 class Gauge(Protocol):
@@ -224,7 +224,7 @@ class PacedCompute(L.Callback):
     def _paced(self, training_step: Any) -> Any:
         def paced_step(batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
             began = time.perf_counter()
-            loss = training_step([part[:SAMPLES] for part in batch], batch_idx)
+            loss = training_step([part[computed_samples()] for part in batch], batch_idx)
             sleep_rest(began, len(batch[1]), self.samples_per_second)
             return loss
 

@@ -1,7 +1,8 @@
 """Paced compute: a micro-batch takes as long as on a device of a given speed, to study networks without that device.
 
 Forward and backward run on a few samples of each micro-batch, which gives true gradients of the true size; the rest of
-the time passes asleep. Speed, traffic and waiting are then those of the paced device; accuracy is not.
+the time passes asleep. Speed, traffic and waiting are then those of the paced device; accuracy is not, unless all
+samples are asked for, which a slow pace and a small model leave time for.
 """
 
 import os
@@ -11,8 +12,9 @@ from recipe.errors import InputError
 
 VARIABLE = "PACED_SAMPLES_PER_SECOND"
 """Environment variable that paces a process, for experiments only; `environment.json` keeps it."""
-SAMPLES = 2
-"""Samples of a micro-batch that are computed."""
+ALL_SAMPLES = "PACED_ALL_SAMPLES"
+"""Environment variable; with "1" the whole micro-batch is computed, so that accuracies mean something too."""
+_FEW = 2
 _BACKWARD_OVER_FORWARD = 2.0
 """Floating-point operations; Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1."""
 
@@ -33,6 +35,11 @@ def paced_samples_per_second() -> float | None:
     if not 0 < rate < 1e9:
         raise InputError(f"{VARIABLE} is {text[:40]!r}: set it to samples per second, or unset it.")
     return rate
+
+
+def computed_samples() -> slice:
+    """Those of a paced micro-batch whose gradients are computed."""
+    return slice(None) if os.environ.get(ALL_SAMPLES) == "1" else slice(_FEW)
 
 
 def sleep_rest(began: float, num_samples: int, samples_per_second: float) -> None:

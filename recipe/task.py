@@ -48,8 +48,8 @@ class VisionTask(L.LightningModule):
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = build_model(recipe).to(memory_format=self.memory_format)
         self.train_metrics = _running_metrics(recipe.num_classes)
-        self.val_metrics = _evaluation_metrics(recipe.num_classes)
-        self.test_metrics = _evaluation_metrics(recipe.num_classes)
+        self.val_metrics = evaluation_metrics(recipe.num_classes)
+        self.test_metrics = evaluation_metrics(recipe.num_classes)
         self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
         self.test_confusion = MulticlassConfusionMatrix(recipe.num_classes, ignore_index=PADDING, validate_args=False)
         self.confusion: torch.Tensor | None = None
@@ -143,7 +143,8 @@ def _running_metrics(num_classes: int) -> torch.nn.ModuleDict:
     )
 
 
-def _evaluation_metrics(num_classes: int) -> MetricCollection:
+def evaluation_metrics(num_classes: int) -> MetricCollection:
+    """Of logits (batch, num_classes) against labels (batch), `PADDING` left out; three are means over classes."""
     common = {"ignore_index": PADDING, "validate_args": False}
     return MetricCollection(
         {
