@@ -202,7 +202,7 @@ def test_folders_without_results_are_refused_in_one_sentence(tmp_path, capsys):
     assert analysis.main(["report", str(tmp_path), "-o", str(tmp_path / "out")]) == 2
     assert "holds no finished cells" in capsys.readouterr().err
     assert analysis.main(["run", "everything"]) == 2
-    assert "There is no experiment everything: give averaging" in capsys.readouterr().err
+    assert "There is no experiment everything: give accuracy" in capsys.readouterr().err
 
 
 def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
