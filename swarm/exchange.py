@@ -256,6 +256,7 @@ class ExactAllReduceRunner(AllReduceRunner):
         """A member's part in this lane, which it can have once: Hivemind would count a second stream as another's."""
         if context.remote_id in self._callers:
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            await until_caller_hangs_up()
             return
         self._callers[context.remote_id] = asyncio.current_task()
         async for message in super().rpc_aggregate_part(stream, context):

@@ -1,10 +1,12 @@
 """Averaging between real processes on loopback, against means computed by hand."""
 
 import asyncio
+from collections import defaultdict
 
 import numpy as np
 import pytest
 import torch
+from hivemind.averaging.partition import TensorPartContainer
 from hivemind.proto.averaging_pb2 import PART_FOR_AVERAGING, PROTOCOL_VIOLATION, AveragingData
 from hivemind.utils.asyncio import as_aiter
 from swarm_peers import Line, Peers, running_dht
@@ -194,12 +196,17 @@ def two_rounds(name, initial_peers, line, vector, samples, stops):
 def one_round_with_two_streams(*arguments):
     """The same, but this peer wants to send its part of the first reducer's share a second time."""
     send, answers = ExactAllReduceRunner._generate_input_for_peer, []
+    register, averaged = TensorPartContainer.register_processed_part, defaultdict(asyncio.Event)
+
+    def register_and_tell(self, peer_index, *part):
+        register(self, peer_index, *part)
+        averaged[self, peer_index].set()
 
     async def send_twice(self, peer_index):
         async for message in send(self, peer_index):
             yield message
             if not answers:
-                await self.tensor_part_container._output_part_available[peer_index].wait()  # the first has arrived
+                await averaged[self.tensor_part_container, peer_index].wait()  # the first has arrived, others have not
                 stub = self._get_peer_stub(self.ordered_peer_ids[peer_index])
                 stream = await stub.rpc_aggregate_part(
                     as_aiter(AveragingData(code=PART_FOR_AVERAGING, group_id=self.group_id))
@@ -208,6 +215,7 @@ def one_round_with_two_streams(*arguments):
                     await asyncio.Event().wait()
                 answers.append(stream)
 
+    TensorPartContainer.register_processed_part = register_and_tell
     ExactAllReduceRunner._generate_input_for_peer = send_twice
     return one_round(*arguments)
 
