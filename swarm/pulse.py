@@ -10,10 +10,11 @@ peers, tells that somebody's line has broken down.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import statistics
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from hivemind.p2p import P2P, P2PContext, PeerID
@@ -34,6 +35,48 @@ LATE_SECONDS = 4.0
 DOUBT_SECONDS = 1.0
 """Without an answer, after which it is not worth while to do nothing but wait."""
 MAX_REFUSALS = 2
+
+
+class Lookout:
+    """Watches those whom a meeting may wait for, each of them once, and notes who is not there any more.
+
+    :param pulse: asks them
+    :param on_loss: called when somebody is lost
+    """
+
+    def __init__(self, pulse: Pulse, on_loss: Callable[[], None]):
+        self._pulse, self._on_loss = pulse, on_loss
+        self._watches: dict[PeerID, asyncio.Future] = {}
+        self.lost: set[PeerID] = set()
+
+    def watch(self, peer: PeerID, can_be_called: bool) -> asyncio.Future:
+        """From now on; what is returned is done when the peer is lost."""
+        if peer not in self._watches:
+            watch = asyncio.ensure_future(self._pulse.lost(peer, can_be_called))
+            watch.add_done_callback(functools.partial(self._note, peer))
+            self._watches[peer] = watch
+        return self._watches[peer]
+
+    def _note(self, peer: PeerID, watch: asyncio.Future) -> None:
+        if not watch.cancelled() and watch.exception() is None:
+            self.lost.add(peer)
+            self._on_loss()
+
+    def came(self, peer: PeerID) -> None:
+        """It is there after all."""
+        if peer in self.lost:
+            self.lost.discard(peer)
+            self._watches.pop(peer, None)
+
+    def end(self) -> None:
+        """Nobody is watched any more; who was lost stays so until :meth:`begin`."""
+        for watch in self._watches.values():
+            watch.cancel()
+        self._watches = {}
+
+    def begin(self) -> None:
+        """Another meeting: everybody may come to it."""
+        self.lost = set()
 
 
 class Pulse(ServicerBase):
@@ -143,3 +186,16 @@ class Pulse(ServicerBase):
             return False
         finally:
             call.cancel()
+
+
+async def unless(lost: asyncio.Future, coming: Awaitable, timeout_seconds: float) -> Any:
+    """What comes; a TimeoutError if its sender is lost first, or time is over."""
+    coming = asyncio.ensure_future(coming)
+    try:
+        await asyncio.wait([coming, lost], timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not coming.done():
+            raise TimeoutError
+        return coming.result()
+    finally:
+        coming.cancel()
+        await asyncio.wait([coming])  # who still reads a stream keeps it from being closed

@@ -10,12 +10,10 @@ that is the leader, the next in seniority leads.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
@@ -23,7 +21,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
 from swarm.door import Door
-from swarm.pulse import LOOK_SECONDS, Pulse
+from swarm.pulse import LOOK_SECONDS, Lookout, Pulse, unless
 from swarm.replies import group_reply, parse_group, parse_step, redirect, step_reply
 from swarm.rounds import LINEAGE_BYTES, MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
 
@@ -32,6 +30,7 @@ logger = get_logger(__name__)
 KNOCK_AGAIN_SECONDS = 1.0  # at the doors of seniors who could not be reached and are expected all the same
 REDIRECT_SECONDS = 0.2  # between two knocks at a peer that was still following somebody else
 # Both up to a half more or less: two who knock at each other's doors at the same moment should not do so again.
+WATCHED_SENIORS = 3  # by who follows one of them; more would be many calls in a large swarm
 REPLY_SECONDS = 4.0  # a peer that is alive answers a knock at once, whatever it is doing
 CODE = averaging_pb2
 
@@ -64,7 +63,8 @@ class Rendezvous:
         self._step = 0
         self._closed_step, self._closed_with = -1, frozenset[PeerID]()
         self._leader: PeerID | None = None
-        self._lost: set[PeerID] = set()
+        self._is_client: dict[PeerID, bool] = {}
+        self._lookout = Lookout(pulse, self._arrivals.set)
         self.door = Door()
         self._lock = asyncio.Lock()
 
@@ -74,7 +74,7 @@ class Rendezvous:
         for peer, guest in self._lobby.items():
             if guest.ticket.step < step and not guest.answer.done():
                 guest.answer.set_result(step_reply(step))
-                if peer not in self._lost:
+                if peer not in self._lookout.lost:
                     self.door.hold(peer)
 
     @property
@@ -86,7 +86,7 @@ class Rendezvous:
         self._closed_step = -1
 
     def _awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:
-        return (self._expected | self.door.awaited(arrived)) - self._lost - set(arrived)
+        return (self._expected | self.door.awaited(arrived)) - self._lookout.lost - set(arrived)
 
     def waits_for(self, step: int) -> bool:
         """Whether somebody has come to finish this step already."""
@@ -108,40 +108,45 @@ class Rendezvous:
         :raises RoundFailed: no group until the deadline
         """
         async with self._lock:
-            self._lost = set()
+            self._lookout.begin()
             self.set_step(ticket.step)
             self.expect([member.peer_id for member in members if member.awaited])
             order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
-            loop = asyncio.get_running_loop()
-            while loop.time() < deadline:
-                for place, member in enumerate(order):
-                    wait_until = min(deadline, loop.time() + 2 * patience_seconds + REPLY_SECONDS)
-                    if member.peer_id == self._p2p.peer_id:
-                        seniors = [senior.peer_id for senior in order[:place]]
-                        patience_end = min(deadline, loop.time() + patience_seconds)
-                        async with self._watching(members):
-                            return await self._lead(ticket, patience_end, seniors, wait_until)
-                    group = await self._follow(member.peer_id, ticket, wait_until)
-                    if group is not None:
-                        return group
+            self._is_client = {member.peer_id: member.client_mode for member in members}
+            while asyncio.get_running_loop().time() < deadline:
+                try:
+                    group = await self._lead_or_follow(ticket, [m.peer_id for m in order], patience_seconds, deadline)
+                finally:
+                    self._lookout.end()
+                if group is not None:
+                    return group
                 await asyncio.sleep(0.2)  # only outbound-only peers come here: nobody to follow, unable to lead
+                self._lookout.begin()
             raise RoundFailed("no group was formed in time")
 
-    @contextlib.asynccontextmanager
-    async def _watching(self, members: Sequence[Member]) -> AsyncIterator[None]:
-        """Within this, who is not there any more is not waited for."""
-        others = [member for member in members if member.peer_id != self._p2p.peer_id]
-        watches = [asyncio.ensure_future(self._watch(member)) for member in others]
-        try:
-            yield
-        finally:
-            for watch in watches:
-                watch.cancel()
+    async def _lead_or_follow(
+        self, ticket: Ticket, order: Sequence[PeerID], patience_seconds: float, deadline: float
+    ) -> Group | None:
+        """Follow the first who leads, in this order; if that is nobody, lead."""
+        own, loop = self._p2p.peer_id, asyncio.get_running_loop()
+        seniors = order[: order.index(own)] if own in order else order
+        for senior in seniors:
+            self._watch(seniors[:WATCHED_SENIORS])
+            if senior not in self._lookout.lost:
+                wait_until = min(deadline, loop.time() + 2 * patience_seconds + REPLY_SECONDS)
+                if (group := await self._follow(senior, ticket, wait_until)) is not None:
+                    return group
+        if own not in order:
+            return None
+        self._watch(self._is_client)
+        wait_until = min(deadline, loop.time() + 2 * patience_seconds + REPLY_SECONDS)
+        return await self._lead(ticket, min(deadline, loop.time() + patience_seconds), seniors, wait_until)
 
-    async def _watch(self, member: Member) -> None:
-        await self.pulse.lost(member.peer_id, can_be_called=not member.client_mode)
-        self._lost.add(member.peer_id)
-        self._arrivals.set()
+    def _watch(self, peers: Collection[PeerID]) -> None:
+        """Until this meeting is over, who of them is not there any more is not waited for."""
+        for peer in peers:
+            if peer != self._p2p.peer_id:
+                self._lookout.watch(peer, can_be_called=not self._is_client.get(peer, True))
 
     async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
         """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
@@ -151,6 +156,7 @@ class Rendezvous:
             self._arrivals.clear()
             arrived = self._arrived(ticket)
             remaining, awaited = patience_end - loop.time(), self._awaited(arrived)
+            self._watch(awaited)
             if remaining <= 0 or not awaited or self._is_in_vain(ticket, arrived, awaited):
                 return self._close(ticket, arrived)
             if loop.time() >= knock_at:
@@ -177,7 +183,7 @@ class Rendezvous:
         """Guests with our weights; who comes with the same step of another history has to take over ours."""
         arrived = set()
         for peer, guest in self._lobby.items():
-            if guest.answer.done() or guest.ticket.step != ticket.step or peer in self._lost:
+            if guest.answer.done() or guest.ticket.step != ticket.step or peer in self._lookout.lost:
                 continue  # on the way out, early, or not there any more
             if guest.ticket.lineage == ticket.lineage:
                 arrived.add(peer)
@@ -205,24 +211,23 @@ class Rendezvous:
         request = CODE.JoinRequest(
             schema_hash=self._schema_hash, gather=ticket.to_bytes(), client_mode=ticket.client_mode
         )
-        stream, lost = None, asyncio.ensure_future(self.pulse.lost(leader, can_be_called=True))
+        stream, lost = None, self._lookout.watch(leader, can_be_called=True)
         try:
             stub = self._servicer.get_stub(self._p2p, leader, namespace=self._namespace)
-            stream = await _unless(lost, stub.rpc_join_group(request), REPLY_SECONDS)
-            reply = await _unless(lost, stream.__anext__(), REPLY_SECONDS)
+            stream = await unless(lost, stub.rpc_join_group(request), REPLY_SECONDS)
+            reply = await unless(lost, stream.__anext__(), REPLY_SECONDS)
             if reply.code == CODE.ACCEPTED:
                 self._leader = leader
                 self._send_guests_to(leader)
                 remaining = max(0.0, wait_until - asyncio.get_running_loop().time())
-                reply = await _unless(lost, stream.__anext__(), remaining)
+                reply = await unless(lost, stream.__anext__(), remaining)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
             logger.debug(f"{leader} does not lead us: {error!r}")
             if lost.done():
-                self._lost.add(leader)  # who leads in its place does not wait for it again
+                self._lookout.lost.add(leader)  # who leads in its place does not wait for it again
             return None
         finally:
             self._leader = None
-            lost.cancel()
             if stream is not None:
                 await stream.aclose()
         if reply.code == CODE.NOT_A_LEADER and reply.suggested_leader and redirects:
@@ -296,7 +301,7 @@ class Rendezvous:
             yield answer
             return
         guest = self._lobby[sender] = Guest(ticket)
-        self._lost.discard(sender)
+        self._lookout.came(sender)
         self._arrivals.set()
         try:
             yield CODE.MessageFromLeader(code=CODE.ACCEPTED)
@@ -305,16 +310,3 @@ class Rendezvous:
             if self._lobby.get(sender) is guest:
                 del self._lobby[sender]
             self._arrivals.set()
-
-
-async def _unless(lost: asyncio.Future, coming: Awaitable, timeout_seconds: float) -> Any:
-    """What comes; a TimeoutError if its sender is lost first, or time is over."""
-    coming = asyncio.ensure_future(coming)
-    try:
-        await asyncio.wait([coming, lost], timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
-        if not coming.done():
-            raise TimeoutError
-        return coming.result()
-    finally:
-        coming.cancel()
-        await asyncio.wait([coming])  # who still reads a stream keeps it from being closed
