@@ -89,7 +89,10 @@ class ProgressTracker(threading.Thread):
     def end_ahead(self, step: int, samples: int, group: frozenset[PeerID] | None = None) -> None:
         """The step in the background has ended: with ``group``, or in vain and nothing has begun."""
         with self._lock:
-            self._last_group = self._last_group if group is None else group
+            if group is None:
+                self._recounted = get_dht_time()  # who is said to wait until now waits no more: the round has failed
+            else:
+                self._last_group = group
         self.report(step=step, ahead=False, samples=samples, phase=TRAINING)
 
     def resume(self) -> None:
@@ -133,10 +136,12 @@ class ProgressTracker(threading.Thread):
         is none of them until its record shows a later step, and is not awaited before it shows that it has taken over
         our state, by when it joined; the other half of a network that was divided makes later steps, too.
         """
-        members = [Member(self.peer_id, self._own.joined, self._own.client_mode)]
+        proven = self._last_group
+        members = [Member(self.peer_id, self._own.joined, self._own.client_mode, proven=self.peer_id in proven)]
         for peer, record in self._believed().items():
             if record.phase != JOINING and record.step > self._missed.get(peer, NEVER)[0]:
-                members.append(Member(peer, record.joined, record.client_mode, self._is_awaited(peer, record)))
+                awaited = self._is_awaited(peer, record)
+                members.append(Member(peer, record.joined, record.client_mode, awaited, peer in proven))
         return members
 
     def _is_awaited(self, peer: PeerID, record: PeerProgress) -> bool:

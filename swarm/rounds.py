@@ -66,17 +66,19 @@ class Member:
     :param joined: DHT time in seconds when it joined, or came back; the senior (smallest) full peer leads
     :param client_mode: it cannot be dialled, so it neither leads nor reduces
     :param awaited: a group closes without it if it is not
+    :param proven: it was in the last group; when it joined is only what it says
     """
 
     peer_id: PeerID
     joined: float
     client_mode: bool
     awaited: bool = True
+    proven: bool = False
 
     @property
-    def seniority(self) -> tuple[float, bytes]:
-        """Sort key that every peer computes alike: the first full peer in this order leads."""
-        return self.joined, self.peer_id.to_bytes()
+    def seniority(self) -> tuple[bool, float, bytes]:
+        """Sort key that all who were in the last group compute alike: the first full peer in this order leads."""
+        return not self.proven, self.joined, self.peer_id.to_bytes()
 
 
 @dataclass(frozen=True)
