@@ -11,6 +11,8 @@ from swarm.rounds import CollaborationOptions, Member, RoundEvent, RoundReport, 
 from swarm.version import wait_a_little
 
 LEAVE_SECONDS = 2.0
+HANGS_SECONDS = 30.0
+"""After the time at which the averaging process gives a round up, if it still runs."""
 
 
 class PendingRound:
@@ -34,6 +36,7 @@ class PendingRound:
         self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
         self.expected = {member.peer_id for member in members if member.awaited}
         self._averager = averager
+        self._over_at = time.monotonic() + options.averaging_timeout_seconds + HANGS_SECONDS
         self.future = averager.run_round(
             ticket, members, options.matchmaking_seconds, options.averaging_timeout_seconds
         )
@@ -53,6 +56,8 @@ class PendingRound:
         blocked_since = time.perf_counter()
         while not self.future.done():
             wait_a_little(self.future)
+            if time.monotonic() > self._over_at:
+                self._averager.kill()  # it is stopped: who notices that it has died starts this peer again
             self._averager.check_alive()
             if should_stop():
                 self.settle()
