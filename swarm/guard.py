@@ -24,27 +24,39 @@ _RESTARTS = "SWARM_RESTARTS"
 
 
 class Guard(L.Callback):
-    """Watches a peer's processes while it trains.
+    """Watches a peer's processes while it waits for company and trains.
 
     :param processes: their names and pids at this moment
     :param on_death: called once, from a thread, with the name of the first that was found dead
     :param note: names the shared memory of this peer's last life, then of this one
+    :param leaves: set when this peer is asked to leave: its processes end because they should
     """
 
-    def __init__(self, processes: Callable[[], dict[str, psutil.Process]], on_death: Callable[[str], None], note: Path):
-        self._processes, self._on_death, self._note = processes, on_death, note
+    def __init__(
+        self,
+        processes: Callable[[], dict[str, psutil.Process]],
+        on_death: Callable[[str], None],
+        note: Path,
+        leaves: threading.Event,
+    ):
+        self._processes, self._on_death, self._note, self._leaves = processes, on_death, note, leaves
         sweep_earlier(note)
         self._closing = threading.Event()
         self.found: str | None = None
         """Name of the process that has died."""
 
-    def on_train_start(self, trainer, pl_module) -> None:
+    def setup(self, trainer, pl_module, stage) -> None:
         self._closing.clear()
-        remember(self._note, [os.getpid(), *(process.pid for process in self._processes().values())])
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        remember(self._note, [os.getpid(), *(process.pid for process in self._processes().values())])
 
     def on_train_end(self, trainer, pl_module) -> None:
         self._closing.set()  # from now on they end because they should
+
+    def teardown(self, trainer, pl_module, stage) -> None:
+        self._closing.set()  # without a training, too
 
     def on_exception(self, trainer, pl_module, exception: BaseException) -> None:
         self.look()  # this may be why; those that end from now on do so because everything is taken down
@@ -58,7 +70,7 @@ class Guard(L.Callback):
         return self.found
 
     def _watch(self) -> None:
-        while not self._closing.wait(LOOK_SECONDS):
+        while not (self._closing.wait(LOOK_SECONDS) or self._leaves.is_set()):
             if self.look() is not None:
                 return self._on_death(self.found)
 

@@ -105,7 +105,7 @@ class Session:
         self._processes |= {process.name(): process for process in dht.processes}
         self._averaging: psutil.Process | None = None
         self._on_death = on_death
-        self.guard = Guard(self._current_processes, self._part_died, self.folder.shared_memory)
+        self.guard = Guard(self._current_processes, self._part_died, self.folder.shared_memory, stop_requested)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
 
     def _first_status(self) -> Status:

@@ -23,8 +23,8 @@ def part() -> Iterator[subprocess.Popen]:
 def guard_of(part: subprocess.Popen, tmp_path) -> tuple[Guard, threading.Event]:
     told = threading.Event()
     process = psutil.Process(part.pid)
-    guard = Guard(lambda: {"p2pd": process}, lambda name: told.set(), tmp_path / "shared_memory.json")
-    guard.on_train_start(None, None)
+    guard = Guard(lambda: {"p2pd": process}, lambda name: told.set(), tmp_path / "note.json", threading.Event())
+    guard.setup(None, None, "fit")
     return guard, told
 
 
