@@ -60,14 +60,16 @@ def run_again_and_again(options: PeerOptions, clock: StartClock) -> int:
 
     What is in its way (the peers that it knows start again as well, its port is not free yet) may pass.
 
-    :raises InputError: it has not passed within ten minutes
+    :raises InputError: it has not passed within ten minutes, or ended the training
     """
     deadline, told = time.monotonic() + RETURN_SECONDS, ""
     while True:
+        peer = None
         try:
-            return Peer(options, clock).run()
+            peer = Peer(options, clock)
+            return peer.run()
         except InputError as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or (peer is not None and peer.has_joined):
                 raise
             if str(error) != told:
                 told = str(error)
@@ -94,6 +96,11 @@ class Peer:
         self._began = time.monotonic()
         self._run: list[str] = []
         self._restart: threading.Timer | None = None
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether it has got as far as its training."""
+        return bool(self._run)
 
     def _check(self) -> Recipe | None:
         """Everything that can be refused before the slow imports; the recipe if this peer may start a new swarm."""
