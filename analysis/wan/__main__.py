@@ -10,6 +10,7 @@ Linux only; as root, or as anyone where user namespaces are allowed.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -100,6 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
         topology = options.network()
         if not command:
             raise InputError("There is no command: write it after --, such as: -- ping -c 3 {first_address}")
+        if shutil.which(command[0]) is None:
+            raise InputError(f"There is no program {command[0]}: install it, or give another command after --.")
         sandbox.enter(MODULE, arguments)
         return _run(options, topology, command)
     except InputError as error:
