@@ -143,7 +143,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 def summary_table(grid: Grid, folder: Path, cells: Sequence[Cell]) -> Table:
     """Samples per second of each setting and system, valid cells alone."""
     found: dict[tuple, dict[str, list[float]]] = {}
-    axes = [name for name in grid.axes if name != "system"]
+    axes = [name for name in grid.axes if name not in ("system", "seed")]
     for cell in cells:
         result = read_result(folder / cell.name)
         key = tuple(str(getattr(cell, axis, cell.changes.get(axis))) for axis in axes)
@@ -151,7 +151,7 @@ def summary_table(grid: Grid, folder: Path, cells: Sequence[Cell]) -> Table:
         if result and not result["problems"]:
             values.append(result["samples_per_second"])
     table = Table(title=f"{grid.question} Samples per second (n valid cells)", title_justify="left")
-    systems = list(dict.fromkeys(cell.system for cell in cells))
+    systems = [name for name in SYSTEMS if any(cell.system == name for cell in cells)]
     for name in [*axes, *(SYSTEMS[system].label for system in systems)]:
         table.add_column(name, justify="right")
     for key, row in found.items():

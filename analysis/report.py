@@ -15,7 +15,7 @@ from analysis import figures, published
 from analysis.archive import Records, read
 from analysis.endurance import memory_section, soak_section
 from analysis.results import Experiment, experiments_in
-from analysis.scaling import TRUST, home_table, predict
+from analysis.scaling import TRUST, home_table, predict, transfers
 from analysis.systems import SYSTEMS
 from analysis.tables import (
     AGREEMENT_PERCENT,
@@ -26,7 +26,7 @@ from analysis.tables import (
     throughput_table,
 )
 from analysis.wan.check import GOODPUT_RTT_MS, LEAST_GOODPUT, LOSS_TOLERANCE, RTT_TOLERANCE_MS, Row
-from analysis.words import answer, machine_drift, reproduction
+from analysis.words import answer, in_short, machine_drift, reproduction, time_to_accuracy
 from recipe.run_folder import make_writable, write_json
 
 _TEMPLATE = Path(__file__).parent / "report.jinja"
@@ -66,7 +66,7 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
         sections.append(experiment_section(experiment, output))
         if experiment.asked in before:
             sections.append(agreement_section(experiment, Experiment(before[experiment.asked])))
-        sections += model_sections(experiment, output)
+        sections += model_sections(experiment, output, [other for other in experiments if other is not experiment])
     for name, whom in (("soak.json", "a swarm"), ("soak-hivemind.json", "Hivemind's Optimizer")):
         if (soak := _beside(sources, name)) is not None:
             sections.append(Section(f"A night in minutes: what faults cost {whom}", **soak_section(soak, output)))
@@ -143,7 +143,7 @@ def lab_section(file: Path, output: Path) -> Section:
 def experiment_section(experiment: Experiment, output: Path) -> Section:
     """Answer, throughput, parts of an update, bytes, quality, and what was left out."""
     section = Section(experiment.grid["question"] or experiment.name)
-    section.text.append(answer(experiment))
+    section.text += filter(None, (in_short(experiment), time_to_accuracy(experiment), answer(experiment)))
     if paced := [rate for rate in experiment.cells["paced_samples_per_second"].unique() if rate and rate == rate]:
         rates = ", ".join(f"{rate:g}" for rate in paced)
         computed = "true gradients of all samples, then sleep"
@@ -194,8 +194,8 @@ def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
     return section
 
 
-def model_sections(experiment: Experiment, output: Path) -> list[Section]:
-    """Predicted against measured for each swarm with matchmaking times, and 1 to 1,000 peers."""
+def model_sections(experiment: Experiment, output: Path, others: Sequence[Experiment] = ()) -> list[Section]:
+    """Predicted against measured for each swarm with matchmaking times, here and elsewhere, and 1 to 1,000 peers."""
     sections = []
     for system in experiment.systems:
         found = experiment.valid[experiment.valid["system"] == system]
@@ -213,6 +213,8 @@ def model_sections(experiment: Experiment, output: Path) -> list[Section]:
         file = figures.predictions(prediction.table, output / f"{name}-model.png")
         section.figures.append(("Predicted against measured", file))
         section.tables.append(("Predicted against measured, samples per second", prediction.table.round(3)))
+        if experiment.axis == "rtt_ms" and not (elsewhere := transfers(prediction, others)).empty:
+            section.tables.append(("In other experiments, of which the fit has seen nothing", elsewhere.round(3)))
         if prediction.is_trusted:
             home = home_table(prediction)
             file = figures.scaling(home, output / f"{name}-home.png")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -63,6 +64,20 @@ def predict(experiment: Experiment, system: str) -> Prediction | None:
         rows.append({"value": value, **numbers, "error of the mean": mean / measured - 1})
     everything = [measured_setting(experiment.valid, group) for _, group in settings]
     return Prediction(system, fit(everything), pd.DataFrame(rows), everything[0].swarm)
+
+
+def transfers(prediction: Prediction, experiments: Iterable[Experiment]) -> pd.DataFrame:
+    """The same system in other experiments, by what was fitted on this one: a row per setting, empty without any."""
+    rows = []
+    for experiment in experiments:
+        cells = experiment.valid[experiment.valid["system"] == prediction.system]
+        cells = cells[(cells["peers"] > 1) & cells["topology"].isna() & (cells["last_times_slower"] == 1)]
+        for value, group in cells[cells["cell"].map(lambda cell: cell.kill_at_step is None)].groupby(experiment.axis):
+            asked = measured_setting(experiment.valid, group)
+            predicted, measured = simulate(asked.swarm, prediction.costs), asked.samples_per_second
+            setting = {"experiment": experiment.name, "axis": experiment.axis, "value": value, "n": len(group)}
+            rows.append(setting | {"measured": measured, "predicted": predicted, "error": predicted / measured - 1})
+    return pd.DataFrame(rows)
 
 
 def measured_setting(known: pd.DataFrame, cells: pd.DataFrame) -> Measured:

@@ -86,12 +86,12 @@ def quality_table(experiment: Experiment) -> pd.DataFrame | None:
         recipe = group.iloc[0]["cell"].full_recipe()
         if samples := training_samples(recipe.dataset, recipe.num_classes):
             row["epoch, s"] = number(samples / interval(group["samples_per_second"])[0], 1)
-        row[f"seconds to {group['target_accuracy'].iloc[0]:.0%}"] = _time_reached(group["seconds_to_accuracy"])
+        row[f"seconds to {group['target_accuracy'].iloc[0]:.0%}"] = time_reached(group["seconds_to_accuracy"])
         rows.append(row)
     return pd.DataFrame(rows).rename(columns={"top1": "accuracy"})
 
 
-def _time_reached(seconds: pd.Series) -> str:
+def time_reached(seconds: pd.Series) -> str:
     """Who never got there has no time, so how many did is said beside the mean."""
     mean, half_width, n = interval(seconds)
     if not n:

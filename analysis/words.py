@@ -8,7 +8,7 @@ from analysis import figures
 from analysis.cells import load_grid, shipped_grids
 from analysis.results import Experiment, interval, ratios
 from analysis.systems import SYSTEMS
-from analysis.tables import quality_table, with_interval
+from analysis.tables import quality_table, time_reached, with_interval
 
 FAIR = ("ddp", "ddp-fp16")
 """What a swarm is compared with: the same global batch, averaged once per update."""
@@ -62,6 +62,48 @@ def answer(experiment: Experiment) -> str:
     if summary["n"].max() < 3:
         sentences.append("Fewer than three repetitions: a first impression, no result.")
     return ("" if experiment.axes else learned(experiment)) + " ".join(sentences)
+
+
+def in_short(experiment: Experiment) -> str | None:
+    """The answer in a few lines: every swarm over the fair baselines at all values of the axis; None without both."""
+    label = figures.LABELS.get(experiment.axis, experiment.axis)
+    found = []
+    for system in (name for name in experiment.systems if name.startswith("swarm")):
+        against = []
+        for baseline in FAIR:
+            intervals = [interval(values) for _, values in ratios(experiment, system, baseline).items()]
+            if means := [mean for mean, _, n in intervals if n]:
+                faster = sum(mean - half_width > 1 for mean, half_width, _ in intervals)
+                slower = sum(mean + half_width < 1 for mean, half_width, _ in intervals)
+                span = f"{min(means):.2f} to {max(means):.2f}" if len(means) > 1 else f"{means[0]:.2f}"
+                shown = f"shown to be faster in {faster} of {len(means)} settings, slower in {slower}"
+                against.append(f"{span} times as fast as {SYSTEMS[baseline].label} ({shown})")
+        if against:
+            found.append(f"{SYSTEMS[system].label} was {', and '.join(against)}")
+    if not found:
+        return None
+    over = f" over {label}" if experiment.axes else ""
+    return f"In short,{over or ' here'}: {'; '.join(found)}. (Shown: the 95 % interval of the ratio leaves 1 out.)"
+
+
+def time_to_accuracy(experiment: Experiment) -> str | None:
+    """Seconds to the accuracy that was asked for, at the first and the last value of the axis."""
+    cells = experiment.valid
+    if quality_table(experiment) is None or cells["seconds_to_accuracy"].isna().all():
+        return None
+    values = sorted(cells[experiment.axis].unique())
+    said = []
+    for value in dict.fromkeys((values[0], values[-1])):
+        here = cells[cells[experiment.axis] == value]
+        times = "; ".join(
+            f"{SYSTEMS[system].label} {time_reached(here[here['system'] == system]['seconds_to_accuracy'])}"
+            for system in experiment.systems
+            if (here["system"] == system).any()
+        )
+        label = figures.LABELS.get(experiment.axis, experiment.axis)
+        said.append(f"At {label} = {value}: {times}" if experiment.axes else times)
+    target = cells["target_accuracy"].dropna().iloc[0]
+    return f"Seconds of training until {target:.0%} of the validation samples were right. {'. '.join(said)}."
 
 
 def _rates(rows: pd.DataFrame) -> str:

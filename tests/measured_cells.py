@@ -16,10 +16,11 @@ def write_run(
     busy: float = 1.0,
     waiting: float = 0.0,
     rate: int = 10_000_000,
+    top1: float | None = None,
 ) -> None:
     """The files of a swarm whose updates of 512 samples took `seconds` each, 1.5 of them computing.
 
-    Each host sends `rate` bytes a second.
+    Each host sends `rate` bytes a second. A validation after the fourth update finds the accuracy `top1`.
     """
     lines, watched, router = [], [], []
     for step in range(1, cell.steps + 1):
@@ -29,6 +30,9 @@ def write_run(
         line |= {"round/meeting_seconds": 0.1, "round/exchange_seconds": seconds - 1.7}
         line |= {"round/blocked_seconds": waiting}
         lines.append(line | {"round/parts_received_fraction": received})
+    if top1 is not None:
+        quality = dict.fromkeys(("val/macro_f1", "val/precision", "val/recall", "val/top1"), top1)
+        lines.insert(4, {"time": 1000 + seconds * 4 + 0.5, "step": 4, **quality})
     for second in range(int(seconds * cell.steps) + 1):
         traffic = {f"h{n + 1}": [second * rate, second * rate] for n in range(cell.peers)}
         watched.append({"time": 1000 + second, "busy": busy, "lab": busy, "traffic": traffic})

@@ -17,9 +17,9 @@ from analysis.figures import part_rows
 from analysis.measure import measure, rounds_of
 from analysis.report import write_report
 from analysis.results import Experiment, experiments_in, ratios
-from analysis.scaling import predict
+from analysis.scaling import predict, transfers
 from analysis.tables import agreement_table, quality_table, throughput_table
-from analysis.words import answer
+from analysis.words import answer, in_short, time_to_accuracy
 from recipe.errors import InputError
 from recipe.run_folder import write_json
 
@@ -62,10 +62,26 @@ def test_what_is_said_comes_with_intervals(tmp_path):
             for system, seconds in (("swarm", swarm), ("ddp", ddp)):
                 cell = replace(CELL, system=system, rtt_ms=rtt, repetition=repetition)
                 write_run(tmp_path / "said" / cell.name, cell, seconds)
-    near, far = answer(Experiment(read(tmp_path / "said"))).split("At round-trip time, ms = 100")
+    said = Experiment(read(tmp_path / "said"))
+    near, far = answer(said).split("At round-trip time, ms = 100")
     assert "no difference shown" in near
     assert "no difference shown" not in far
     assert "1.30 ± 0.01 (n = 3) times as fast as DDP" in far
+    assert "shown to be faster in 1 of 2 settings, slower in 0" in in_short(said)
+
+
+def test_how_long_it_took_to_an_accuracy_is_said_with_how_many_reached_it(tmp_path):
+    cell = replace(CELL, system="swarm", target_accuracy=0.95, paced_samples_per_second=None)
+    for repetition, reached in ((1, True), (2, False)):
+        run = replace(cell, repetition=repetition)
+        write_run(tmp_path / "run" / run.name, run, top1=0.97 if reached else 0.5)
+    assert "our swarm, synchronous 8.0 (1 of 2 reached it)" in time_to_accuracy(Experiment(read(tmp_path / "run")))
+    few = replace(cell, paced_samples_per_second=200.0)
+    write_run(tmp_path / "few" / few.name, few, top1=0.97)
+    assert time_to_accuracy(Experiment(read(tmp_path / "few"))) is None, "most samples were left out"
+    every = replace(few, paced_all_samples=True)
+    write_run(tmp_path / "every" / every.name, every, top1=0.97)
+    assert time_to_accuracy(Experiment(read(tmp_path / "every"))) is not None
 
 
 def test_cells_that_failed_are_left_out_and_named(tmp_path):
@@ -121,6 +137,18 @@ def test_a_model_is_tested_on_every_setting_that_it_has_not_seen(experiment):
     assert len(found.table) == 3
     assert found.is_trusted, "these rounds are a straight line over the round-trip time"
     assert found.worst_of_mean > 0.08
+
+
+def test_a_model_is_tested_on_other_experiments(experiment, tmp_path):
+    cell = replace(CELL, peers=4, rtt_ms=100)
+    write_run(tmp_path / "peers" / cell.name, cell, 2.0)
+    killed = replace(cell, kill_at_step=4)
+    write_run(tmp_path / "peers" / killed.name, killed, 2.0)
+    model = predict(Experiment(read(experiment)), "swarm")
+    table = transfers(model, [Experiment(read(tmp_path / "peers"))])
+    assert table["measured"].tolist() == [256.0], "the model knows nothing of peers that are killed"
+    compute, communication = 512 / (4 * 200), 2.4 - 512 / (2 * 200)
+    assert table["predicted"].item() == pytest.approx(512 / (compute + communication), rel=0.1)
 
 
 def test_ratios_are_taken_within_a_repetition(tmp_path):

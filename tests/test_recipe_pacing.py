@@ -6,7 +6,7 @@ import torch
 from recipe import callbacks, pacing
 from recipe.callbacks import PacedCompute
 from recipe.errors import InputError
-from recipe.pacing import VARIABLE, paced_samples_per_second
+from recipe.pacing import ALL_SAMPLES, VARIABLE, paced_samples_per_second
 from recipe.presets import preset
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
@@ -37,6 +37,18 @@ def test_a_micro_batch_takes_the_time_of_the_device(monkeypatch):
     forward, overhead = 0.1, 0.1
     assert clock.now - began - overhead == pytest.approx(32 / 50 - 2 * forward), "what is missing is the backward pass"
     assert all(parameter.grad is not None for parameter in task.model.parameters())
+
+
+def test_few_samples_are_computed_unless_all_are_asked_for(monkeypatch):
+    task = VisionTask(preset("digits"))
+    PacedCompute(samples_per_second=1e6).setup(None, task, "fit")
+    batch = torch.rand(32, 1, 8, 8), torch.randint(10, (32,))
+    seen = []
+    task.model.register_forward_pre_hook(lambda _, images: seen.append(len(images[0])))
+    task.training_step(batch, 0)
+    monkeypatch.setenv(ALL_SAMPLES, "1")
+    task.training_step(batch, 1)
+    assert seen == [2, 32]
 
 
 def test_the_variable_paces_a_trainer_and_nothing_else_does(tmp_path, monkeypatch):
