@@ -296,7 +296,7 @@ class Collaboration:
         self.last_step = replace(self.last_step, apply_seconds=time.perf_counter() - self._handed_over_at)
         self.on_round(RoundEvent.of_update(self.last_step))
         report = self.last_step.round
-        group = frozenset(report.group.peer_ids) if report else frozenset()
+        group = frozenset(report.group.peer_ids if report else [self.tracker.peer_id])
         self.version.advance(report.group.group_id if report else os.urandom(LINEAGE_BYTES))
         self.version.lock.release()
         self._gradients.release()

@@ -295,6 +295,28 @@ def test_the_senior_is_who_joined_first_and_can_be_dialled(swarm):
     assert swarm.tracker.superiors
 
 
+def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_older(swarm):
+    own = swarm.tracker.peer_id
+    anna = swarm.says("anna", joined=swarm.tracker.own.joined + 1e-3, age=-1.0)
+    stranger = swarm.says("stranger", joined=1.0)
+
+    def order() -> list[PeerID]:
+        return [member.peer_id for member in sorted(swarm.tracker.members, key=lambda member: member.seniority)]
+
+    assert order() == [stranger, own, anna], "of those whom it does not know, this peer believes it"
+    swarm.tracker.begin_step(1, frozenset([own, anna]))
+    assert order() == [own, anna, stranger]
+
+
+def test_who_waited_in_a_round_that_failed_waits_no_more(swarm):
+    swarm.says("anna", phase=AVERAGING, age=0.1)
+    assert swarm.tracker.step_is_over
+    swarm.tracker.end_ahead(0, 10)
+    assert not swarm.tracker.step_is_over, "the record is older than the failure"
+    swarm.says("anna", phase=AVERAGING)
+    assert swarm.tracker.step_is_over, "it waits again"
+
+
 def test_who_comes_back_is_the_newest_member(swarm):
     follower = swarm.says("anna", joined=swarm.tracker.own.joined + 1e-3, age=-1.0)
     order = sorted(swarm.tracker.members, key=lambda member: member.seniority)

@@ -1,6 +1,7 @@
 """Who is there is waited for, however long it takes; who is not is given up."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -112,6 +113,33 @@ def rounds(name, initial_peers, line, fault, client_mode):
                 line.get()
                 averager.shutdown()
                 return averager.vector.clone(), lost, members[2].peer_id
+
+
+def two_rounds(name, initial_peers, line, fault):
+    """Two rounds of peers whose seniority is in the order of their names. Returns the seconds of each meeting."""
+    with running_dht(initial_peers, line) as dht:
+        faults.plan(fault)
+        vector = torch.zeros(SIZE)
+        averager = averager_for(vector, dht, "none")
+        averager.set_step(0)
+        members = [replace(member, joined=float(place)) for place, member in enumerate(meet_everyone(line, dht))]
+        reports = [run_round(averager, members, vector, 1, step) for step in range(2)]
+        line.put([len(report.group.peer_ids) for report in reports])
+        line.get()
+        averager.shutdown()
+        return [report.meeting_seconds for report in reports]
+
+
+def test_two_seniors_who_are_silent_cost_one_silence():
+    with Peers(timeout_seconds=90) as peers:
+        for name in "abc":
+            peers.start(name, two_rounds, "" if name == "c" else "freeze meeting 1")
+        introduce(peers)
+        peers["a"].killed = peers["b"].killed = True  # or the like: they say nothing more
+        assert peers.message("c") == [3, 1]
+        peers["c"].tell("go on")
+        _, seconds = peers.results()["c"]
+    assert pulse.SILENCE_SECONDS <= seconds < 1.8 * pulse.SILENCE_SECONDS
 
 
 @pytest.mark.parametrize("client_mode", [True, False], ids=["a sender", "a reducer"])
