@@ -1,0 +1,28 @@
+"""`python -m tests.failing_peer`: a peer whose third update goes wrong in a way that nobody could foresee."""
+
+import os
+import sys
+
+from recipe.errors import InputError
+from swarm.peer import main
+
+
+def break_later() -> None:
+    """The import comes late, as in a peer."""
+    from swarm.collaboration import Collaboration
+
+    finish = Collaboration.finish_step
+
+    def finish_or_fail(self) -> None:
+        finish(self)
+        if self.step == 3:
+            raise InputError("The third update cannot work: leave it out.")
+
+    Collaboration.finish_step = finish_or_fail
+
+
+if __name__ == "__main__":
+    break_later()
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)

@@ -1,0 +1,39 @@
+"""A peer starts again when a part of it has died, and for no other reason."""
+
+import psutil
+import pytest
+
+from tests.cli import TINY, PeerProgram, Program, reaping
+from tests.test_peer import summary_of
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_parts_are_looked_after_while_a_peer_waits_for_company(tmp_path):
+    with reaping() as programs:
+        peer = PeerProgram(tmp_path, "lonely", "me", "--run-id", "lonely", "--min-peers", "2", *TINY)
+        programs.append(peer)
+        peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits for company")
+        peer_id = peer.peer_id
+        (p2pd,) = (
+            child for child in psutil.Process(peer.process.pid).children(recursive=True) if "p2pd" in child.name()
+        )
+        p2pd.kill()
+        peer.wait_until(lambda: "p2pd has died: this peer starts again." in peer.output, "it is noticed", 20)
+        peer.wait_until(lambda: peer.output.count("Run folder:") == 2, "it is there again")
+        peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits again")
+        assert peer.peer_id == peer_id
+        peer.interrupt()
+        assert peer.wait(15) == 0, peer.output
+    assert summary_of(peer.folder)["outcome"] == "interrupted"
+
+
+def test_an_error_ends_the_training_with_its_reason(tmp_path):
+    with reaping() as programs:
+        peer = Program(
+            "tests.failing_peer", ["--output-dir", str(tmp_path), "--run-id", "fails", *TINY], tmp_path / "log"
+        )
+        programs.append(peer)
+        assert peer.wait(180) == 2
+    assert peer.output.splitlines()[-1] == "error: The third update cannot work: leave it out."
+    assert "starts again" not in peer.output
