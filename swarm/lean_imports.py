@@ -24,6 +24,8 @@ from importlib.metadata import version
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from swarm.repeats import REPEATS
+
 _COMPILER = ("torch._dynamo", "torch._dynamo.utils")
 _LATE: dict[str, dict[str, Any]] = {
     "timm": {"__version__": version("timm")},
@@ -160,13 +162,14 @@ def _bring_back_compiler() -> None:
 
 
 def silence_libraries() -> None:
-    """Hide what libraries tell developers in every run; warnings that a person can act on stay."""
+    """Hide what libraries tell developers in every run; warnings that a person can act on stay, each once a minute."""
     if "HIVEMIND_LOGLEVEL" not in os.environ:
         os.environ["HIVEMIND_LOGLEVEL"] = "WARNING"
         for name in ("hivemind.averaging.partition", "hivemind.p2p.p2p_daemon"):  # what became of a round is said by us
             logging.getLogger(name).setLevel(logging.ERROR)
         # p2pd could not start, as its exception tells; asyncio complains that the loop did not wait for its end
         logging.getLogger("asyncio").addFilter(lambda record: "that handles pid" not in str(record.msg))
+    logging.lastResort.addFilter(REPEATS)  # where our own messages go
     if not sys.warnoptions:
         for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
             warnings.simplefilter("ignore", category)

@@ -1,0 +1,52 @@
+"""What happens again and again is told once a minute, with how often it happened."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Callable
+
+QUIET_SECONDS = 60.0
+MAX_KINDS = 200
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+class Repeats(logging.Filter):
+    """Lets one message of a kind through a minute; the next one tells how many were left out meanwhile.
+
+    Messages are of one kind when they differ in nothing but numbers, such as the step at which it happened.
+
+    :param clock: seconds
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        super().__init__()
+        self._clock, self._lock = clock, threading.Lock()
+        self._told: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is to be shown, perhaps with a few more words."""
+        message, now = record.getMessage(), self._clock()
+        kind = record.name, _NUMBER.sub("#", message)
+        with self._lock:
+            told_at, left_out = self._told.get(kind, (-math.inf, 0))
+            if now - told_at < QUIET_SECONDS:
+                self._told[kind] = told_at, left_out + 1
+                return False
+            if len(self._told) >= MAX_KINDS:
+                self._told.clear()
+            self._told[kind] = now, 0
+        if left_out:
+            record.msg, record.args = f"{message} (and {left_out} more like this since {_ago(now - told_at)})", ()
+        return True
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
+
+
+REPEATS = Repeats()
+"""Of this process."""

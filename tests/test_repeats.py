@@ -1,0 +1,37 @@
+"""An event is one line, and its repetitions are a number."""
+
+import logging
+
+from swarm.repeats import MAX_KINDS, QUIET_SECONDS, Repeats
+
+
+class Screen:
+    """What a person sees, and a clock that a test moves."""
+
+    def __init__(self):
+        self.now = 0.0
+        self._filter = Repeats(lambda: self.now)
+
+    def shows(self, message: str, *arguments: object) -> str | None:
+        record = logging.LogRecord("swarm", logging.WARNING, "", 0, message, arguments, None)
+        return record.getMessage() if self._filter.filter(record) else None
+
+
+def test_repetitions_are_counted():
+    screen = Screen()
+    assert screen.shows("The round of step 12 failed: anna fell silent")
+    for step in (13, 14):
+        assert screen.shows(f"The round of step {step} failed: anna fell silent") is None
+    assert screen.shows("The round of step 14 failed: ben fell silent"), "another event"
+    screen.now = QUIET_SECONDS
+    line = screen.shows("The round of step %d failed: anna fell silent", 90)
+    assert line == "The round of step 90 failed: anna fell silent (and 2 more like this since 60 s ago)"
+    screen.now += QUIET_SECONDS
+    assert screen.shows("The round of step 91 failed: anna fell silent").endswith("silent"), "nothing was left out"
+
+
+def test_strangers_cannot_fill_the_memory():
+    screen = Screen()
+    for number in range(10 * MAX_KINDS):
+        assert screen.shows(f"Ignoring {chr(0x4E00 + number)}")
+    assert len(screen._filter._told) <= MAX_KINDS
