@@ -248,7 +248,19 @@ def _back(updates: dict[str, list[tuple[float, int, int]]], event: Event) -> flo
     return max(firsts, default=0.0)
 
 
-COLUMNS = ("fault", "times", "recovered", "stall: median s", "worst s", "victims back: median s", "worst s ")
+COLUMNS = (
+    *("fault", "times", "recovered", "stall: median s", "worst s"),
+    *("of these, begun when all were there", "worst s of these", "victims back: median s", "worst s "),
+)
+
+
+def found_all_there(event: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no victim of an earlier fault was still on its way back when this one began."""
+    earlier = [other for other in events if other["began"] < event["began"]]
+    return all(
+        other["back_seconds"] is not None and other["mended"] + other["back_seconds"] <= event["began"]
+        for other in earlier
+    )
 
 
 def rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -260,7 +272,9 @@ def rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
     for kind, events in sorted(kinds.items()):
         back = [event["back_seconds"] for event in events if event["back_seconds"] is not None]
         stalls = [event["stall_seconds"] for event in events]
+        alone = [event["stall_seconds"] for event in events if found_all_there(event, found["events"])]
         figures = [f"{value:.1f}" for value in (statistics.median(stalls), max(stalls))]
+        figures += [str(len(alone)), f"{max(alone):.1f}" if alone else "–"]
         figures += [f"{value:.1f}" for value in (statistics.median(back), max(back))] if back else ["–", "–"]
         result.append(dict(zip(COLUMNS, (kind, str(len(events)), str(len(back)), *figures), strict=True)))
     return result

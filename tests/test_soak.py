@@ -7,7 +7,7 @@ import pytest
 
 from analysis import soak
 from analysis.endurance import soak_section
-from analysis.soak_result import Event, summarise, summarise_stock, table
+from analysis.soak_result import Event, rows, summarise, summarise_stock, table
 from analysis.volunteers import StockVolunteer
 from analysis.wan import sandbox
 from analysis.wan.topology import uniform
@@ -40,6 +40,8 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     assert (found["updates"], found["usual_seconds"], found["problems"]) == (27, 1, [])
     assert (found["validated_step"], found["accuracy"], found["calm_accuracies"]) == (20, 0.9, [0.9, 0.9])
     assert table(found).row_count == 2
+    alone = {row["fault"]: row["of these, begun when all were there"] for row in rows(found)}
+    assert alone == {"killed": "1", "frozen": "0"}, "the victim of the first one was not back"
     divided = Event("network divided", ["h1", "h2"], began=10.5, mended=13.5)
     found = summarise(runs, [divided], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], options={})
     assert found["problems"] == ["network divided (h1, h2): not back"], "they only trained with each other"
