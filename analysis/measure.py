@@ -71,8 +71,7 @@ def rounds_of(folder: Path, cell: Cell) -> list[Round]:
     for step, line in sorted(steps.items()):
         if not _SPEEDS & line.keys():
             continue
-        others = sum(_own_samples(peer, step) for peer in own_samples)
-        found.append(_round(step, line, others))
+        found.append(_round(step, line, [_own_samples(peer, step) for peer in own_samples]))
     return found if SYSTEMS[cell.system].joins else _on_time(found)
 
 
@@ -83,15 +82,16 @@ def _on_time(rounds: list[Round]) -> list[Round]:
     return [replace(item, ended_at=end) for item, end in zip(rounds, first + ends, strict=True)]
 
 
-def _round(step: int, line: dict[str, Any], others: float) -> Round:
+def _round(step: int, line: dict[str, Any], others: list[float]) -> Round:
+    peers = line.get("swarm/peers")
     if "swarm/samples" in line:
         samples, seconds = line["swarm/samples"], line["swarm/samples"] / line["perf/swarm_samples_per_second"]
     elif "swarm/own_samples" in line:  # stock Hivemind: every peer knows its own only
-        samples, seconds = line["swarm/own_samples"] + others, line["perf/step_seconds"]
+        samples, seconds = line["swarm/own_samples"] + sum(others), line["perf/step_seconds"]
+        peers = 1 + sum(own > 0 for own in others)
     else:
         seconds = line["perf/step_seconds"]
         samples = line["perf/samples_per_second"] * seconds
-    peers = line.get("swarm/peers")
     return Round(
         step=step,
         ended_at=line["time"],

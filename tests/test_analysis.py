@@ -159,6 +159,20 @@ def test_an_update_without_the_first_peer_makes_a_cell_invalid(tmp_path):
     assert found["problems"] == ["the first peer was not there in 1 updates"]
 
 
+def test_an_update_that_a_peer_of_hivemind_has_not_made_makes_a_cell_invalid(tmp_path):
+    """Each peer knows its own samples only: who has none in an update was not there."""
+    cell = replace(CELL, system="hivemind", steps=4, warm_up_steps=1)
+    for host, steps in (("h1", (1, 2, 3, 4)), ("h2", (1, 2, 4))):
+        file = tmp_path / "runs" / "run" / host / "metrics.jsonl"
+        file.parent.mkdir(parents=True)
+        lines = [{"time": 10 + step, "step": step, "swarm/own_samples": 256, "perf/step_seconds": 1} for step in steps]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rounds = rounds_of(tmp_path, cell)
+    assert [(item.samples, item.peers) for item in rounds] == [(512, 2), (512, 2), (256, 1), (512, 2)]
+    numbers = {"busy_cores": 1.0, "lab_cores": 1.0, "received": None}
+    assert problems(cell, rounds, numbers) == ["only 1 of 2 peers took part in an update"]
+
+
 def test_an_interval_is_students():
     mean, half_width, n = interval([10.0, 12.0, 14.0])
     assert (mean, n) == (12.0, 3)
