@@ -50,6 +50,9 @@ class Guard(L.Callback):
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
     def on_train_start(self, trainer, pl_module) -> None:
+        self._remember()
+
+    def _remember(self) -> None:
         remember(self._note, [os.getpid(), *(process.pid for process in self._processes().values())])
 
     def on_train_end(self, trainer, pl_module) -> None:
@@ -59,7 +62,8 @@ class Guard(L.Callback):
         self._closing.set()  # without a training, too
 
     def on_exception(self, trainer, pl_module, exception: BaseException) -> None:
-        self.look()  # this may be why; those that end from now on do so because everything is taken down
+        if not self._leaves.is_set():
+            self.look()  # this may be why; those that end from now on do so because everything is taken down
         self._closing.set()
 
     def look(self) -> str | None:
@@ -72,6 +76,7 @@ class Guard(L.Callback):
     def _watch(self) -> None:
         while not (self._closing.wait(LOOK_SECONDS) or self._leaves.is_set()):
             if self.look() is not None:
+                self._remember()
                 return self._on_death(self.found)
 
 

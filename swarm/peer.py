@@ -94,13 +94,14 @@ class Peer:
         self._interrupt = _leave_at_once
         self._new_recipe = self._check()
         self._began = time.monotonic()
+        self._session = None
         self._run: list[str] = []
         self._restart: threading.Timer | None = None
 
     @property
     def has_joined(self) -> bool:
-        """Whether it has got as far as its training."""
-        return bool(self._run)
+        """Whether its training has begun."""
+        return self._session is not None and self._session.metrics.seconds > 0
 
     def _check(self) -> Recipe | None:
         """Everything that can be refused before the slow imports; the recipe if this peer may start a new swarm."""
@@ -173,7 +174,7 @@ class Peer:
         from swarm.keeper import Keeper
         from swarm.session import Session
 
-        session = Session(
+        self._session = session = Session(
             self.options, self.name, dht, card, self.joins, addresses, self.stop_requested, self.clock, self._part_died
         )
         self._introduce(session)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from swarm.averager import SwarmAverager
 from swarm.pace import Work
 from swarm.rounds import CollaborationOptions, Member, RoundEvent, RoundReport, Ticket
-from swarm.version import wait_a_little
+from swarm.version import POLL_SECONDS, wait_a_little
 
 LEAVE_SECONDS = 2.0
 HANGS_SECONDS = 30.0
@@ -36,7 +36,7 @@ class PendingRound:
         self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
         self.expected = {member.peer_id for member in members if member.awaited}
         self._averager = averager
-        self._over_at = time.monotonic() + options.averaging_timeout_seconds + HANGS_SECONDS
+        self._patience_seconds = options.averaging_timeout_seconds + HANGS_SECONDS
         self.future = averager.run_round(
             ticket, members, options.matchmaking_seconds, options.averaging_timeout_seconds
         )
@@ -53,10 +53,11 @@ class PendingRound:
 
         :raises Behind, Refused, RoundFailed, ShortBatch: as it ended
         """
-        blocked_since = time.perf_counter()
+        blocked_since, waited_seconds = time.perf_counter(), 0.0
         while not self.future.done():
             wait_a_little(self.future)
-            if time.monotonic() > self._over_at:
+            waited_seconds += POLL_SECONDS  # not by the clock: while this process itself stands still, nothing comes
+            if waited_seconds > self._patience_seconds:
                 self._averager.kill()  # it is stopped: who notices that it has died starts this peer again
             self._averager.check_alive()
             if should_stop():

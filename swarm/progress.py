@@ -50,6 +50,7 @@ class ProgressTracker(threading.Thread):
         self._own = PeerProgress(name, 0, 0, 0.0, now, now, bool(dht.client_mode), JOINING)
         self._others: dict[PeerID, PeerProgress] = {}
         self._last_group: frozenset[PeerID] = frozenset()
+        self._proven: dict[PeerID, float] = {}
         self._distrusted: dict[PeerID, tuple[float, float]] = {}
         self._missed: dict[PeerID, tuple[int, float]] = {}
         self._complained: set[PeerID] = set()
@@ -77,8 +78,15 @@ class ProgressTracker(threading.Thread):
     def begin_step(self, step: int, group: frozenset[PeerID] = frozenset()) -> None:
         """A new step begins; ``group`` are those who finished the last one with us."""
         with self._lock:
-            self._computing_since, self._last_group = get_dht_time(), group
+            self._computing_since = get_dht_time()
+            self._note(group)
         self.report(step=step, ahead=False, samples=0, phase=TRAINING)
+
+    def _note(self, group: frozenset[PeerID]) -> None:
+        """These have finished a step with us: when they joined is not only what they say."""
+        self._last_group, records = group, self._others | {self.peer_id: self._own}
+        before = self._proven if len(self._proven) < 2 * MAX_GROUP_SIZE else {}
+        self._proven = before | {peer: records[peer].joined for peer in group & records.keys()}
 
     def begin_ahead(self) -> None:
         """The present step ends in the background, and the next one begins."""
@@ -92,7 +100,7 @@ class ProgressTracker(threading.Thread):
             if group is None:
                 self._recounted = get_dht_time()  # who is said to wait until now waits no more: the round has failed
             else:
-                self._last_group = group
+                self._note(group)
         self.report(step=step, ahead=False, samples=samples, phase=TRAINING)
 
     def resume(self) -> None:
@@ -104,6 +112,7 @@ class ProgressTracker(threading.Thread):
     def came_back(self) -> None:
         """This peer has taken over the swarm's state: the others have a leader, and it is the newest member now."""
         self._missed.clear()
+        self._proven.clear()
         self.report(urgent=True, joined=get_dht_time())
 
     # ---- what the others say ----------------------------------------------------------------------------------------
@@ -136,12 +145,12 @@ class ProgressTracker(threading.Thread):
         is none of them until its record shows a later step, and is not awaited before it shows that it has taken over
         our state, by when it joined; the other half of a network that was divided makes later steps, too.
         """
-        proven = self._last_group
-        members = [Member(self.peer_id, self._own.joined, self._own.client_mode, proven=self.peer_id in proven)]
+        own, proven = self._own, self._proven
+        members = [Member(self.peer_id, own.joined, own.client_mode, proven=bool(proven))]
         for peer, record in self._believed().items():
             if record.phase != JOINING and record.step > self._missed.get(peer, NEVER)[0]:
-                awaited = self._is_awaited(peer, record)
-                members.append(Member(peer, record.joined, record.client_mode, awaited, peer in proven))
+                awaited, is_proven = self._is_awaited(peer, record), proven.get(peer) == record.joined
+                members.append(Member(peer, record.joined, record.client_mode, awaited, is_proven))
         return members
 
     def _is_awaited(self, peer: PeerID, record: PeerProgress) -> bool:

@@ -58,15 +58,15 @@ class Lookout:
         return self._watches[peer]
 
     def _note(self, peer: PeerID, watch: asyncio.Future) -> None:
-        if not watch.cancelled() and watch.exception() is None:
+        if self._watches.get(peer) is watch and not watch.cancelled() and watch.exception() is None:
             self.lost.add(peer)
             self._on_loss()
 
     def came(self, peer: PeerID) -> None:
         """It is there after all."""
-        if peer in self.lost:
-            self.lost.discard(peer)
-            self._watches.pop(peer, None)
+        self.lost.discard(peer)
+        if peer in self._watches and self._watches[peer].done():
+            del self._watches[peer]
 
     def end(self) -> None:
         """Nobody is watched any more; who was lost stays so until :meth:`begin`."""

@@ -66,7 +66,7 @@ class Member:
     :param joined: DHT time in seconds when it joined, or came back; the senior (smallest) full peer leads
     :param client_mode: it cannot be dialled, so it neither leads nor reduces
     :param awaited: a group closes without it if it is not
-    :param proven: it was in the last group; when it joined is only what it says
+    :param proven: it has been in a group with this peer since it joined; who has not, may say what it likes
     """
 
     peer_id: PeerID
@@ -77,7 +77,7 @@ class Member:
 
     @property
     def seniority(self) -> tuple[bool, float, bytes]:
-        """Sort key that all who were in the last group compute alike: the first full peer in this order leads."""
+        """Sort key that all who have met compute alike: the first full peer in this order leads."""
         return not self.proven, self.joined, self.peer_id.to_bytes()
 
 

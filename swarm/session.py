@@ -163,9 +163,11 @@ class Session:
 
     def _current_processes(self) -> dict[str, psutil.Process]:
         """What this peer consists of beside itself, while it trains."""
-        collaboration = self.strategy.collaboration
-        if self._averaging is None and collaboration is not None:
-            self._averaging = psutil.Process(collaboration.averager.pid)
+        if (collaboration := self.strategy.collaboration) is None:
+            return self._processes
+        if self._averaging is None:
+            with contextlib.suppress(psutil.NoSuchProcess):  # others have died with it, or its future tells
+                self._averaging = psutil.Process(collaboration.averager.pid)
         return self._processes | ({} if self._averaging is None else {AVERAGING_PROCESS: self._averaging})
 
     def _part_died(self, name: str) -> None:

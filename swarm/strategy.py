@@ -162,9 +162,9 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def leave(self) -> None:
         """Leave the swarm; the model keeps the last averaged weights."""
-        if self.collaboration is not None:
-            self.collaboration.leave()
-            self.collaboration = None
+        collaboration, self.collaboration = self.collaboration, None  # whose processes nobody misses from now on
+        if collaboration is not None:
+            collaboration.leave()
         if self._owns_dht and self.dht is not None:
             stop_dht(self.dht)
             self.dht = None

@@ -8,7 +8,7 @@ from swarm.peer import main
 
 
 def break_later() -> None:
-    """The import comes late, as in a peer."""
+    """The third update fails."""
     from swarm.collaboration import Collaboration
 
     finish = Collaboration.finish_step

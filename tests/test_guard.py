@@ -20,10 +20,12 @@ def part() -> Iterator[subprocess.Popen]:
     process.wait()
 
 
-def guard_of(part: subprocess.Popen, tmp_path) -> tuple[Guard, threading.Event]:
+def guard_of(part: subprocess.Popen, tmp_path, leaves: threading.Event | None = None) -> tuple[Guard, threading.Event]:
     told = threading.Event()
     process = psutil.Process(part.pid)
-    guard = Guard(lambda: {"p2pd": process}, lambda name: told.set(), tmp_path / "note.json", threading.Event())
+    guard = Guard(
+        lambda: {"p2pd": process}, lambda name: told.set(), tmp_path / "note.json", leaves or threading.Event()
+    )
     guard.setup(None, None, "fit")
     return guard, told
 
@@ -50,3 +52,22 @@ def test_after_another_error_parts_end_because_they_should(part, tmp_path):
     part.wait()
     assert not told.wait(2 * LOOK_SECONDS)
     assert guard.found is None
+
+
+def test_who_leaves_misses_none_of_its_parts(part, tmp_path):
+    leaves = threading.Event()
+    guard, told = guard_of(part, tmp_path, leaves)
+    leaves.set()
+    part.kill()
+    part.wait()
+    guard.on_exception(None, None, RuntimeError("everything is taken down"))
+    assert not told.wait(2 * LOOK_SECONDS)
+    assert guard.found is None
+
+
+def test_without_a_training_nothing_is_missed_either(part, tmp_path):
+    guard, told = guard_of(part, tmp_path)
+    guard.teardown(None, None, "fit")
+    part.kill()
+    part.wait()
+    assert not told.wait(2 * LOOK_SECONDS)

@@ -1,8 +1,11 @@
 """A peer starts again when a part of it has died, and for no other reason."""
 
+import time
+
 import psutil
 import pytest
 
+from swarm.start_clock import STARTED
 from tests.cli import TINY, PeerProgram, Program, reaping
 from tests.test_peer import summary_of
 
@@ -30,10 +33,11 @@ def test_parts_are_looked_after_while_a_peer_waits_for_company(tmp_path):
 
 def test_an_error_ends_the_training_with_its_reason(tmp_path):
     with reaping() as programs:
-        peer = Program(
-            "tests.failing_peer", ["--output-dir", str(tmp_path), "--run-id", "fails", *TINY], tmp_path / "log"
-        )
+        arguments = ["--output-dir", str(tmp_path), "--run-id", "fails", *TINY]
+        again = {STARTED: str(time.time())}  # as one that has started again by itself, and tries again to join
+        peer = Program("tests.failing_peer", arguments, tmp_path / "log", **again)
         programs.append(peer)
         assert peer.wait(180) == 2
     assert peer.output.splitlines()[-1] == "error: The third update cannot work: leave it out."
     assert "starts again" not in peer.output
+    assert "Trying again" not in peer.output

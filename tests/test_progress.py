@@ -306,6 +306,10 @@ def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_olde
     assert order() == [stranger, own, anna], "of those whom it does not know, this peer believes it"
     swarm.tracker.begin_step(1, frozenset([own, anna]))
     assert order() == [own, anna, stranger]
+    swarm.tracker.begin_step(2, frozenset([own]))
+    assert order() == [own, anna, stranger], "also in the other half of a network that was divided"
+    swarm.says("anna", joined=2.0)
+    assert order() == [own, stranger, anna], "now she says something else"
 
 
 def test_who_waited_in_a_round_that_failed_waits_no_more(swarm):
