@@ -155,6 +155,8 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         )
     if (drift := machine_drift(experiment)) is not None:
         section.text.append(drift)
+    if any(SYSTEMS[system].local_steps > 1 for system in experiment.systems):
+        section.text.append("Limits are those of an average per update; several local steps make it a rarer one.")
     section.text.append(reproduction(experiment))
     if not experiment.valid.empty:
         mark = ", paced" if paced else ""
@@ -215,6 +217,10 @@ def model_sections(experiment: Experiment, output: Path, others: Sequence[Experi
         section.tables.append(("Predicted against measured, samples per second", prediction.table.round(3)))
         if experiment.axis == "rtt_ms" and not (elsewhere := transfers(prediction, others)).empty:
             section.tables.append(("In other experiments, of which the fit has seen nothing", elsewhere.round(3)))
+            section.text.append(
+                "For other experiments the cost `other` is taken over as it is. It belongs to this model and this pace: a "
+                "smaller model, whose updates are shorter, costs less, and is predicted too slow."
+            )
         if prediction.is_trusted:
             home = home_table(prediction)
             file = figures.scaling(home, output / f"{name}-home.png")

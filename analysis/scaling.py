@@ -72,7 +72,8 @@ def transfers(prediction: Prediction, experiments: Iterable[Experiment]) -> pd.D
     for experiment in experiments:
         cells = experiment.valid[experiment.valid["system"] == prediction.system]
         cells = cells[(cells["peers"] > 1) & cells["topology"].isna() & (cells["last_times_slower"] == 1)]
-        for value, group in cells[cells["cell"].map(lambda cell: cell.kill_at_step is None)].groupby(experiment.axis):
+        untouched = cells["cell"].map(lambda cell: cell.kill_at_step is None).astype(bool)
+        for value, group in cells[untouched].groupby(experiment.axis):
             asked = measured_setting(experiment.valid, group)
             predicted, measured = simulate(asked.swarm, prediction.costs), asked.samples_per_second
             setting = {"experiment": experiment.name, "axis": experiment.axis, "value": value, "n": len(group)}

@@ -145,7 +145,9 @@ def test_a_model_is_tested_on_other_experiments(experiment, tmp_path):
     killed = replace(cell, kill_at_step=4)
     write_run(tmp_path / "peers" / killed.name, killed, 2.0)
     model = predict(Experiment(read(experiment)), "swarm")
-    table = transfers(model, [Experiment(read(tmp_path / "peers"))])
+    ddp = replace(cell, system="ddp")
+    write_run(tmp_path / "others" / ddp.name, ddp, 2.0)
+    table = transfers(model, [Experiment(read(tmp_path / name)) for name in ("peers", "others")])
     assert table["measured"].tolist() == [256.0], "the model knows nothing of peers that are killed"
     compute, communication = 512 / (4 * 200), 2.4 - 512 / (2 * 200)
     assert table["predicted"].item() == pytest.approx(512 / (compute + communication), rel=0.1)
