@@ -218,8 +218,8 @@ def model_sections(experiment: Experiment, output: Path, others: Sequence[Experi
         if experiment.axis == "rtt_ms" and not (elsewhere := transfers(prediction, others)).empty:
             section.tables.append(("In other experiments, of which the fit has seen nothing", elsewhere.round(3)))
             section.text.append(
-                "For other experiments the cost `other` is taken over as it is. It belongs to this model and this pace: "
-                "a smaller model, whose updates are shorter, costs less, and is predicted too slow."
+                "For other experiments the cost `other` is taken over as it is. It belongs to this model and this "
+                "pace: a smaller model, whose updates are shorter, costs less, and is predicted too slow."
             )
         if prediction.is_trusted:
             home = home_table(prediction)
