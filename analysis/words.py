@@ -103,7 +103,8 @@ def time_to_accuracy(experiment: Experiment) -> str | None:
         label = figures.LABELS.get(experiment.axis, experiment.axis)
         said.append(f"At {label} = {value}: {times}" if experiment.axes else times)
     target = cells["target_accuracy"].dropna().iloc[0]
-    return f"Seconds of training until {target:.0%} of the validation samples were right. {'. '.join(said)}."
+    begin = f"Seconds of training until {target:.0%} of the validation samples were right"
+    return f"{begin}. {'. '.join(said)}." if experiment.axes else f"{begin}: {said[0]}."
 
 
 def _rates(rows: pd.DataFrame) -> str:
