@@ -50,7 +50,9 @@ def plan(text: str) -> None:
 
 def at(stage: str, step: int | None = None) -> None:
     """This peer is at that stage now."""
+    global _planned
     if _planned is not None and _planned.stage == stage and (step is None or step >= _planned.step):
-        os.kill(_planned.trainer, ACTIONS[_planned.action])
-        if os.getpid() != _planned.trainer:
-            os.kill(os.getpid(), ACTIONS[_planned.action])
+        fault, _planned = _planned, None  # once: who is thawed goes on
+        os.kill(fault.trainer, ACTIONS[fault.action])
+        if os.getpid() != fault.trainer:
+            os.kill(os.getpid(), ACTIONS[fault.action])

@@ -30,7 +30,7 @@ SILENCE_SECONDS = 3.0
 """Without an answer; or twice a usual exchange, if that is longer: the answer may have to queue behind its parts."""
 FIRST_SILENCE_SECONDS = 10.0
 """As long as nobody knows what is usual."""
-LATE_SECONDS = 4.0
+LATE_SECONDS = 3.0
 """After which who has always been in time keeps the others waiting; or three usual exchanges, if that is longer."""
 DOUBT_SECONDS = 1.0
 """Without an answer, after which it is not worth while to do nothing but wait."""

@@ -12,17 +12,17 @@ from tests.test_peer import summary_of
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_parts_are_looked_after_while_a_peer_waits_for_company(tmp_path):
+@pytest.mark.parametrize("part", ["p2pd", "The DHT process"])
+def test_parts_are_looked_after_while_a_peer_waits_for_company(part, tmp_path):
     with reaping() as programs:
         peer = PeerProgram(tmp_path, "lonely", "me", "--run-id", "lonely", "--min-peers", "2", *TINY)
         programs.append(peer)
         peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits for company")
         peer_id = peer.peer_id
-        (p2pd,) = (
-            child for child in psutil.Process(peer.process.pid).children(recursive=True) if "p2pd" in child.name()
-        )
-        p2pd.kill()
-        peer.wait_until(lambda: "p2pd has died: this peer starts again." in peer.output, "it is noticed", 20)
+        program = psutil.Process(peer.process.pid)
+        (p2pd,) = (child for child in program.children(recursive=True) if "p2pd" in child.name())
+        (p2pd if part == "p2pd" else p2pd.parent()).kill()
+        peer.wait_until(lambda: f"{part} has died: this peer starts again." in peer.output, "it is noticed", 20)
         peer.wait_until(lambda: peer.output.count("Run folder:") == 2, "it is there again")
         peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits again")
         assert peer.peer_id == peer_id

@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from itertools import chain, pairwise
 
 import lightning as L
 import psutil
@@ -22,6 +23,7 @@ from strategy_runs import (
     trainer_for,
 )
 from swarm_peers import Peers, running_dht
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from swarm import faults
@@ -158,6 +160,45 @@ def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
         assert alive == []
     assert one.updates[-1].peer_ids == other.updates[-1].peer_ids == {one.peer_id, other.peer_id}
     assert_same_bits(one.state, other.state)
+
+
+def together_again(updates) -> bool:
+    """Three who are together after one was away; it sees a gap where the others were two."""
+    away = any(update.num_peers == 2 for update in updates)
+    away = away or any(later.step > earlier.step + 1 for earlier, later in pairwise(updates[:-2]))
+    return away and all(update.num_peers == 3 for update in updates[-3:])
+
+
+def test_what_a_frozen_peer_computed_on_old_weights_does_not_count():
+    """Each update is the gradient of what all say that they computed for it, on the weights after the update before."""
+    plan = Plan(optimizer="sgd", clip=None, compute_seconds=0.03)
+    with Peers(timeout_seconds=90) as peers:
+        for name in "abc":
+            fault = "freeze computing 5" if name == "c" else ""  # it holds a gradient that it has not counted yet
+            peers.start(name, partial(train_doomed, fault, min_peers=3, stop=together_again), plan, 96)
+        peers.until(lambda: psutil.STATUS_STOPPED in [process.status() for process in peers["c"].processes()])
+        for process in peers["c"].processes():
+            process.suspend()
+        peers.until(lambda: sum(num_peers == 2 for _, num_peers, _ in peers["a"].messages) >= 5)
+        for process in peers["c"].processes():
+            process.resume()
+        found = peers.results()
+    of = {name: {update.step: update for update in outcome.updates} for name, outcome in found.items()}
+    together = [step for step, update in of["a"].items() if update.num_peers == 3 and step - 1 in of["a"]]
+    assert max(step for step, update in of["a"].items() if update.num_peers == 2) < max(together)
+    for step in together:
+        updates = [of[name][step] for name in "abc"]
+        assert updates[0].samples == sum(update.own_samples for update in updates)
+        net, samples = plan.net(), Samples()
+        net.load_state_dict(of["a"][step - 1].weights)
+        computed = [list(chain.from_iterable(update.indices)) for update in updates]
+        counted = [one[len(one) - update.own_samples :] for one, update in zip(computed, updates, strict=True)]
+        indices = list(chain.from_iterable(counted))
+        assert len(indices) == updates[0].samples
+        F.cross_entropy(net(samples.x[indices]), samples.y[indices]).backward()
+        expected = {name: parameter.detach() - parameter.grad for name, parameter in net.named_parameters()}
+        for update in updates:
+            torch.testing.assert_close(update.weights, expected, rtol=0, atol=2e-6)
 
 
 # ---- weights that went astray --------------------------------------------------------------------------------------
