@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (PyTorch and CUDA libraries are a few GB the first time) ..."
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	@VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet -c constraints.txt -e '.[test]'
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet --compile-bytecode -c constraints.txt -e '.[test]'
 	@touch $@
 
 demo: setup ## three volunteers train a ViT together on this machine
