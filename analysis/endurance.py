@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ from analysis.soak_result import rows, shown
 from recipe.run_folder import write_json
 
 WHO = {"swarm": "Our swarm", "hivemind": "Hivemind's Optimizer with its defaults"}
+SOAKS = {"soak.json": "our swarm", "soak-hivemind.json": "Hivemind's Optimizer"}
+"""What `python -m analysis.soak` writes, and whom it happened to."""
+SHORT = {"swarm": "ours", "hivemind": "Hivemind's"}
+COMPARED = {
+    **{"times": "times", "recovered": "recovered", "stall: median s": "stall: median s", "worst s": "stall: worst s"},
+    **{"victims back: median s": "back: median s", "worst s ": "back: worst s"},
+}
+"""Columns of a soak's table, and what they are called where there are others' beside them."""
 
 
 def soak_section(file: Path, output: Path) -> dict[str, Any]:
@@ -44,6 +53,24 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
     again = "averaged with others" if options["system"] == "swarm" else "made an update"
     about = "Stall: what the swarm's longest update meanwhile took beyond a usual one. Back: until all victims"
     return {"text": text, "tables": [(f"{about} {again} again, from the fault's end", pd.DataFrame(rows(found)))]}
+
+
+def side_by_side(files: Sequence[Path]) -> dict[str, Any]:
+    """The same faults for several systems, as the parts of a section.
+
+    Args:
+        files: a soak of each.
+    """
+    tables = []
+    for file in files:
+        found = json.loads(file.read_text())
+        table = pd.DataFrame(rows(found)).set_index("fault")[list(COMPARED)]
+        tables.append(
+            table.rename(columns=lambda name, who=SHORT[found["options"]["system"]]: f"{who}: {name.strip()}")
+        )
+    together = pd.concat(tables, axis=1).sort_index().fillna("–").rename_axis("fault").reset_index()
+    text = "Who stands still for long meets some faults before it is over the one before: these count for the first."
+    return {"text": [text], "tables": [("", together)]}
 
 
 def memory_section(file: Path, output: Path) -> dict[str, Any]:

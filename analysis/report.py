@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis import figures, published
 from analysis.archive import Records, read
-from analysis.endurance import memory_section, soak_section
+from analysis.endurance import SOAKS, memory_section, side_by_side, soak_section
 from analysis.results import Experiment, experiments_in
 from analysis.scaling import TRUST, home_table, predict, transfers
 from analysis.systems import SYSTEMS
@@ -67,9 +67,12 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
         if experiment.asked in before:
             sections.append(agreement_section(experiment, Experiment(before[experiment.asked])))
         sections += model_sections(experiment, output, [other for other in experiments if other is not experiment])
-    for name, whom in (("soak.json", "a swarm"), ("soak-hivemind.json", "Hivemind's Optimizer")):
-        if (soak := _beside(sources, name)) is not None:
+    soaks = {whom: _beside(sources, name) for name, whom in SOAKS.items()}
+    for whom, soak in soaks.items():
+        if soak is not None:
             sections.append(Section(f"A night in minutes: what faults cost {whom}", **soak_section(soak, output)))
+    if None not in soaks.values():
+        sections.append(Section("The same night, side by side", **side_by_side([*soaks.values()])))
     if (memory := _beside(sources, "memory.json")) is not None:
         sections.append(Section("Does a peer's memory grow?", **memory_section(memory, output)))
     sections.append(published_section())

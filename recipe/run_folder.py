@@ -148,7 +148,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     for text in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(line, dict):
             lines.append(line)

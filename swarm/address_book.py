@@ -19,7 +19,7 @@ def read_book(path: Path) -> list[str]:
     """The addresses in one file, newest first; none if it cannot be used."""
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     return usable(content["addresses"]) if isinstance(content, dict) and "addresses" in content else []
 
@@ -53,16 +53,22 @@ def met_before(output_dir: Path, run_id: str | None, given: Sequence[str] = ()) 
 
     :param run_id: of which run; None for those in which one of the ``given`` addresses' peers has been met
     """
-    books = output_dir.expanduser().glob(f"{run_id or '*'}/*/{RunFolder('').peers.name}")
-    newest_first = [read_book(path) for path in sorted(books, key=lambda path: path.stat().st_mtime, reverse=True)]
-    if run_id is None:
-        invited = {peer_of_address(address) for address in given}
-        newest_first = [book for book in newest_first if invited & set(map(peer_of_address, book))]
-    addresses = list(dict.fromkeys(address for book in newest_first for address in book))
+    books = [read_book(path) for path in books_of(output_dir, run_id, given)]
+    addresses = list(dict.fromkeys(address for book in books for address in book))
     try:
         return check_reachable(addresses[:MAX_REMEMBERED])
     except InputError:
         return []
+
+
+def books_of(output_dir: Path, run_id: str | None, given: Sequence[str] = ()) -> list[Path]:
+    """The files in which peers of this machine have noted others, newest first; see :func:`met_before`."""
+    books = output_dir.expanduser().glob(f"{run_id or '*'}/*/{RunFolder('').peers.name}")
+    newest_first = sorted(books, key=lambda path: path.stat().st_mtime, reverse=True)
+    if run_id is not None:
+        return newest_first
+    invited = {peer_of_address(address) for address in given}
+    return [path for path in newest_first if invited & set(map(peer_of_address, read_book(path)))]
 
 
 def peer_of_address(address: str) -> str:

@@ -89,10 +89,14 @@ def reachable(address: str, timeout_seconds: float) -> str | None:
     return None
 
 
+class NobodyAnswers(InputError):  # noqa: N818
+    """That may pass: others may be on their way, too."""
+
+
 def check_reachable(addresses: Sequence[str], timeout_seconds: float = 5) -> list[str]:
     """The addresses behind which something listens, all tried in parallel, in the given order.
 
-    :raises InputError: there is none.
+    :raises NobodyAnswers: there is none.
     """
     answers: queue.Queue[tuple[str, str | None]] = queue.Queue()
     for address in addresses:
@@ -112,7 +116,7 @@ def check_reachable(addresses: Sequence[str], timeout_seconds: float = 5) -> lis
     alive = [address for address in addresses if reasons[address] is None]
     if addresses and not alive:
         found = ", ".join(f"{_short(address)} ({reason})" for address, reason in reasons.items())
-        raise InputError(
+        raise NobodyAnswers(
             f"None of the --initial-peers can be reached: {found}; check that the peer still runs, that you took the "
             "address for your kind of network (same machine, local network, internet), and that its port is open."
         )

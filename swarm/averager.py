@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing as mp
 import signal
 import time
@@ -106,6 +107,11 @@ class SwarmAverager(StateTransfer):
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
         """As Hivemind's, which makes the trainer deaf to Ctrl-C meanwhile; here only the averager process is."""
         self.start()
+        while await_ready and not self._ready.done():
+            with contextlib.suppress(TimeoutError):
+                self._ready.exception(timeout=0.5)
+            if not self.is_alive():
+                raise InputError("The averaging process died while it started: is there enough memory? Start again.")
         if await_ready:
             self.wait_until_ready(timeout)
 

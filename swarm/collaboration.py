@@ -274,7 +274,7 @@ class Collaboration:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
         if isinstance(error, Refused):
             raise InputError(f"{error}: start it with the recipe of the swarm (give --initial-peers and nothing else).")
-        if isinstance(error, RoundFailed):
+        if isinstance(error, RoundFailed) and not self._should_stop():
             self.tracker.missed(error.lost)
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows

@@ -71,4 +71,4 @@ class Pace:
         """What has been computed is of no use; true when that has happened so often that the weights may be why."""
         self.work = Work(seconds=self.work.seconds)
         self._dropped_in_a_row += 1
-        return self._dropped_in_a_row == MAX_DROPPED
+        return self._dropped_in_a_row % MAX_DROPPED == 0

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from recipe.config import Recipe
@@ -24,7 +25,8 @@ from recipe.overrides import apply_overrides
 from recipe.presets import preset
 from recipe.run_folder import check_name, make_writable
 from swarm.address_book import met_before
-from swarm.addresses import check_port_free, check_reachable, join_commands, parse_initial_peers
+from swarm.addresses import NobodyAnswers, check_port_free, check_reachable, join_commands, parse_initial_peers
+from swarm.comeback import come_back, trained_before
 from swarm.lean_imports import lean_imports, silence_libraries
 from swarm.options import PeerOptions, parse_options
 from swarm.processes import descendants, kill, reap
@@ -33,9 +35,6 @@ from swarm.status import program
 
 LEAVE_SECONDS = 10.0
 """For an orderly end without one of its processes; then this peer starts again without a checkpoint of this moment."""
-
-RETURN_SECONDS, RETRY_SECONDS = 600.0, 2.0
-"""How long, and how often, a peer that started again by itself tries to."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,7 +45,12 @@ def main(arguments: list[str] | None = None) -> int:
         options = parse_options(arguments)
         print("Starting; importing torch takes about 10 s …", flush=True)
         silence_libraries()
-        return run_again_and_again(options, clock) if clock.again else Peer(options, clock).run()
+        before = trained_before(options)
+
+        def make_peer(alone: bool) -> Peer:
+            return Peer(replace(options, run_id=before[0]), clock, before[1]) if alone else Peer(options, clock)
+
+        return come_back(make_peer, clock.again, before is not None, _leave_at_once)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
@@ -55,38 +59,17 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def run_again_and_again(options: PeerOptions, clock: StartClock) -> int:
-    """Run a peer that started again by itself: nobody may be there to read why it cannot join, and to try again.
-
-    What is in its way (the peers that it knows start again as well, its port is not free yet) may pass.
-
-    :raises InputError: it has not passed within ten minutes, or ended the training
-    """
-    deadline, told = time.monotonic() + RETURN_SECONDS, ""
-    while True:
-        peer = None
-        try:
-            peer = Peer(options, clock)
-            return peer.run()
-        except InputError as error:
-            if time.monotonic() > deadline or (peer is not None and peer.has_joined):
-                raise
-            if str(error) != told:
-                told = str(error)
-                print(f"{told}\nTrying again, {RETURN_SECONDS / 60:.0f} minutes at most.", file=sys.stderr, flush=True)
-        time.sleep(RETRY_SECONDS)
-
-
 class Peer:
     """One volunteer's session, from the command line to the summary.
 
     :param options: the command line
     :param clock: times the start
+    :param stored: recipe of the run that it goes on with if nobody answers; None: then it does not
     :raises InputError: also from :meth:`run`, when something that a person gave cannot work
     """
 
-    def __init__(self, options: PeerOptions, clock: StartClock):
-        self.options, self.clock = options, clock
+    def __init__(self, options: PeerOptions, clock: StartClock, stored: Recipe | None = None):
+        self.options, self.clock, self._stored = options, clock, stored
         self.initial_peers = parse_initial_peers(options.initial_peers)
         self.joins = bool(self.initial_peers)
         self.name = check_name(options.machine.public_name or f"peer-{secrets.token_hex(3)}", "--public-name")
@@ -111,9 +94,15 @@ class Peer:
         if not self.options.connection.host_maddrs:
             check_port_free(self.options.connection.port)
         if self.initial_peers:
-            self.initial_peers = self._who_answers()
-            return None
-        recipe = own_recipe(self.options)
+            try:
+                self.initial_peers = self._who_answers()
+                return None
+            except NobodyAnswers:
+                if self._stored is None:
+                    raise
+            print("Nobody answers: this peer goes on alone with its last checkpoint; others may join it.", flush=True)
+            self.initial_peers, self.joins = [], False
+        recipe = self._stored or own_recipe(self.options)
         self.options.check_micro_batch(recipe.target_batch_size)
         if self.options.run_id is not None:  # it may go on without this peer, which has started it
             self.initial_peers = met_before(self.options.machine.output_dir, self.options.run_id)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from swarm.averager import SwarmAverager
 from swarm.pace import Work
-from swarm.rounds import CollaborationOptions, Member, RoundEvent, RoundReport, Ticket
+from swarm.rounds import CollaborationOptions, Member, RoundEvent, RoundFailed, RoundReport, Ticket
 from swarm.version import POLL_SECONDS, wait_a_little
 
 LEAVE_SECONDS = 2.0
@@ -62,8 +62,11 @@ class PendingRound:
             self._averager.check_alive()
             if should_stop():
                 self.settle()
+                break
             self.expect(members())
         self.blocked_seconds = time.perf_counter() - blocked_since
+        if not self.future.done():
+            raise RoundFailed("this peer is leaving")
         return self.future.result()
 
     def failed(self, error: Exception) -> RoundEvent:
@@ -73,6 +76,6 @@ class PendingRound:
     def settle(self) -> None:
         """This peer leaves: a round that is nearly done may end, for the sake of the others."""
         deadline = time.monotonic() + LEAVE_SECONDS
-        while not self.future.done() and time.monotonic() < deadline:
+        while not self.future.done() and self._averager.is_alive() and time.monotonic() < deadline:
             wait_a_little(self.future)
         self._averager.cancel_round()

@@ -269,8 +269,7 @@ class ProgressTracker(threading.Thread):
         while not self._closing.is_set():
             try:
                 if self._telling is None or self._telling.done():
-                    self._told = self._own
-                    self._telling = self._store(self._told)
+                    self._told, self._telling = self._own, self._store(self._own)
                 self._read()
             except Exception as error:
                 logger.debug(f"could not exchange progress records: {error!r}")
@@ -313,8 +312,9 @@ class ProgressTracker(threading.Thread):
         """Stop, and tell the others that this peer has left."""
         self._closing.set()
         self._wake.set()
-        self.join(timeout=2)
-        try:
-            self._store(None).result(timeout=RECORD_SECONDS / 3)
-        except Exception as error:
-            logger.debug(f"could not say goodbye: {error!r}")
+        if self._dht.is_alive():
+            self.join(timeout=2)
+            try:
+                self._store(None).result(timeout=RECORD_SECONDS / 3)
+            except Exception as error:
+                logger.debug(f"could not say goodbye: {error!r}")

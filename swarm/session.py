@@ -95,9 +95,7 @@ class Session:
             else measure_for_recipe(self.task.model, self.recipe, options.machine.device, self.data.num_train_samples)
         )
         self.data.batch_size = self.micro_batch.samples
-        self.folder.summary.unlink(missing_ok=True)  # it says that a run has ended
-        self.folder.write_recipe(self.recipe)
-        self.folder.write_environment()
+        self._begin_folder()
         self.metrics = SwarmMetrics(self.folder.rounds)
         self.company = NeedsFullPeer(dht.client_mode, stop_requested)
         self.strategy = self._strategy()
@@ -118,12 +116,26 @@ class Session:
             addresses=self.addresses,
         )
 
+    def _begin_folder(self) -> None:
+        """Sweep what a crash may have left, and write down what is trained; a full disk does not keep it from that."""
+        self.folder.summary.unlink(missing_ok=True)  # it says that a run has ended
+        for half in self.folder.path.rglob(".*.tmp"):
+            half.unlink(missing_ok=True)
+        try:
+            self.folder.write_recipe(self.recipe)
+            self.folder.write_environment()
+        except OSError as error:
+            self._not_written(error)
+
+    def _not_written(self, error: OSError) -> None:
+        logger.warning(f"{self.folder.path} cannot be written ({error.strerror}): make room.")
+
     def _check_folder(self) -> None:
         """A folder with another recipe's checkpoint must not be continued by accident."""
         if not self.folder.recipe.exists():
             return
         try:
-            before = Recipe.from_json(self.folder.recipe.read_text())
+            before = Recipe.from_json(self.folder.recipe.read_bytes())
         except InputError:
             return
         if difference := before.difference(self.recipe):
@@ -156,7 +168,10 @@ class Session:
         finally:
             seconds = self.metrics.seconds
             final = self.reporter.finish(outcome)
-        self._write_summary(final, seconds)
+        try:
+            self._write_summary(final, seconds)
+        except OSError as error:
+            self._not_written(error)
         if self.company.complaint:
             raise InputError(self.company.complaint)
         return self._farewell(final, seconds)
@@ -286,6 +301,8 @@ def newest_checkpoint(folder: Path, needed: bool) -> tuple[Path | None, dict[str
     for path in found:
         try:
             checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+            if not all(torch.isfinite(tensor).all() for tensor in checkpoint["state_dict"].values()):
+                raise ValueError("it is not finite")
             return path, {key: checkpoint[key] for key in ("global_step", VisionData.__qualname__, "state_dict")}
         except Exception as error:  # a pickle can fail in any way
             logger.warning(f"The checkpoint {path} cannot be read ({type(error).__name__}) and is left out")

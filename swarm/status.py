@@ -74,7 +74,7 @@ class Status:
             content = json.loads(path.read_text())
             known = {item.name for item in fields(cls)}
             return cls(**{key: value for key, value in content.items() if key in known})
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return None
 
     def line(self) -> str:

@@ -115,8 +115,8 @@ class Version:
             for peer_id in tracker.donors(min_step=self.step):
                 name = tracker.name_of(peer_id)
                 try:
-                    before = self.lineage
-                    self._download(peer_id, name, averager)
+                    before, claimed = self.lineage, tracker.others.get(peer_id)
+                    self._download(peer_id, name, averager, claimed.step if claimed else 0)
                     tracker.trust(peer_id)
                     if self.lineage != before:
                         tracker.came_back()
@@ -138,7 +138,7 @@ class Version:
             )
         return False
 
-    def _download(self, peer_id: PeerID, name: str, averager: SwarmAverager) -> None:
+    def _download(self, peer_id: PeerID, name: str, averager: SwarmAverager, claimed_step: int = 0) -> None:
         began = time.monotonic()
         download = averager.download_state(peer_id, self.state.max_bytes)
         while not download.done():
@@ -150,8 +150,8 @@ class Version:
         tensors = unpack(layout, content)
         with self.lock:
             step = description.get("step", -1) if isinstance(description, dict) else -1
-            if type(step) is int and step < self.step:
-                raise RoundFailed(f"it holds step {step} only, this peer is at {self.step}")
+            if type(step) is int and step < (wanted := max(self.step, claimed_step)):
+                raise RoundFailed(f"it holds step {step} only, and not {wanted}")
             self.step, self.lineage = self.state.load(description, tensors)
             self._untouched = False
         seconds = time.monotonic() - began

@@ -136,12 +136,13 @@ class PeerProgram(Program):
         *arguments: str,
         nice: int = 0,
         prefix: tuple[str, ...] = (),
+        module: str = "swarm.peer",
         **environment: str,
     ):
         self.name, self.folder = name, RunFolder(output_dir / run_id / name)
         own = ["--output-dir", str(output_dir), "--public-name", name]
         self.folder.status.unlink(missing_ok=True)
-        super().__init__("swarm.peer", [*own, *arguments], output_dir / f"{name}.log", nice, prefix, **environment)
+        super().__init__(module, [*own, *arguments], output_dir / f"{name}.log", nice, prefix, **environment)
 
     @property
     def status(self) -> Status:

@@ -175,8 +175,12 @@ def test_entries_of_the_dht(entries, value):
 # ---- from the disk -------------------------------------------------------------------------------------------------
 
 
+DEEP = 100_000 * b"["
+"""More lists in lists than a parser can follow."""
+
+
 @often(500)
-@given(some.lists(json_junk.map(json.dumps).map(str.encode) | some.binary(max_size=30), max_size=4))
+@given(some.lists(json_junk.map(json.dumps).map(str.encode) | some.binary(max_size=30) | some.just(DEEP), max_size=4))
 def test_files_of_lines(tmp_path, lines):
     path = tmp_path / "lines"
     path.write_bytes(b"\n".join(lines))

@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
+from swarm.address_book import write_book
 from swarm.owners import prepare_identity
 from swarm.start_clock import STARTED
 from tests.cli import PACED, START_SECONDS, TINY, PeerProgram, Program, reaping, wait_until
@@ -39,6 +40,12 @@ VALIDATION_TAGS = {"val/loss", "val/top1", "val/top5", "val/macro_f1", "val/prec
 
 def summary_of(folder: RunFolder) -> dict:
     return json.loads(folder.summary.read_text())
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 # ---- a whole run ---------------------------------------------------------------------------------------------------
@@ -162,9 +169,7 @@ def test_all_go_on_at_the_newest_step_that_anyone_has(finished, tmp_path):
     shutil.copytree(finished.output_dir, tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "whole" / "peer-1")
     peer_id = prepare_identity(tmp_path / "runs" / "identities" / "peer-1.key")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = free_port()
     with reaping() as programs:
         to_the_end = ["--max-steps", "25", "--min-peers", "2"]
         joins = ["--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}", *to_the_end]
@@ -183,6 +188,33 @@ def test_all_go_on_at_the_newest_step_that_anyone_has(finished, tmp_path):
     assert "Going on from step 20" in second.output
     steps = [line["step"] for line in read_metrics(first.folder.metrics) if "train/loss" in line]
     assert (min(steps), max(steps)) == (21, 25)
+
+
+def test_without_its_founder_a_run_goes_on(finished, tmp_path):
+    """Nobody comes back whom the others were told of: one goes on alone, and who has met it before joins it there."""
+    shutil.copytree(finished.output_dir, tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "whole" / "peer-1")
+    port = free_port()
+    peer_id = prepare_identity(tmp_path / "runs" / "identities" / "peer-2.key")
+    write_book(RunFolder(tmp_path / "runs" / "whole" / "peer-3").peers, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}"])
+    founder = prepare_identity(tmp_path / "runs" / "identities" / "peer-1.key")
+    options = ["--run-id", "whole", "--initial-peers", f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{founder}"]
+    options += ["--max-steps", "25", "--min-peers", "2"]
+    with reaping() as programs:
+        third = PeerProgram(tmp_path / "runs", "whole", "peer-3", *options)
+        programs.append(third)
+        third.wait_until(lambda: "Trying again, for " in third.output, "nobody answers")
+        second = PeerProgram(
+            tmp_path / "runs", "whole", "peer-2", "--port", port, *options, module="tests.impatient_peer"
+        )
+        programs.append(second)
+        for program in (second, third):
+            assert program.wait(START_SECONDS) == 0, program.output
+    assert "Nobody answers: this peer goes on alone" in second.output
+    assert "Joining run whole as peer-3" in third.output
+    for program in (second, third):
+        assert "Going on from step 20" in program.output
+        assert summary_of(program.folder)["steps"] == 25
 
 
 # ---- coming and going ----------------------------------------------------------------------------------------------

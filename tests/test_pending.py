@@ -8,16 +8,25 @@ from recipe.errors import InputError
 from swarm import pending
 from swarm.pace import Work
 from swarm.pending import PendingRound
-from swarm.rounds import LINEAGE_BYTES, CollaborationOptions, Ticket
+from swarm.rounds import LINEAGE_BYTES, CollaborationOptions, RoundFailed, Ticket
+from swarm.version import wait_a_little
 
 
 class StoppedAverager:
     """Takes a round and never says anything about it."""
 
-    is_killed = False
+    def __init__(self, is_killed: bool = False):
+        self.is_killed = is_killed
+        self.cancelled = 0
 
     def run_round(self, *_) -> Future:
         return Future()
+
+    def is_alive(self) -> bool:
+        return not self.is_killed
+
+    def cancel_round(self) -> None:
+        self.cancelled += 1
 
     def kill(self) -> None:
         self.is_killed = True
@@ -27,10 +36,25 @@ class StoppedAverager:
             raise InputError("The averaging process has died")
 
 
+def round_of(averager: StoppedAverager) -> PendingRound:
+    options = CollaborationOptions(averaging_timeout_seconds=0.1)
+    return PendingRound(averager, Ticket(0, 32, False, 1.0, bytes(LINEAGE_BYTES)), [], options, Work())
+
+
 def test_an_averaging_process_that_is_stopped_is_ended(monkeypatch):
     monkeypatch.setattr(pending, "HANGS_SECONDS", 0.1)
-    averager = StoppedAverager()
-    options = CollaborationOptions(averaging_timeout_seconds=0.1)
-    waiting = PendingRound(averager, Ticket(0, 32, False, 1.0, bytes(LINEAGE_BYTES)), [], options, Work())
     with pytest.raises(InputError, match="has died"):
-        waiting.wait(members=list, should_stop=lambda: False)
+        round_of(StoppedAverager()).wait(members=list, should_stop=lambda: False)
+
+
+@pytest.mark.parametrize(("is_killed", "looks"), [(True, 1), (False, 12)])
+def test_who_leaves_waits_for_no_round_that_will_not_end(is_killed, looks, monkeypatch):
+    """Two seconds, if the averaging process lives; it may only be stopped, so no answer to the cancellation comes."""
+    seen = []
+    monkeypatch.setattr(pending, "wait_a_little", lambda future: seen.append(future) or wait_a_little(future))
+    averager = StoppedAverager(is_killed)
+    averager.check_alive = lambda: None  # it has just died
+    with pytest.raises(RoundFailed, match="leaving"):
+        round_of(averager).wait(members=list, should_stop=lambda: True)
+    assert averager.cancelled == 1
+    assert len(seen) <= looks

@@ -205,35 +205,36 @@ def test_what_a_frozen_peer_computed_on_old_weights_does_not_count():
 
 
 class Cosmic(L.Callback):
-    """Changes a weight of this peer after an update, as faulty memory would."""
+    """Multiplies weights of this peer after an update, as faulty memory would."""
 
-    def __init__(self, step: int):
-        self._step = step
+    def __init__(self, step: int, factor: float):
+        self._step, self._factor = step, factor
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.global_step == self._step:
             self._step = -1
             with torch.no_grad():
-                next(pl_module.parameters()).mul_(1.5)
+                next(pl_module.parameters()).mul_(self._factor)
 
 
-def train_with_a_fault(name, initial_peers, line, plan, target, steps, faulty):
+def train_with_a_fault(name, initial_peers, line, plan, target, steps, callbacks):
     with running_dht(initial_peers, line) as dht:
         strategy = SwarmStrategy(target, "fault", dht=dht, name=name, options=patience(3))
         record = Record(line)
-        callbacks = [Cosmic(4)] if name == faulty else []
         trainer_for(strategy, [*callbacks, record], max_steps=steps).fit(Task(plan), loader(ord(name)))
         return record.updates
 
 
-def test_weights_that_went_astray_are_replaced_by_those_of_the_others():
+@pytest.mark.parametrize("factor", [1.5, torch.nan])
+def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor):
     plan = Plan(clip=None, compute_seconds=0.02)
     with Peers() as peers:
         for name in "abc":
-            peers.start(name, train_with_a_fault, plan, 96, 12, "b")
+            peers.start(name, train_with_a_fault, plan, 96, 12, [Cosmic(4, factor)] if name == "b" else [])
         found = {name: {update.step: update for update in updates} for name, updates in peers.results().items()}
     assert_same_bits(found["a"][4].weights, found["c"][4].weights)
     with pytest.raises(AssertionError):
         assert_same_bits(found["a"][4].weights, found["b"][4].weights)
     assert_same_bits(found["a"][12].weights, found["c"][12].weights)
     assert_same_bits(found["a"][12].weights, found["b"][12].weights)
+    assert all(torch.isfinite(weight).all() for weight in found["a"][12].weights.values())

@@ -105,6 +105,9 @@ def test_the_newest_checkpoint_that_can_be_read(tmp_path):
     (tmp_path / "last.ckpt").write_bytes(b"half a file")
     path, content = newest_checkpoint(tmp_path, needed=True)
     assert (path.name, content["global_step"]) == ("step=50.ckpt", 1)
+    spoiled = {"global_step": 3, VisionData.__qualname__: {}, "state_dict": {"weight": torch.tensor([1.0, torch.nan])}}
+    AtomicCheckpointIO().save_checkpoint(spoiled, tmp_path / "step=60.ckpt")
+    assert newest_checkpoint(tmp_path, needed=True)[0].name == "step=50.ckpt", "the newest one is not finite"
     for file in tmp_path.glob("*.ckpt"):
         file.write_bytes(b"")
     assert newest_checkpoint(tmp_path, needed=False) == (None, None)
@@ -164,9 +167,10 @@ def test_a_full_disk_costs_the_curves_only(tmp_path, full_disk):
     assert "TensorBoard shows nothing more" in warning
 
 
-def test_three_useless_steps_in_a_row_are_noticed_once():
+def test_every_third_useless_step_in_a_row_is_noticed():
+    """The donor that is asked then may have just gone: another one is asked later."""
     pace = Pace()
-    assert [pace.drop() for _ in range(MAX_DROPPED + 2)].count(True) == 1
+    assert [pace.drop() for _ in range(2 * MAX_DROPPED + 2)].count(True) == 2
     pace.note(8, 1.0)
     pace.take()
     assert [pace.drop() for _ in range(MAX_DROPPED)] == [False] * (MAX_DROPPED - 1) + [True]

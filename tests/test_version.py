@@ -1,6 +1,7 @@
 """Whose state a peer takes over when the first attempt fails."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -87,3 +88,13 @@ def test_a_newcomer_does_not_wait_for_who_has_left():
     tracker.distrust = lambda peer: tracker.others.clear()
     assert not newcomer.catch_up(tracker, donor, timeout_seconds=20)
     assert newcomer.step == 0
+
+
+def test_a_true_state_under_a_false_claim_is_not_taken_over():
+    """Whoever took it over would be told of a later step again, and drop its samples again, after every micro-batch."""
+    member, donor, tracker = make(5), Donor(make(6), failures=0), Tracker()
+    tracker.others["anna"] = SimpleNamespace(step=10**6)
+    member.advance(b"a round")
+    assert not member.catch_up(tracker, donor, timeout_seconds=20)
+    assert (member.step, member.lineage) == (6, b"a round")
+    assert not tracker.trusted
