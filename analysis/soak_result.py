@@ -22,6 +22,8 @@ from recipe.run_folder import RunFolder, read_metrics
 
 TOLERATED_ACCURACY = 0.005
 DIVISION = "network divided"
+HANG_SECONDS = 120.0
+"""No update for so long is a hang, even if all were killed: they start again within half a minute or so."""
 CALM_RUNS, CALM_RUN_SECONDS = 3, 1800.0
 
 
@@ -145,7 +147,7 @@ def summarise(
     of_calm = [accuracies(folder, step) for folder in calm]
     validated = max(set(found).intersection(*of_calm), default=None) if calm else None  # as many updates for all
     accuracy, calm_accuracies = found.get(validated), sorted(one[validated] for one in of_calm if validated in one)
-    problems = [*problems, *not_back(events)]
+    problems = [*problems, *not_back(events), *hangs(events)]
     if len(set(hashes.values())) > 1:
         problems.append(f"different weights at step {step}: {hashes}")
     if left:
@@ -180,7 +182,7 @@ def summarise_stock(
     gaps = [b - a for lines in updates.values() for (a, *_), (b, *_) in pairwise(lines)]
     usual = statistics.median(gaps)
     _judge(events, updates, moments, usual)
-    problems = problems + not_back(events)
+    problems = problems + not_back(events) + hangs(events)
     if left:
         problems.append(f"processes were left on {', '.join(left)}")
     last = {name: lines[-1][1] for name, lines in updates.items() if lines}
@@ -199,6 +201,14 @@ def summarise_stock(
 def not_back(events: list[Event]) -> list[str]:
     """A sentence for each fault whose victims never made another update with others."""
     return [f"{event.fault} ({', '.join(event.victims)}): not back" for event in events if event.back_seconds is None]
+
+
+def hangs(events: list[Event]) -> list[str]:
+    """A sentence for each fault after which nobody made an update for too long."""
+    too_long = [event for event in events if event.stall_seconds > HANG_SECONDS]
+    return [
+        f"{event.fault} ({', '.join(event.victims)}): no update for {event.stall_seconds:.0f} s" for event in too_long
+    ]
 
 
 def _judge(

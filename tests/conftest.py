@@ -1,24 +1,24 @@
-"""Three lanes of tests: two of swarms of whole programs, and one of all the rest; and what files share."""
+"""Two lanes of tests: swarms of whole programs go one after the other, beside all the rest; and what files share."""
 
 import signal
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-PROGRAMS = (
-    {"launchers", "memory", "peer", "peer_input"},
-    {"analysis_lab", "analysis_wan", "nat", "notebooks", "reachability", "soak"},
-)
-"""Files that start swarms of several processes: no more than two of these at once, or two cores would starve them."""
+PROGRAMS = {
+    *("analysis_lab", "analysis_wan", "launchers", "memory"),
+    *("nat", "notebooks", "peer", "peer_input", "reachability", "soak"),
+}
+"""Files that start swarms of several processes: two of these at once would starve on two cores."""
 
 
 class Lanes(LoadScopeScheduling):
-    """One worker for each part of :data:`PROGRAMS`, a third one that takes one file after the other."""
+    """One worker takes all files of :data:`PROGRAMS`, the other one file after the other."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
         name = file.rpartition("/")[2].removeprefix("test_").removesuffix(".py")
-        return next((f"programs {number}" for number, names in enumerate(PROGRAMS) if name in names), file)
+        return "programs" if name in PROGRAMS else file
 
 
 def pytest_xdist_make_scheduler(config, log) -> Lanes:

@@ -7,7 +7,7 @@ import pytest
 
 from analysis import soak
 from analysis.endurance import SOAKS, side_by_side, soak_section
-from analysis.soak_result import Event, rows, summarise, summarise_stock, table
+from analysis.soak_result import HANG_SECONDS, Event, hangs, rows, summarise, summarise_stock, table
 from analysis.volunteers import StockVolunteer
 from analysis.wan import sandbox
 from analysis.wan.topology import uniform
@@ -45,6 +45,9 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     divided = Event("network divided", ["h1", "h2"], began=10.5, mended=13.5)
     found = summarise(runs, [divided], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], options={})
     assert found["problems"] == ["network divided (h1, h2): not back"], "they only trained with each other"
+
+    stalls = [Event("frozen", ["h1"], stall_seconds=HANG_SECONDS + more) for more in (0.0, 7.0)]
+    assert hangs(stalls) == ["frozen (h1): no update for 127 s"]
 
     calm.metrics.write_text('{"step": 20, "val/top1": 0.95}\n')
     event = Event("killed", ["h3"], began=10.5, mended=13.5)
