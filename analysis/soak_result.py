@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import statistics
 import subprocess
@@ -212,7 +213,7 @@ def hangs(events: list[Event]) -> list[str]:
 
 
 def _judge(
-    events: list[Event], updates: Mapping[str, list[tuple[float, int, int]]], moments: list[float], usual: float
+    events: list[Event], updates: Mapping[str, list[tuple[float, int, float]]], moments: list[float], usual: float
 ) -> None:
     """Fill in what each fault cost.
 
@@ -237,13 +238,15 @@ def _to_blame(events: list[Event], before: float, after: float) -> Event | None:
     return between[0] if between else earlier[-1] if earlier else None
 
 
-def _updates(folder: RunFolder) -> list[tuple[float, int, int]]:
-    """(Unix seconds, step, peers) of all updates that a peer took part in; 2 peers where their number is not known."""
+def _updates(folder: RunFolder) -> list[tuple[float, int, float]]:
+    """(Unix seconds, step, peers) of all updates that a peer took part in; no end of peers where nobody counts them."""
     lines = read_metrics(folder.metrics) if folder.metrics.exists() else []
-    return [(line["time"], line["step"], line.get("swarm/peers", 2)) for line in lines if "swarm/own_samples" in line]
+    return [
+        (line["time"], line["step"], line.get("swarm/peers", math.inf)) for line in lines if "swarm/own_samples" in line
+    ]
 
 
-def _back(updates: dict[str, list[tuple[float, int, int]]], event: Event) -> float | None:
+def _back(updates: dict[str, list[tuple[float, int, float]]], event: Event) -> float | None:
     """Seconds from the end of the fault until all victims had made an update with others; None if they never did.
 
     Victims of a division train with each other all the time: they are back with somebody of the other part.
