@@ -15,7 +15,8 @@ from baseline_ddp.batching import DEFAULT_MICRO_BATCH
 from baseline_ddp.options import BaselineOptions
 from baseline_ddp.pictures import draw_confusion
 from baseline_ddp.processes import Processes
-from baseline_ddp.snapshots import checkpoint_recipe, read_checkpoint
+from baseline_ddp.snapshots import checkpoint_recipe
+from recipe.checkpoint_io import load_weights, read_checkpoint
 from recipe.data import VisionData
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -69,10 +70,7 @@ def evaluate(checkpoint: Path, data_dir: Path, batch_size: int, device: torch.de
     content = read_checkpoint(checkpoint)
     recipe = checkpoint_recipe(content, checkpoint)
     task = VisionTask(recipe)
-    try:
-        task.load_state_dict(content["state_dict"])
-    except RuntimeError as error:
-        raise InputError(f"{checkpoint} does not hold the weights of its recipe's model: name another file.") from error
+    load_weights(task, content, checkpoint)
     data = VisionData(recipe, data_dir, batch_size)
     data.prepare_data()
     data.setup("test")

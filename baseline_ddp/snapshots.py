@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Checkpoint
 
 from baseline_ddp.processes import RunFailed
-from recipe.checkpoint_io import AtomicCheckpointIO
+from recipe.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, read_metrics
@@ -113,25 +113,6 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(numbers), gauss))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A Lightning checkpoint of a `VisionTask`, as plain data: loading it runs no code of its author.
-
-    Raises:
-        InputError: it is missing, damaged, or of something else.
-    """
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except OSError as error:
-        raise InputError(f"The checkpoint {path} cannot be read ({error.strerror}): name another file.") from error
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise InputError(
-            f"{path} is no checkpoint, or is damaged ({type(error).__name__}): name a .ckpt file of this project."
-        ) from error
-    if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= checkpoint.keys():
-        raise InputError(f"{path} is no checkpoint of a training: name a .ckpt file of this project.")
-    return checkpoint
 
 
 def checkpoint_recipe(checkpoint: dict[str, Any], path: Path) -> Recipe:

@@ -33,7 +33,8 @@ class StepMetrics(L.Callback):
 
     `train/loss`, `train/top1` and `train/top5` are means over the trainer's samples since the last update, `train/lr`
     is the learning rate of that update, `perf/samples_per_second` counts its training samples over its training time,
-    and `perf/step_seconds` is that time, a mean over the trainer's processes. Validation counts for neither.
+    and `perf/step_seconds` is that time, a mean over the trainer's processes. Validation counts for neither, nor do the
+    checkpoints that are written after one.
 
     Several processes exchange their values while the next update is computed, so that logging costs them no round trip;
     the line is written when that update ends, or before a validation or checkpoint.
@@ -49,20 +50,24 @@ class StepMetrics(L.Callback):
         self.gauges, self.wants_to_stop = list(gauges), wants_to_stop
         self.samples = 0
         self.started_at = 0.0
-        self.paused_at = 0.0
+        self.paused_at: float | None = None
         self.logged_step = 0
         self.learning_rate = 0.0
         self._finish: Callable[[], None] = _nothing
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins to measure; a run that goes on from a checkpoint does not log its last step again."""
-        self.logged_step = trainer.global_step
+        self.logged_step, self.paused_at = trainer.global_step, None
         self._restart(pl_module)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Notes the learning rate: when the batch ends, the scheduler has already set the next update's."""
+        """Lets the clock go on after a validation. Notes the learning rate: when the batch ends, the scheduler has
+        already set the next update's."""
+        if self.paused_at is not None:
+            self.started_at += time.perf_counter() - self.paused_at
+            self.paused_at = None
         self.learning_rate = trainer.optimizers[0].param_groups[0]["lr"]
 
     def on_train_batch_end(
@@ -84,10 +89,6 @@ class StepMetrics(L.Callback):
         """Stops the clock."""
         self._flush()
         self.paused_at = time.perf_counter()
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Lets the clock go on."""
-        self.started_at += time.perf_counter() - self.paused_at
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """A run that goes on from this checkpoint has the line of its step."""

@@ -1,4 +1,4 @@
-"""Checkpoints that a reader sees whole or not at all, whatever happens while they are written."""
+"""Checkpoints that a reader sees whole or not at all, whatever happens while they are written; and how to read them."""
 
 import contextlib
 import io
@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import nn
+
+from recipe.errors import InputError
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,44 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if not self._has_warned:
             logger.warning(f"No checkpoint could be written to {path} ({error.strerror}): make room; training goes on.")
         self._has_warned = True
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A Lightning checkpoint of a `VisionTask`, as plain data: loading it runs no code of its author.
+
+    Raises:
+        InputError: it is missing, damaged, or of something else.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError as error:
+        raise InputError(f"The checkpoint {path} cannot be read ({error.strerror}): name another file.") from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise InputError(
+            f"{path} is no checkpoint, or is damaged ({type(error).__name__}): name a .ckpt file of this project."
+        ) from error
+    if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= checkpoint.keys():
+        raise InputError(f"{path} is no checkpoint of a training: name a .ckpt file of this project.")
+    return checkpoint
+
+
+def load_weights(task: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
+    """Puts the weights of a checkpoint into a task, whoever trained them.
+
+    Args:
+        task: a `VisionTask`.
+        checkpoint: of `read_checkpoint`.
+        path: of its file, for messages.
+
+    Raises:
+        InputError: they are those of another model, or not finite.
+    """
+    try:
+        task.load_state_dict(checkpoint["state_dict"])
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} does not hold the weights of this recipe's model: name another file.") from error
+    if not all(torch.isfinite(tensor).all() for tensor in task.state_dict().values()):
+        raise InputError(f"The weights in {path} are not finite: name another file.")
 
 
 def _remove(path: Path) -> None:

@@ -1,5 +1,6 @@
 """`VisionData`: the recipe's images for Lightning, in this peer's own order."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,12 @@ class VisionData(L.LightningDataModule):
     def num_train_samples(self) -> int:
         """Size of the training part; known after `setup`."""
         return len(self._opened().train)
+
+    @property
+    def classes_digest(self) -> str:
+        """Of the names of the class folders, whose order gives the labels; empty for other data sets."""
+        names = getattr(self._opened().train, "classes", None)
+        return hashlib.sha256("/".join(names).encode()).hexdigest()[:16] if names else ""
 
     @property
     def train_images(self) -> Dataset:

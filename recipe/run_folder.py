@@ -26,7 +26,7 @@ class RunFolder:
         self.summary = self.path / "summary.json"
         self.status = self.path / "status.json"
         self.peers = self.path / "peers.json"
-        self.shared_memory = self.path / "shared_memory.json"
+        self.leftovers = self.path / "leftovers.json"
 
     @classmethod
     def create(cls, output_dir: str | Path, run_id: str, peer_name: str) -> "RunFolder":

@@ -93,6 +93,10 @@ class NobodyAnswers(InputError):  # noqa: N818
     """That may pass: others may be on their way, too."""
 
 
+class OthersAnswer(InputError):  # noqa: N818
+    """Somebody listens at the addresses, but not the peers that are meant."""
+
+
 def check_reachable(addresses: Sequence[str], timeout_seconds: float = 5) -> list[str]:
     """The addresses behind which something listens, all tried in parallel, in the given order.
 

@@ -9,11 +9,11 @@ import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
+from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
 from hivemind import DHT
-from hivemind.averaging.partition import AllreduceException
+from hivemind.compression import CompressionInfo
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
@@ -21,25 +21,21 @@ from hivemind.utils import MPFuture, get_logger
 from recipe.errors import InputError
 from swarm import faults
 from swarm.codecs import Codec, ErrorFeedback
+from swarm.download import STREAM_SECONDS
 from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
 from swarm.lanes import Lanes, count_lanes, in_thread
+from swarm.leftovers import use_socket_folder
+from swarm.outcomes import RoundReport
 from swarm.processes import die_with_parent
 from swarm.pulse import Pulse
 from swarm.rendezvous import Rendezvous
-from swarm.rounds import (
-    Behind,
-    Group,
-    Member,
-    Refused,
-    RoundFailed,
-    RoundReport,
-    ShortBatch,
-    Ticket,
-)
-from swarm.transfer import STREAM_SECONDS, StateTransfer
+from swarm.rounds import Behind, Group, Member, Refused, RoundFailed, ShortBatch, Ticket
+from swarm.serving import tell_once
+from swarm.transfer import StateTransfer
 
 logger = get_logger(__name__)
 
+SLOW_BYTES_PER_SECOND = 250_000.0  # 2 Mbit/s: whose line lets less through cannot average large models
 DEAD_SECONDS = 10.0  # whoever can start the averager process again has done so by then
 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
@@ -115,9 +111,16 @@ class SwarmAverager(StateTransfer):
         if await_ready:
             self.wait_until_ready(timeout)
 
+    def longest_round_seconds(self, timeout_seconds: float) -> float:
+        """After which a round is given up: a large model takes its time, but not more than a slow line needs."""
+        ratio = self._codec.estimate_compression_ratio(CompressionInfo.from_tensor(self.vector))
+        return max(timeout_seconds, 2 * ratio * 4 * self.vector.numel() / SLOW_BYTES_PER_SECOND)
+
     def run_round(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, timeout_seconds: float):
         """Start a round in the background.
 
+        :param patience_seconds: how long a leader waits for those who are missing
+        :param timeout_seconds: after which it is given up
         :returns: a future of a :class:`RoundReport`; raises Behind, Refused, RoundFailed or ShortBatch
         """
         future = MPFuture()
@@ -149,11 +152,13 @@ class SwarmAverager(StateTransfer):
 
     def run(self):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        torch.set_num_threads(1)  # lanes work side by side as it is, and the trainer needs the cores
+        use_socket_folder(self.dht.sockets)
         die_with_parent()
         super().run()
 
     async def add_p2p_handlers(self, *args, **kwargs):
-        asyncio.get_running_loop().set_exception_handler(_tell_once)
+        asyncio.get_running_loop().set_exception_handler(tell_once)
         await self._meetings().pulse.answer()
         await super().add_p2p_handlers(*args, **kwargs)
 
@@ -244,6 +249,7 @@ class SwarmAverager(StateTransfer):
         exchange_seconds = time.perf_counter() - met
         if not lanes.lost:
             meetings.pulse.exchange_took(exchange_seconds, group.peer_ids)
+        await self._keep_average(ticket.step, ticket.lineage, group.group_id)
         seconds = {"meeting_seconds": met - started, "exchange_seconds": exchange_seconds}
         return RoundReport.of(group, lanes.runners, lost=frozenset(lanes.lost), **seconds)
 
@@ -301,11 +307,3 @@ class SwarmAverager(StateTransfer):
         for memory in (self._feedback, self._low_rank):
             if memory is not None:
                 memory.reset()
-
-
-def _tell_once(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """How a round ended is told by its future; of each stream that broke with it asyncio would print a traceback."""
-    if isinstance(context.get("exception"), (AllreduceException, ConnectionError, asyncio.CancelledError)):
-        logger.debug(context)
-    else:
-        loop.default_exception_handler(context)

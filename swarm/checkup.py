@@ -124,7 +124,7 @@ def check_data(recipe: Recipe, data_dir: Path) -> Check:
 
 def check_micro_batch(model: nn.Module, recipe: Recipe, device: str) -> Check:
     """:param device: --device"""
-    from swarm.micro_batch import measure_for_recipe
+    from swarm.micro_batch import measure_for_recipe, precision_on
 
     try:
         found = measure_for_recipe(model, recipe, device)
@@ -132,7 +132,7 @@ def check_micro_batch(model: nn.Module, recipe: Recipe, device: str) -> Check:
         return Check("micro-batch", "failed", str(error), "give --device cpu, or join a run with a smaller model")
     state = "warning" if found.seconds > 2 else "ok"
     fix = "the others will wait for this machine, then go on without it: join a run with a smaller model"
-    precision = "bfloat16" if recipe.precision == "bf16-mixed" else "float32"
+    precision = "bfloat16" if precision_on(device, recipe.precision) == "bf16-mixed" else "float32"
     return Check("micro-batch", state, f"{found}; {precision}", fix if state == "warning" else "")
 
 

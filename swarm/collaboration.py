@@ -21,23 +21,14 @@ from hivemind.utils import get_logger
 from recipe.errors import InputError
 from swarm.averager import SwarmAverager
 from swarm.codecs import Codec
+from swarm.follower import Follower
 from swarm.gradients import GradientVector, averaged_tensors
+from swarm.outcomes import RoundEvent, RoundReport, StepReport
 from swarm.pace import Pace
 from swarm.pending import PendingRound
 from swarm.progress import ProgressTracker
 from swarm.record import AVERAGING, JOINING, TRAINING, VALIDATING, WAITING
-from swarm.rounds import (
-    LINEAGE_BYTES,
-    Behind,
-    CollaborationOptions,
-    Refused,
-    RoundEvent,
-    RoundFailed,
-    RoundReport,
-    ShortBatch,
-    StepReport,
-    Ticket,
-)
+from swarm.rounds import LINEAGE_BYTES, Behind, CollaborationOptions, Refused, RoundFailed, ShortBatch, Ticket
 from swarm.state import SharedState
 from swarm.version import POLL_SECONDS, Version
 
@@ -50,12 +41,13 @@ class Collaboration:
     :param dht: a running DHT
     :param namespace: run and recipe; only peers with the same one meet
     :param model: all its parameters and float buffers (BatchNorm's running statistics) are kept equal over the swarm
-    :param optimizer: any torch optimizer over the model's parameters
+    :param optimizer: over the model's parameters; its statistics are tensors of their shapes, or numbers in tensors
     :param target_batch_size: samples over all peers per global update
     :param name: public name
     :param step: the step of the weights in ``model`` (a checkpoint's), 0 for a fresh start
     :param should_stop: asked while waiting; a true answer ends the wait
     :param codec: how gradients travel; equal on all peers
+    :param apply: make an update that others have made already, with the average in ``param.grad``; optimizer.step
     """
 
     def __init__(
@@ -70,12 +62,13 @@ class Collaboration:
         options: CollaborationOptions | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         codec: Codec | None = None,
+        apply: Callable[[], None] | None = None,
     ):
         self.options = options or CollaborationOptions()
         self.target_batch_size = target_batch_size
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
-        self.version = Version(state, step, self._gradients.weights, should_stop)
+        self.version = Version(state, step, self._gradients.weights)
         self._pace = Pace()
         self._pending: PendingRound | None = None
         self.last_step: StepReport | None = None
@@ -86,6 +79,9 @@ class Collaboration:
             self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec, shapes
         )
         self.averager.set_step(step)
+        self._follower = Follower(
+            self.version, self.tracker, self.averager, self._gradients, apply or optimizer.step, should_stop
+        )
 
     def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
         """What rounds average, and what newcomers download."""
@@ -131,10 +127,8 @@ class Collaboration:
         self.tracker.report(samples=0)
         if self.options.overlap:  # the donors are in the middle of a round, which should not wait for this peer
             self.tracker.report(urgent=True, phase=JOINING)
-        if donor is not None:
-            self.version.reload(donor, self.averager)
-        elif not self.version.catch_up(self.tracker, self.averager, self.options.join_timeout_seconds) and self.samples:
-            self.tracker.report(samples=self.samples)  # who said to be ahead is gone: what was accumulated still counts
+        if not self._follower.take_over(donor, self.options.join_timeout_seconds) and (self.samples or donor):
+            self.tracker.report(samples=self.samples)  # nothing has changed: what was accumulated still counts
             return self.resume()
         self._begin_step()
 
@@ -268,6 +262,9 @@ class Collaboration:
             return False
         ticket = self._ticket()
         self._gradients.average_alone(self.samples)
+        self._is_shown = self.averager.is_followed
+        if self._is_shown:
+            self._gradients.show()
         return self._hand_over(ticket, self._pace.take().seconds, 0.0, report)
 
     def _recover(self, error: Exception) -> None:
@@ -297,7 +294,10 @@ class Collaboration:
         self.on_round(RoundEvent.of_update(self.last_step))
         report = self.last_step.round
         group = frozenset(report.group.peer_ids if report else [self.tracker.peer_id])
-        self.version.advance(report.group.group_id if report else os.urandom(LINEAGE_BYTES))
+        lineage = report.group.group_id if report else os.urandom(LINEAGE_BYTES)
+        if len(group) == 1 and self._is_shown:
+            self.averager.keep_average(self.step, self.version.lineage, lineage)
+        self.version.advance(lineage)
         self.version.lock.release()
         self._gradients.release()
         if self.tracker.own.ahead:

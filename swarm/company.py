@@ -7,7 +7,7 @@ import time
 
 import lightning as L
 
-PATIENCE_SECONDS = 30.0  # two lifetimes of a progress record: a full peer that restarts is not missed
+PATIENCE_SECONDS = 120.0  # a full peer whose machine restarts is back by then
 LOOK_SECONDS = 1.0
 
 
@@ -19,11 +19,12 @@ class NeedsFullPeer(L.Callback):
 
     :param client_mode: whether this peer is outbound-only; nothing happens otherwise
     :param stop_requested: set to leave
-    :param patience_seconds: how long to hope
+    :param patience_seconds: how long to hope; None for ``PATIENCE_SECONDS``
     """
 
-    def __init__(self, client_mode: bool, stop_requested: threading.Event, patience_seconds: float = PATIENCE_SECONDS):
-        self._stop_requested, self._patience_seconds = stop_requested, patience_seconds
+    def __init__(self, client_mode: bool, stop_requested: threading.Event, patience_seconds: float | None = None):
+        self._stop_requested = stop_requested
+        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self._client_mode, self._strategy = client_mode, None
         self._ended = threading.Event()
         self.complaint: str | None = None

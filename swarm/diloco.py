@@ -131,6 +131,12 @@ class PseudoGradient(GradientVector):
         """The own pseudo-gradient, where there is nobody to average with."""
         self._depart()
 
+    def follow(self, average: torch.Tensor) -> None:
+        """Make the outer step of an update that others have made; local steps of this peer are forgotten."""
+        self.drop()
+        self._depart()
+        super().follow(average)
+
     @torch.no_grad()
     def hand_over(self) -> None:
         """Make the outer step; what local steps have done since the round began stays, on top of it."""
@@ -143,6 +149,10 @@ class PseudoGradient(GradientVector):
             param.copy_(anchor).add_(more)
 
 
+def _nothing() -> None:
+    """The outer step is made when the average is handed over."""
+
+
 class LocalCollaboration(Collaboration):
     """One peer's part in a swarm whose peers make local steps.
 
@@ -152,7 +162,7 @@ class LocalCollaboration(Collaboration):
 
     def __init__(self, *arguments, local: LocalSteps, **options):
         self.local = local
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **{**options, "apply": _nothing})
 
     def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[PseudoGradient, SharedState]:
         params, buffers = averaged_tensors(model, optimizer)

@@ -119,6 +119,22 @@ class GradientVector:
         """The mean of the own gradients, where there is nobody to average with."""
         torch.mul(self._sum, self._unit / samples, out=self._average)
 
+    @torch.no_grad()
+    def show(self) -> None:
+        """Write the average of this peer alone, for whoever follows it."""
+        self._write(self._average, 1.0)
+
+    @torch.no_grad()
+    def follow(self, average: torch.Tensor) -> None:
+        """Hand over the average of an update that others have made; what this peer has computed is forgotten.
+
+        :param average: shape [n + m]
+        """
+        self.drop()
+        self.wire.copy_(average)
+        self.from_wire()
+        self.hand_over()
+
     def hand_over(self) -> None:
         """Put the average into ``param.grad``."""
         for param, view in zip(self.params, self._average_views, strict=True):

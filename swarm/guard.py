@@ -12,8 +12,8 @@ from pathlib import Path
 import lightning as L
 import psutil
 
+from swarm.leftovers import remember, sweep_earlier
 from swarm.processes import descendants, kill
-from swarm.shared_memory import remember, sweep_earlier
 from swarm.start_clock import STARTED
 
 LOOK_SECONDS = 1.0
@@ -28,7 +28,7 @@ class Guard(L.Callback):
 
     :param processes: their names and pids at this moment
     :param on_death: called once, from a thread, with the name of the first that was found dead
-    :param note: names the shared memory of this peer's last life, then of this one
+    :param note: names what this peer's last life may have left, then what this one may leave
     :param leaves: set when this peer is asked to leave: its processes end because they should
     """
 
@@ -47,6 +47,7 @@ class Guard(L.Callback):
 
     def setup(self, trainer, pl_module, stage) -> None:
         self._closing.clear()
+        self._remember()
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
     def on_train_start(self, trainer, pl_module) -> None:

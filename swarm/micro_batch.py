@@ -53,6 +53,17 @@ def largest_sensible(recipe: Recipe, num_train_samples: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
+def precision_on(device: str, precision: str) -> str:
+    """The recipe's number format, or float32 on a GPU that only imitates bfloat16 (before Ampere), which takes longer.
+
+    :param device: auto, cpu or cuda, as a person gave it
+    :param precision: the recipe's
+    """
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    imitates = on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False)
+    return "32" if imitates and precision == "bf16-mixed" else precision
+
+
 def measure_for_recipe(model: nn.Module, recipe: Recipe, device: str, num_train_samples: int = 2**31) -> MicroBatch:
     """:meth:`measure_micro_batch` for a recipe's model.
 
@@ -65,7 +76,7 @@ def measure_for_recipe(model: nn.Module, recipe: Recipe, device: str, num_train_
         (recipe.channels, recipe.image_size, recipe.image_size),
         recipe.num_classes,
         torch.device("cuda" if uses_gpu else "cpu"),
-        recipe.precision == "bf16-mixed",
+        precision_on(device, recipe.precision) == "bf16-mixed",
         largest_sensible(recipe, num_train_samples),
     )
 
@@ -108,7 +119,7 @@ def _search(probe: _Probe, most: int) -> MicroBatch:
             return MicroBatch(best.samples, best.seconds, "time")
         best = MicroBatch(samples, seconds, "time")
         if samples >= most:
-            return MicroBatch(samples, seconds, f"1/{SHARE_OF_TARGET} of the target batch")
+            return MicroBatch(samples, seconds, "a share of the target batch that keeps updates close to it")
         if 2 * seconds > MAX_SECONDS or time.perf_counter() + 2 * seconds > deadline:
             return best
         # Twice as many while the time says little, else straight to what the pace promises.

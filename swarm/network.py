@@ -5,6 +5,7 @@ import ipaddress
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import tempfile
@@ -20,7 +21,8 @@ import psutil
 from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
-from swarm.addresses import check_port_free, check_reachable, classify, parse_own_address
+from swarm.addresses import OthersAnswer, check_port_free, check_reachable, classify, parse_own_address
+from swarm.leftovers import make_socket_folder, use_socket_folder
 from swarm.owners import OwnedRecords, prepare_identity, read_key
 from swarm.processes import descendants, die_with_parent, keep_signal_handlers, kill, leave_terminal, use_fork
 from swarm.reachability import offer_call_backs
@@ -107,6 +109,11 @@ class SwarmDHT(hivemind.DHT):
     processes: tuple[psutil.Process, ...] = ()
     """Everything below the DHT process (p2pd), noted when it was up."""
 
+    def __init__(self, *args, **kwargs):
+        self.sockets = make_socket_folder()
+        """Of those by which its processes talk to p2pd."""
+        super().__init__(*args, **kwargs)
+
     def start(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("start the DHT on the main thread: its process dies with the thread that made it")
@@ -116,6 +123,7 @@ class SwarmDHT(hivemind.DHT):
         """The life of the DHT process."""
         signal.signal(signal.SIGTERM, _end_at_once)
         leave_terminal()
+        use_socket_folder(self.sockets)
         die_with_parent(signal.SIGTERM, self._parent_pid)
         logging.getLogger("asyncio").addFilter(lambda _: not self._failed())
         try:
@@ -167,14 +175,15 @@ def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[st
     return dht.run_coroutine(_list_addresses, return_future=True).result(timeout_seconds)
 
 
-def stop_dht(dht: hivemind.DHT, timeout_seconds: float = 3) -> None:
+def stop_dht(dht: SwarmDHT, timeout_seconds: float = 3) -> None:
     """End a DHT process and its p2pd: politely, after ``timeout_seconds`` by force. Never raises."""
-    below = [*getattr(dht, "processes", ()), *(descendants(dht.pid) if dht.pid else [])]
+    below = [*dht.processes, *(descendants(dht.pid) if dht.pid else [])]
     dht.shutdown_timeout = timeout_seconds
     with contextlib.suppress(Exception):
         dht.shutdown()
     _end_process(dht)
     kill(below)
+    shutil.rmtree(dht.sockets, ignore_errors=True)
 
 
 def own_addresses() -> list[str]:
@@ -213,6 +222,7 @@ def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], N
             # which all processes share, and then no later DHT could ever answer.
             dht.join(3)
         _end_process(dht)
+        shutil.rmtree(dht.sockets, ignore_errors=True)
         raise
     return dht
 
@@ -288,7 +298,11 @@ def _explained(error: Exception, options: NetworkOptions, peers: list[str]) -> E
         "programs and try again.",
         "p2pd binary": "Hivemind's p2pd program is missing or made for another kind of computer: reinstall hivemind.",
     }
-    return next((InputError(sentence) for symptom, sentence in sentences.items() if symptom in text), error)
+    found = next((symptom for symptom in sentences if symptom in text), None)
+    if found is None:
+        return error
+    kind = OthersAnswer if found in ("bootstrap peers", "responded to a ping") else InputError
+    return kind(sentences[found])
 
 
 def _clock_sentence(ahead_seconds: float) -> str:

@@ -26,6 +26,8 @@ class MachineOptions:
     """Where to compute; auto takes a GPU if there is one."""
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set (not needed for digits)."""
+    num_workers: Annotated[int, arg("PROCESSES")] = 0
+    """Processes that read and decode images (data sets that lie in memory, such as digits, need none)."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Metrics and checkpoints go to OUTPUT_DIR/RUN_ID/PUBLIC_NAME, the identity to OUTPUT_DIR/identities."""
     checkpoint_every_steps: Annotated[int, arg("UPDATES")] = 50
@@ -34,6 +36,7 @@ class MachineOptions:
     def check(self) -> None:
         """:raises InputError: a value cannot work"""
         at_least(self, 1, "batch_size", "checkpoint_every_steps")
+        at_least(self, 0, "num_workers")
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ class PatienceOptions:
     matchmaking_time: Annotated[float, arg("SECONDS")] = 5.0
     """How long to wait at the end of a step for peers that are missing."""
     averaging_timeout: Annotated[float, arg("SECONDS")] = 60.0
-    """Give up one averaging round after so long and try again with those who are left."""
+    """Give up one averaging round after so long, or after what a line of 2 Mbit/s needs if that is longer; try again
+    with those who are left."""
 
     def check(self) -> None:
         """:raises InputError: a value cannot work"""
@@ -115,6 +119,9 @@ class PeerOptions:
     run_id: Annotated[str | None, arg("NAME", "the recipe and the time")] = None
     """Name of the run. To join, it is needed only where several runs share the addresses. A peer that is started again
     with the same --run-id, --public-name and --output-dir goes on where it was."""
+    start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
+    """Checkpoint whose weights a new swarm starts from, at step 0 with a new optimizer: to go back to an earlier
+    best.ckpt, to train for longer or with other settings. Who joins, or comes back, goes on with the swarm's."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)

@@ -38,10 +38,18 @@ class OwnedRecords(RSASignatureValidator):
         super().__init__(key)
 
     def validate(self, record: DHTRecord) -> bool:
-        try:
-            return record.subkey is not None and b"[owner:" in record.subkey and super().validate(record)
-        except Exception:  # a stranger's bytes: no key, no text, no signature
+        if record.subkey is None or b"[owner:" not in record.subkey:
             return False
+        return _is_signed(self, record)
+
+
+@lru_cache(maxsize=256)
+def _is_signed(validator: OwnedRecords, record: DHTRecord) -> bool:
+    """The same record comes from several nodes, and is read again and again: a signature is checked once."""
+    try:
+        return RSASignatureValidator.validate(validator, record)
+    except Exception:  # a stranger's bytes: no key, no text, no signature
+        return False
 
 
 def read_key(path: Path) -> RSAPrivateKey:

@@ -25,7 +25,14 @@ from recipe.overrides import apply_overrides
 from recipe.presets import preset
 from recipe.run_folder import check_name, make_writable
 from swarm.address_book import met_before
-from swarm.addresses import NobodyAnswers, check_port_free, check_reachable, join_commands, parse_initial_peers
+from swarm.addresses import (
+    NobodyAnswers,
+    OthersAnswer,
+    check_port_free,
+    check_reachable,
+    join_commands,
+    parse_initial_peers,
+)
 from swarm.comeback import come_back, trained_before
 from swarm.lean_imports import lean_imports, silence_libraries
 from swarm.options import PeerOptions, parse_options
@@ -126,10 +133,10 @@ class Peer:
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # not under nohup
             signal.signal(signal.SIGHUP, self._on_hangup)
         with lean_imports():
-            from swarm.network import start_dht, stop_dht, visible_addresses
+            from swarm.network import stop_dht, visible_addresses
         self.clock.ends("imports")
         self._interrupt = _raise_interrupt  # children have to be ended from now on
-        dht = start_dht(self._network(), meanwhile=self._import_the_rest)
+        dht = self._dht()
         try:
             card, addresses = self._card(dht), tuple(visible_addresses(dht))
             self.clock.ends("join")
@@ -138,6 +145,18 @@ class Peer:
             if self._restart is not None:
                 self._start_again()
             stop_dht(dht)
+
+    def _dht(self):
+        from swarm.network import start_dht
+
+        try:
+            return start_dht(self._network(), meanwhile=self._import_the_rest)
+        except (NobodyAnswers, OthersAnswer):
+            if self.joins:
+                raise
+        print("None of the peers that were met before is there any more: this peer starts alone.", flush=True)
+        self.initial_peers = []
+        return start_dht(self._network())  # who can call it now is another question, too
 
     def _import_the_rest(self) -> None:
         self.clock.ends("join")
@@ -168,7 +187,7 @@ class Peer:
         )
         self._introduce(session)
         self._run = ["--run-id", card.run_id]
-        keeper = Keeper(dht, card, addresses, session.folder.peers)
+        keeper = Keeper(dht, session.card, addresses, session.folder.peers)
         try:
             self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
             print("\n" + session.train(), flush=True)
@@ -242,6 +261,9 @@ class Peer:
         if session.resumed_step is not None:
             unless = ", unless the swarm is further" if self.joins else ""
             print(f"Going on from step {session.resumed_step}, where its last checkpoint was made{unless}.")
+        if self.options.start_from is not None:
+            weights = session.started_from or "not those of --start-from, but the run's, which is there already"
+            print(f"Weights to start from: {weights}.")
         print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
 
     def _on_hangup(self, signal_number: int, frame) -> None:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from swarm.averager import SwarmAverager
+from swarm.outcomes import RoundEvent, RoundReport
 from swarm.pace import Work
-from swarm.rounds import CollaborationOptions, Member, RoundEvent, RoundFailed, RoundReport, Ticket
+from swarm.rounds import CollaborationOptions, Member, RoundFailed, Ticket
 from swarm.version import POLL_SECONDS, wait_a_little
 
 LEAVE_SECONDS = 2.0
@@ -36,10 +37,9 @@ class PendingRound:
         self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
         self.expected = {member.peer_id for member in members if member.awaited}
         self._averager = averager
-        self._patience_seconds = options.averaging_timeout_seconds + HANGS_SECONDS
-        self.future = averager.run_round(
-            ticket, members, options.matchmaking_seconds, options.averaging_timeout_seconds
-        )
+        timeout_seconds = averager.longest_round_seconds(options.averaging_timeout_seconds)
+        self._patience_seconds = timeout_seconds + HANGS_SECONDS
+        self.future = averager.run_round(ticket, members, options.matchmaking_seconds, timeout_seconds)
 
     def expect(self, members: Sequence[Member]) -> None:
         """As peers come and go."""

@@ -19,7 +19,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
 from swarm.owners import owned_entries
-from swarm.record import AVERAGING, JOINING, REPORT_SECONDS, TRAINING, PeerProgress
+from swarm.record import AVERAGING, JOINING, REPORT_SECONDS, TRAINING, WAITING, Clocks, PeerProgress
 from swarm.rounds import MAX_GROUP_SIZE, Group, Member, RoundFailed
 
 logger = get_logger(__name__)
@@ -58,7 +58,7 @@ class ProgressTracker(threading.Thread):
         self._lock = threading.Lock()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._refreshed = threading.Condition()
-        self._refreshes = 0
+        self._refreshes, self._clocks = 0, Clocks()
         self._telling: Future | None = None
         self._told = self._own
 
@@ -141,14 +141,15 @@ class ProgressTracker(threading.Thread):
     def members(self) -> list[Member]:
         """Everyone who may come to the next round, this peer included.
 
-        Whatever step their records name: records are older than the steps of a fast swarm. Who was waited for in vain
-        is none of them until its record shows a later step, and is not awaited before it shows that it has taken over
-        our state, by when it joined; the other half of a network that was divided makes later steps, too.
+        Whatever step their records name: records are older than a fast swarm's steps. But who waits at an earlier one
+        takes over our state first. Who was missed is none of them until its record shows a later step, and is not
+        awaited before it shows that it has our state, by when it joined; the other half of a divided network gets on.
         """
         own, proven = self._own, self._proven
         members = [Member(self.peer_id, own.joined, own.client_mode, proven=bool(proven))]
         for peer, record in self._believed().items():
-            if record.phase != JOINING and record.step > self._missed.get(peer, NEVER)[0]:
+            waits = record.phase == WAITING and record.step < own.step and peer not in self._last_group
+            if not waits and record.phase != JOINING and record.step > self._missed.get(peer, NEVER)[0]:
                 awaited, is_proven = self._is_awaited(peer, record), proven.get(peer) == record.joined
                 members.append(Member(peer, record.joined, record.client_mode, awaited, is_proven))
         return members
@@ -177,9 +178,8 @@ class ProgressTracker(threading.Thread):
             for peer, record in self._others.items():
                 if peer in tickets:
                     ticket = tickets[peer]
-                    self._others[peer] = replace(
-                        record, step=ticket.step, ahead=False, samples=ticket.samples, phase=TRAINING, time=now
-                    )
+                    told = {"step": ticket.step, "samples": ticket.samples, "ahead": False, "phase": TRAINING}
+                    self._others[peer] = replace(record, time=now, **told)
 
     @property
     def swarm_step(self) -> int:
@@ -301,7 +301,7 @@ class ProgressTracker(threading.Thread):
             except ValueError as error:
                 self._complain_once(peer_id, error)
         with self._lock:
-            self._others = others
+            self._others = self._clocks.corrected(others, now)
 
     def _complain_once(self, peer_id: PeerID, error: Exception) -> None:
         if peer_id not in self._complained and len(self._complained) < MAX_GROUP_SIZE:

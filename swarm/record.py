@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import msgpack
+from hivemind.p2p import PeerID
 
 from swarm.rounds import MAX_SAMPLES, MAX_STEP
 
 REPORT_SECONDS = 1.0  # how often a training peer reports and looks, unless the end of the step is nearer
+TOLERATED_SECONDS = 1.0  # that a clock may be off: records are as old anyway
+MAX_OFF_SECONDS = 3.5  # the DHT admits 3 s; a record that is older is nobody's clock
 FUTURE_SECONDS = 5.0  # clocks agree within 3 s (the DHT checks that); later than this is nonsense
 MAX_RATE = 1e7  # samples per second
 MAX_NAME_LENGTH = 64
@@ -110,3 +114,23 @@ class PeerProgress:
 
     def _samples_in(self, seconds: float) -> float:
         return self.rate * min(max(0.0, seconds), 2 * REPORT_SECONDS)
+
+
+class Clocks:
+    """How far the clocks of others are off, as far as their records show: the DHT admits whose is 3 s off.
+
+    A record is never read before it was written, and now and then at once: the least age that it ever seemed to have is
+    what the two clocks differ by.
+    """
+
+    def __init__(self) -> None:
+        self._least_ages: dict[PeerID, float] = {}
+
+    def corrected(self, records: Mapping[PeerID, PeerProgress], now: float) -> dict[PeerID, PeerProgress]:
+        """These records with times of this peer's clock, where another one's is clearly off."""
+        ages = {peer: min(now - record.time, self._least_ages.get(peer, math.inf)) for peer, record in records.items()}
+        self._least_ages = ages
+        return {
+            peer: replace(record, time=record.time + age) if TOLERATED_SECONDS < abs(age) < MAX_OFF_SECONDS else record
+            for (peer, record), age in zip(records.items(), ages.values(), strict=True)
+        }

@@ -195,12 +195,11 @@ class Rendezvous:
         entries = [(peer, self._lobby[peer].ticket) for peer in arrived]
         entries.append((self._p2p.peer_id, ticket))
         random.shuffle(entries)  # no peer reduces the same share every time
-        group = Group(
-            os.urandom(LINEAGE_BYTES), tuple(peer for peer, _ in entries), tuple(ticket for _, ticket in entries)
-        )
+        peer_ids, tickets = zip(*entries, strict=True)
+        group = Group.close(nonce := os.urandom(LINEAGE_BYTES), peer_ids, tickets)
         if group.samples >= self._min_samples:
             self._closed_step, self._closed_with = ticket.step, frozenset(arrived)
-        reply = group_reply(group)
+        reply = group_reply(group, nonce)
         for peer in arrived:
             if not self._lobby[peer].answer.done():
                 self._lobby[peer].answer.set_result(reply)

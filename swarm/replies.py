@@ -31,11 +31,11 @@ def redirect(leader: PeerID) -> MessageFromLeader:
     return MessageFromLeader(code=averaging_pb2.NOT_A_LEADER, suggested_leader=leader.to_bytes())
 
 
-def group_reply(group: Group) -> MessageFromLeader:
-    """The group is closed: begin."""
+def group_reply(group: Group, nonce: bytes) -> MessageFromLeader:
+    """The group is closed: begin. Its name is worked out from the nonce by each member."""
     return MessageFromLeader(
         code=averaging_pb2.BEGIN_ALLREDUCE,
-        group_id=group.group_id,
+        group_id=nonce,
         ordered_peer_ids=[peer.to_bytes() for peer in group.peer_ids],
         gathered=[ticket.to_bytes() for ticket in group.tickets],
     )
@@ -58,4 +58,4 @@ def parse_group(reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ti
         raise ValueError("our ticket is missing or was changed")
     if any((member.step, member.lineage) != (ticket.step, ticket.lineage) for member in tickets):
         raise ValueError("its members have different weights")
-    return Group(bytes(reply.group_id), peer_ids, tickets)
+    return Group.close(bytes(reply.group_id), peer_ids, tickets)

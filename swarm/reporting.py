@@ -15,8 +15,8 @@ from rich.live import Live
 
 from recipe.loggers import JsonlFile
 from recipe.run_folder import RunFolder
+from swarm.outcomes import StepReport
 from swarm.record import JOINING, WAITING
-from swarm.rounds import StepReport
 from swarm.start_clock import StartClock
 from swarm.status import Status, status_table
 
@@ -33,7 +33,7 @@ class SwarmMetrics(L.Callback):
     ``perf/swarm_samples_per_second`` (samples of the update over its time, validation excluded),
     ``round/compute_seconds``, ``round/blocked_seconds``, ``round/meeting_seconds``, ``round/exchange_seconds`` and
     ``round/parts_received_fraction`` (of the average and, as a reducer, of the others' gradients). Rounds that failed
-    are in ``rounds.jsonl`` as well: a line for each :class:`~swarm.rounds.RoundEvent`.
+    are in ``rounds.jsonl`` as well: a line for each :class:`~swarm.outcomes.RoundEvent`.
 
     :param rounds: that file
     """
@@ -46,7 +46,7 @@ class SwarmMetrics(L.Callback):
         self._began: float | None = None
         self._step = -1
         self._since = 0.0
-        self._paused_at = 0.0
+        self._paused_at: float | None = None
 
     def on_train_start(self, trainer, pl_module) -> None:
         self._began = self._since = time.perf_counter()
@@ -61,8 +61,10 @@ class SwarmMetrics(L.Callback):
     def on_validation_start(self, trainer, pl_module) -> None:
         self._paused_at = time.perf_counter()
 
-    def on_validation_end(self, trainer, pl_module) -> None:
-        self._since += time.perf_counter() - self._paused_at
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if self._paused_at is not None:  # with the checkpoint that followed
+            self._since += time.perf_counter() - self._paused_at
+            self._paused_at = None
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         if trainer.global_step == self._step:

@@ -7,7 +7,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import hivemind
@@ -19,12 +20,13 @@ from recipe.errors import InputError
 from swarm.address_book import peer_of_address
 from swarm.owners import owned_entries
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised when peers of two versions could no longer train together."""
 
 RUNS_KEY = "swarm.runs"
 MAX_CARD_BYTES = 64 * 1024
 MAX_CARDS = 1000
+MAX_DIGEST_LENGTH = 64
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 logger = logging.getLogger(__name__)
@@ -38,12 +40,14 @@ class NewerProtocolError(InputError):
 class RunCard:
     """What every peer of a run has to agree on.
 
+    :param classes: digest of the class names of an image folder, whose order gives the labels; empty for other data
     :raises InputError: the run id is not a plain name (it becomes a folder on every volunteer's disk).
     """
 
     protocol: int
     run_id: str
     recipe: Recipe
+    classes: str = ""
 
     def __post_init__(self):
         if not isinstance(self.run_id, str) or not _RUN_ID.fullmatch(self.run_id):
@@ -67,6 +71,7 @@ class RunCard:
             "run_id": self.run_id,
             "fingerprint": self.recipe.fingerprint,
             "recipe": json.loads(self.recipe.to_json()),
+            "classes": self.classes,
         }
         data = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
         if len(data) > MAX_CARD_BYTES:
@@ -112,7 +117,24 @@ class RunCard:
                 "The swarm's recipe means something else to this version of the program: use the version its first "
                 "peer runs."
             )
-        return cls(protocol, content["run_id"], recipe)
+        classes = content.get("classes", "")
+        if not isinstance(classes, str) or len(classes) > MAX_DIGEST_LENGTH:
+            raise InputError("The swarm holds a run card whose class names make no sense.")
+        return cls(protocol, content["run_id"], recipe, classes)
+
+    def with_classes(self, classes: str, data_dir: Path) -> "RunCard":
+        """The card of a peer whose images have these classes; who starts a run fixes them.
+
+        :param classes: digest of its class names
+        :param data_dir: where they are
+        :raises InputError: the run has others, so that the same label would mean something else
+        """
+        if self.classes and self.classes != classes:
+            raise InputError(
+                f"The class folders in {data_dir} have other names than those that run {self.run_id!r} is trained "
+                "with, so labels would be mixed up: ask its organiser for the images, or for the names."
+            )
+        return replace(self, classes=classes)
 
 
 def publish_card(

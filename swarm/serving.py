@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
+from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MPFuture
+from hivemind.utils import MPFuture, get_logger
 
 from swarm.exchange import SharedFuture
 from swarm.rounds import Group
+
+logger = get_logger(__name__)
 
 LAST_READ_SECONDS = 2.0
 
@@ -66,3 +69,11 @@ class Serving(DecentralizedAverager):
             self._all_read.clear()
             await self._all_read.wait()
         future.set_result(None)
+
+
+def tell_once(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """How a round ended is told by its future; of each stream that broke with it asyncio would print a traceback."""
+    if isinstance(context.get("exception"), (AllreduceException, ConnectionError, asyncio.CancelledError)):
+        logger.debug(context)
+    else:
+        loop.default_exception_handler(context)

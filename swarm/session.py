@@ -8,27 +8,25 @@ import math
 import threading
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 from hivemind import DHT
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from recipe.checkpoint_io import AtomicCheckpointIO
+from recipe.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
 from recipe.config import Recipe
 from recipe.data import VisionData
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
+from swarm.checkpoints import kept_checkpoints, newest_checkpoint
 from swarm.company import NeedsFullPeer
 from swarm.diloco import LocalSteps
 from swarm.guard import Guard
-from swarm.micro_batch import MicroBatch, measure_for_recipe
+from swarm.micro_batch import MicroBatch, measure_for_recipe, precision_on
 from swarm.options import PeerOptions
 from swarm.processes import kill
 from swarm.reporting import FirstContribution, StatusReporter, SwarmMetrics
@@ -40,7 +38,6 @@ from swarm.strategy import SwarmStrategy
 
 logger = logging.getLogger(__name__)
 
-KEPT_CHECKPOINTS = 3
 AVERAGING_PROCESS = "The averaging process"
 
 
@@ -82,17 +79,25 @@ class Session:
         self._check_folder()
         self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, needed=not joins)
         self.resumed_step = None if earlier is None else earlier["global_step"]
-        given = options.machine.batch_size
-        self.data = VisionData(self.recipe, options.machine.data_dir, given or 1, dht.peer_id.to_base58())
+        machine = options.machine
+        given = machine.batch_size
+        identity = dht.peer_id.to_base58()
+        self.data = VisionData(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
         self.data.prepare_data()
         self.data.setup("fit")
+        self.card = card.with_classes(self.data.classes_digest, machine.data_dir)
         if earlier is not None:  # a peer that comes back goes on with its samples
             self.data.load_state_dict(earlier[VisionData.__qualname__])
         self.task = VisionTask(self.recipe)
+        self.started_from = None if joins or earlier is not None else options.start_from
+        """The file whose weights a new swarm starts from."""
+        if self.started_from is not None:
+            path = self.started_from.expanduser()
+            load_weights(self.task, read_checkpoint(path), path)
         self.micro_batch = (
             MicroBatch(given, math.nan, "given")
             if given
-            else measure_for_recipe(self.task.model, self.recipe, options.machine.device, self.data.num_train_samples)
+            else measure_for_recipe(self.task.model, self.recipe, machine.device, self.data.num_train_samples)
         )
         self.data.batch_size = self.micro_batch.samples
         self._begin_folder()
@@ -103,7 +108,7 @@ class Session:
         self._processes |= {process.name(): process for process in dht.processes}
         self._averaging: psutil.Process | None = None
         self._on_death = on_death
-        self.guard = Guard(self._current_processes, self._part_died, self.folder.shared_memory, stop_requested)
+        self.guard = Guard(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
 
     def _first_status(self) -> Status:
@@ -212,26 +217,11 @@ class Session:
 
     def _trainer(self) -> Trainer:
         leaving = self.options.leaving
-        best = ModelCheckpoint(
-            self.folder.checkpoints,
-            "best",
-            monitor="val/top1",
-            mode="max",
-            save_on_train_epoch_end=False,  # the loader never ends: at validations
-            enable_version_counter=False,
-        )
-        latest = ModelCheckpoint(
-            self.folder.checkpoints,
-            "{step}",
-            monitor="step",
-            mode="max",
-            save_top_k=KEPT_CHECKPOINTS,
-            every_n_train_steps=self.options.machine.checkpoint_every_steps,
-        )
         return build_trainer(
             self.recipe,
             self.folder,
             accelerator={"auto": "auto", "cpu": "cpu", "cuda": "gpu"}[self.options.machine.device],
+            precision=precision_on(self.options.machine.device, self.recipe.precision),
             strategy=self.strategy,
             callbacks=[
                 self.metrics,
@@ -239,8 +229,7 @@ class Session:
                 FirstContribution(self.clock, self.reporter.say),
                 self.company,
                 self.guard,
-                best,
-                latest,
+                *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
             ],
             plugins=[AtomicCheckpointIO()],
             max_steps=leaving.max_steps,
@@ -289,26 +278,6 @@ class Session:
             f"Weights: {self.folder.checkpoints}\n"
             f"Curves:  {tensorboard_command(self.folder.path)}"
         )
-
-
-def newest_checkpoint(folder: Path, needed: bool) -> tuple[Path | None, dict[str, Any] | None]:
-    """The latest checkpoint that can be read, and what matters of it now; None and None if there is none.
-
-    :param needed: nobody else holds a state: that all are damaged is an error then
-    :raises InputError: all are damaged
-    """
-    found = sorted(folder.glob("[!.]*.ckpt"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found:
-        try:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-            if not all(torch.isfinite(tensor).all() for tensor in checkpoint["state_dict"].values()):
-                raise ValueError("it is not finite")
-            return path, {key: checkpoint[key] for key in ("global_step", VisionData.__qualname__, "state_dict")}
-        except Exception as error:  # a pickle can fail in any way
-            logger.warning(f"The checkpoint {path} cannot be read ({type(error).__name__}) and is left out")
-    if found and needed:
-        raise InputError(f"No checkpoint in {folder} can be read: delete the folder to begin anew.")
-    return None, None
 
 
 def _silence_lightning() -> None:

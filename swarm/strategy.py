@@ -141,6 +141,7 @@ class SwarmStrategy(SingleDeviceStrategy):
                 options=self.options,
                 should_stop=self.stop_requested.is_set,
                 codec=self.codec,
+                apply=self._make_update,
             )
         self.collaboration.join()
         self._adopt_step(completed=self.collaboration.step)
@@ -205,6 +206,11 @@ class SwarmStrategy(SingleDeviceStrategy):
             self._trainer.should_stop = True
             self._trainer.limit_val_batches = 0  # no last validation for somebody who wants to leave
         return loss
+
+    def _make_update(self) -> None:
+        """One that the swarm has made without this peer, as Lightning makes its own: with hooks and clipping."""
+        self._adopt_step(completed=self.collaboration.step)
+        super().optimizer_step(self.optimizers[0], lambda: None, model=self.lightning_module)
 
     def _adopt_step(self, completed: int) -> None:
         """Make Lightning's counters and the schedulers say what the swarm's step is."""

@@ -1,15 +1,15 @@
 """The state of a swarm on its way from a peer that has it to one that joins or fell behind.
 
-All its tensors travel as one run of bytes, in slices side by side: a single stream does not fill a long link.
+All its tensors travel as one run of bytes, in slices side by side: a single stream does not fill a long link. So do the
+averages with which a newcomer makes the updates that it has missed meanwhile (:mod:`swarm.trail`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-import os
+import multiprocessing as mp
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
@@ -19,64 +19,32 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture, get_logger
 
 from swarm import faults
+from swarm.download import NUM_SLICES, STREAM_SECONDS, Download, parse_request
 from swarm.exchange import until_caller_hangs_up
-from swarm.rounds import RoundFailed
+from swarm.lanes import in_thread
+from swarm.packing import Layout, pack
+from swarm.rounds import MAX_GROUP_SIZE, RoundFailed
 from swarm.serving import Serving
+from swarm.trail import Trail
 
 logger = get_logger(__name__)
 
-STREAM_SECONDS = 10.0  # longest silence within a stream before the other side counts as gone
-SLOWEST_BYTES_PER_SECOND = 50_000.0  # a donor that sends less in the mean is given up: another one may send more
+LOOK_SECONDS = 0.5
+HANGS_SECONDS = 30.0
 SLOW_LINK_SECONDS = 600.0  # in which what was written has arrived
-NUM_SLICES = 8
 CHUNK_BYTES = 2**16
-TOKEN_BYTES = 16
 MAX_SNAPSHOTS = 8  # copies of the state that are kept for those who download it
-MAX_DIMENSIONS = 8
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    )
-}
-
-Layout = Sequence[tuple[str, Sequence[int]]]
-
-
-def pack(tensors: Sequence[torch.Tensor]) -> tuple[Layout, torch.Tensor]:
-    """:returns: (dtype and shape of each tensor, the bytes of all of them, shape [n], uint8)"""
-    layout = [(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in tensors]
-    return layout, torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
-
-
-def unpack(layout: Layout, content: torch.Tensor) -> list[torch.Tensor]:
-    """Undo :func:`pack`.
-
-    :raises RoundFailed: whatever is wrong with the layout; the sender is not trusted
-    """
-    try:
-        dtypes, shapes = [DTYPES[name] for name, _ in layout], [list(shape) for _, shape in layout]
-    except Exception as error:
-        raise RoundFailed(f"the state's layout is malformed: {error!r}") from error
-    if any(len(s) > MAX_DIMENSIONS or any(type(n) is not int or not 0 <= n <= len(content) for n in s) for s in shapes):
-        raise RoundFailed("the state's layout is out of bounds")
-    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in zip(dtypes, shapes, strict=True)]
-    if sum(sizes) != len(content):
-        raise RoundFailed("the state has another size than its layout")
-    parts = zip(content.split(sizes), dtypes, shapes, strict=True)
-    return [part.clone().view(dtype).reshape(shape) for part, dtype, shape in parts]  # the copy is aligned
 
 
 @dataclass
 class Snapshot:
-    """The state as it was when somebody asked for it; all who do so until it changes share it.
+    """The state as it was when somebody asked for it, which all who do so until it changes share; or an average.
 
-    :param version: of the state
+    :param version: of the state; None for an average
     :param content: a future of (description, (bytes,), None)
     """
 
-    version: int
+    version: int | None
     content: asyncio.Future
 
 
@@ -96,37 +64,6 @@ class Upload:
     streams: set[asyncio.Task] = field(default_factory=set)
 
 
-class Download:
-    """A state that is on its way in: what has arrived of it.
-
-    :param donor: who sends it
-    :param max_bytes: refuse to take more than this
-    """
-
-    def __init__(self, donor: PeerID, max_bytes: int):
-        self.donor, self.max_bytes = donor, max_bytes
-        self.token = os.urandom(TOKEN_BYTES)
-        self.description = b""
-        self.slices = [bytearray() for _ in range(NUM_SLICES)]
-        self.missing = NUM_SLICES
-        self.received_bytes = 0
-        self.complete = asyncio.Event()
-
-    def take(self, index: int, message: averaging_pb2.DownloadData) -> None:
-        """Of a slice."""
-        self.received_bytes += message.ByteSize()
-        if self.received_bytes > self.max_bytes:
-            raise RoundFailed(f"{self.donor} sent more than the {self.max_bytes} bytes that this model can need")
-        self.description += message.metadata
-        self.slices[index] += message.tensor_part.buffer
-
-    def end_slice(self) -> None:
-        """One of them is there."""
-        self.missing -= 1
-        if not self.missing:
-            self.complete.set()
-
-
 class StateTransfer(Serving):
     """The part of an averager that hands over the state, and takes over that of others.
 
@@ -136,30 +73,50 @@ class StateTransfer(Serving):
     def __init__(self, *args, **kwargs):
         self._uploads: dict[PeerID, Upload] = {}
         self._state_version = 0
+        self._export: Snapshot | None = None
+        """The one that the trainer is making."""
+        self._trail = Trail()
+        self._took_state: OrderedDict[PeerID, None] = OrderedDict()
+        self._followed_until = mp.Value("d", 0.0)
         super().__init__(*args, **kwargs)
 
     # ---- in the trainer process -----------------------------------------------------------------------------------
 
-    def download_state(self, peer_id: PeerID, max_bytes: int):
-        """Download a peer's state in the background.
+    def download_state(self, peer_id: PeerID, max_bytes: int, **wishes):
+        """Download a peer's state in the background, or an average that it has kept.
 
         :param max_bytes: refuse to take more than this
+        :param wishes: further ones, as for :class:`Download`
         :returns: a future of (metadata, layout, bytes of the tensors for :func:`unpack`); raises RoundFailed with a
-            reason
+            reason. The metadata of an average is (its step, the lineage before it, the lineage after it).
         """
         future = MPFuture()
-        self._outer_pipe.send(("_download_state", [peer_id, max_bytes, future], {}))
+        self._outer_pipe.send(("_download_state", [peer_id, max_bytes, wishes, future], {}))
         return future
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether somebody takes over our state, and has to be told of the updates that are made meanwhile."""
+        return time.monotonic() < self._followed_until.value
+
+    def keep_average(self, step: int, before: bytes, after: bytes) -> None:
+        """The vector holds the average of an update that this peer makes alone; after this it may be written again."""
+        future = MPFuture()
+        self._outer_pipe.send(("_keep_average", [step, before, after, future], {}))
+        try:
+            future.result(HANGS_SECONDS)
+        except TimeoutError:
+            self.kill()  # it is stopped: what it read later would be another vector
 
     def get_current_state(self):
         metadata, tensors = self._get_state()
         layout, content = pack(tensors)
-        return (metadata, layout), (content,)
+        return (metadata, layout), (content.share_memory_(),)  # without room for it, somebody hears of it only here
 
     # ---- in the averager process ----------------------------------------------------------------------------------
 
     def _handed_over_to(self, peer_id: PeerID) -> None:
-        """It has our state now."""
+        """It has the state of the present step now."""
 
     def _took_over(self) -> None:
         """This peer's own state is gone."""
@@ -181,18 +138,37 @@ class StateTransfer(Serving):
     async def _declare_for_download_periodically(self) -> None:
         """Hivemind announces donors in the DHT; here every member of the swarm is one, found by its progress record."""
 
+    async def _keep_average(self, step: int, before: bytes, after: bytes, future: MPFuture | None = None) -> None:
+        if self._uploads:
+            self._keep_trail()
+        with self.get_tensors() as (vector,):
+            await in_thread(self._trail.add, step, before, after, vector)
+        if future is not None:
+            future.set_result(None)
+
+    def _keep_trail(self) -> None:
+        self._trail.keep()
+        self._followed_until.value = self._trail.until
+
     async def rpc_download_state(
         self, request: averaging_pb2.DownloadData, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """Another peer takes over a slice of our state, and will come to the next round."""
-        token, index = request.metadata[:-1], request.metadata[-1] if request.metadata else NUM_SLICES
-        if len(token) != TOKEN_BYTES or index >= NUM_SLICES:
-            logger.debug(f"{context.remote_id} asked for no slice of the state")
+        """Another peer takes over a slice of our state, or of the average of an update that we have made since.
+
+        Who then asks for the average that comes next is as far as we are, and will come to its round.
+        """
+        try:
+            token, index, average_of = parse_request(request)
+        except ValueError as error:
+            logger.debug(f"{context.remote_id} asked for {error}")
             return
-        upload = self._upload_to(context.remote_id, token)
+        upload = self._upload_to(context.remote_id, token, average_of)
         if upload is None:
+            if index == 0 and average_of == self._current_step() and context.remote_id in self._took_state:
+                self._handed_over_to(context.remote_id)
             return
-        upload.streams.add(asyncio.current_task())
+        stream = asyncio.current_task()  # who is cancelled while it writes is closed by another task, later
+        upload.streams.add(stream)
         try:
             description, (content,), _ = await asyncio.shield(upload.snapshot.content)
             if index == 0:
@@ -204,40 +180,69 @@ class StateTransfer(Serving):
                 faults.at("giving state", self._current_step())
             upload.sent += 1
             if upload.sent == NUM_SLICES:
-                self._handed_over_to(context.remote_id)
+                self._note_taken(context.remote_id)
             yield averaging_pb2.DownloadData()  # nothing in it: that was all
             await until_caller_hangs_up(SLOW_LINK_SECONDS)
         finally:
-            upload.streams.discard(asyncio.current_task())
+            upload.streams.discard(stream)
             if not upload.streams and self._uploads.get(context.remote_id) is upload:
                 del self._uploads[context.remote_id]
 
-    def _upload_to(self, peer_id: PeerID, token: bytes) -> Upload | None:
-        """The same for all slices of a download; a later one of that peer ends it. None if there are too many."""
+    def _upload_to(self, peer_id: PeerID, token: bytes, average_of: int | None) -> Upload | None:
+        """The same for all slices of a download; a later one of that peer ends it.
+
+        None if there are too many, or this average is not to be had.
+        """
+        self._keep_trail()
         upload = self._uploads.get(peer_id)
         if upload is None or upload.token != token:
             for stream in self._uploads.pop(peer_id).streams if upload else ():
                 stream.cancel()
-            if (snapshot := self._snapshot()) is None:
+            snapshot = self._snapshot() if average_of is None else self._kept_average(average_of)
+            if snapshot is None:
                 return None
             upload = self._uploads[peer_id] = Upload(token, snapshot)
         return upload
 
     def _snapshot(self) -> Snapshot | None:
         """Of the present state; made once for all who ask for it now. None if too many others are on their way."""
+        if self._export is not None and self._export.version == self._state_version:
+            return self._export  # however often somebody asks and hangs up, the trainer makes one at a time
         snapshots = {upload.snapshot.version: upload.snapshot for upload in self._uploads.values()}
+        snapshots.pop(None, None)
         if self._state_version in snapshots:
             return snapshots[self._state_version]
         if len(snapshots) >= MAX_SNAPSHOTS:
             return None
-        return Snapshot(self._state_version, asyncio.ensure_future(self._get_current_state_from_host_process()))
+        content = asyncio.ensure_future(self._get_current_state_from_host_process())
+        self._export = export = Snapshot(self._state_version, content)
+        content.add_done_callback(lambda _: self._exported(export))
+        return export
 
-    async def _download_state(self, peer_id: PeerID, max_bytes: int, future: MPFuture) -> None:
+    def _exported(self, export: Snapshot) -> None:
+        if self._export is export:
+            self._export = None  # those who read it keep it, and nobody else
+
+    def _kept_average(self, step: int) -> Snapshot | None:
+        if (kept := self._trail.of(step)) is None:
+            return None
+        layout, content = pack([kept.vector])
+        ready = asyncio.get_running_loop().create_future()
+        ready.set_result((self.serializer.dumps(((step, kept.before, kept.after), layout)), (content,), None))
+        return Snapshot(None, ready)
+
+    def _note_taken(self, peer_id: PeerID) -> None:
+        self._took_state[peer_id] = None
+        self._took_state.move_to_end(peer_id)
+        while len(self._took_state) > MAX_GROUP_SIZE:
+            self._took_state.popitem(last=False)
+
+    async def _download_state(self, peer_id: PeerID, max_bytes: int, wishes: dict[str, Any], future: MPFuture) -> None:
         try:
-            future.set_result(await self._receive_state(Download(peer_id, max_bytes)))
+            future.set_result(await self._receive_state(Download(peer_id, max_bytes, **wishes)))
             self._took_over()
         except TimeoutError:
-            future.set_exception(RoundFailed(f"{peer_id} sent nothing for {STREAM_SECONDS:.0f} s"))
+            future.set_exception(RoundFailed(f"{peer_id} did not answer for {STREAM_SECONDS:.0f} s"))
         except RoundFailed as error:
             future.set_exception(error)
         except Exception as error:
@@ -249,16 +254,12 @@ class StateTransfer(Serving):
         lost = asyncio.ensure_future(self._until_lost(download.donor))
         all_slices = asyncio.gather(*slices)
         try:
-            slow_at = time.monotonic() + STREAM_SECONDS + download.max_bytes / SLOWEST_BYTES_PER_SECOND
             while not all_slices.done():
-                if time.monotonic() > slow_at:
-                    raise RoundFailed(f"{download.donor} sends too slowly")
-                before = download.received_bytes
-                await asyncio.wait([all_slices, lost], timeout=STREAM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([all_slices, lost], timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if lost.done():
                     raise RoundFailed(f"{download.donor} fell silent")
-                if download.received_bytes == before and not all_slices.done():
-                    raise TimeoutError
+                if not all_slices.done():
+                    download.judge()
             await all_slices
         finally:
             for task in (*slices, lost):
@@ -269,12 +270,15 @@ class StateTransfer(Serving):
             content = torch.frombuffer(bytearray().join(download.slices), dtype=torch.uint8)
         except Exception as error:
             raise RoundFailed(f"{download.donor} did not send its state: {error!r}") from error
+        try:
+            content.share_memory_()  # as it would be on its way to the trainer, who would wait for it for good
+        except RuntimeError as error:
+            raise RoundFailed("there is no room for the state in shared memory: make /dev/shm larger") from error
         return metadata, layout, content
 
     async def _receive_slice(self, download: Download, index: int) -> None:
         stub = self.get_stub(self._p2p, download.donor, namespace=self.prefix)
-        request = averaging_pb2.DownloadData(metadata=download.token + bytes([index]))
-        stream = await asyncio.wait_for(stub.rpc_download_state(request), STREAM_SECONDS)
+        stream = await asyncio.wait_for(stub.rpc_download_state(download.request(index)), STREAM_SECONDS)
         try:
             async for message in stream:
                 if not message.ByteSize():

@@ -72,7 +72,7 @@ class Traffic:
     :param num_peers: who train now
     :param samples_per_second: of all of them
     :param updates_per_hour: at that pace
-    :param bytes_per_update: that a peer sends, and about as many that it receives
+    :param bytes_per_update: that a full peer sends, and about as many that it receives
     """
 
     num_peers: int
@@ -98,15 +98,23 @@ class Traffic:
 def expected_traffic(dht: hivemind.DHT, card: RunCard, shapes: Sequence[Sequence[int]]) -> Traffic:
     """From the run card and the progress records of those who train.
 
-    A butterfly all-reduce sends and receives 2 (N - 1) / N vectors (Patarasuk and Yuan 2009), as the recipe's codec
-    makes them; the newcomer is the N-th.
+    The newcomer is taken for a full peer, which is the more that is asked of it.
     """
     records = progress_records(dht, card)
-    num_peers = len(records) + 1
+    num_full = 1 + sum(not record.client_mode for record in records)
     rate = sum(record.rate for record in records)
-    codec = Codec(card.recipe.codec, card.recipe.powersgd_rank)
-    sent = 2 * (num_peers - 1) / num_peers * codec.payload_bytes(shapes)
+    payload = Codec(card.recipe.codec, card.recipe.powersgd_rank).payload_bytes(shapes)
+    sent = vectors_sent(len(records) + 1, num_full) * payload
     return Traffic(len(records), rate, 3600 * rate / card.recipe.target_batch_size, round(sent))
+
+
+def vectors_sent(num_peers: int, num_full: int) -> float:
+    """Vectors that a full peer sends, and receives, for one average; an outbound-only one sends and receives one.
+
+    Full peers share the vector: each sends the shares of the others, and its own averaged share to everybody. Where all
+    are full, that is the 2 (N - 1) / N of a butterfly all-reduce (Patarasuk and Yuan 2009).
+    """
+    return (num_full - 1) / num_full + (num_peers - 1) / num_full
 
 
 def progress_records(dht: hivemind.DHT, card: RunCard, timeout_seconds: float = 5) -> list[PeerProgress]:

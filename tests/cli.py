@@ -88,7 +88,8 @@ class Program:
         return self.process.poll() is None
 
     def alive(self) -> list[psutil.Process]:
-        """Every process of this program's family, whoever is its parent now."""
+        """Every process of this program's family, whoever is its parent now; without torch's manager of shared memory,
+        which goes by itself two seconds after the last who used it."""
         return [process for process in psutil.process_iter() if _has_mark(process, self.mark)]
 
     def wait_until(self, condition: Callable[[], Value], what: str, seconds: float = START_SECONDS) -> Value:
@@ -115,7 +116,6 @@ class Program:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {seconds:.0f} s:\n{self.output}") from None
-        # torch's own torch_shm_manager cleans up shared memory and goes 2 s later
         wait_until(lambda: not self.alive(), 5, f"{self.alive()} should have ended with {self.process.pid}")
         return status
 
@@ -193,6 +193,8 @@ def live_peer(output_dir: Path) -> Iterator[PeerProgram]:
 
 def _has_mark(process: psutil.Process, mark: str) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == mark
+        if process.name() == "torch_shm_manager" or process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return process.environ().get(_MARK) == mark
     except psutil.Error:
         return False

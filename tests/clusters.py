@@ -13,7 +13,9 @@ import contextlib
 import multiprocessing
 import os
 import socket
+import socketserver
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
@@ -130,6 +132,17 @@ def silent_listener() -> Iterator[tuple[str, int]]:
     """An address that takes connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()
+
+
+@contextlib.contextmanager
+def rude_listener() -> Iterator[tuple[str, int]]:
+    """An address that takes connections and hangs up at once."""
+    with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        try:
+            yield server.server_address
+        finally:
+            server.shutdown()
 
 
 def free_port() -> int:

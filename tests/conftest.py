@@ -1,24 +1,45 @@
-"""Two lanes of tests: swarms of whole programs go one after the other, beside all the rest; and what files share."""
+"""Two lanes of tests, so that no two swarms of the same kind compete for two cores; and what files share."""
 
+import os
 import signal
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of two lanes on two cores would wait for each other
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 PROGRAMS = {
     *("analysis_lab", "analysis_wan", "launchers", "memory"),
-    *("nat", "notebooks", "peer", "peer_input", "reachability", "soak"),
+    *("nat", "notebooks", "peer", "peer_churn", "peer_input", "reachability", "soak"),
 }
-"""Files that start swarms of several processes: two of these at once would starve on two cores."""
+"""Files that start swarms of whole programs: one after the other."""
+SWARMS = (
+    *("strategy_faults", "following", "exchange", "strategy", "diloco", "pulse", "overlap", "guarded_peer"),
+    *("network", "doctor", "run_card", "owners", "repairs"),
+)
+"""Files that fork peers: one after the other as well, beside the programs."""
+LONG = (
+    *("baseline_variants", "recipe_training", "baseline_snapshots", "fuzz", "baseline_torchrun", "baseline_training"),
+    *("recipe_model", "lean_imports", "micro_batch", "baseline_best_checkpoint", "analysis_report", "guard"),
+)
+"""Files that compute, the longest first: they fill both lanes when the swarms are done."""
+ORDER = {name: place for place, name in enumerate(("soak", *SWARMS, *LONG))}
+
+
+def name_of(nodeid: str) -> str:
+    return nodeid.split("::")[0].rpartition("/")[2].removeprefix("test_").removesuffix(".py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: ORDER.get(name_of(item.nodeid), len(ORDER)))  # those of a file stay in order
 
 
 class Lanes(LoadScopeScheduling):
-    """One worker takes all files of :data:`PROGRAMS`, the other one file after the other."""
+    """A worker takes a file, or all of :data:`PROGRAMS`, or all of :data:`SWARMS`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        name = file.rpartition("/")[2].removeprefix("test_").removesuffix(".py")
-        return "programs" if name in PROGRAMS else file
+        name = name_of(nodeid)
+        return "programs" if name in PROGRAMS else "swarms" if name in SWARMS else name
 
 
 def pytest_xdist_make_scheduler(config, log) -> Lanes:

@@ -101,6 +101,24 @@ def test_a_validation_after_an_update_is_no_part_of_it(tmp_path):
     assert found["top1"] == 0.5
 
 
+def test_what_a_validation_leaves_behind_judges_nobody_s_speed(tmp_path):
+    cell = replace(CELL, target_accuracy=0.95)
+    write_run(tmp_path, cell, top1=0.9)
+    file = tmp_path / "runs/run/h1/metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["step"] for line in lines if "val/top1" in line] == [4]
+    for line in lines:
+        if line["step"] == 5:
+            line["perf/swarm_samples_per_second"] = 512 / 8  # four times as long
+    lines.append({"time": 1017.0, "step": 8, "val/top1": 0.97})
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = measure(tmp_path, cell, rounds_of(tmp_path, cell))
+    assert [item["step"] for item in found["all_rounds"] if item["follows_validation"]] == [5, 9]
+    assert found["rounds"] == 6, "two of ten are warm-up, two follow a validation"
+    assert found["samples_per_second"] == pytest.approx(256)
+    assert found["seconds_to_accuracy"] == pytest.approx(8 * 2)
+
+
 @pytest.mark.parametrize(
     ("change", "numbers", "problem"),
     [

@@ -18,7 +18,7 @@ from analysis.measure import measure, rounds_of
 from analysis.report import write_report
 from analysis.results import Experiment, experiments_in, ratios
 from analysis.scaling import predict, transfers
-from analysis.tables import agreement_table, quality_table, throughput_table
+from analysis.tables import agreement_table, kept_table, quality_table, throughput_table
 from analysis.words import answer, in_short, time_to_accuracy
 from recipe.errors import InputError
 from recipe.run_folder import write_json
@@ -161,6 +161,20 @@ def test_ratios_are_taken_within_a_repetition(tmp_path):
     found = ratios(Experiment(read(tmp_path / "drift")), "swarm-overlap", "swarm")
     assert [len(values) for values in found] == [1, 2]
     assert [value for values in found for value in values] == pytest.approx([1.25] * 3)
+
+
+@pytest.mark.parametrize(
+    ("near", "far"),
+    [({"rtt_ms": 0}, {"rtt_ms": 100}), ({"topology": "region"}, {"topology": "continents"})],
+    ids=["delay", "topology"],
+)
+def test_what_distance_leaves_of_the_speed(tmp_path, near, far):
+    for repetition, slower in ((1, 1.0), (2, 1.5), (3, 2.0)):  # the machine is slower each time
+        for place, seconds in ((near, 2.0), (far, 2.5)):
+            cell = replace(CELL, **place, peers=4, repetition=repetition)
+            write_run(tmp_path / "far" / cell.name, cell, seconds * slower)
+    (row,) = kept_table(Experiment(read(tmp_path / "far"))).to_dict("records")
+    assert list(row.values()) == ["our swarm, synchronous", "0.80 ± 0.00 (n = 3)"]
 
 
 def test_the_same_experiment_twice(tmp_path):

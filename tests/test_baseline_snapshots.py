@@ -19,9 +19,9 @@ from baseline_ddp.snapshots import (
     check_resumable,
     forget_after,
     random_state,
-    read_checkpoint,
     set_random_state,
 )
+from recipe.checkpoint_io import read_checkpoint
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import read_metrics

@@ -64,7 +64,7 @@ def test_communication_hooks_learn_the_same(tmp_path):
 @pytest.mark.parametrize(("strategy", "more"), [("ddp", ["--channels-last"]), ("fsdp", [])])
 def test_convolutions_in_bfloat16(tmp_path, strategy, more):
     """A ResNet also has BatchNorm statistics, which are neither sharded nor averaged."""
-    model = ["--model", "resnet10t", "--image-size", 32, "--max-steps", 2]
+    model = ["--model", "resnet10t", "--image-size", 16, "--max-steps", 2]
     summary = run(tmp_path, 2, *model, "--strategy", strategy, "--precision", "bf16-mixed", *more)
     assert (summary["precision"], summary["steps"]) == ("bf16-mixed", 2)
     weights = torch.load(tmp_path / "run" / "it" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]

@@ -16,7 +16,7 @@ from swarm import checkup, doctor
 from swarm.checkup import Check
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.run_card import PROTOCOL, RunCard, publish_card
-from swarm.visit import Traffic
+from swarm.visit import Traffic, vectors_sent
 
 pytestmark = pytest.mark.timeout(180)
 STRANGER = "/ip4/127.0.0.1/tcp/{port}/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -132,6 +132,9 @@ def test_docker_s_64_mib_of_shared_memory_do_not_hold_every_model(parameters, st
 
 
 def test_traffic_is_counted_both_ways():
+    assert vectors_sent(num_peers=10, num_full=10) == pytest.approx(1.8)
+    assert vectors_sent(num_peers=10, num_full=1) == pytest.approx(9), "it averages for nine who cannot be called"
+    assert vectors_sent(num_peers=1, num_full=1) == 0
     traffic = Traffic(num_peers=3, samples_per_second=512.0, updates_per_hour=3600.0, bytes_per_update=10**6)
     assert traffic.gigabytes_per_hour == pytest.approx(3.6)
     assert "up to 3.60 GB an hour each way" in str(traffic)

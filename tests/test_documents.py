@@ -5,13 +5,21 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
+import tyro
 
 from baseline_ddp.options import parse_options as parse_baseline_options
-from recipe.presets import PRESETS
+from recipe.presets import PRESETS, preset
+from recipe.run_folder import RunFolder
+from recipe.task import VisionTask
 from swarm.options import PeerOptions, parse_options
+from swarm.watch import WatchOptions
+from swarm.watch import main as watch_main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = {path: path.read_text() for path in (ROOT / "README.md", *ROOT.glob("[!.]*/README.md"))}
+EVERYTHING = "\n".join(PAGES.values())
 
 
 def code_blocks(language: str) -> list[str]:
@@ -19,20 +27,48 @@ def code_blocks(language: str) -> list[str]:
 
 
 def commands(program: str) -> list[str]:
-    lines = [line.split("#")[0].strip() for block in code_blocks("bash") for line in block.splitlines()]
+    blocks = re.findall(r"```bash\n(.*?)```", EVERYTHING, re.DOTALL)
+    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if program in line]
 
 
 def test_the_example_with_an_own_module_trains(capfd):
     import warnings
 
-    (example,) = code_blocks("python")
+    _, example = code_blocks("python")
     scope: dict = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(compile(example, "README.md", "exec"), scope)
     assert scope["strategy"].collaboration is None, "it has left the swarm"
     assert "initial_peers=['/ip4/" in capfd.readouterr().out
+
+
+def test_a_volunteer_can_use_the_weights(tmp_path, monkeypatch):
+    example, _ = code_blocks("python")
+    folder = RunFolder(tmp_path / "runs" / "RUN_ID" / "NAME")
+    folder.checkpoints.mkdir(parents=True)
+    folder.write_recipe(preset("digits"))
+    trained = VisionTask(preset("digits"))
+    torch.save({"state_dict": trained.state_dict()}, folder.checkpoints / "last.ckpt")
+    monkeypatch.chdir(tmp_path)
+    scope: dict = {}
+    exec(compile(example, "README.md", "exec"), scope)
+    torch.testing.assert_close(scope["model"].state_dict(), trained.model.state_dict(), rtol=0, atol=0)
+
+
+def heading_anchors(text: str) -> set[str]:
+    """As GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_pages_lead_somewhere():
+    for page, text in PAGES.items():
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page}: {target}"
+            assert not anchor or anchor in heading_anchors(file.read_text()), f"{page}: {target}#{anchor}"
 
 
 @pytest.mark.parametrize("command", commands("swarm.peer"))
@@ -43,6 +79,12 @@ def test_peer_commands_are_understood(command):
     assert options.recipe is None or options.recipe in PRESETS
 
 
+@pytest.mark.parametrize("command", commands("swarm.watch"))
+def test_watch_commands_are_understood(command):
+    arguments = shlex.split(command)
+    tyro.cli(WatchOptions, args=arguments[arguments.index("swarm.watch") + 1 :])
+
+
 @pytest.mark.parametrize("command", commands("baseline_ddp/train.py"))
 def test_baseline_commands_are_understood(command):
     arguments = shlex.split(command)
@@ -50,17 +92,17 @@ def test_baseline_commands_are_understood(command):
 
 
 def test_options_in_the_text_exist(capsys):
-    for parse in (parse_options, parse_baseline_options):
+    for parse in (parse_options, parse_baseline_options, watch_main):
         with pytest.raises(SystemExit):
             parse(["--help"])
     known = set(re.findall(r"--[a-z0-9-]+", capsys.readouterr().out))
-    shown = set(re.findall(r"`(--[a-z0-9-]+)", README)) - {"--peers"}
+    shown = set(re.findall(r"`(--[a-z0-9-]+)", EVERYTHING)) - {"--peers"}
     assert shown <= known, shown - known
 
 
 def test_make_targets_exist():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"make ([a-z]+)", README)) <= targets | {"it", "the"}
+    assert set(re.findall(r"make ([a-z]+)", EVERYTHING)) <= targets | {"it", "the"}
 
 
 def test_the_table_of_recipes_is_complete():

@@ -32,7 +32,8 @@ pytestmark = pytest.mark.timeout(300)
 NOW = 1_700_000_000.0
 TICKET = Ticket(7, 96, False, 1.5, bytes(LINEAGE_BYTES), (0.5,), True)
 PEERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(3)]
-GROUP = Group(bytes(LINEAGE_BYTES), tuple(PEERS), (TICKET,) * 3)
+NONCE = bytes(range(LINEAGE_BYTES))
+GROUP = Group.close(NONCE, tuple(PEERS), (TICKET,) * 3)
 
 scalars = some.one_of(
     some.none(),
@@ -127,7 +128,7 @@ def test_messages(name):
     some.just(GROUP.group_id) | some.binary(max_size=20),
 )
 def test_groups(peers, tickets, group_id):
-    reply = group_reply(GROUP)
+    reply = group_reply(GROUP, NONCE)
     assert parse_group(reply, PEERS[0], PEERS[1], TICKET) == GROUP
     for field, values in ((reply.ordered_peer_ids, peers), (reply.gathered, tickets)):
         del field[:]

@@ -9,7 +9,7 @@ from torch import nn
 
 from recipe.presets import preset
 from recipe.task import VisionTask
-from swarm.micro_batch import BUDGET_SECONDS, MAX_SECONDS, largest_sensible, measure_micro_batch
+from swarm.micro_batch import BUDGET_SECONDS, MAX_SECONDS, largest_sensible, measure_micro_batch, precision_on
 
 CPU = torch.device("cpu")
 
@@ -60,7 +60,17 @@ def test_a_slow_device_gets_what_takes_about_a_second():
 def test_a_fast_device_gets_what_the_recipe_allows():
     found = measure(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), most=64)
     assert found.samples == 64
-    assert "1/16 of the target batch" in found.limit
+    assert "share of the target batch" in found.limit
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_bfloat16_is_not_imitated(monkeypatch, is_native):
+    """Only what torch says of a GPU is made up: none is here."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: is_native or including_emulation)
+    assert precision_on("auto", "bf16-mixed") == ("bf16-mixed" if is_native else "32")
+    assert precision_on("cpu", "bf16-mixed") == "bf16-mixed"
+    assert precision_on("cuda", "32") == "32"
 
 
 def test_one_sample_is_the_least():

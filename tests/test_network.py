@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -79,6 +80,8 @@ def test_start_join_store_and_clean_shutdown(first, dhts):
 
     processes = [psutil.Process(joined.pid), *joined.processes]
     assert [p.name() for p in processes[1:]] == ["p2pd"]
+    assert any(path.name.startswith("p2pd-") for path in joined.sockets.iterdir())
+    assert stat.S_IMODE(joined.sockets.stat().st_mode) == 0o700, "nobody else can give it orders"
     start = time.monotonic()
     stop_dht(joined)
     assert time.monotonic() - start < 3
@@ -96,6 +99,7 @@ def test_stop_leaves_nothing_even_of_a_broken_dht(first, dhts, number):
     os.kill(dht.pid, number)
     stop_dht(dht, timeout_seconds=0.3)
     assert not still_there(processes)
+    assert not dht.sockets.exists()
 
 
 def _trainer(pipe):

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
+from clusters import rude_listener
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
+from recipe.task import VisionTask
 from swarm.address_book import write_book
 from swarm.owners import prepare_identity
 from swarm.start_clock import STARTED
-from tests.cli import PACED, START_SECONDS, TINY, PeerProgram, Program, reaping, wait_until
+from tests.cli import START_SECONDS, TINY, PeerProgram, Program, reaping
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -33,7 +33,6 @@ UPDATE_TAGS = {
     *("round/compute_seconds", "round/blocked_seconds", "round/meeting_seconds", "round/exchange_seconds"),
     "round/parts_received_fraction",
 }
-LONG = ["--run-id", "long", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
 VALIDATED = [*TINY, "--validate-every-steps", "10"]
 VALIDATION_TAGS = {"val/loss", "val/top1", "val/top5", "val/macro_f1", "val/precision", "val/recall"}
 
@@ -131,6 +130,8 @@ def test_every_round_is_accounted_for(finished):
         assert sum(line["own_samples"] for line in same_step) == same_step[0]["samples"]
         assert sum(line["bytes_sent"] for line in same_step) == sum(line["bytes_received"] for line in same_step)
         assert same_step[0]["members"] == same_step[1]["members"] == same_step[2]["members"]
+        assert sorted(same_step[0]["member_samples"]) == sorted(line["own_samples"] for line in same_step)
+        assert min(same_step[0]["member_losses"]) > 0
 
 
 def test_tensorboard_has_the_same_tags(finished):
@@ -165,12 +166,18 @@ def test_alone_it_goes_on_from_its_checkpoint(finished, tmp_path):
 
 
 def test_all_go_on_at_the_newest_step_that_anyone_has(finished, tmp_path):
-    """All have stopped; the second one tries to come back until the first one is there, with an empty folder."""
+    """All have stopped; the second one tries to come back until the first one is there, with an empty folder.
+
+    The first one remembers an address where somebody else listens by now.
+    """
     shutil.copytree(finished.output_dir, tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "whole" / "peer-1")
     peer_id = prepare_identity(tmp_path / "runs" / "identities" / "peer-1.key")
     port = free_port()
-    with reaping() as programs:
+    with reaping() as programs, rude_listener() as (_, other_port):
+        gone = prepare_identity(tmp_path / "runs" / "identities" / "peer-9.key")
+        book = RunFolder.create(tmp_path / "runs", "whole", "peer-9").peers
+        write_book(book, [f"/ip4/127.0.0.1/tcp/{other_port}/p2p/{gone}"])
         to_the_end = ["--max-steps", "25", "--min-peers", "2"]
         joins = ["--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}", *to_the_end]
         second = PeerProgram(tmp_path / "runs", "whole", "peer-2", *joins, **{STARTED: str(time.time())})
@@ -184,7 +191,8 @@ def test_all_go_on_at_the_newest_step_that_anyone_has(finished, tmp_path):
             assert program.wait(START_SECONDS) == 0, program.output
     assert second.output.count("Trying again") == 1
     assert "Loop" not in second.output
-    assert "Took over step 20 from peer-2" in first.output
+    assert "this peer starts alone" in first.output
+    assert "Took over step 20 from peer-2" in first.output, first.output
     assert "Going on from step 20" in second.output
     steps = [line["step"] for line in read_metrics(first.folder.metrics) if "train/loss" in line]
     assert (min(steps), max(steps)) == (21, 25)
@@ -215,129 +223,6 @@ def test_without_its_founder_a_run_goes_on(finished, tmp_path):
     for program in (second, third):
         assert "Going on from step 20" in program.output
         assert summary_of(program.folder)["steps"] == 25
-
-
-# ---- coming and going ----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class RunningSwarm:
-    output_dir: Path
-    programs: list[Program]
-    first: PeerProgram
-    second: PeerProgram
-    third: PeerProgram
-
-    def join(self, name: str, *options: str, prefix: tuple[str, ...] = ()) -> PeerProgram:
-        """A newcomer who knows nothing but the second peer's address."""
-        options = ("--initial-peers", self.second.address, *options)
-        newcomer = PeerProgram(self.output_dir, "long", name, *options, prefix=prefix, **PACED)
-        self.programs.append(newcomer)
-        return newcomer
-
-
-@pytest.fixture(scope="module")
-def swarm(tmp_path_factory) -> Iterator[RunningSwarm]:
-    """Three peers that train on and on; the second one stays to the end."""
-    output_dir = tmp_path_factory.mktemp("long")
-    with reaping() as programs:
-        first = PeerProgram(output_dir, "long", "first", *LONG, **PACED)
-        programs.append(first)
-        second = PeerProgram(output_dir, "long", "second", "--initial-peers", first.address, **PACED)
-        third = PeerProgram(output_dir, "long", "third", INITIAL_PEERS=first.address, **PACED)
-        programs += [second, third]
-        for program in (first, second, third):
-            program.wait_for_contribution()
-        yield RunningSwarm(output_dir, programs, first, second, third)
-
-
-def test_the_first_peer_says_how_to_join(swarm):
-    output = swarm.first.output
-    assert "Started run long as first" in output
-    line = next(line for line in output.splitlines() if line.startswith("Running a DHT instance."))
-    assert "To connect other peers to this one, use --initial_peers /ip4/" in line
-    assert f"python -m swarm.peer --initial-peers {swarm.first.address}" in output
-    for joined in (swarm.second, swarm.third):
-        assert f"Joining run long as {joined.name}" in joined.output
-        assert RunFolder(joined.folder.path).recipe.read_text() == swarm.first.folder.recipe.read_text()
-
-
-def test_a_setting_that_contradicts_the_swarm_is_refused(swarm, refused):
-    address = swarm.second.address
-    error = refused("--initial-peers", address, "--learning-rate", "0.5")
-    assert "learning_rate: swarm 0.003, here 0.5" in error
-    assert "--initial-peers" in error
-
-
-def test_peers_that_lose_a_part_start_again_as_the_same(swarm):
-    """Two at the same time, each another part; the third one trains on."""
-    lost = {"The averaging process": swarm.first, "p2pd": swarm.third}
-    peer_ids = {part: victim.peer_id for part, victim in lost.items()}
-    starts = {part: victim.output.count("First contribution") for part, victim in lost.items()}
-    for part, victim in lost.items():
-        program = psutil.Process(victim.process.pid)
-        forks = [child for child in program.children() if child.cmdline() == program.cmdline()]
-        (dht,) = (child for child in forks if child.children())
-        (averaging,) = (child for child in forks if child != dht)
-        (p2pd,) = dht.children()
-        (p2pd if part == "p2pd" else averaging).kill()
-    for part, victim in lost.items():
-        victim.wait_until(lambda: f"{part} has died: this peer starts again." in victim.output, "it is noticed", 20)  # noqa: B023
-    for part, victim in lost.items():
-        victim.wait_until(lambda: victim.output.count("First contribution") > starts[part], "it contributes again")  # noqa: B023
-        assert victim.peer_id == peer_ids[part]
-        victim.wait_for_contribution(updates=3)
-
-
-def test_the_first_peer_may_leave(swarm):
-    """Those who stay train on, newcomers still learn what is trained, and so does the first peer when it comes back."""
-    noted = swarm.first.folder.peers
-    swarm.first.wait_until(lambda: noted.exists() and swarm.second.peer_id in noted.read_text(), "it notes the others")
-    swarm.first.interrupt()
-    assert swarm.first.wait(10) == 0, swarm.first.output
-    summary = summary_of(swarm.first.folder)
-    assert summary["outcome"] == "interrupted"
-    checkpoint = torch.load(swarm.first.folder.checkpoints / "last.ckpt", weights_only=False)
-    assert checkpoint["global_step"] == summary["steps"] > 0
-    swarm.second.wait_for_contribution(updates=3)
-
-    newcomer = swarm.join("newcomer")
-    assert newcomer.wait_for_contribution().step > summary["steps"]
-    newcomer.process.send_signal(signal.SIGTERM)
-    assert newcomer.wait(10) == 0, newcomer.output
-    assert summary_of(newcomer.folder)["outcome"] == "interrupted"
-
-    back = PeerProgram(swarm.output_dir, "long", "first", *LONG, **PACED)  # the same command as before
-    swarm.programs.append(back)
-    assert back.wait_for_contribution().step > summary["steps"]
-    assert "Joining run long as first" in back.output
-    back.process.kill()  # or its machine loses power
-    wait_until(lambda: not back.alive(), 10, "nothing is left of it")
-    swarm.second.wait_for_contribution(updates=3)
-
-
-TERMINAL = (
-    sys.executable,
-    "-c",
-    "import pty, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); pty.spawn(sys.argv[1:])",
-)
-"""A prefix; a terminal is closed when the program behind it dies. The tests themselves may run under nohup."""
-
-
-def test_a_killed_peer_comes_back_as_the_same_and_leaves_with_its_terminal(swarm):
-    peer_id, step = swarm.third.peer_id, swarm.third.status.step
-    swarm.third.process.kill()
-    wait_until(lambda: not swarm.third.alive(), 10, "the killed peer's processes have ended")
-    torch.save({"global_step": 10**6}, swarm.third.folder.checkpoints / "last.ckpt")  # half a checkpoint, the newest
-
-    again = swarm.join("third", prefix=TERMINAL)
-    assert again.peer_id == peer_id
-    assert step < again.wait_for_contribution().step < 10**6
-    swarm.second.wait_for_contribution(updates=3)
-
-    again.process.kill()
-    wait_until(lambda: not again.alive(), 15, "the peer has left")
-    assert summary_of(again.folder)["outcome"] == "interrupted"
 
 
 # ---- several peers on this machine ---------------------------------------------------------------------------------
@@ -372,3 +257,30 @@ def test_a_local_swarm_tells_why_a_peer_failed(ended_early):
     assert "peer-2 failed:" in program.output
     assert "holds a run of another recipe" in program.output
     assert "Traceback" not in program.output
+
+
+# ---- its own images, and weights of an earlier run ----------------------------------------------------------------
+
+
+def test_a_new_swarm_starts_from_given_weights_and_reads_images_in_processes(tmp_path):
+    (tmp_path / "runs").mkdir()
+    for part, label in ((part, label) for part in ("train", "val") for label in ("cat", "dog")):
+        (tmp_path / "images" / part / label).mkdir(parents=True)
+        for number in range(8):
+            Image.new("RGB", (20, 20), (16 * number, 0, 0)).save(tmp_path / "images" / part / label / f"{number}.png")
+    shape = {"num_classes": 2, "image_size": 16, "patch_size": 4, "depth": 1, "embed_dim": 32, "num_heads": 2}
+    fresh = VisionTask(replace(preset("imagefolder-vit-small"), **shape)).state_dict()
+    earlier = {name: tensor + 0.1 for name, tensor in fresh.items()}  # every peer of a recipe has the same fresh ones
+    torch.save({"state_dict": earlier, "global_step": 40}, tmp_path / "best.ckpt")
+    options = [word for name, value in shape.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    options += ["--recipe", "imagefolder-vit-small", "--data-dir", str(tmp_path / "images"), "--target-batch-size", "8"]
+    options += ["--batch-size", "4", "--num-workers", "2", "--max-steps", "2", "--run-id", "again"]
+    with reaping() as programs:
+        peer = PeerProgram(tmp_path / "runs", "again", "ada", *options, "--start-from", str(tmp_path / "best.ckpt"))
+        programs.append(peer)
+        assert peer.wait(START_SECONDS) == 0, peer.output
+    assert f"Weights to start from: {tmp_path / 'best.ckpt'}." in peer.output
+    last = torch.load(peer.folder.checkpoints / "last.ckpt", weights_only=False)
+    assert last["global_step"] == 2
+    for name, tensor in earlier.items():  # while the learning rate rises, two updates change next to nothing
+        torch.testing.assert_close(last["state_dict"][name], tensor, rtol=0, atol=1e-5)

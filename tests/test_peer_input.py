@@ -93,6 +93,12 @@ def test_a_damaged_checkpoint(refused, tmp_path):
     assert "delete the folder to begin anew" in refused("--run-id", "mine", "--public-name", "me")
 
 
+def test_weights_to_start_from_that_are_none(refused, tmp_path):
+    assert "cannot be read (No such file" in refused("--start-from", str(tmp_path / "best.ckpt"))
+    torch.save({"state_dict": {"model.head.weight": torch.ones(2)}, "global_step": 1}, tmp_path / "best.ckpt")
+    assert "does not hold the weights" in refused("--start-from", str(tmp_path / "best.ckpt"))
+
+
 def test_a_wrong_option_of_a_local_swarm(tmp_path):
     """Refused before any peer starts."""
     with reaping() as programs:

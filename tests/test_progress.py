@@ -17,6 +17,7 @@ from swarm.record import (
     JOINING,
     TRAINING,
     VALIDATING,
+    WAITING,
     PeerProgress,
 )
 from swarm.rounds import LINEAGE_BYTES, Group, Ticket
@@ -135,6 +136,19 @@ def test_members_are_those_who_have_joined_and_still_speak(swarm):
     swarm.dht.store("", subkey_of("anna"), None, get_dht_time() + RECORD_SECONDS, True)  # says goodbye
     swarm.tracker._read()
     assert swarm.members == {own, ben}
+
+
+def test_who_waits_at_an_earlier_step_takes_over_ours_first(swarm):
+    """So two who begin with one checkpoint between them begin together."""
+    own = swarm.dht.peer_id
+    swarm.tracker.begin_step(20)
+    swarm.says("anna", step=0, phase=WAITING)
+    assert swarm.members == {own}
+    anna = swarm.says("anna", step=20, phase=WAITING)
+    ben = swarm.says("ben", step=19)
+    assert swarm.members == {own, anna, ben}, "records are a little old"
+    swarm.tracker.begin_step(21, frozenset([own, anna]))
+    assert swarm.members == {own, anna, ben}, "that of one who has begun with us, too"
 
 
 def test_who_was_missed_is_expected_again_once_it_has_caught_up(swarm):

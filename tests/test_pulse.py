@@ -7,13 +7,14 @@ import pytest
 import torch
 from hivemind.p2p import P2P
 from swarm_peers import Peers
-from test_exchange import averager_for, introduce, meet_everyone, run_round, running_dht
+from test_exchange import averager_for, introduce, meet_everyone, run_round, running_dht, say_goodbye
 
 from swarm import faults, pulse
-from swarm.rounds import RoundFailed
+from swarm.rounds import Behind, RoundFailed
 
 pytestmark = pytest.mark.timeout(120)
 SIZE = 200_000
+FROZEN_STEP = 3
 
 
 class Pulse(pulse.Pulse):
@@ -96,23 +97,27 @@ def test_patience_is_learnt():
 
 
 def rounds(name, initial_peers, line, fault, client_mode):
-    """Rounds until one of them loses a member. Returns (the vector then, who was lost, who is lost)."""
+    """Rounds until two meet without the third. Returns ([(the vector's values, how many met), ...], all lost, c)."""
     with running_dht(initial_peers, line, client_mode=client_mode) as dht:
         vector = torch.full((SIZE,), float(ord(name)))
         faults.plan(fault)
         averager = averager_for(vector, dht, "none")
         averager.set_step(0)
         members = meet_everyone(line, dht)
-        for step in range(100):
+        seen, lost, num_met = [], set(), 3
+        while num_met == 3 or len(seen) <= FROZEN_STEP:
             try:
-                lost = run_round(averager, members, vector, 1, step).lost
+                report = run_round(averager, members, vector, 1, len(seen))
+                num_met = len(report.group.peer_ids)
+                lost |= report.lost
             except RoundFailed as error:
-                lost = error.lost
-            if lost:
-                line.put("lost")
-                line.get()
-                averager.shutdown()
-                return averager.vector.clone(), lost, members[2].peer_id
+                lost |= error.lost
+            except Behind as error:  # the others, on a busy machine, took this one for lost before it was
+                seen += [(set(), 2)] * (error.args[0] - len(seen))
+                continue
+            seen.append((set(averager.vector.tolist()), num_met))
+        say_goodbye(line, averager)
+        return seen, lost, members[2].peer_id
 
 
 def two_rounds(name, initial_peers, line, fault):
@@ -130,35 +135,51 @@ def two_rounds(name, initial_peers, line, fault):
         return [report.meeting_seconds for report in reports]
 
 
+LONG_SILENCE_SECONDS = 6.0
+"""So that two in a row could not be taken for one on a busy machine."""
+
+
+def two_rounds_with_patience(*arguments):
+    pulse.SILENCE_SECONDS = LONG_SILENCE_SECONDS
+    return two_rounds(*arguments)
+
+
 def test_two_seniors_who_are_silent_cost_one_silence():
     with Peers(timeout_seconds=90) as peers:
         for name in "abc":
-            peers.start(name, two_rounds, "" if name == "c" else "freeze meeting 1")
+            peers.start(name, two_rounds_with_patience, "" if name == "c" else "freeze meeting 1")
         introduce(peers)
         peers["a"].killed = peers["b"].killed = True  # or the like: they say nothing more
         assert peers.message("c") == [3, 1]
         peers["c"].tell("go on")
         _, seconds = peers.results()["c"]
-    assert pulse.SILENCE_SECONDS <= seconds < 1.8 * pulse.SILENCE_SECONDS
+    assert LONG_SILENCE_SECONDS <= seconds < 2 * LONG_SILENCE_SECONDS
 
 
 @pytest.mark.parametrize("client_mode", [True, False], ids=["a sender", "a reducer"])
 def test_who_freezes_in_an_exchange_is_given_up(client_mode):
-    """Without a pulse nobody would be lost: a round without the parts of one would be all that is seen."""
+    """Without a pulse nobody would be lost: a round without the parts of one would be all that is seen.
+
+    The first of the two who gives it up sends the other one what that one waits for; so not both need to lose it.
+    """
     with Peers(timeout_seconds=90) as peers:
         for name in "abc":
-            peers.start(name, rounds, "freeze exchanging 3" if name == "c" else "", client_mode and name == "c")
+            fault = f"freeze exchanging {FROZEN_STEP}" if name == "c" else ""
+            peers.start(name, rounds, fault, client_mode and name == "c")
         introduce(peers)
+        assert [peers.message(name) for name in "ab"] == ["done", "done"]
         peers["c"].killed = True  # or the like: it says nothing more
-        assert [peers.message(name) for name in "ab"] == ["lost", "lost"]
         for name in "ab":
             peers[name].tell("go on")
         found = peers.results()
-    for name, (vector, lost, frozen) in found.items():
-        assert lost == {frozen}
+    (a, a_lost, frozen), (b, b_lost, _) = found["a"], found["b"]
+    assert a_lost | b_lost == {frozen}
+    assert len(a) == len(b)
+    assert a[-1] == b[-1] == ({97.5}, 2)
+    for (here, _), (there, _) in zip(a, b, strict=True):
         if client_mode:
-            assert set(vector.tolist()) <= {97.5, 98.0}  # with and without what it had sent
+            assert here == there
+            assert here <= {97.5, 98.0}  # with and without what it had sent
         else:
-            assert torch.equal(vector, torch.full((SIZE,), float(ord(name)))), "nothing is lost by it"
-    if client_mode:
-        assert torch.equal(found["a"][0], found["b"][0])
+            assert here in ({97.5}, {98.0}, {97.0}), "nothing is lost by it"
+            assert there in ({97.5}, {98.0}), "nothing is lost by it"

@@ -162,7 +162,7 @@ def test_two_outbound_only_peers_alone_are_told_what_is_missing(dht, address, tm
     with reaping() as programs:
         names = ("ada", "ben")
         options = ["--initial-peers", address, "--client-mode", "--max-steps", "1000000"]
-        peers = [PeerProgram(tmp_path, "alone", name, *options) for name in names]
+        peers = [PeerProgram(tmp_path, "alone", name, *options, module="tests.impatient_peer") for name in names]
         programs += peers
         assert [peer.wait(START_SECONDS) for peer in peers] == [2, 2]
     for peer in peers:

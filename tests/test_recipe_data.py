@@ -258,6 +258,8 @@ def test_imagefolder(image_folder, augmentation):
     images, _ = next(iter(data.train_dataloader()))
     assert images.shape == (5, 1, 16, 16)
     assert torch.cat([labels for _, labels in data.val_dataloader()]).tolist() == [0, 0, 1, 1, 2, 2]
+    assert len(data.classes_digest) == 16
+    assert VisionData(preset("digits")).classes_digest == ""
     with pytest.raises(InputError, match="test"):
         data.test_dataloader()
 

@@ -15,6 +15,7 @@ from swarm.record import (
     REPORT_SECONDS,
     TRAINING,
     VALIDATING,
+    Clocks,
     PeerProgress,
 )
 from swarm.rounds import MAX_STEP
@@ -126,3 +127,18 @@ def test_samples_by(record, seconds, in_last_group, expected):
     now = record.time + seconds
     samples = record.samples_by(now, round=12, computing_since=now - seconds, in_last_group=in_last_group)
     assert samples == pytest.approx(expected)
+
+
+def test_the_clocks_of_others_are_corrected_only_if_they_are_clearly_off():
+    clocks, late, ahead, right = Clocks(), "late", "ahead", "right"
+    for second, delay in enumerate((0.3, 0.9, 0.2, 1.6)):
+        now = NOW + second
+        written = {late: now - 2.5, ahead: now + 2.5, right: now}
+        records = {peer: replace(RECORD, time=at - delay) for peer, at in written.items()}
+        found = clocks.corrected(records, now)
+    assert found[right] == records[right], "an old record stays old"
+    for peer in (late, ahead):
+        assert found[peer].time == pytest.approx(now - 1.6, abs=0.3), "to within the least delay"
+    assert found[late].samples_by(now, 12, NOW, True) < 96 + 250 * 2, "what it computed is not overestimated"
+    assert clocks.corrected({}, now) == {}
+    assert clocks.corrected({late: replace(RECORD, time=now - 1.4)}, now)[late].time == now, "who is gone is forgotten"

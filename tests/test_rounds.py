@@ -2,11 +2,13 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hivemind.p2p import PeerID
 
-from swarm.rounds import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP, Group, RoundReport, Ticket
+from swarm.outcomes import RoundReport
+from swarm.rounds import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP, Group, Ticket
 
 LINEAGE = bytes(range(LINEAGE_BYTES))
 TICKETS = [
@@ -106,3 +108,21 @@ def test_complete_means_every_part_both_ways():
     assert report(ticket).complete
     assert not report(ticket, parts=(4, 3)).complete
     assert not report(ticket, inputs=(6, 5)).complete
+
+
+def test_a_group_s_name_tells_whether_all_were_told_the_same():
+    peers = tuple(PeerID(bytes([number])) for number in range(3))
+    tickets = tuple(Ticket(1, samples, False, 0.5, LINEAGE) for samples in (8, 16, 24))
+    group = Group.close(LINEAGE, peers, tickets)
+    assert group == Group.close(LINEAGE, peers, tickets)
+    swapped = (tickets[1], tickets[0], tickets[2])
+    others = [
+        Group.close(bytes(LINEAGE_BYTES), peers, tickets),
+        Group.close(LINEAGE, peers[::-1], tickets),
+        Group.close(LINEAGE, peers, swapped),
+        Group.close(LINEAGE, peers[:2], tickets[:2]),
+    ]
+    assert len({group.group_id, *(other.group_id for other in others)}) == 5
+    wild = replace(tickets[0], loss=math.inf, sketch=(math.nan,))
+    read = Ticket.from_bytes(wild.to_bytes())
+    assert Group.close(LINEAGE, peers[:1], (wild,)).group_id == Group.close(LINEAGE, peers[:1], (read,)).group_id

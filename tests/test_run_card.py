@@ -68,6 +68,15 @@ def wait_for(condition: Callable[[], bool], timeout_seconds: float = 20) -> None
         time.sleep(0.05)
 
 
+def test_labels_mean_the_same_for_all(tmp_path):
+    begun = card().with_classes("cats and dogs", tmp_path)
+    assert RunCard.from_bytes(begun.to_bytes()) == begun
+    assert begun.with_classes("cats and dogs", tmp_path) == begun
+    with pytest.raises(InputError, match=f"{tmp_path} have other names"):
+        begun.with_classes("dogs and cats", tmp_path)
+    assert card().with_classes("", tmp_path) == card(), "of digits there is only one kind"
+
+
 def test_round_trip_is_small_enough_for_one_atomic_pipe_write():
     assert RunCard.from_bytes(card().to_bytes()) == card()
     assert len(card().to_bytes()) < 3000  # hivemind's command pipe has several writers, 4096 bytes stay in one piece

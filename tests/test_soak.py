@@ -47,7 +47,7 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
     assert found["problems"] == ["network divided (h1, h2): not back"], "they only trained with each other"
 
     stalls = [Event("frozen", ["h1"], stall_seconds=HANG_SECONDS + more) for more in (0.0, 7.0)]
-    assert hangs(stalls) == ["frozen (h1): no update for 127 s"]
+    assert hangs(stalls) == ["frozen (h1): no new update for 127 s"]
 
     calm.metrics.write_text('{"step": 20, "val/top1": 0.95}\n')
     event = Event("killed", ["h3"], began=10.5, mended=13.5)
@@ -79,7 +79,8 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
 
 
 def test_bad_options_are_refused(capsys):
-    for arguments in (["--minutes", "0"], ["--peers", "2"], ["--every-seconds", "1"], ["--faults", "rain"]):
+    ours = (["--system", "hivemind", "--codec", "fp16"], ["--outbound-only", "4"])
+    for arguments in (["--minutes", "0"], ["--peers", "2"], ["--every-seconds", "1"], ["--faults", "rain"], *ours):
         assert soak.main(arguments) == 2
         assert capsys.readouterr().err.startswith("error: --")
 
@@ -101,14 +102,13 @@ def test_a_swarm_gets_over_some_faults(tmp_path):
         sandbox.wrapped([])
     except InputError as error:
         pytest.skip(str(error))
-    options = ["--minutes", "3", "--every-seconds", "20", "--peers", "3", "--output-dir", str(tmp_path)]
+    options = ["--minutes", "3", "--every-seconds", "20", "--peers", "3", "--calm-runs", "0"]
+    options += ["--output-dir", str(tmp_path)]
     with reaping() as programs:
         programs.append(program := Program("analysis.soak", options, tmp_path / "log"))
         status = program.wait(680)
         found = json.loads((tmp_path / "soak.json").read_text())
-        too_short = ("accuracy", "no step")
-        problems = [problem for problem in found["problems"] if not problem.startswith(too_short)]
-        assert problems == [], program.output
-        assert status in (0, 1)
+        assert found["problems"] == [], program.output
+        assert status == 0
         assert len(found["events"]) >= 6
         assert len(set(found["weights"].values())) == 1

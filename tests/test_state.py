@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from swarm.packing import pack, unpack
 from swarm.rounds import LINEAGE_BYTES, MAX_STEP, RoundFailed
 from swarm.state import SharedState
-from swarm.transfer import pack, unpack
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),

@@ -17,10 +17,10 @@ from recipe.errors import InputError
 from recipe.loggers import PatientTensorBoardLogger
 from recipe.run_folder import RunFolder
 from swarm.address_book import MAX_REMEMBERED, met_before, read_book, usable, write_book
+from swarm.checkpoints import newest_checkpoint
 from swarm.keeper import addresses_in
 from swarm.owners import peer_of
 from swarm.pace import MAX_DROPPED, Pace
-from swarm.session import newest_checkpoint
 from tests.owners import subkey_of
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"

@@ -1,23 +1,37 @@
 """How a donor hands over its state: in slices that fit together, from one copy for all who ask at once."""
 
 import asyncio
+import gc
+import pickle
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hivemind.proto.averaging_pb2 import DownloadData
+from hivemind.proto.runtime_pb2 import Tensor
 
+from swarm import download as download_module
 from swarm import transfer
+from swarm.download import NUM_SLICES, TOKEN_BYTES, Download, TooSlow
+from swarm.packing import unpack
 from swarm.rounds import RoundFailed
-from swarm.transfer import CHUNK_BYTES, MAX_SNAPSHOTS, NUM_SLICES, TOKEN_BYTES, Download, StateTransfer
+from swarm.trail import Trail
+from swarm.transfer import CHUNK_BYTES, MAX_SNAPSHOTS, StateTransfer
 
 
 class Donor(StateTransfer):
     """Without its process: exports are numbered, as if the state changed all the time."""
 
+    step, _parent_pid = 0, None
+
     def __init__(self):
-        self._uploads, self._state_version = {}, 0
+        self._uploads, self._state_version, self._export = {}, 0, None
+        self._trail, self._took_state, self._followed_until = Trail(), OrderedDict(), SimpleNamespace(value=0.0)
         self.exports, self.handed_over = 0, []
+
+    def _current_step(self) -> int:
+        return self.step
 
     async def _get_current_state_from_host_process(self):
         self.exports += 1
@@ -29,9 +43,11 @@ class Donor(StateTransfer):
         self.handed_over.append(peer_id)
 
 
-async def read(donor: Donor, peer: str, token: int, index: int) -> DownloadData:
+async def read(donor: Donor, peer: str, token: int, index: int, average_of: int | None) -> DownloadData:
     """A slice, as one message."""
-    request = DownloadData(metadata=bytes([token]) * TOKEN_BYTES + bytes([index]))
+    asked = Download("the donor", 0, average_of=average_of)
+    asked.token = bytes([token]) * TOKEN_BYTES
+    request = asked.request(index)
     found, stream = DownloadData(), donor.rpc_download_state(request, SimpleNamespace(remote_id=peer))
     async for message in stream:
         if not message.ByteSize():
@@ -43,8 +59,8 @@ async def read(donor: Donor, peer: str, token: int, index: int) -> DownloadData:
     return found
 
 
-def download(donor: Donor, peer: str, token: int):
-    return asyncio.gather(*(read(donor, peer, token, index) for index in range(NUM_SLICES)))
+def download(donor: Donor, peer: str, token: int, average_of: int | None = None):
+    return asyncio.gather(*(read(donor, peer, token, index, average_of) for index in range(NUM_SLICES)))
 
 
 def test_slices_fit_together_and_all_who_ask_at_once_share_a_copy():
@@ -54,8 +70,28 @@ def test_slices_fit_together_and_all_who_ask_at_once_share_a_copy():
             assert [one.metadata for one in slices] == [b"description"] + [b""] * (NUM_SLICES - 1)
             assert b"".join(one.tensor_part.buffer for one in slices) == b"\x01" * (NUM_SLICES * CHUNK_BYTES + 5)
         assert donor.exports == 1
-        assert sorted(donor.handed_over) == ["a", "b"], "once each"
         assert donor._uploads == {}, "nothing is kept"
+
+    asyncio.run(run())
+
+
+def test_who_has_taken_the_state_gets_the_averages_of_the_updates_since():
+    async def run():
+        donor, average = Donor(), torch.arange(1000.0) / 3
+        await download(donor, "anna", 1)
+        donor._trail.add(0, b"before", b"after", average)
+        donor.step = 1
+        slices = await download(donor, "anna", 2, average_of=0)
+        assert donor.handed_over == [], "it has yet to ask for more"
+        (description, layout) = donor.serializer.loads(slices[0].metadata)
+        assert list(description) == [0, b"before", b"after"]
+        content = torch.frombuffer(bytearray(b"".join(one.tensor_part.buffer for one in slices)), dtype=torch.uint8)
+        assert torch.equal(*unpack(layout, content), average)
+        for peer in ("anna", "a stranger"):
+            assert await download(donor, peer, 3, average_of=1) == [DownloadData()] * NUM_SLICES
+        assert donor.handed_over == ["anna"], "it is there, and waited for"
+        copies = [donor._kept_average(0).content.result()[1][0].data_ptr() for _ in range(3)]
+        assert len(set(copies)) == 1, "who comes under many names fills no memory"
 
     asyncio.run(run())
 
@@ -114,8 +150,52 @@ def test_who_asks_for_no_slice_gets_nothing():
     asyncio.run(run())
 
 
+def test_who_hangs_up_in_the_middle_leaves_nothing_behind():
+    """Its stream is cancelled while it writes: the generator, which waits meanwhile, ends in another task."""
+
+    async def run():
+        donor, begun = Donor(), asyncio.Event()
+
+        async def serve():
+            request = DownloadData(metadata=bytes(TOKEN_BYTES) + bytes([1]))
+            async for _ in donor.rpc_download_state(request, SimpleNamespace(remote_id="a")):
+                begun.set()
+                await asyncio.Event().wait()  # the line is full
+
+        serving = asyncio.ensure_future(serve())
+        await begun.wait()
+        serving.cancel()
+        await asyncio.wait([serving])
+        del serving
+        gc.collect()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            if not donor._uploads:
+                return
+        raise AssertionError("the upload stays for good")
+
+    asyncio.run(run())
+
+
+def test_a_stranger_cannot_make_the_trainer_export_without_end():
+    async def run():
+        donor = Donor()
+        donor._get_current_state_from_host_process = lambda: asyncio.sleep(0.05, (b"", (torch.zeros(8),), None))
+        shared = [donor._snapshot() for _ in range(3)]
+        assert shared[0] is shared[1] is shared[2], "it has not been made yet"
+        donor._state_changed()
+        newer = donor._snapshot()
+        assert newer is not shared[0]
+        await asyncio.wait([shared[0].content, newer.content])
+        assert donor._snapshot() is not newer
+
+    asyncio.run(run())
+
+
 class Newcomer(StateTransfer):
     """Without its process: every slice trickles in and never ends."""
+
+    _parent_pid = None
 
     def __init__(self):
         pass
@@ -123,19 +203,27 @@ class Newcomer(StateTransfer):
     async def _receive_slice(self, download: Download, index: int) -> None:
         while True:
             await asyncio.sleep(0.01)
-            download.received_bytes += 1
+            download.take(index, DownloadData(tensor_part=Tensor(buffer=b"x")))
 
     async def _until_lost(self, donor) -> None:
         await asyncio.Event().wait()
 
 
+def test_a_description_has_bounds():
+    download = Download("anna", max_bytes=10**9)
+    with pytest.raises(RoundFailed, match="longer than that of any model"):
+        [download.take(0, DownloadData(metadata=bytes(2000))) for _ in range(1000)]
+
+
 def test_a_donor_that_sends_too_slowly_is_given_up(monkeypatch):
-    monkeypatch.setattr(transfer, "STREAM_SECONDS", 0.2)
-    monkeypatch.setattr(transfer, "SLOWEST_BYTES_PER_SECOND", 100_000)
+    monkeypatch.setattr(download_module, "JUDGE_SECONDS", 0.2)
+    monkeypatch.setattr(transfer, "LOOK_SECONDS", 0.05)
 
     async def run():
-        with pytest.raises(RoundFailed, match="too slowly"):
-            await Newcomer()._receive_state(Download("anna", max_bytes=10_000))
+        with pytest.raises(TooSlow, match=r"it sends \d+ kB/s") as caught:
+            await Newcomer()._receive_state(Download("anna", max_bytes=10**9, min_bytes_per_second=1e6))
+        assert 0 < caught.value.bytes_per_second < 1e6
+        assert pickle.loads(pickle.dumps(caught.value)).bytes_per_second == caught.value.bytes_per_second
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())

@@ -1,0 +1,173 @@
+"""How a round ended for one peer, and the update that came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hivemind.p2p import PeerID
+
+from swarm.rounds import Group, Ticket
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What one peer saw of one round.
+
+    :param group: who took part, with what weight
+    :param parts_expected: parts of the average that this peer should receive from the reducers, itself included
+    :param parts_received: parts that it did receive
+    :param inputs_expected: parts of other peers' gradients that this peer should have reduced, its own included
+    :param inputs_received: parts that it did reduce
+    :param meeting_seconds: from entering the round to a closed group
+    :param exchange_seconds: from a closed group to the complete average
+    :param bytes_sent: of gradients and averages, as messages, before the network's own headers
+    :param bytes_received: the same
+    :param lost: members that were found not to be there any more
+    """
+
+    group: Group
+    parts_expected: int
+    parts_received: int
+    inputs_expected: int
+    inputs_received: int
+    meeting_seconds: float
+    exchange_seconds: float
+    bytes_sent: int
+    bytes_received: int
+    lost: frozenset[PeerID] = frozenset()
+
+    @classmethod
+    def of(cls, group: Group, runners: Sequence[Any] = (), **known: Any) -> RoundReport:
+        """Of all-reduces that are over; each counts parts and bytes under the names that they have here."""
+        counts = ("parts_expected", "parts_received", "inputs_expected", "inputs_received")
+        counts += ("bytes_sent", "bytes_received")
+        return cls(group, **{name: sum(getattr(runner, name) for runner in runners) for name in counts}, **known)
+
+    @property
+    def received_fraction(self) -> float:
+        """Of the parts of the average and, as a reducer, of the others' gradients."""
+        expected = self.parts_expected + self.inputs_expected
+        return (self.parts_received + self.inputs_received) / expected if expected else 1.0
+
+    @property
+    def complete(self) -> bool:
+        """Every part of the average arrived, and every part that this peer reduced had all its senders."""
+        return self.parts_received == self.parts_expected and self.inputs_received == self.inputs_expected
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss over the samples of the whole group."""
+        weighted = [(t.samples, t.loss) for t in self.group.tickets if t.samples and math.isfinite(t.loss)]
+        total = sum(samples for samples, _ in weighted)
+        return sum(samples * loss for samples, loss in weighted) / total if total else math.nan
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """How a global update came about.
+
+    :param step: global updates so far, this one included
+    :param num_peers: peers whose gradients are in it
+    :param samples: samples in it, over all peers
+    :param own_samples: samples that this peer put in
+    :param loss: mean training loss over all its samples
+    :param compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
+    :param blocked_seconds: while nothing was computed because the round had to end first
+    :param round: what the exchange looked like, None if this peer was alone
+    :param apply_seconds: from the average to updated weights
+    """
+
+    step: int
+    num_peers: int
+    samples: int
+    own_samples: int
+    loss: float
+    compute_seconds: float
+    blocked_seconds: float
+    round: RoundReport | None
+    apply_seconds: float = 0.0
+
+    @classmethod
+    def of(
+        cls, ticket: Ticket, compute_seconds: float, blocked_seconds: float, report: RoundReport | None
+    ) -> StepReport:
+        """Of a round, or of a ticket that was averaged with nobody's."""
+        return cls(
+            step=ticket.step + 1,
+            num_peers=len(report.group.peer_ids) if report else 1,
+            samples=report.group.samples if report else ticket.samples,
+            own_samples=ticket.samples,
+            loss=report.loss if report else ticket.loss,
+            compute_seconds=compute_seconds,
+            blocked_seconds=blocked_seconds,
+            round=report,
+        )
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """How a round ended for one peer: a line of ``rounds.jsonl``.
+
+    :param step: the global update that it was to make
+    :param outcome: "averaged", "alone", or why it failed
+    :param members: ids of those who took part, in the order of their shares
+    :param samples: of all of them
+    :param own_samples: of this peer; after a failure they count for the next round
+    :param compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
+    :param waiting_seconds: while nothing was computed because the round had to end first
+    :param meeting_seconds: matchmaking
+    :param exchange_seconds: transfer
+    :param apply_seconds: from the average to updated weights
+    :param bytes_sent: of gradients and averages
+    :param bytes_received: the same
+    :param received_fraction: of the parts that this peer should have received
+    :param member_samples: of each member, as it said
+    :param member_losses: mean training loss of each member, as it said; None where it has no samples
+    """
+
+    step: int
+    outcome: str
+    members: tuple[str, ...]
+    samples: int
+    own_samples: int
+    compute_seconds: float
+    waiting_seconds: float
+    meeting_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    apply_seconds: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    received_fraction: float = 0.0
+    member_samples: tuple[int, ...] = ()
+    member_losses: tuple[float | None, ...] = ()
+
+    @classmethod
+    def of_failure(cls, ticket: Ticket, error: Exception, compute_seconds: float, waiting_seconds: float) -> RoundEvent:
+        """A round that gave no average."""
+        return cls(ticket.step + 1, str(error), (), 0, ticket.samples, compute_seconds, waiting_seconds)
+
+    @classmethod
+    def of_update(cls, report: StepReport) -> RoundEvent:
+        """The round behind a global update."""
+        common = (report.samples, report.own_samples, report.compute_seconds, report.blocked_seconds)
+        exchanged = report.round
+        if exchanged is None or len(exchanged.group.peer_ids) == 1:
+            return cls(report.step, "alone", (), *common, apply_seconds=report.apply_seconds, received_fraction=1.0)
+        tickets = exchanged.group.tickets
+        return cls(
+            report.step,
+            "averaged",
+            tuple(peer_id.to_base58() for peer_id in exchanged.group.peer_ids),
+            *common,
+            exchanged.meeting_seconds,
+            exchanged.exchange_seconds,
+            report.apply_seconds,
+            exchanged.bytes_sent,
+            exchanged.bytes_received,
+            exchanged.received_fraction,
+            tuple(ticket.samples for ticket in tickets),
+            tuple(ticket.loss if math.isfinite(ticket.loss) else None for ticket in tickets),
+        )

@@ -1,0 +1,64 @@
+"""The average of the last update, for who has missed it; and those before it while somebody downloads the state.
+
+Over a slow line a state takes longer than an update: when it has arrived, the swarm is further. Who then gets the
+averages of the updates that have been made meanwhile, a sixth of the bytes each (or a third), makes these updates, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+
+KEEP_SECONDS = 30.0
+"""After the last request: somebody may still have to catch up with one more update."""
+MAX_AVERAGES = 16
+"""Whose line lets an average through faster than updates are made has at most six to make up for."""
+
+
+@dataclass(frozen=True)
+class Average:
+    """Of an update.
+
+    :param step: that it ended
+    :param before: lineage of the weights that it belongs to
+    :param after: lineage of the weights that come out of it
+    :param vector: shape [n], fp32, or fp16 if nothing is lost by that
+    """
+
+    step: int
+    before: bytes
+    after: bytes
+    vector: torch.Tensor
+
+
+class Trail:
+    """What others need in order to follow."""
+
+    def __init__(self) -> None:
+        self._averages: OrderedDict[int, Average] = OrderedDict()
+        self.until = 0.0
+        """Monotonic seconds until which more than the last average is kept."""
+
+    def keep(self) -> None:
+        """Somebody is here for the state, or for an average."""
+        self.until = time.monotonic() + KEEP_SECONDS
+
+    def add(self, step: int, before: bytes, after: bytes, vector: torch.Tensor) -> None:
+        """An update has been averaged.
+
+        :param vector: shape [n], fp32; is copied
+        """
+        half = vector.half()  # what the codec fp16 has decoded, fits
+        kept = half if torch.equal(half.float(), vector) else vector.clone()
+        self._averages.pop(step, None)
+        self._averages[step] = Average(step, before, after, kept)
+        most = 1 if time.monotonic() > self.until else MAX_AVERAGES
+        while len(self._averages) > most:
+            self._averages.popitem(last=False)
+
+    def of(self, step: int) -> Average | None:
+        """None if this update has not been made here, or long ago."""
+        return self._averages.get(step)

@@ -1,0 +1,114 @@
+"""What is seen of a swarm from outside, and whether it stands still."""
+
+import io
+import json
+import math
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from hivemind.utils.timed_storage import get_dht_time
+from rich.console import Console
+
+from recipe.presets import preset
+from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.record import TRAINING, PeerProgress
+from swarm.run_card import PROTOCOL, RunCard, publish_card
+from swarm.watch import MAX_ROWS, Sight, main
+
+CARD = RunCard(PROTOCOL, "letters", preset("digits"))
+
+
+def record(name: str, step: int, rate: float = 10.0) -> PeerProgress:
+    now = get_dht_time()
+    return PeerProgress(name, step, 8, rate, now - 4000, now, False, TRAINING)
+
+
+def text_of(sight: Sight) -> str:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(sight.table(get_dht_time()))
+    return console.export_text()
+
+
+def test_the_table_says_who_is_there_and_how_far():
+    sight = Sight(CARD)
+    assert "0 peers" in text_of(sight)
+    sight.look([record("ada", 7, 20.0), record("[red]ben", 7), record("a liar", 10**6)])
+    assert (sight.step, sight.made_progress) == (7, False), "one who claims to be ahead moves nothing"
+    sight.look([record("ada", 8, 20.0), record("[red]ben", 8), record("a liar", 10**6)])
+    assert (sight.step, sight.made_progress) == (8, True)
+    shown = text_of(sight)
+    for words in ("run letters", "step 8/", "3 peers", "40 samples/s", "ada", "[red]ben", "1 h 06 min", "yes"):
+        assert words in shown
+    assert json.loads(json.dumps(sight.as_json()))["peers"][0].keys().isdisjoint({"loss", "accuracy"})
+    sight.look([record(f"peer-{number}", 9) for number in range(MAX_ROWS + 3)])
+    assert "and 3 more" in text_of(sight)
+
+
+def test_what_an_organiser_should_know_is_said():
+    sight = Sight(CARD)
+    sight.look([replace(record("ada", 3), loss=0.3), replace(record("ben", 3), loss=math.nan)])
+    assert (sight.warnings, sight.loss_has_risen) == ([], False)
+    sight.look([replace(record("ada", 4), loss=0.7), replace(record("ben", 4), client_mode=True)])
+    assert not sight.loss_has_risen, "losses go up and down"
+    (warning,) = sight.warnings
+    assert "Only ada can be called" in warning
+    sight.look([replace(record("ben", 5), client_mode=True, loss=2.3)])
+    assert sight.loss_has_risen
+    assert sight.as_json()["warnings"] == sight.warnings
+    assert "The loss has risen from 0.300 to 2.300." in text_of(sight)
+    assert "No peer can be called" in text_of(sight)
+
+
+def test_how_often_updates_are_made():
+    sight = Sight(CARD)
+    assert math.isnan(sight.updates_per_minute)
+    sight.look([record("ada", 3)])
+    sight.look([record("ada", 5)])
+    sight.began_at = sight.updated_at - 60
+    assert sight.updates_per_minute == pytest.approx(2)
+
+
+def test_bad_input_is_refused(capsys, monkeypatch):
+    monkeypatch.setenv("INITIAL_PEERS", "")
+    assert main([]) == 2
+    assert "--initial-peers" in capsys.readouterr().err
+
+
+def test_a_swarm_that_stands_still_and_one_that_does_not(monkeypatch, capsys):
+    monkeypatch.setattr("swarm.watch.LOOK_SECONDS", 0.3)
+    dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))
+    ended, said = threading.Event(), []
+
+    def report(step: int) -> None:
+        value = replace(record("ada", step), samples=step).to_bytes()
+        key, expiration = f"{CARD.key_prefix}.progress", get_dht_time() + 60
+        assert dht.store(key, subkey=dht.owner, value=value, expiration_time=expiration)
+
+    def train() -> None:
+        for step in range(8, 10**6):
+            if ended.wait(0.3):
+                return
+            report(step)
+
+    try:
+        assert publish_card(dht, CARD)
+        report(7)
+        watching = ["--initial-peers", visible_addresses(dht)[0], "--seconds"]
+        assert main([*watching, "1"]) == 1
+        shown = capsys.readouterr()
+        assert "has made no update in 1 s" in shown.err
+        assert shown.out.count("run letters") == 2, "what was seen first, and last"
+        assert shown.out.count("1 peer ·") == 2
+        assert "updates are being made" not in shown.out
+        training = threading.Thread(target=train)
+        training.start()
+        assert main([*watching, "5", "--json"], say=said.append) == 0
+    finally:
+        ended.set()
+        stop_dht(dht)
+    lines = [json.loads(line) for line in said]
+    assert lines[-1]["step"] > lines[0]["step"] >= 7
+    assert [peer["name"] for peer in lines[-1]["peers"]] == ["ada"]
+    assert lines[-1]["time"] <= time.time()
