@@ -37,6 +37,8 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
         f"{options['every_seconds']:g} s (seed {options['seed']}), and every peer that has ended is started again. "
         f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s."
     ]
+    if "environment" in found:
+        text.append(f"Begun {found['environment']['started_at']}, commit {found['environment']['git_commit']}.")
     if found["validated_step"] is not None:
         text.append(
             f"Accuracy after {found['validated_step']} updates: {found['accuracy']:.3f}; after as many without faults, "

@@ -30,11 +30,15 @@ LABELS = {
     "topology": "network",
 }
 LOGARITHMIC = ("bandwidth_mbps", "target_batch_size", "learning_rate")
+_OFTEN = ("ddp", "ddp-fp16", "hivemind-tuned", "swarm-local-1-fp16", "swarm-local", "swarm-fp16", "hivemind")
+_TAB20 = matplotlib.colormaps["tab20"].colors  # each colour twice, the second time pale
+COLOURS = dict(zip(dict.fromkeys((*_OFTEN, *SYSTEMS)), _TAB20[::2] + _TAB20[1::2], strict=False))
+"""One for each system, in every figure; strong ones for those that are seen most often."""
 PARTS = {"compute": "computing", "meeting": "matchmaking", "exchange": "transfer", "other": "waiting, apply, the rest"}
 
 
 def throughput(experiment: Experiment, folder: Path) -> Path:
-    """Samples per second over the axis, mean and 95 % interval, with the limits of the network."""
+    """Samples per second over the axis: each run, mean and 95 % interval, with the limits of the network."""
     figure, axes = _figure()
     _means(axes, experiment, "samples_per_second")
     for name, style in (("synchronous", ":"), ("overlapped", "--")):
@@ -76,8 +80,9 @@ def seconds_per_sample(cells: pd.DataFrame, cell: Cell) -> float:
 
 
 def parts(experiment: Experiment, folder: Path) -> Path:
-    """Where the time of an update goes, as stacked bars."""
+    """Where the time goes, as stacked bars: of a sample, because an update has not the same number of them for all."""
     table = part_rows(experiment)
+    table[[*PARTS]] = 1e3 * table[[*PARTS]].div(table["samples"], axis="index")
     figure, axes = _figure()
     names = [f"{SYSTEMS[row.system].label}, {row.value}" for row in table.itertuples()]
     left = pd.Series(0.0, index=table.index)
@@ -85,7 +90,7 @@ def parts(experiment: Experiment, folder: Path) -> Path:
         axes.barh(names, table[part], left=left, label=label)
         left = left + table[part]
     axes.invert_yaxis()
-    axes.set_xlabel("seconds of an update")
+    axes.set_xlabel("milliseconds of an update per sample in it")
     figure.legend(loc="outside upper center", ncol=len(PARTS))
     figure.set_size_inches(9, 1.5 + 0.32 * len(names))
     return _save(figure, folder / f"{experiment.name}-parts.png")
@@ -105,14 +110,15 @@ def part_rows(experiment: Experiment) -> pd.DataFrame:
             continue
         known = {part: mean or 0.0 for part, mean in means.items()}
         communication = {part: known[part] for part in ("meeting", "exchange")}
-        row = {"system": system, "value": value, **communication, "compute": known["compute"], "hidden": 0.0}
+        row = {"system": system, "value": value, "samples": _mean(group, "samples_per_step") or math.nan}
+        row |= communication | {"compute": known["compute"], "hidden": 0.0}
         if SYSTEMS[system].overlaps:
             row |= {"compute": known["step"] - known["waiting"], "meeting": 0.0, "exchange": 0.0}
             row["hidden"] = max(0.0, sum(communication.values()) - known["waiting"])
         row["other"] = max(0.0, known["step"] - row["compute"] - row["meeting"] - row["exchange"])
         rows.append(row)
     order = {system: number for number, system in enumerate(experiment.systems)}
-    columns = ["system", "value", *PARTS, "hidden"]
+    columns = ["system", "value", "samples", *PARTS, "hidden"]
     return pd.DataFrame(rows, columns=columns).sort_values("system", key=lambda names: names.map(order), kind="stable")
 
 
@@ -154,9 +160,10 @@ def predictions(table: pd.DataFrame, file: Path) -> Path:
     return _save(figure, file)
 
 
-def scaling(table: pd.DataFrame, file: Path) -> Path:
-    """Predicted speed-up over one peer, per number of peers, against the ideal."""
+def scaling(table: pd.DataFrame, measured_peers: int, file: Path) -> Path:
+    """Predicted speed-up over one peer, per number of peers, against the ideal; shaded where nothing was measured."""
     figure, axes = _figure()
+    axes.axvspan(measured_peers, 1.1 * max(table["peers"]), color="grey", alpha=0.12, label="extrapolated")
     for label, rows in table.groupby("label", sort=False):
         axes.plot(rows["peers"], rows["speed_up"], marker="o", label=label)
     peers = sorted(set(table["peers"]))
@@ -185,16 +192,22 @@ def _figure():
 
 
 def _means(axes, experiment: Experiment, column: str) -> None:
-    """Mean and 95 % interval of every system over the axis; a bar for each where nothing but the system varies."""
+    """Every run as a dot, and the systems' means with 95 % intervals; bars where nothing but the system varies."""
     summary = experiment.summary(column).dropna(subset=["mean"])
     for system in experiment.systems:
-        rows = summary[summary["system"] == system]
-        label = SYSTEMS[system].label
+        rows, runs = (table[table["system"] == system] for table in (summary, experiment.valid))
+        if rows.empty:
+            continue
+        label, colour = SYSTEMS[system].label, COLOURS[system]
         if experiment.axes:
-            x = _positions(rows[experiment.axis])
-            axes.errorbar(x, rows["mean"], rows["half_width"], marker="o", capsize=3, label=label)
-        elif len(rows):
-            axes.barh([label], rows["mean"], xerr=rows["half_width"], capsize=3)
+            x, each = _positions(rows[experiment.axis]), _positions(runs[experiment.axis])
+            line = "none" if experiment.axis == "topology" else "solid"  # there is nothing between two networks
+            bars = {"marker": "o", "capsize": 3, "linestyle": line}
+            axes.errorbar(x, rows["mean"], rows["half_width"], label=label, color=colour, **bars)
+            axes.scatter(each, runs[column], s=12, color=colour, alpha=0.5)
+        else:
+            axes.barh([label], rows["mean"], xerr=rows["half_width"], capsize=3, color=colour)
+            axes.scatter(runs[column], [label] * len(runs), s=12, color="black", alpha=0.5, zorder=3)
 
 
 def _finish(axes, experiment: Experiment, quantity: str) -> None:

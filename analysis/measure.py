@@ -49,6 +49,9 @@ class Round:
     """While nothing was computed because an average had to arrive first."""
     received: float | None = None
     """Share of the parts of the average that arrived."""
+    follows_validation: bool = False
+    """It took what a validation leaves to be done (DDP's processes agree on their best checkpoint, which costs some
+    round trips), or was spared what went on meanwhile (a swarm's average): no system's speed is judged by it."""
 
 
 def steps_done(folder: Path) -> int:
@@ -67,11 +70,12 @@ def rounds_of(folder: Path, cell: Cell) -> list[Round]:
             known = steps.setdefault(int(line["step"]), {})
             ended = line if _SPEEDS & line.keys() else known  # a validation's line comes later
             known.update(line | {"time": ended.get("time", line["time"])})
-    found = []
+    found, validated = [], {step for step, line in steps.items() if line.get("val/top1") is not None}
     for step, line in sorted(steps.items()):
         if not _SPEEDS & line.keys():
             continue
-        found.append(_round(step, line, [_own_samples(peer, step) for peer in own_samples]))
+        item = _round(step, line, [_own_samples(peer, step) for peer in own_samples])
+        found.append(replace(item, follows_validation=bool(found) and found[-1].step in validated))
     return found if SYSTEMS[cell.system].joins else _on_time(found)
 
 
@@ -121,26 +125,33 @@ def measured_rounds(cell: Cell, rounds: list[Round]) -> list[Round]:
     return rounds[skip:]
 
 
+def _undisturbed(rounds: list[Round]) -> list[Round]:
+    """Without those that follow a validation, unless nearly all do."""
+    found = [item for item in rounds if not item.follows_validation]
+    return found if len(found) > 1 else rounds
+
+
 def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
     """Everything the report needs, as JSON values, with `problems` that make the cell invalid."""
     kept = measured_rounds(cell, rounds)
     if len(kept) < 2:
         return {"problems": [f"only {len(rounds)} updates were logged"]}
-    seconds, samples = sum(item.seconds for item in kept), sum(item.samples for item in kept)
+    counted = _undisturbed(kept)
+    seconds, samples = sum(item.seconds for item in counted), sum(item.samples for item in counted)
     since, until = kept[0].ended_at - kept[0].seconds, kept[-1].ended_at
     everything = _json_lines(folder / "watch.jsonl")
     watched = [line for line in everything if since <= line["time"] <= until]
-    sent = [_bytes_of(item, everything) for item in kept]
+    sent = [_bytes_of(item, everything) for item in counted]
     numbers = {
         "samples_per_second": samples / seconds,
-        "step_seconds": seconds / len(kept),
-        "samples_per_step": samples / len(kept),
+        "step_seconds": seconds / len(counted),
+        "samples_per_step": samples / len(counted),
         "bytes_per_sample": None if None in sent else sum(sent) / samples,
         "busy_cores": _mean(line["busy"] for line in watched),
         "lab_cores": _mean(line["lab"] for line in watched),
-        **{name: _mean(getattr(item, name) for item in kept) for name in PARTS},
+        **{name: _mean(getattr(item, name) for item in counted) for name in PARTS},
         "received": min((item.received for item in kept if item.received is not None), default=None),
-        "rounds": len(kept),
+        "rounds": len(counted),
         **_quality(folder, cell, rounds),
     }
     router = _json_lines(folder / "router.jsonl")
@@ -206,14 +217,18 @@ def _router_numbers(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _quality(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
-    """The first host's last validation, and how long it took to the target; training time alone."""
+    """The first host's last validation, and how long it took to the target: training time alone, to which an update
+    that follows a validation adds as much as the others do in the mean."""
     lines = [line for line in _lines(folder, "h1") if line.get("val/top1") is not None]
     values = {name: lines[-1].get(f"val/{name}") if lines else None for name in _QUALITIES}
     if cell.target_accuracy is None:
         return values
     reached = next((line["step"] for line in lines if line["val/top1"] >= cell.target_accuracy), None)
-    spent = None if reached is None else sum(item.seconds for item in rounds if item.step <= reached)
-    return values | {"seconds_to_accuracy": spent}
+    if reached is None:
+        return values | {"seconds_to_accuracy": None}
+    until = [item for item in rounds if item.step <= reached]
+    counted = _undisturbed(until)
+    return values | {"seconds_to_accuracy": sum(item.seconds for item in counted) * len(until) / len(counted)}
 
 
 _QUALITIES = ("top1", "macro_f1", "precision", "recall", "loss")

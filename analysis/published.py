@@ -42,6 +42,7 @@ FIGURES = (
         "ResNet-50, data parallel, 2 to 64 GPUs",
         "efficiency 1 down to 0.65–0.80",
         "NVIDIA V100",
-        "quoted second-hand; the original was not looked up",
+        "quoted second-hand; the setup is that of Kindratenko and others: HAL: Computer System for Scalable Deep "
+        "Learning, PEARC 2020, whose figures could not be compared",
     ),
 )

@@ -21,12 +21,13 @@ from analysis.tables import (
     AGREEMENT_PERCENT,
     agreement_table,
     communication_table,
+    kept_table,
     quality_table,
     ratio_table,
     throughput_table,
 )
 from analysis.wan.check import GOODPUT_RTT_MS, LEAST_GOODPUT, LOSS_TOLERANCE, RTT_TOLERANCE_MS, Row
-from analysis.words import answer, in_short, machine_drift, reproduction, time_to_accuracy
+from analysis.words import answer, in_short, machine_drift, reproduction, results_table, time_to_accuracy
 from recipe.run_folder import make_writable, write_json
 
 _TEMPLATE = Path(__file__).parent / "report.jinja"
@@ -59,14 +60,13 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     for name, records in found.items():
         records.write(output / f"{name}.jsonl")
     experiments = [experiment for records in found.values() for experiment in experiments_in(records)]
-    sections = [machine_section([Experiment(records) for records in found.values()])]
-    if (check := _beside(sources, "check.json")) is not None:
-        sections.append(lab_section(check, output))
+    sections, models = [short_section(experiments)], []
     for experiment in experiments:
         sections.append(experiment_section(experiment, output))
         if experiment.asked in before:
             sections.append(agreement_section(experiment, Experiment(before[experiment.asked])))
-        sections += model_sections(experiment, output, [other for other in experiments if other is not experiment])
+        models += model_sections(experiment, output, [other for other in experiments if other is not experiment])
+    sections += models
     soaks = {whom: _beside(sources, name) for name, whom in SOAKS.items()}
     for whom, soak in soaks.items():
         if soak is not None:
@@ -75,7 +75,9 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
         sections.append(Section("The same night, side by side", **side_by_side([*soaks.values()])))
     if (memory := _beside(sources, "memory.json")) is not None:
         sections.append(Section("Does a peer's memory grow?", **memory_section(memory, output)))
-    sections.append(published_section())
+    sections += [published_section(), machine_section([Experiment(records) for records in found.values()])]
+    if (check := _beside(sources, "check.json")) is not None:
+        sections.append(lab_section(check, output))
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"inline": _inline, "html_table": _html_table}
     template = environment.from_string(_TEMPLATE.read_text())
@@ -95,6 +97,19 @@ def _by_name(sources: Sequence[Path]) -> dict[str, Records]:
     for records in map(read, sources):
         found.setdefault(records.grid["name"], records).update(records)
     return found
+
+
+def short_section(experiments: Sequence[Experiment]) -> Section:
+    """The answer before everything else, in a paragraph and a table."""
+    section = Section("In short", list(filter(None, [in_short(experiment) for experiment in experiments[:1]])))
+    section.text.append(
+        "Samples per second of a swarm over those of DDP with the same samples per update: the means over the "
+        "repetitions, from the least to the greatest setting of what was varied. Shown: the 95 % interval of the ratio "
+        "leaves 1 out, which takes three repetitions. All ran on one machine, in an emulated network (last sections)."
+    )
+    if not (table := results_table(experiments)).empty:
+        section.tables.append(("Times as fast as DDP", table))
+    return section
 
 
 def machine_section(experiments: Sequence[Experiment]) -> Section:
@@ -146,7 +161,7 @@ def lab_section(file: Path, output: Path) -> Section:
 def experiment_section(experiment: Experiment, output: Path) -> Section:
     """Answer, throughput, parts of an update, bytes, quality, and what was left out."""
     section = Section(experiment.grid["question"] or experiment.name)
-    section.text += filter(None, (in_short(experiment), time_to_accuracy(experiment), answer(experiment)))
+    section.text += filter(None, (time_to_accuracy(experiment), answer(experiment)))
     if paced := [rate for rate in experiment.cells["paced_samples_per_second"].unique() if rate and rate == rate]:
         rates = ", ".join(f"{rate:g}" for rate in paced)
         computed = "true gradients of all samples, then sleep"
@@ -165,12 +180,15 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         mark = ", paced" if paced else ""
         section.tables.append((f"Samples per second, valid cells alone{mark}", throughput_table(experiment)))
         section.figures = [
-            (f"Samples per second (mean, 95 % interval{mark})", figures.throughput(experiment, output)),
-            (f"Where the time of an update goes{mark}", figures.parts(experiment, output)),
+            (f"Samples per second (each run; mean, 95 % interval{mark})", figures.throughput(experiment, output)),
+            (f"Where the time goes{mark}", figures.parts(experiment, output)),
         ]
         if (against := ratio_table(experiment)) is not None:
             title = "Times as fast as (ratios within a repetition: mean, 95 % interval, n)"
             section.tables.append((title, against))
+        if (shares := kept_table(experiment)) is not None:
+            title = "What is left of the speed at the shortest round trip (within a repetition: mean, 95 % interval, n)"
+            section.tables.append((title, shares))
         section.tables.append(("Cost of communication", communication_table(experiment)))
     if "seconds_to_accuracy" in experiment.valid and experiment.valid["seconds_to_accuracy"].notna().any():
         section.figures.append(("Time to accuracy", figures.time_to_accuracy(experiment, output)))
@@ -226,7 +244,7 @@ def model_sections(experiment: Experiment, output: Path, others: Sequence[Experi
             )
         if prediction.is_trusted:
             home = home_table(prediction)
-            file = figures.scaling(home, output / f"{name}-home.png")
+            file = figures.scaling(home, int(found["peers"].max()), output / f"{name}-home.png")
             section.figures.append(("1 to 1,000 volunteers at home", file))
             section.text.append(
                 f"Extrapolation: nothing beyond {int(found['peers'].max())} peers was measured. The figure takes 60 ms "

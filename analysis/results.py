@@ -154,23 +154,39 @@ def ratios(experiment: Experiment, system: str, baseline: str) -> pd.Series:
 
     Both ran in the same repetition, minutes apart, so that slow changes of the machine leave the ratio alone.
     """
-    run = [name for name in ("repetition", "seed") if name in experiment.valid]
-    rates = experiment.valid.groupby([experiment.axis, *run, "system"])["samples_per_second"].mean()
-    pairs = rates.unstack("system")
+    pairs = _rates_within_a_repetition(experiment).unstack("system")
     if system not in pairs or baseline not in pairs:
         return pd.Series(dtype=object)
     found = (pairs[system] / pairs[baseline]).dropna()
-    return found.groupby(level=0).agg(list)
+    return found.groupby(level=experiment.axis).agg(list)
+
+
+def kept(experiment: Experiment, reference: Any) -> dict[tuple[str, Any], list[float]]:
+    """Samples per second over those at the reference value of the axis: a ratio per repetition, of (system, value)."""
+    rates = _rates_within_a_repetition(experiment).unstack(experiment.axis)
+    found: dict[tuple[str, Any], list[float]] = {}
+    for value in (value for value in rates if value != reference):
+        for system, shares in (rates[value] / rates[reference]).dropna().groupby(level="system"):
+            found[system, value] = list(shares)
+    return found
+
+
+def _rates_within_a_repetition(experiment: Experiment) -> pd.Series:
+    run = [name for name in ("repetition", "seed") if name in experiment.valid]
+    return experiment.valid.groupby([experiment.axis, *run, "system"])["samples_per_second"].mean()
 
 
 def interval(values: Any) -> tuple[float, float, int]:
-    """Mean, half width of the 95 % interval of the mean (Student's t; NaN for one value), and number of values."""
+    """Mean, half width of the 95 % interval of the mean, and number of values.
+
+    The half width is Student's; NaN for fewer than three values, of which it would say next to nothing.
+    """
     values = [value for value in values if value is not None and not math.isnan(value)]
     if not values:
         return math.nan, math.nan, 0
     mean, n = sum(values) / len(values), len(values)
-    if n == 1:
-        return mean, math.nan, 1
+    if n < 3:
+        return mean, math.nan, n
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
     return mean, float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n), n
 

@@ -24,12 +24,13 @@ import tyro
 from rich.console import Console
 
 from analysis.faults import Faults
-from analysis.soak_result import Event, calm_runs, common_checkpoint, summarise, summarise_stock, table
-from analysis.volunteers import RUN_ID, StockVolunteer, Volunteer
+from analysis.soak_result import CALM_RUNS, Event, calm_runs, common_checkpoint, summarise, summarise_stock, table
+from analysis.volunteers import RECIPE, RUN_ID, StockVolunteer, Volunteer
 from analysis.wan import sandbox
 from analysis.wan.lab import Lab
 from analysis.wan.topology import uniform
 from recipe.command_line import arg, at_least
+from recipe.environment import describe_environment
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
 
@@ -61,18 +62,39 @@ class SoakOptions:
     """Of each host's link."""
     paced_samples_per_second: float = 60.0
     """Speed of each host's pretended device."""
+    averaging: Literal["sync", "local"] = "sync"
+    """How the swarm averages; local makes one local step, which hides it."""
+    codec: Literal["none", "fp16", "int8"] = "none"
+    """How its gradients travel."""
+    outbound_only: int = 0
+    """So many of the peers, the last ones, only call others, as behind NAT."""
+    calm_runs: int = CALM_RUNS
+    """Peers that train alone for as many updates without faults afterwards, to compare accuracies."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/soak")
     """Its runs/, logs/ and calm/ are deleted first."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""
         at_least(self, 3, "peers")
+        at_least(self, 0, "calm_runs", "outbound_only")
+        if self.system == "hivemind" and (self.averaging, self.codec, self.outbound_only) != ("sync", "none", 0):
+            raise InputError("--averaging, --codec and --outbound-only are our swarm's: leave them out for hivemind.")
+        if self.outbound_only > self.peers - 2:
+            raise InputError(
+                "--outbound-only leaves fewer than two peers that can be called: give fewer, or more --peers."
+            )
         if not 0 < self.minutes <= 24 * 60 or self.every_seconds < 5:
             raise InputError("--minutes has to be more than 0 and at most 1440, --every-seconds at least 5.")
         made = (name for name, method in vars(Faults).items() if isgeneratorfunction(method) and name[0] != "_")
         known = sorted(name.replace("_", "-") for name in made)
         if unknown := set(self.faults) - set(known):
             raise InputError(f"--faults has no {min(unknown)}: choose from {', '.join(known)}.")
+
+    @property
+    def recipe(self) -> tuple[str, ...]:
+        """Options of who founds the run."""
+        local = ("--averaging", "local", "--local-steps", "1") if self.averaging == "local" else ()
+        return (*RECIPE, *local, "--codec", self.codec)
 
 
 class Soak(Faults):
@@ -92,8 +114,9 @@ class Soak(Faults):
         self.events: list[Event] = []
 
     def _volunteers(self) -> list[Volunteer]:
-        rate = self.options.paced_samples_per_second
-        return [Volunteer(host, self.lab, self.folder, rate) for host in self.lab.hosts]
+        rate, recipe = self.options.paced_samples_per_second, self.options.recipe
+        num_full = self.options.peers - self.options.outbound_only
+        return [Volunteer(host, self.lab, self.folder, rate, recipe, host.number > num_full) for host in self.lab.hosts]
 
     def run(self) -> dict:
         """Returns the content of `soak.json`."""
@@ -115,9 +138,9 @@ class Soak(Faults):
         except InputError as error:
             problems.append(str(error))
         left = self._stop()
-        if step:
+        if step and self.options.calm_runs:
             self.say(f"All left at step {step} or later; the same number of updates without faults follows.")
-            calm = calm_runs(self.lab, self.folder / "calm", step)
+            calm = calm_runs(self.lab, self.folder / "calm", self.options.recipe, step, self.options.calm_runs)
         runs = self.folder / "runs" / RUN_ID
         return summarise(runs, self.events, step, hashes, left, calm, problems, asdict(self.options))
 
@@ -208,7 +231,8 @@ def main(arguments: list[str] | None = None) -> int:
             shutil.rmtree(options.output_dir / name, ignore_errors=True)
         file = options.output_dir / ("soak.json" if options.system == "swarm" else "soak-hivemind.json")
         file.unlink(missing_ok=True)
-        began = time.monotonic()
+        began, environment = time.monotonic(), describe_environment()
+        del environment["command_line"]  # the options say it, without this machine's folders
 
         def say(line: str) -> None:
             console.print(f"{time.monotonic() - began:6.0f} s  {line}", highlight=False, markup=False)
@@ -216,7 +240,7 @@ def main(arguments: list[str] | None = None) -> int:
         topology = uniform(options.peers, options.rtt_ms, options.bandwidth_mbps)
         with Lab(topology, options.output_dir.resolve()) as lab:
             found = (Soak if options.system == "swarm" else StockSoak)(options, lab, say).run()
-        write_json(file, found)
+        write_json(file, found | {"environment": environment})
         console.print(table(found))
         for problem in found["problems"]:
             console.print(f"Not good: {problem}", style="red")

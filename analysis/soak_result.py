@@ -24,7 +24,7 @@ from recipe.run_folder import RunFolder, read_metrics
 TOLERATED_ACCURACY = 0.005
 DIVISION = "network divided"
 HANG_SECONDS = 120.0
-"""No update for so long is a hang, even if all were killed: they start again within half a minute or so."""
+"""No new update for so long is a hang, even if all were killed and make some updates again first."""
 CALM_RUNS, CALM_RUN_SECONDS = 3, 1800.0
 
 
@@ -87,20 +87,20 @@ def accuracies(folder: RunFolder, until: int) -> dict[int, float]:
     return {line["step"]: line["val/top1"] for line in lines if "val/top1" in line and line["step"] <= until}
 
 
-def calm_runs(lab: Lab, folder: Path, steps: int) -> list[RunFolder]:
-    """Peers that train alone, on three hosts at once, for the same number of updates, without faults.
+def calm_runs(lab: Lab, folder: Path, recipe: Sequence[str], steps: int, num_runs: int = CALM_RUNS) -> list[RunFolder]:
+    """Peers that train alone, on so many hosts at once, for the same number of updates, without faults.
 
     They are paced, too, if faster: pacing takes gradients of few samples for those of a micro-batch, which learn worse
     and so unevenly that one run says little.
     """
-    from analysis.volunteers import CALM_SAMPLES_PER_SECOND, RECIPE
+    from analysis.volunteers import CALM_SAMPLES_PER_SECOND
 
     folder.mkdir(parents=True, exist_ok=True)
     variables = os.environ | {VARIABLE: CALM_SAMPLES_PER_SECOND, "OMP_NUM_THREADS": "1", "INITIAL_PEERS": ""}
-    command = [sys.executable, "-m", "swarm.peer", "--output-dir", str(folder), *RECIPE, "--max-steps", str(steps)]
+    command = [sys.executable, "-m", "swarm.peer", "--output-dir", str(folder), *recipe, "--max-steps", str(steps)]
     command += ["--device", "cpu", "--batch-size", "16"]
     processes = []
-    for host in lab.hosts[:CALM_RUNS]:
+    for host in lab.hosts[:num_runs]:
         own = ["--public-name", host.name, "--run-id", f"calm-{host.name}"]
         with (folder / f"{host.name}.log").open("wb") as log:
             options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "env": variables}
@@ -111,7 +111,7 @@ def calm_runs(lab: Lab, folder: Path, steps: int) -> list[RunFolder]:
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-    return [RunFolder(folder / f"calm-{host.name}" / host.name) for host in lab.hosts[:CALM_RUNS]]
+    return [RunFolder(folder / f"calm-{host.name}" / host.name) for host in lab.hosts[:num_runs]]
 
 
 def summarise(
@@ -153,9 +153,9 @@ def summarise(
         problems.append(f"different weights at step {step}: {hashes}")
     if left:
         problems.append(f"processes were left on {', '.join(left)}")
-    if validated is None:
+    if validated is None and options.get("calm_runs") != 0:  # else it is not asked for
         problems.append(f"no step until {step} was validated with and without faults")
-    elif accuracy < calm_accuracies[0] - TOLERATED_ACCURACY:
+    if validated is not None and accuracy < calm_accuracies[0] - TOLERATED_ACCURACY:
         problems.append(f"accuracy {accuracy:.3f} after {validated} updates, without faults {shown(calm_accuracies)}")
     return {
         "options": {key: value for key, value in options.items() if key != "output_dir"},
@@ -205,10 +205,11 @@ def not_back(events: list[Event]) -> list[str]:
 
 
 def hangs(events: list[Event]) -> list[str]:
-    """A sentence for each fault after which nobody made an update for too long."""
+    """A sentence for each fault after which nobody made a new update for too long."""
     too_long = [event for event in events if event.stall_seconds > HANG_SECONDS]
     return [
-        f"{event.fault} ({', '.join(event.victims)}): no update for {event.stall_seconds:.0f} s" for event in too_long
+        f"{event.fault} ({', '.join(event.victims)}): no new update for {event.stall_seconds:.0f} s"
+        for event in too_long
     ]
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from typing import Any
 
 import pandas as pd
 from scipy import stats
 
 from analysis import figures
-from analysis.results import Experiment, doubling, granularity, interval, ratios, training_samples, verdict
+from analysis.results import Experiment, doubling, granularity, interval, kept, ratios, training_samples, verdict
 from analysis.systems import SYSTEMS
+from analysis.wan.topology import Topology
+from recipe.errors import InputError
 
 AGREEMENT_PERCENT = 10.0
 
@@ -48,6 +51,30 @@ def ratio_table(experiment: Experiment) -> pd.DataFrame | None:
             row = rows.setdefault((system, value), {"system": SYSTEMS[system].label, experiment.axis: value})
             row[SYSTEMS[baseline].label] = with_interval(*interval(found), digits=2)
     return pd.DataFrame(list(rows.values())) if rows else None
+
+
+def kept_table(experiment: Experiment) -> pd.DataFrame | None:
+    """What every system keeps of its samples per second at the shortest round trip; None where another setting varies.
+
+    Of a topology that is the mean over all pairs of hosts; None as well where a topology's file is gone.
+    """
+    if experiment.axis not in ("rtt_ms", "topology") or experiment.valid.empty:
+        return None
+    cells = experiment.valid.groupby(experiment.axis)["cell"].first()
+    try:
+        nearest = min(cells.index, key=lambda value: _mean_delay_ms(cells[value].network()))
+    except InputError:
+        return None
+    rows: dict[str, dict[str, Any]] = {}
+    for (system, value), shares in kept(experiment, nearest).items():
+        row = rows.setdefault(system, {"system": SYSTEMS[system].label})
+        row[f"{figures.LABELS[experiment.axis]} {value} over {nearest}"] = with_interval(*interval(shares), digits=2)
+    return pd.DataFrame([rows[system] for system in experiment.systems if system in rows]) if rows else None
+
+
+def _mean_delay_ms(network: Topology) -> float:
+    delays = [network.path(*pair).delay_ms for pair in itertools.permutations(network.hosts, 2)]
+    return statistics.fmean(delays) if delays else 0.0
 
 
 def communication_table(experiment: Experiment) -> pd.DataFrame:

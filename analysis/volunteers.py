@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -24,7 +25,7 @@ PORT = 31337
 ADDRESS_SECONDS = 120.0
 RESTART_SECONDS = 5.0
 CALM_SAMPLES_PER_SECOND = "3000"
-RECIPE = ["--recipe", "digits", "--total-steps", "100000", "--validate-every-steps", "25"]
+RECIPE = ("--recipe", "digits", "--total-steps", "100000", "--validate-every-steps", "25")
 _ROOT = Path(__file__).parents[1]
 
 
@@ -36,15 +37,25 @@ class Volunteer:
         lab: the network; open.
         folder: `runs/` and `logs/` go there.
         samples_per_second: of its pretended device.
+        recipe: options of who founds the run.
+        outbound_only: it only calls others.
 
     The first host's peer founds the run, and is always started as its founder: with nobody there it goes on alone.
     """
 
-    def __init__(self, host: Host, lab: Lab, folder: Path, samples_per_second: float) -> None:
+    def __init__(
+        self,
+        host: Host,
+        lab: Lab,
+        folder: Path,
+        samples_per_second: float,
+        recipe: Sequence[str] = RECIPE,
+        outbound_only: bool = False,
+    ) -> None:
         self.host, self.lab, self.name = host, lab, host.name
         self.runs, self.log = folder / "runs", folder / "logs" / f"{host.name}.log"
         self.folder = RunFolder(self.runs / RUN_ID / host.name)
-        self.rate = samples_per_second
+        self.rate, self.recipe, self.outbound_only = samples_per_second, recipe, outbound_only
         self.process: subprocess.Popen | None = None
         self.started = 0.0
         self.ended: float | None = None
@@ -55,8 +66,8 @@ class Volunteer:
         self._first_address = self._first_address or address
         command = [sys.executable, "-m", "swarm.peer", "--public-name", self.name, "--output-dir", str(self.runs)]
         command += ["--run-id", RUN_ID, "--host-maddrs", self._listens, "--device", "cpu", "--batch-size", "16"]
-        command += ["--checkpoint-every-steps", "10"]
-        return command + (RECIPE if self.host.number == 1 else ["--initial-peers", str(self._first_address)])
+        command += ["--checkpoint-every-steps", "10", *(["--client-mode"] if self.outbound_only else [])]
+        return command + (list(self.recipe) if self.host.number == 1 else ["--initial-peers", str(self._first_address)])
 
     @property
     def _listens(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import pandas as pd
 
 from analysis import figures
@@ -66,24 +68,51 @@ def answer(experiment: Experiment) -> str:
 
 def in_short(experiment: Experiment) -> str | None:
     """The answer in a few lines: every swarm over the fair baselines at all values of the axis; None without both."""
-    label = figures.LABELS.get(experiment.axis, experiment.axis)
     found = []
+    for system, against in _against_fair(experiment).items():
+        ratios_of = {SYSTEMS[baseline].label: ratio for baseline, ratio in against.items()}
+        said = [f"{span} times as fast as {label} ({shown})" for label, (span, shown) in ratios_of.items()]
+        found.append(f"{SYSTEMS[system].label} was {', and '.join(said)}")
+    if not found:
+        return None
+    over = f"over {_label(experiment)}" if experiment.axes else "here"
+    return f"In short, {over}: {'; '.join(found)}."
+
+
+def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
+    """A row for each swarm of each experiment: how many times as fast as the fair baselines."""
+    rows = []
+    for experiment in experiments:
+        for system, against in _against_fair(experiment).items():
+            row = {"experiment": experiment.name, "over": _label(experiment) if experiment.axes else "–"}
+            row |= {"system": SYSTEMS[system].label, "peers": _span(experiment.valid["peers"])}
+            row |= {SYSTEMS[baseline].label: f"{span}; {shown}" for baseline, (span, shown) in against.items()}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _against_fair(experiment: Experiment) -> dict[str, dict[str, tuple[str, str]]]:
+    """Of each swarm over each fair baseline: the mean ratios, and in how many settings a difference was shown."""
+    found: dict[str, dict[str, tuple[str, str]]] = {}
     for system in (name for name in experiment.systems if name.startswith("swarm")):
-        against = []
         for baseline in FAIR:
             intervals = [interval(values) for _, values in ratios(experiment, system, baseline).items()]
             if means := [mean for mean, _, n in intervals if n]:
                 faster = sum(mean - half_width > 1 for mean, half_width, _ in intervals)
                 slower = sum(mean + half_width < 1 for mean, half_width, _ in intervals)
-                span = f"{min(means):.2f} to {max(means):.2f}" if len(means) > 1 else f"{means[0]:.2f}"
                 shown = f"shown to be faster in {faster} of {len(means)} settings, slower in {slower}"
-                against.append(f"{span} times as fast as {SYSTEMS[baseline].label} ({shown})")
-        if against:
-            found.append(f"{SYSTEMS[system].label} was {', and '.join(against)}")
-    if not found:
-        return None
-    over = f" over {label}" if experiment.axes else ""
-    return f"In short,{over or ' here'}: {'; '.join(found)}. (Shown: the 95 % interval of the ratio leaves 1 out.)"
+                found.setdefault(system, {})[baseline] = _span(means, 2), shown
+    return found
+
+
+def _span(values: Iterable[float], digits: int = 0) -> str:
+    """The least and the greatest of them."""
+    least, greatest = (f"{found(values):.{digits}f}" for found in (min, max))
+    return least if least == greatest else f"{least} to {greatest}"
+
+
+def _label(experiment: Experiment) -> str:
+    return figures.LABELS.get(experiment.axis, experiment.axis)
 
 
 def time_to_accuracy(experiment: Experiment) -> str | None:
@@ -104,7 +133,8 @@ def time_to_accuracy(experiment: Experiment) -> str | None:
         said.append(f"At {label} = {value}: {times}" if experiment.axes else times)
     target = cells["target_accuracy"].dropna().iloc[0]
     begin = f"Seconds of training until {target:.0%} of the validation samples were right"
-    return f"{begin}. {'. '.join(said)}." if experiment.axes else f"{begin}: {said[0]}."
+    rule = "Validations do not count, and an update that follows one counts like the others do in the mean."
+    return f"{begin}. {'. '.join(said)}. {rule}" if experiment.axes else f"{begin}: {said[0]}. {rule}"
 
 
 def _rates(rows: pd.DataFrame) -> str:
@@ -122,7 +152,7 @@ def _comparisons(experiment: Experiment, value: object) -> list[str]:
         for baseline in FAIR:
             mean, half_width, n = interval(ratios(experiment, system, baseline).get(value, []))
             if n:
-                unclear = " – no difference shown" if n > 1 and abs(mean - 1) <= half_width else ""
+                unclear = "" if abs(mean - 1) > half_width else " – no difference shown"
                 ratio = with_interval(mean, half_width, n, digits=2)
                 against.append(f"{ratio} times as fast as {SYSTEMS[baseline].label}{unclear}")
         if against:
