@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,8 @@ class RoundEvent:
     :param received_fraction: of the parts that this peer should have received
     :param member_samples: of each member, as it said
     :param member_losses: mean training loss of each member, as it said; None where it has no samples
+    :param group_size: how many took part; 0 if no group came about, or the round failed before anybody was told of it
+    :param lost: ids of those that were found not to be there any more
     """
 
     step: int
@@ -143,11 +145,25 @@ class RoundEvent:
     received_fraction: float = 0.0
     member_samples: tuple[int, ...] = ()
     member_losses: tuple[float | None, ...] = ()
+    group_size: int = 0
+    lost: tuple[str, ...] = ()
 
     @classmethod
     def of_failure(cls, ticket: Ticket, error: Exception, compute_seconds: float, waiting_seconds: float) -> RoundEvent:
-        """A round that gave no average."""
-        return cls(ticket.step + 1, str(error), (), 0, ticket.samples, compute_seconds, waiting_seconds)
+        """A round that gave no average; of one whose samples were too few, whose they were."""
+        group: Group | None = getattr(error, "group", None)
+        return cls(
+            ticket.step + 1,
+            str(error),
+            _ids(group.peer_ids) if group else (),
+            group.samples if group else 0,
+            ticket.samples,
+            compute_seconds,
+            waiting_seconds,
+            member_samples=tuple(ticket.samples for ticket in group.tickets) if group else (),
+            group_size=len(group.peer_ids) if group else 0,
+            lost=_ids(getattr(error, "lost", ())),
+        )
 
     @classmethod
     def of_update(cls, report: StepReport) -> RoundEvent:
@@ -155,12 +171,13 @@ class RoundEvent:
         common = (report.samples, report.own_samples, report.compute_seconds, report.blocked_seconds)
         exchanged = report.round
         if exchanged is None or len(exchanged.group.peer_ids) == 1:
-            return cls(report.step, "alone", (), *common, apply_seconds=report.apply_seconds, received_fraction=1.0)
+            own = {"apply_seconds": report.apply_seconds, "received_fraction": 1.0, "group_size": 1}
+            return cls(report.step, "alone", (), *common, **own)
         tickets = exchanged.group.tickets
         return cls(
             report.step,
             "averaged",
-            tuple(peer_id.to_base58() for peer_id in exchanged.group.peer_ids),
+            _ids(exchanged.group.peer_ids),
             *common,
             exchanged.meeting_seconds,
             exchanged.exchange_seconds,
@@ -170,4 +187,10 @@ class RoundEvent:
             exchanged.received_fraction,
             tuple(ticket.samples for ticket in tickets),
             tuple(ticket.loss if math.isfinite(ticket.loss) else None for ticket in tickets),
+            group_size=len(tickets),
+            lost=_ids(exchanged.lost),
         )
+
+
+def _ids(peers: Iterable[PeerID]) -> tuple[str, ...]:
+    return tuple(peer.to_base58() for peer in peers)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hivemind.p2p import PeerID
 
-from swarm.outcomes import RoundReport
-from swarm.rounds import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP, Group, Ticket
+from swarm.outcomes import RoundEvent, RoundReport
+from swarm.rounds import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP, Group, RoundFailed, ShortBatch, Ticket
 
 LINEAGE = bytes(range(LINEAGE_BYTES))
 TICKETS = [
@@ -126,3 +126,12 @@ def test_a_group_s_name_tells_whether_all_were_told_the_same():
     wild = replace(tickets[0], loss=math.inf, sketch=(math.nan,))
     read = Ticket.from_bytes(wild.to_bytes())
     assert Group.close(LINEAGE, peers[:1], (wild,)).group_id == Group.close(LINEAGE, peers[:1], (read,)).group_id
+
+
+def test_a_round_that_failed_says_who_was_there_and_who_was_lost():
+    met = group(*TICKETS[:2])
+    short = RoundEvent.of_failure(TICKETS[1], ShortBatch(met), 1.0, 0.5)
+    assert (short.group_size, short.samples, short.member_samples) == (2, 96, (0, 96))
+    assert short.members == tuple(peer.to_base58() for peer in met.peer_ids)
+    lost = RoundEvent.of_failure(TICKETS[1], RoundFailed("it broke", frozenset(met.peer_ids[:1])), 1.0, 0.5)
+    assert (lost.group_size, lost.lost, lost.own_samples) == (0, (met.peer_ids[0].to_base58(),), 96)
