@@ -1,4 +1,4 @@
-"""The report's sections about a night: what faults cost a swarm, and what its memory does."""
+"""The report's sections about a night: what faults cost a swarm, what its memory does, and what a peer costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import figures
+from analysis import figures, footprint
 from analysis.memory import COLUMNS
 from analysis.soak_result import rows, shown
 from recipe.run_folder import write_json
@@ -96,3 +96,20 @@ def memory_section(file: Path, output: Path) -> dict[str, Any]:
     ]
     picture = figures.memory(found["samples"], output / "memory.png")
     return {"text": text, "tables": [("", table)], "figures": [("Memory of each peer", picture)]}
+
+
+def footprint_section(file: Path, output: Path) -> dict[str, Any]:
+    """What `python -m analysis.footprint` found, as the parts of a section; the report keeps the file."""
+    found = json.loads(file.read_text())
+    write_json(output / file.name, found)
+    options = found["options"]
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", f"{value}")]
+    text = [
+        f"{options['peers']} peers of a swarm and a plain training process at the same time on one machine, each paced "
+        f"to {options['samples_per_second']:g} samples/s, {options['target_batch_size']:,} samples per update of a "
+        f"swarm; {options['repeat']} times {options['seconds']:g} s, with 95 % interval. What a peer of the swarm uses "
+        "more than the plain process is the price of the swarm. Libraries count once for each peer.",
+        f"Get it again: python -m analysis.footprint {' '.join([*words, *found['peer_options']])}",
+    ]
+    rows = [footprint.cells(row) for row in found["rows"]]
+    return {"text": text, "tables": [("", pd.DataFrame(rows, columns=list(footprint.COLUMNS)))]}

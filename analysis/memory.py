@@ -10,7 +10,6 @@ So the growth of the resident sets, which count a shared page in each of them, s
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -27,6 +26,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from analysis.peer_processes import has_ended, kill, parts
 from recipe.command_line import arg, at_least
 from recipe.errors import InputError
 from recipe.pacing import VARIABLE
@@ -69,35 +69,17 @@ def measure(options: MemoryOptions, console: Console) -> dict[str, Any]:
     with (options.output_dir / "memory.log").open("wb") as log:
         swarm = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | variables)
         try:
-            while not _has_ended(swarm):
+            while not has_ended(swarm, PERIOD_SECONDS):
                 sample = _sample(swarm.pid, options.output_dir / run_id)
                 if sample is not None and (not samples or sample["step"] > samples[-1]["step"]):
                     samples.append(sample)
                     console.print(f"round {sample['step']}/{options.rounds}", end="\r")
         finally:
-            _kill(swarm)
+            kill(swarm)
     if swarm.returncode != 0 or len(samples) < 4:
         raise InputError(f"The swarm ended early: see {options.output_dir / 'memory.log'}.")
     rows = [trend(samples, peer, part) for peer in NAMES for part in (*samples[-1]["pss_mb"][peer], ALL)]
     return {"rounds": options.rounds, "samples": samples, "rows": rows}
-
-
-def _has_ended(process: subprocess.Popen) -> bool:
-    try:
-        process.wait(PERIOD_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _kill(process: subprocess.Popen) -> None:
-    """And all that it has started, if it still runs."""
-    if process.poll() is None:
-        own = psutil.Process(process.pid)
-        for child in [*own.children(recursive=True), own]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        process.wait()
 
 
 def _sample(pid: int, runs: Path) -> dict[str, Any] | None:
@@ -108,7 +90,7 @@ def _sample(pid: int, runs: Path) -> dict[str, Any] | None:
         if not status["step"] or status["ended"] or len(peers) != len(NAMES):
             return None
         peers.sort(key=lambda process: process.create_time())
-        pss, rss = zip(*map(_parts, peers), strict=True)
+        pss, rss = zip(*map(_sizes, peers), strict=True)
     except (OSError, ValueError, psutil.NoSuchProcess):  # a peer begins or ends
         return None
     return {"step": status["step"]} | {
@@ -116,25 +98,15 @@ def _sample(pid: int, runs: Path) -> dict[str, Any] | None:
     }
 
 
-def _parts(peer: psutil.Process) -> tuple[dict[str, float], dict[str, float]]:
+def _sizes(peer: psutil.Process) -> tuple[dict[str, float], dict[str, float]]:
     """Megabytes of its processes: proportional and resident set sizes."""
     pss: dict[str, float] = defaultdict(float)
     rss: dict[str, float] = defaultdict(float)
-    for process in (peer, *peer.children(recursive=True)):
-        part, memory = _part(peer, process), process.memory_full_info()
+    for part, process in parts(peer):
+        memory = process.memory_full_info()
         pss[part] += memory.pss / 1e6
         rss[part] += memory.rss / 1e6
     return pss, rss
-
-
-def _part(peer: psutil.Process, process: psutil.Process) -> str:
-    if process == peer:
-        return "training"
-    if "p2pd" in process.name():
-        return "p2pd"
-    if any("p2pd" in child.name() for child in process.children()):
-        return "DHT"
-    return "averaging" if "python" in process.name() else process.name()
 
 
 def trend(samples: Sequence[dict[str, Any]], peer: str, part: str = ALL) -> dict[str, Any]:

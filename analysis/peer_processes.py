@@ -1,0 +1,48 @@
+"""The processes that a peer is made of: what each of them is for, and how to end them all."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+
+import psutil
+
+
+def parts(peer: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:
+    """(What it is for, process) of a peer, its own process first.
+
+    Raises:
+        psutil.NoSuchProcess: one of them has ended meanwhile.
+    """
+    for process in (peer, *peer.children(recursive=True)):
+        yield _part(peer, process), process
+
+
+def _part(peer: psutil.Process, process: psutil.Process) -> str:
+    if process == peer:
+        return "training"
+    if "p2pd" in process.name():
+        return "p2pd"
+    if any("p2pd" in child.name() for child in process.children()):
+        return "DHT"
+    return "averaging" if "python" in process.name() else process.name()
+
+
+def kill(process: subprocess.Popen) -> None:
+    """And all that it has started, if it still runs."""
+    if process.poll() is None:
+        own = psutil.Process(process.pid)
+        for child in [*own.children(recursive=True), own]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        process.wait()
+
+
+def has_ended(process: subprocess.Popen, within_seconds: float) -> bool:
+    """Whether it ends until then."""
+    try:
+        process.wait(within_seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
