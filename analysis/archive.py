@@ -63,8 +63,8 @@ def _read_folder(folder: Path) -> Records:
         try:
             cell = Cell.from_json(file.read_text())
             system_of(cell)
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{file} is no cell of this version ({error}): run it again.") from None
+        except InputError as error:
+            raise InputError(f"{file} is no cell of this version: {error}") from None
         cells[file.parent.name] = cell, read_result(file.parent) or UNFINISHED
         if environment := _json(RunFolder(file.parent / "runs" / "run" / "h1").environment):
             machines.append(environment)

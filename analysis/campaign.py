@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.cells import Cell, Grid
+from analysis.payload import too_few_bytes
 from analysis.systems import SYSTEMS, system_of
 from analysis.wan import sandbox
 from recipe.errors import InputError
@@ -24,6 +25,7 @@ from recipe.run_folder import make_writable, write_json
 
 _GRACE_SECONDS = 60.0
 """A cell that has not ended by itself so long after its limit is killed."""
+_EARLIER = "earlier_problems.json"
 
 
 class Campaign:
@@ -72,7 +74,7 @@ class Campaign:
     def _run(self, cell: Cell) -> dict[str, Any]:
         folder = self.folder / cell.name
         folder.mkdir(exist_ok=True)
-        before = read_result(folder)
+        self._note_problems(cell)
         (folder / "cell.json").write_text(cell.to_json())
         (folder / "result.json").unlink(missing_ok=True)
         # The kernel ends the cell when this program goes, by SIGKILL as well.
@@ -90,11 +92,26 @@ class Campaign:
         finally:
             process.kill()  # and with it everything in its namespaces
             process.wait()
-        result = read_result(folder)
-        if before and result:  # a cell that had to be tried again says so
-            result["earlier_problems"] = before.get("earlier_problems", []) + before["problems"]
-            write_json(folder / "result.json", result)
+        if not (result := read_result(folder)):
+            return {"problems": [f"it ended without a result (status {process.returncode})"]}
+        result["problems"] += too_few_bytes(cell, result)
+        if earlier := self._earlier_problems().get(cell.name):
+            result["earlier_problems"] = earlier
+        write_json(folder / "result.json", result)
         return result
+
+    def _earlier_problems(self) -> dict[str, list[str]]:
+        """Of cells that had to run again, and say so."""
+        try:
+            return json.loads((self.folder / _EARLIER).read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def _note_problems(self, cell: Cell) -> None:
+        """Before the cell runs again; in a file of its own, which lasts if that run is interrupted."""
+        if problems := read_result(self.folder / cell.name).get("problems"):
+            earlier = self._earlier_problems()
+            write_json(self.folder / _EARLIER, earlier | {cell.name: earlier.get(cell.name, []) + problems})
 
 
 def _only_here(folder: Path) -> IO:
@@ -171,8 +188,6 @@ def _sentence(cell: Cell) -> str:
 
 def outcome(result: dict[str, Any]) -> str:
     """A line about a cell: how fast it was, or why it is invalid."""
-    if not result:
-        return "invalid: it was killed without a result"
     if result["problems"]:
         return "invalid: " + "; ".join(result["problems"])
     return f"{result['samples_per_second']:.1f} samples/s, {result['step_seconds']:.2f} s an update"

@@ -125,8 +125,15 @@ class Cell:
 
     @classmethod
     def from_json(cls, text: str) -> Cell:
-        """Reads what `to_json` wrote."""
-        return cls(**json.loads(text))
+        """Reads what `to_json` wrote.
+
+        Raises:
+            InputError: it is no cell of this version.
+        """
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"a cell of another version ({error}): run its experiment again.") from None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from analysis.cells import Cell
-from analysis.results import Experiment, interval, limits, num_parameters
+from analysis.payload import num_parameters
+from analysis.results import Experiment, interval, limits
 from analysis.systems import SYSTEMS
 
 LABELS = {
@@ -46,7 +47,9 @@ def throughput(experiment: Experiment, folder: Path) -> Path:
         if bounds.empty or bounds[name].isna().all():
             continue
         if experiment.axes:
-            axes.plot(_positions(bounds[experiment.axis]), bounds[name], style, color="grey", label=f"limit, {name}")
+            axes.plot(
+                _positions(bounds[experiment.axis]), bounds[name], style, color="grey", label=f"limit, {name}, fp16"
+            )
         else:
             axes.axvline(bounds[name].iloc[0], linestyle=style, color="grey", label=f"limit, {name}, fp16")
     _finish(axes, experiment, "samples per second")
@@ -99,7 +102,8 @@ def parts(experiment: Experiment, folder: Path) -> Path:
 def part_rows(experiment: Experiment) -> pd.DataFrame:
     """Means of the parts of an update per system and value of the axis, in seconds; of systems that report them.
 
-    `meeting` and `exchange` are those that nothing was computed in; `hidden` is communication beside computing.
+    `meeting` and `exchange` are those that nothing was computed in; `communication` is all of both, `hidden` what of it
+    was beside computing.
     """
     rows = []
     for (system, value), group in experiment.valid.groupby(["system", experiment.axis], sort=True, dropna=False):
@@ -112,13 +116,14 @@ def part_rows(experiment: Experiment) -> pd.DataFrame:
         communication = {part: known[part] for part in ("meeting", "exchange")}
         row = {"system": system, "value": value, "samples": _mean(group, "samples_per_step") or math.nan}
         row |= communication | {"compute": known["compute"], "hidden": 0.0}
+        row["communication"] = sum(communication.values())
         if SYSTEMS[system].overlaps:
             row |= {"compute": known["step"] - known["waiting"], "meeting": 0.0, "exchange": 0.0}
-            row["hidden"] = max(0.0, sum(communication.values()) - known["waiting"])
+            row["hidden"] = max(0.0, row["communication"] - known["waiting"])
         row["other"] = max(0.0, known["step"] - row["compute"] - row["meeting"] - row["exchange"])
         rows.append(row)
     order = {system: number for number, system in enumerate(experiment.systems)}
-    columns = ["system", "value", "samples", *PARTS, "hidden"]
+    columns = ["system", "value", "samples", *PARTS, "communication", "hidden"]
     return pd.DataFrame(rows, columns=columns).sort_values("system", key=lambda names: names.map(order), kind="stable")
 
 

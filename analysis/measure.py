@@ -6,12 +6,14 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analysis.cells import Cell
+from analysis.payload import too_few_bytes
 from analysis.systems import RUN_ID, SYSTEMS
 from analysis.wan.router import VERY_LATE_MS
 from recipe.run_folder import RunFolder, read_metrics, write_json
@@ -76,14 +78,14 @@ def rounds_of(folder: Path, cell: Cell) -> list[Round]:
             continue
         item = _round(step, line, [_own_samples(peer, step) for peer in own_samples])
         found.append(replace(item, follows_validation=bool(found) and found[-1].step in validated))
-    return found if SYSTEMS[cell.system].joins else _on_time(found)
+    return found if SYSTEMS[cell.system].joins or cell.peers == 1 else _on_time(found, validated)
 
 
-def _on_time(rounds: list[Round]) -> list[Round]:
-    """DDP's lines are written an update late: that of one update when the next one ends."""
-    ends = [item.ended_at for item in rounds[:-1]]
-    first = [ends[0] - rounds[1].seconds] if ends else [item.ended_at for item in rounds]
-    return [replace(item, ended_at=end) for item, end in zip(rounds, first + ends, strict=True)]
+def _on_time(rounds: list[Round], validated: set[int]) -> list[Round]:
+    """Several processes of DDP write the line of an update when the next one ends, or before a validation."""
+    late = pairwise(rounds)
+    ends = [item.ended_at - (0.0 if item.step in validated else following.seconds) for item, following in late]
+    return [replace(item, ended_at=end) for item, end in zip(rounds, [*ends, rounds[-1].ended_at], strict=True)]
 
 
 def _round(step: int, line: dict[str, Any], others: list[float]) -> Round:
@@ -141,23 +143,28 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
     since, until = kept[0].ended_at - kept[0].seconds, kept[-1].ended_at
     everything = _json_lines(folder / "watch.jsonl")
     watched = [line for line in everything if since <= line["time"] <= until]
-    sent = [_bytes_of(item, everything) for item in counted]
+    sent = _bytes_sent(since, until, everything)
     numbers = {
         "samples_per_second": samples / seconds,
         "step_seconds": seconds / len(counted),
         "samples_per_step": samples / len(counted),
-        "bytes_per_sample": None if None in sent else sum(sent) / samples,
+        "bytes_sent": sent,
+        "updates": len(kept),
+        "bytes_per_sample": None if sent is None else sent / sum(item.samples for item in kept),
         "busy_cores": _mean(line["busy"] for line in watched),
         "lab_cores": _mean(line["lab"] for line in watched),
         **{name: _mean(getattr(item, name) for item in counted) for name in PARTS},
-        "received": min((item.received for item in kept if item.received is not None), default=None),
+        "received": _received(folder, cell, {item.step for item in kept}),
         "rounds": len(counted),
         **_quality(folder, cell, rounds),
     }
     router = _json_lines(folder / "router.jsonl")
     numbers |= _router_numbers([line for line in router if since <= line["time"] <= until])
     numbers["has_router"] = (folder / "router.jsonl").exists()
-    table = [asdict(item) | {"bytes_sent": _bytes_of(item, everything)} for item in rounds]
+    spans = [(item.ended_at - item.seconds, item.ended_at) for item in rounds]
+    table = [
+        asdict(item) | {"bytes_sent": _bytes_sent(*span, everything)} for item, span in zip(rounds, spans, strict=True)
+    ]
     return numbers | {"problems": problems(cell, kept, numbers), "all_rounds": table}
 
 
@@ -167,6 +174,7 @@ def measure_again(folder: Path) -> dict[str, Any]:
     if "samples_per_second" in result:
         cell = Cell.from_json((folder / "cell.json").read_text())
         result |= measure(folder, cell, rounds_of(folder, cell))
+        result["problems"] += too_few_bytes(cell, result)
         write_json(folder / "result.json", result)
     return result
 
@@ -192,7 +200,7 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
         )
     if numbers.get("overflows"):
         found.append(f"the router missed {numbers['overflows']} packets")
-    if any(item.received is not None and item.received < 1 for item in rounds):
+    if numbers["received"] is not None and numbers["received"] < 1:
         found.append(f"an average was partial: {numbers['received']:.1%} of its parts arrived")
     least = cell.peers - (cell.kill_at_step is not None)
     counted = [item.peers for item in rounds if item.peers is not None]
@@ -234,9 +242,15 @@ def _quality(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
 _QUALITIES = ("top1", "macro_f1", "precision", "recall", "loss")
 
 
-def _bytes_of(item: Round, watched: list[dict[str, Any]]) -> float | None:
-    """Sent by all hosts during a round, interpolated between lines; None where the watch does not cover it."""
-    begin, end = item.ended_at - item.seconds, item.ended_at
+def _received(folder: Path, cell: Cell, steps: set[int]) -> float | None:
+    """The least share of an average's parts that any host received in these updates; None where nobody says."""
+    lines = [line for number in range(1, cell.peers + 1) for line in _lines(folder, f"h{number}")]
+    shares = [line.get("round/parts_received_fraction") for line in lines if line.get("step") in steps]
+    return min((share for share in shares if share is not None), default=None)
+
+
+def _bytes_sent(begin: float, end: float, watched: list[dict[str, Any]]) -> float | None:
+    """By all hosts between two times, interpolated between lines; None where the watch does not cover them."""
     times = [line["time"] for line in watched]
     if not times or begin < times[0] or end > times[-1]:
         return None

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
 import pandas as pd
 
-from analysis import figures, published
+from analysis import figures, footprint
 from analysis.archive import Records, read
-from analysis.endurance import SOAKS, memory_section, side_by_side, soak_section
+from analysis.endurance import SOAKS, footprint_section, memory_section, side_by_side, soak_section
+from analysis.provenance import commits, lab_section, machine_section, published_section
 from analysis.results import Experiment, experiments_in
-from analysis.scaling import TRUST, home_table, predict, transfers
+from analysis.scaling import TRUST, Prediction, home_table, predict, transfers
+from analysis.section import Section
 from analysis.systems import SYSTEMS
 from analysis.tables import (
     AGREEMENT_PERCENT,
@@ -24,23 +24,25 @@ from analysis.tables import (
     kept_table,
     quality_table,
     ratio_table,
+    survivors_table,
     throughput_table,
 )
-from analysis.wan.check import GOODPUT_RTT_MS, LEAST_GOODPUT, LOSS_TOLERANCE, RTT_TOLERANCE_MS, Row
-from analysis.words import answer, in_short, machine_drift, reproduction, results_table, time_to_accuracy
-from recipe.run_folder import make_writable, write_json
+from analysis.words import (
+    answer,
+    in_short,
+    machine_drift,
+    paced_rates,
+    reproduction,
+    results_table,
+    time_to_accuracy,
+)
+from recipe.run_folder import make_writable
 
 _TEMPLATE = Path(__file__).parent / "report.jinja"
-
-
-@dataclass
-class Section:
-    """A part of the report; `tables` and `figures` come with a title each."""
-
-    title: str
-    text: list[str] = field(default_factory=list)
-    tables: list[tuple[str, pd.DataFrame]] = field(default_factory=list)
-    figures: list[tuple[str, Path]] = field(default_factory=list)
+ADVICE = (
+    "Where more peers do not pay: enlarge the batch, shrink the payload (codec, local steps), or, where what is called "
+    "communication is waiting for a slower peer, choose a system that does not wait."
+)
 
 
 def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] = ()) -> Path:
@@ -75,7 +77,9 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
         sections.append(Section("The same night, side by side", **side_by_side([*soaks.values()])))
     if (memory := _beside(sources, "memory.json")) is not None:
         sections.append(Section("Does a peer's memory grow?", **memory_section(memory, output)))
-    sections += [published_section(), machine_section([Experiment(records) for records in found.values()])]
+    for file in sorted({file for source in sources for file in source.parent.glob(footprint.FILES)}):
+        sections.append(Section("What does a peer cost beside the training?", **footprint_section(file, output)))
+    sections += [published_section(experiments), machine_section([Experiment(records) for records in found.values()])]
     if (check := _beside(sources, "check.json")) is not None:
         sections.append(lab_section(check, output))
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -105,64 +109,20 @@ def short_section(experiments: Sequence[Experiment]) -> Section:
     section.text.append(
         "Samples per second of a swarm over those of DDP with the same samples per update: the means over the "
         "repetitions, from the least to the greatest setting of what was varied. Shown: the 95 % interval of the ratio "
-        "leaves 1 out, which takes three repetitions. All ran on one machine, in an emulated network (last sections)."
+        "leaves 1 out, which takes three repetitions. Each cell ran on one machine, in an emulated network (last "
+        "sections). Limits, in figures and tables, are what is left when nothing but computing and the bytes of an "
+        "fp16 average takes time; DDP, which sends gradients while it computes others, can exceed the synchronous one."
     )
     if not (table := results_table(experiments)).empty:
         section.tables.append(("Times as fast as DDP", table))
     return section
 
 
-def machine_section(experiments: Sequence[Experiment]) -> Section:
-    """Where the cells ran, and when, with which commit."""
-    known = [experiment for experiment in experiments if experiment.machine is not None]
-    if not known:
-        return Section("Machine", ["The first cell has no environment.json."])
-    experiment, machine, backend = known[0], known[0].machine, backend_of(known)
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    backend = "the kernel's netem" if backend == "netem" else "a router in user space"
-    cores = experiment.grid.get("cores") or machine["cores"]  # a host may have seen only its own
-    text = [
-        f"{cores} cores of {machine['cpu']}, {machine['memory_gib']:g} GiB, {machine['os']}; {versions}.",
-        *(f"{e.name}: begun {e.machine['started_at']}, commit {', '.join(commits(e))}." for e in known),
-        f"All peers shared this machine. The network between them was emulated by {backend}; what it keeps to is "
-        "measured by: python -m analysis.wan check",
-    ]
-    if (algorithm := experiment.grid.get("congestion_control")) is not None:
-        text.append(f"TCP's congestion control was the kernel's {algorithm}.")
-    return Section("Machine", text)
-
-
-def backend_of(experiments: Sequence[Experiment]) -> str:
-    """Of the first cell that says so."""
-    said = (cell.get("backend") for experiment in experiments for _, cell in experiment.cells.iterrows())
-    return next((backend for backend in said if isinstance(backend, str)), "router")
-
-
-def commits(experiment: Experiment) -> list[str]:
-    """That its cells ran with."""
-    return experiment.machine.get("commits") or [experiment.machine["git_commit"]]
-
-
-def lab_section(file: Path, output: Path) -> Section:
-    """What `python -m analysis.wan check --output` measured, if it lies beside the experiments; the report keeps it."""
-    found = json.loads(file.read_text())
-    write_json(output / file.name, found)
-    rows = pd.DataFrame(found["rows"]).dropna(axis="columns", how="all").round(4)
-    rows["out of bounds"] = [", ".join(Row(**row).problems) or "nothing" for row in found["rows"]]
-    text = [
-        f"Backend {found['backend']}; how it was measured: python -m analysis.wan check --output {file.name}",
-        f"Bounds: the median round trip within {RTT_TOLERANCE_MS:g} ms (and three standard errors, where it jitters), "
-        f"TCP's goodput {LEAST_GOODPUT:.0%} of the rate or more (beyond {GOODPUT_RTT_MS} ms not at the highest), loss "
-        f"within {LOSS_TOLERANCE:.0%} of its value.",
-    ]
-    return Section("The lab, set against measured", text, [("", rows)])
-
-
 def experiment_section(experiment: Experiment, output: Path) -> Section:
     """Answer, throughput, parts of an update, bytes, quality, and what was left out."""
     section = Section(experiment.grid["question"] or experiment.name)
     section.text += filter(None, (time_to_accuracy(experiment), answer(experiment)))
-    if paced := [rate for rate in experiment.cells["paced_samples_per_second"].unique() if rate and rate == rate]:
+    if paced := paced_rates(experiment):
         rates = ", ".join(f"{rate:g}" for rate in paced)
         computed = "true gradients of all samples, then sleep"
         if experiment.computes_few_samples:
@@ -175,6 +135,11 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         section.text.append(drift)
     if any(SYSTEMS[system].local_steps > 1 for system in experiment.systems):
         section.text.append("Limits are those of an average per update; several local steps make it a rarer one.")
+    if "bytes_sent" not in experiment.cells and experiment.cells["target_accuracy"].notna().any():
+        section.text.append(
+            "Bytes per sample are up to a tenth too low: the version that measured these cells did not count what "
+            "crossed the network during validations."
+        )
     section.text.append(reproduction(experiment))
     if not experiment.valid.empty:
         mark = ", paced" if paced else ""
@@ -184,12 +149,15 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
             (f"Where the time goes{mark}", figures.parts(experiment, output)),
         ]
         if (against := ratio_table(experiment)) is not None:
-            title = "Times as fast as (ratios within a repetition: mean, 95 % interval, n)"
+            title = f"Times as fast as (ratios within a repetition: mean, 95 % interval, n){mark}"
             section.tables.append((title, against))
         if (shares := kept_table(experiment)) is not None:
             title = "What is left of the speed at the shortest round trip (within a repetition: mean, 95 % interval, n)"
-            section.tables.append((title, shares))
-        section.tables.append(("Cost of communication", communication_table(experiment)))
+            section.tables.append((f"{title}{mark}", shares))
+        if (left := survivors_table(experiment)) is not None:
+            section.tables.append((f"What a death costs the others{mark}", left))
+        section.tables.append((f"Cost of communication{mark}", communication_table(experiment)))
+        section.text.append(ADVICE)
     if "seconds_to_accuracy" in experiment.valid and experiment.valid["seconds_to_accuracy"].notna().any():
         section.figures.append(("Time to accuracy", figures.time_to_accuracy(experiment, output)))
     if (quality := quality_table(experiment)) is not None:
@@ -213,6 +181,9 @@ def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
             f"rows of which both have at least two valid cells. They agree where the interval of the difference lies "
             f"within {AGREEMENT_PERCENT:g} %, and differ where it leaves zero out."
         )
+    section.text.append(
+        f"{reproduction(experiment)}; then: python -m analysis report … --earlier {experiment.name}.jsonl"
+    )
     section.tables.append(("Samples per second of both", agreement_table(experiment, earlier)))
     return section
 
@@ -230,43 +201,43 @@ def model_sections(experiment: Experiment, output: Path, others: Sequence[Experi
             f"Each of the {len(prediction.table)} settings was predicted by the model as fitted on the others: the "
             f"worst error is {prediction.worst_error:.1%} (asked for: {TRUST:.0%}). The mean of the others, as a "
             f"prediction, is wrong by up to {prediction.worst_of_mean:.1%}. "
-            f"Costs in seconds: {', '.join(f'{name} {value:.2f}' for name, value in vars(prediction.costs).items())}."
+            f"Costs in seconds, and in round trips (_rtts): {_costs(prediction)}. A negative one corrects what the "
+            "model takes for bytes and slow start. Get it again: with the report, from the same cells."
         )
         name = f"{experiment.name}-{system}"
         file = figures.predictions(prediction.table, output / f"{name}-model.png")
         section.figures.append(("Predicted against measured", file))
         section.tables.append(("Predicted against measured, samples per second", prediction.table.round(3)))
-        if experiment.axis == "rtt_ms" and not (elsewhere := transfers(prediction, others)).empty:
+        elsewhere = transfers(prediction, others if experiment.axis == "rtt_ms" else ())
+        if not elsewhere.empty:
             section.tables.append(("In other experiments, of which the fit has seen nothing", elsewhere.round(3)))
             section.text.append(
-                "For other experiments the cost `other` is taken over as it is. It belongs to this model and this "
-                "pace: a smaller model, whose updates are shorter, costs less, and is predicted too slow."
+                "For other experiments the costs are taken over as they are. They belong to this model and this pace: "
+                "a smaller model, whose updates are shorter, costs less, and is predicted too slow."
             )
-        if prediction.is_trusted:
+        if prediction.is_trusted(elsewhere):
             home = home_table(prediction)
             file = figures.scaling(home, int(found["peers"].max()), output / f"{name}-home.png")
             section.figures.append(("1 to 1,000 volunteers at home", file))
             section.text.append(
                 f"Extrapolation: nothing beyond {int(found['peers'].max())} peers was measured. The figure takes 60 ms "
                 "between homes, 10 Mbit/s up and 40 down, speeds that differ by 30 %, and an hour's stay on average; "
-                "matchmaking is assumed to cost the same at any size, which large groups are likely to exceed. Nobody "
+                "matchmaking, and of the exchange what does not come from bytes, are assumed to cost the same at any "
+                "size, which large groups are likely to exceed. Nobody "
                 "computes less than a micro-batch: from some number of peers on, updates have more samples than asked "
                 "for."
             )
         else:
             section.text.append(
-                "It errs by more than that, or no less than a constant does: it says nothing about more peers."
+                "It errs by more than that, here or in another experiment with the same model, or no less than a "
+                "constant does: it says nothing about more peers."
             )
         sections.append(section)
     return sections
 
 
-def published_section() -> Section:
-    """What others found."""
-    return Section(
-        "Published figures, on other hardware",
-        tables=[("", pd.DataFrame([vars(figure) for figure in published.FIGURES]))],
-    )
+def _costs(prediction: Prediction) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in vars(prediction.costs).items())
 
 
 def _inline(file: Path) -> str:

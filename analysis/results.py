@@ -13,12 +13,10 @@ from scipy import stats
 
 from analysis.archive import Records
 from analysis.cells import Cell
+from analysis.payload import too_few_bytes
 from analysis.systems import SYSTEMS
-from recipe.config import Recipe
 from recipe.presets import preset
 
-WHOLE = 0.95
-"""Share of the bytes that an all-reduce needs, from which on an average counts as whole."""
 _SETTINGS = (
     "peers",
     "rtt_ms",
@@ -57,7 +55,8 @@ class Experiment:
         rows = [_row(name, cell, result, changed) for name, (cell, result) in records.cells.items()]
         self.cells = pd.DataFrame(rows).astype(dict.fromkeys(_NUMBERS, float))
         self.cells["problems"] = [
-            [*row["problems"], *too_few_bytes(row["cell"], row["all_rounds"])] for _, row in self.cells.iterrows()
+            list(dict.fromkeys([*result["problems"], *too_few_bytes(cell, result)]))
+            for cell, result in records.cells.values()
         ]
         names = [*_SETTINGS, *(name for name in changed if name != "seed"), "kill_at_step"]
         self.axes = [name for name in names if self.cells[name].map(str).nunique() > 1]
@@ -134,21 +133,6 @@ def _row(name: str, cell: Cell, result: dict[str, Any], changed: Sequence[str]) 
     return missing | result | own | fields | identity
 
 
-def too_few_bytes(cell: Cell, rounds: Any) -> list[str]:
-    """A problem, if less crossed the network than whole averages take, whatever the system reports about itself.
-
-    The average of one update may be on its way still when the last round ends.
-    """
-    sent = [item["bytes_sent"] for item in rounds or () if item["bytes_sent"] is not None]
-    payload = payload_bytes(cell)
-    if cell.peers < 2 or cell.kill_at_step is not None or len(sent) < 2 or payload is None:
-        return []
-    expected = 2 * (cell.peers - 1) * payload * (len(sent) - 1)
-    if sum(sent) >= WHOLE * expected:
-        return []
-    return [f"averages were partial: {sum(sent) / 1e6:.1f} of {expected / 1e6:.1f} MB crossed the network"]
-
-
 def ratios(experiment: Experiment, system: str, baseline: str) -> pd.Series:
     """Samples per second of a system over a baseline's, per value of the axis: a list with one ratio per repetition.
 
@@ -192,13 +176,6 @@ def interval(values: Any) -> tuple[float, float, int]:
 
 
 @cache
-def _num_parameters(recipe: Recipe) -> int:
-    from recipe.model import build_model  # imports torch
-
-    return sum(parameter.numel() for parameter in build_model(recipe).parameters())
-
-
-@cache
 def training_samples(dataset: str, num_classes: int) -> int | None:
     """Samples of a pass over a data set that needs no folder; None for others."""
     if dataset not in ("digits", "synthetic"):
@@ -208,19 +185,6 @@ def training_samples(dataset: str, num_classes: int) -> int | None:
     data = VisionData(replace(preset(dataset), num_classes=num_classes))
     data.setup()
     return data.num_train_samples
-
-
-def payload_bytes(cell: Cell) -> int | None:
-    """One gradient vector as the cell's system sends it; None where that is no fixed number of bytes per number."""
-    each = SYSTEMS[cell.system].payload_bytes
-    return None if each is None else each * num_parameters(cell)
-
-
-def num_parameters(cell: Cell) -> int:
-    """Of the cell's model."""
-    # Of the recipe's fields, these do not change the model: one build for a whole sweep.
-    alike = {"learning_rate": 1e-3, "target_batch_size": 1024, "total_steps": 200, "validate_every_steps": 50}
-    return _num_parameters(replace(cell.full_recipe(), **alike, warmup_steps=0))
 
 
 def transfer_seconds(payload: float, peers: int, bandwidth_mbps: float | None) -> float:
@@ -234,7 +198,10 @@ def transfer_seconds(payload: float, peers: int, bandwidth_mbps: float | None) -
 
 
 def limits(samples: float, compute: float, payload: float, peers: int, rtt_ms: float, mbps: float | None) -> dict:
-    """Samples per second that no system can exceed, with averaging after computing or beside it.
+    """Samples per second if nothing but computing and bytes took time, with averaging after computing or beside it.
+
+    Who averages the first layers' gradients while the others are computed, as DDP does, can be a little faster than the
+    synchronous one.
 
     Args:
         samples: of an update.
@@ -253,18 +220,18 @@ def granularity(compute: float, communication: float) -> float:
     return compute / communication if communication else math.inf
 
 
-def doubling(compute: float, communication: float, hidden: float = 0.0) -> float:
+def doubling(compute: float, communication: float, rest: float = 0.0, overlaps: bool = False) -> float:
     """Highest speed-up of twice as many peers at the same samples per update: computing halves, the rest stays.
 
     Args:
         compute: seconds of an update.
-        communication: seconds in which nothing is computed.
-        hidden: seconds of communication beside computing, which show once there is less to compute.
+        communication: seconds of it, or beside it for who `overlaps`.
+        rest: seconds of neither.
     """
-    before, after = compute + communication, max(compute / 2, hidden) + communication
-    return before / after if after else math.nan
+    before, after = (max(half, communication) if overlaps else half + communication for half in (compute, compute / 2))
+    return (before + rest) / (after + rest) if after + rest else math.nan
 
 
 def verdict(speed_up: float) -> str:
     """Whether more peers pay: half of what they could bring at most is the line."""
-    return "more peers pay" if speed_up >= 1.5 else "more peers do not pay: enlarge the batch or shrink the payload"
+    return "more peers pay" if speed_up >= 1.5 else "more peers do not pay"

@@ -76,6 +76,11 @@ class RoundCosts:
         wire = wire_seconds(swarm, peers)
         return self.exchange + self.exchange_rtts * swarm.rtt_ms / 1e3 + wire
 
+    def communication_seconds(self, swarm: Swarm, peers: int) -> float:
+        """Meeting and exchange; a fitted line may lie below zero at its end, which no round does."""
+        meeting = self.meeting_seconds(swarm.rtt_ms) if peers > 1 else 0.0
+        return max(0.0, meeting + self.exchange_seconds(swarm, peers))
+
 
 def wire_seconds(swarm: Swarm, peers: int) -> float:
     """Bytes over the slowest link, and the round trips that TCP takes until its window fills that link."""
@@ -177,8 +182,7 @@ class _World:
             if not self.swarm.overlaps and not self.idle.triggered and self.computing:
                 yield self.idle
             members, samples, self.samples = self.present, self.samples, 0.0
-            communication = self.costs.exchange_seconds(self.swarm, members)
-            communication += self.costs.meeting_seconds(self.swarm.rtt_ms) if members > 1 else 0.0
+            communication = self.costs.communication_seconds(self.swarm, members)
             if self.swarm.overlaps:
                 yield environment.timeout(max(0.0, busy_until - environment.now) + self.costs.other)
                 busy_until = environment.now + communication

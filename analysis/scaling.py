@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from analysis.figures import seconds_per_sample
-from analysis.results import Experiment, payload_bytes
+from analysis.payload import payload_bytes
+from analysis.results import Experiment
 from analysis.round_model import Measured, RoundCosts, Swarm, fit, home_swarm, simulate
 from analysis.systems import SYSTEMS
 
@@ -28,6 +29,8 @@ class Prediction:
     """`value` of the axis, `measured`, `predicted`, `error` (a share), `error of the mean` of the other settings."""
     like: Swarm
     """The swarm of the first setting."""
+    recipe: str
+    """That was trained."""
 
     @property
     def worst_error(self) -> float:
@@ -39,10 +42,14 @@ class Prediction:
         """The same for who takes the mean of the others: a model has to be better."""
         return float(self.table["error of the mean"].abs().max())
 
-    @property
-    def is_trusted(self) -> bool:
-        """Whether it is good enough to extrapolate from: near what was measured, and nearer than a constant."""
-        return self.worst_error <= TRUST and self.worst_error < self.worst_of_mean
+    def is_trusted(self, elsewhere: pd.DataFrame) -> bool:
+        """Whether it is good enough to extrapolate from: near what was measured, and nearer than a constant.
+
+        Args:
+            elsewhere: what `transfers` found; of the same recipe that has to be near as well.
+        """
+        alike = elsewhere[elsewhere["recipe"] == self.recipe]["error"].abs() if len(elsewhere) else [0.0]
+        return max([self.worst_error, *alike]) <= TRUST and self.worst_error < self.worst_of_mean
 
 
 def predict(experiment: Experiment, system: str) -> Prediction | None:
@@ -61,9 +68,11 @@ def predict(experiment: Experiment, system: str) -> Prediction | None:
         predicted, measured = simulate(asked.swarm, costs), asked.samples_per_second
         mean = sum(other.samples_per_second for other in others) / len(others)
         numbers = {"measured": measured, "predicted": predicted, "error": predicted / measured - 1}
-        rows.append({"value": value, **numbers, "error of the mean": mean / measured - 1})
+        numbers |= {"error of the mean": mean / measured - 1, "communication, s": asked.meeting + asked.exchange}
+        numbers["predicted, s"] = costs.communication_seconds(asked.swarm, asked.swarm.peers)
+        rows.append({"value": value, **numbers})
     everything = [measured_setting(experiment.valid, group) for _, group in settings]
-    return Prediction(system, fit(everything), pd.DataFrame(rows), everything[0].swarm)
+    return Prediction(system, fit(everything), pd.DataFrame(rows), everything[0].swarm, cells.iloc[0]["recipe"])
 
 
 def transfers(prediction: Prediction, experiments: Iterable[Experiment]) -> pd.DataFrame:
@@ -76,7 +85,8 @@ def transfers(prediction: Prediction, experiments: Iterable[Experiment]) -> pd.D
         for value, group in cells[untouched].groupby(experiment.axis):
             asked = measured_setting(experiment.valid, group)
             predicted, measured = simulate(asked.swarm, prediction.costs), asked.samples_per_second
-            setting = {"experiment": experiment.name, "axis": experiment.axis, "value": value, "n": len(group)}
+            setting = {"experiment": experiment.name, "recipe": group.iloc[0]["recipe"], "axis": experiment.axis}
+            setting |= {"value": value, "n": len(group)}
             rows.append(setting | {"measured": measured, "predicted": predicted, "error": predicted / measured - 1})
     return pd.DataFrame(rows)
 
@@ -90,11 +100,11 @@ def measured_setting(known: pd.DataFrame, cells: pd.DataFrame) -> Measured:
     """
     cell, system = cells.iloc[0]["cell"], SYSTEMS[cells.iloc[0]["system"]]
     everyone = seconds_per_sample(known, cell)
-    means = cells[["meeting_seconds", "exchange_seconds", "step_seconds", "samples_per_step"]].astype(float).mean()
-    means = means.fillna(0.0)
+    columns = ["meeting_seconds", "exchange_seconds", "waiting_seconds", "step_seconds", "samples_per_step"]
+    means = cells[columns].astype(float).mean().fillna(0.0)
     swarm = Swarm(
         peers=cell.peers,
-        samples_per_update=cell.full_recipe().target_batch_size,
+        samples_per_update=cell.full_recipe().target_batch_size * max(1, system.local_steps),
         samples_per_second=1 / (everyone * cell.peers),
         micro_batch=cell.batch_size,
         payload_bytes=payload_bytes(cell),
@@ -103,8 +113,9 @@ def measured_setting(known: pd.DataFrame, cells: pd.DataFrame) -> Measured:
         overlaps=system.overlaps,
     )
     computing = means["samples_per_step"] * everyone
-    communication = 0.0 if system.overlaps else means["meeting_seconds"] + means["exchange_seconds"]
-    other = max(0.0, means["step_seconds"] - computing - communication)
+    communication = means["meeting_seconds"] + means["exchange_seconds"]
+    exposed = means["waiting_seconds"] if system.overlaps else communication
+    other = max(0.0, means["step_seconds"] - computing - exposed)
     rate = float(cells["samples_per_second"].mean())
     return Measured(swarm, means["meeting_seconds"], means["exchange_seconds"], other, rate)
 

@@ -11,6 +11,7 @@ import pandas as pd
 from scipy import stats
 
 from analysis import figures
+from analysis.cells import Cell
 from analysis.results import Experiment, doubling, granularity, interval, kept, ratios, training_samples, verdict
 from analysis.systems import SYSTEMS
 from analysis.wan.topology import Topology
@@ -35,7 +36,7 @@ def throughput_table(experiment: Experiment) -> pd.DataFrame:
             alone = value * one_peer[item.system] if item.system in one_peer else bounds.loc[value, "alone"]
             shown = f"{with_interval(item.mean, item.half_width, item.n)}; efficiency {item.mean / alone:.2f}"
             row[SYSTEMS[item.system].label] = shown
-        row["limit, overlapped"] = number(bounds.loc[value, "overlapped"], 1)
+        row["limit, overlapped fp16"] = number(bounds.loc[value, "overlapped"], 1)
         row["limit, synchronous fp16"] = number(bounds.loc[value, "synchronous"], 1)
         rows.append(row)
     return pd.DataFrame(rows)
@@ -77,6 +78,35 @@ def _mean_delay_ms(network: Topology) -> float:
     return statistics.fmean(delays) if delays else 0.0
 
 
+def survivors_table(experiment: Experiment) -> pd.DataFrame | None:
+    """The longest update after a peer was killed, and the others' speed before and after; None where none was."""
+    rows = []
+    killed = experiment.valid[experiment.valid["cell"].map(lambda cell: cell.kill_at_step is not None).astype(bool)]
+    for system, cells in killed.groupby("system", sort=False):
+        found = [_of_survivors(cell, rounds) for cell, rounds in zip(cells["cell"], cells["all_rounds"], strict=True)]
+        row = {"system": SYSTEMS[system].label}
+        for name, values in zip(_OF_SURVIVORS, zip(*found, strict=True), strict=True):
+            row[name] = with_interval(*interval(values))
+        rows.append(row)
+    return pd.DataFrame(rows) if rows else None
+
+
+_OF_SURVIVORS = ("usual update before, s", "longest after, s", "samples/s before", "samples/s after that one")
+
+
+def _of_survivors(cell: Cell, rounds: list[dict[str, Any]]) -> tuple[float, float, float, float]:
+    before = [item for item in rounds if cell.warm_up_steps < item["step"] <= cell.kill_at_step]
+    after = [item for item in rounds if item["step"] > cell.kill_at_step]
+    longest = max(after, key=lambda item: item["seconds"], default={"seconds": math.nan})
+    usual = statistics.median(item["seconds"] for item in before) if before else math.nan
+    return usual, longest["seconds"], _rate(before), _rate([item for item in after if item is not longest])
+
+
+def _rate(rounds: list[dict[str, Any]]) -> float:
+    seconds = sum(item["seconds"] for item in rounds)
+    return sum(item["samples"] for item in rounds) / seconds if seconds else math.nan
+
+
 def communication_table(experiment: Experiment) -> pd.DataFrame:
     """Bytes per sample, granularity and what twice the peers could bring, if they communicated for no longer."""
     rows, axis = [], experiment.axis
@@ -85,11 +115,12 @@ def communication_table(experiment: Experiment) -> pd.DataFrame:
         row = {"system": SYSTEMS[system].label, axis: value}
         row["bytes per sample"] = number(interval(cells["bytes_per_sample"])[0], 0)
         part = parts.get((system, value))
-        if part is not None and (communication := part.meeting + part.exchange + part.hidden):
-            row["communication, s"] = number(communication, 2)
+        if part is not None and part.communication:
+            row["communication, s"] = number(part.communication, 2)
             row["of it beside computing, s"] = number(part.hidden, 2)
-            row["granularity"] = number(granularity(part.compute, communication), 1)
-            speed_up = doubling(part.compute, communication - part.hidden + part.other, part.hidden)
+            row["granularity"] = number(granularity(part.compute, part.communication), 1)
+            overlaps = SYSTEMS[system].overlaps  # of these, the rest is waiting for their communication
+            speed_up = doubling(part.compute, part.communication, 0.0 if overlaps else part.other, overlaps)
             row["doubling the peers"] = f"at most {speed_up:.2f} times as fast: {verdict(speed_up)}"
         rows.append(row)
     return pd.DataFrame(rows).fillna("not reported")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
@@ -28,6 +29,12 @@ def reproduction(experiment: Experiment) -> str:
     if not (missing := sum(cell not in done for cell in asked)):
         return command
     return f"{command}. It runs {len(asked)} cells now; {missing} of them were not measured for this report."
+
+
+def paced_rates(experiment: Experiment) -> list[float]:
+    """Samples per second of the pretended devices; empty where computing was true."""
+    rates = experiment.cells["paced_samples_per_second"].unique()
+    return [float(rate) for rate in rates if isinstance(rate, int | float) and math.isfinite(rate)]
 
 
 def machine_drift(experiment: Experiment) -> str | None:
@@ -86,6 +93,7 @@ def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
         for system, against in _against_fair(experiment).items():
             row = {"experiment": experiment.name, "over": _label(experiment) if experiment.axes else "–"}
             row |= {"system": SYSTEMS[system].label, "peers": _span(experiment.valid["peers"])}
+            row["each paced to, samples/s"] = ", ".join(f"{rate:g}" for rate in paced_rates(experiment)) or "not paced"
             row |= {SYSTEMS[baseline].label: f"{span}; {shown}" for baseline, (span, shown) in against.items()}
             rows.append(row)
     return pd.DataFrame(rows)
@@ -133,7 +141,10 @@ def time_to_accuracy(experiment: Experiment) -> str | None:
         said.append(f"At {label} = {value}: {times}" if experiment.axes else times)
     target = cells["target_accuracy"].dropna().iloc[0]
     begin = f"Seconds of training until {target:.0%} of the validation samples were right"
-    rule = "Validations do not count, and an update that follows one counts like the others do in the mean."
+    rule = (
+        "Validations do not count, and an update that follows one counts like the others do in the mean; where each "
+        "follows one, as with four local steps, they all count, and what of an average went on meanwhile was free."
+    )
     return f"{begin}. {'. '.join(said)}. {rule}" if experiment.axes else f"{begin}: {said[0]}. {rule}"
 
 

@@ -6,8 +6,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from measured_cells import CELL, write_run
+from rich.console import Console
 
 from analysis import __main__ as analysis
 from analysis.archive import read
@@ -17,9 +19,10 @@ from analysis.figures import part_rows
 from analysis.measure import measure, rounds_of
 from analysis.report import write_report
 from analysis.results import Experiment, experiments_in, ratios
-from analysis.scaling import predict, transfers
-from analysis.tables import agreement_table, kept_table, quality_table, throughput_table
-from analysis.words import answer, in_short, time_to_accuracy
+from analysis.scaling import measured_setting, predict, transfers
+from analysis.tables import agreement_table, kept_table, quality_table, survivors_table, throughput_table
+from analysis.wan import sandbox
+from analysis.words import answer, in_short, results_table, time_to_accuracy
 from recipe.errors import InputError
 from recipe.run_folder import write_json
 
@@ -135,8 +138,22 @@ def test_no_limit_is_a_value_like_others(tmp_path):
 def test_a_model_is_tested_on_every_setting_that_it_has_not_seen(experiment):
     found = predict(Experiment(read(experiment)), "swarm")
     assert len(found.table) == 3
-    assert found.is_trusted, "these rounds are a straight line over the round-trip time"
+    assert found.is_trusted(pd.DataFrame()), "these rounds are a straight line over the round-trip time"
     assert found.worst_of_mean > 0.08
+    assert found.table["predicted, s"].tolist() == pytest.approx(found.table["communication, s"].tolist(), abs=0.15)
+    elsewhere = pd.DataFrame([{"recipe": "digits", "error": 0.02}, {"recipe": "another", "error": -0.9}])
+    assert found.is_trusted(elsewhere)
+    elsewhere.loc[0, "error"] = -0.2
+    assert not found.is_trusted(elsewhere), "the same model was predicted badly in another experiment"
+
+
+def test_a_model_of_who_averages_beside_computing_knows_what_waited(tmp_path):
+    cell = replace(CELL, system="swarm-local", rtt_ms=100)
+    write_run(tmp_path / "local" / cell.name, cell, seconds=6.0, waiting=0.7)
+    cells = Experiment(read(tmp_path / "local")).valid
+    found = measured_setting(cells, cells)
+    assert found.swarm.samples_per_update == 4 * cell.full_recipe().target_batch_size, "an update has four local steps"
+    assert found.other == pytest.approx(6.0 - 512 / 400 - 0.7), "the wait comes from the average: it is no further cost"
 
 
 def test_a_model_is_tested_on_other_experiments(experiment, tmp_path):
@@ -210,6 +227,35 @@ def test_communication_beside_computing_is_not_counted_twice(tmp_path):
     assert part["other"] == pytest.approx(0.1)
 
 
+def test_what_a_death_costs_those_who_are_left(tmp_path):
+    assert survivors_table(Experiment(read_of(tmp_path / "none", CELL))) is None
+    cell = replace(CELL, peers=3, kill_at_step=6)
+    write_run(tmp_path / "killed" / cell.name, cell, seconds=2.0)
+    file = tmp_path / "killed" / cell.name / "runs/run/h1/metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[6]["perf/swarm_samples_per_second"] = 512 / 7  # the update after the sixth took seven seconds
+    for line in lines[7:]:
+        line["perf/swarm_samples_per_second"] = 512 / 3
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder = tmp_path / "killed" / cell.name
+    write_json(folder / "result.json", measure(folder, cell, rounds_of(folder, cell)))
+    (row,) = survivors_table(Experiment(read(tmp_path / "killed"))).to_dict("records")
+    assert [*row.values()][1:] == ["2.0 (n = 1)", "7.0 (n = 1)", "256.0 (n = 1)", "170.7 (n = 1)"]
+
+
+def read_of(folder: Path, cell):
+    write_run(folder / cell.name, cell)
+    return read(folder)
+
+
+def test_the_short_table_says_what_was_paced(tmp_path):
+    for system in ("swarm", "ddp"):
+        cell = replace(CELL, system=system, repetition=1)
+        write_run(tmp_path / "paced" / cell.name, cell)
+    (row,) = results_table([Experiment(read(tmp_path / "paced"))]).to_dict("records")
+    assert row["each paced to, samples/s"] == "200"
+
+
 def test_quality_is_shown_where_compute_was_true(tmp_path):
     for rate in (1e-3, 3e-3):
         cell = replace(CELL, paced_samples_per_second=None, target_accuracy=0.5, changes={"learning_rate": rate})
@@ -259,3 +305,35 @@ def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
     assert first.cells
     command = json.loads((tmp_path / "grid.json").read_text())["command"]
     assert command == ["run", "delay", "--repeat", "2"], "a report is read on other machines"
+
+
+def test_a_cell_that_ran_again_keeps_its_history(tmp_path, monkeypatch):
+    write_run(tmp_path / "good", CELL)
+    write_run(tmp_path / "grid" / CELL.name, CELL, received=0.5)
+    (reason,) = json.loads((tmp_path / "grid" / CELL.name / "result.json").read_text())["problems"]
+    grid = load_grid("delay")
+    copy = ["cp", str(tmp_path / "good" / "result.json")]
+    for command, ended in ((["false"], "status 1"), (copy, "256.0 samples/s")):
+        monkeypatch.setattr(sandbox, "wrapped", lambda cell, command=command: [*command, *cell[-1:]])
+        console = Console(record=True, width=150)
+        campaign = Campaign(grid, [CELL], tmp_path / "grid", again=True)
+        assert campaign.run(console) == (command == ["false"])
+        assert ended in console.export_text()
+        campaign._lock.close()
+    result = json.loads((tmp_path / "grid" / CELL.name / "result.json").read_text())
+    assert (result["problems"], result["earlier_problems"]) == ([], [reason])
+
+
+def test_a_cell_without_enough_bytes_is_invalid_at_once(tmp_path, monkeypatch):
+    write_run(tmp_path / "good", CELL, rate=1000)
+    copy = ["cp", str(tmp_path / "good" / "result.json")]
+    monkeypatch.setattr(sandbox, "wrapped", lambda cell: [*copy, *cell[-1:]])
+    console = Console(record=True, width=150)
+    assert Campaign(load_grid("delay"), [CELL], tmp_path / "grid").run(console) == 1
+    assert "invalid: averages were partial" in console.export_text()
+
+
+def test_a_broken_cell_is_refused_in_one_sentence(experiment, capsys):
+    (next(experiment.glob("swarm*")) / "cell.json").write_text('{"nothing": 1}')
+    assert analysis.main(["measure", str(experiment)]) == 2
+    assert "cell of another version" in capsys.readouterr().err

@@ -62,6 +62,7 @@ def test_continents_are_as_far_apart_as_they_were_measured():
         ('[[hosts]]\nregion = "A"\n[[paths]]\nbetween = ["A", "B"]\nrtt_ms = 3', "no host is in region B"),
         ("[[hosts]]\nup_mbps = -1", "up_mbps of host h1 is -1"),
         ('[[hosts]]\n[[paths]]\nto = "here"\ndelay_ms = 3', "a path needs between"),
+        ('[[hosts]]\nregion = "A"\n[[paths]]\nbetween = ["A"]\nrtt_ms = 3', "a path has between = ['A']"),
         ("[[hosts]\n", "is no TOML"),
         ("", "has 0 hosts"),
     ],
@@ -116,6 +117,11 @@ def test_netem_delays_before_the_downlink_and_keeps_paths_apart():
     commands = [" ".join(command) for command in netem.downlink_commands(topology.hosts[0], topology)]
     assert any("match ip src 10.77.0.3/32 flowid 1:3" in command for command in commands)
     assert any("parent 1:3 netem" in command and "delay 78.55ms" in command for command in commands)
+    (downlink,) = [command.split() for command in commands if "classid 1:ffff" in command]
+    (path,) = [command.split() for command in commands if "classid 1:3" in command]
+    assert "kbit" in path[path.index("rate") + 1], "or all senders together would exceed the downlink"
+    assert float(path[path.index("ceil") + 1].removesuffix("mbit")) > 10
+    assert "mbit" in downlink[-1]
 
 
 # ---- the lab itself -------------------------------------------------------------------------------------------------
@@ -241,6 +247,29 @@ def test_works_through_a_user_namespace(monkeypatch):
         pytest.skip(str(error))
     assert "--map-root-user" in command
     assert subprocess.run(command, env=sandbox.environment(), cwd=ROOT, timeout=30).returncode == 0
+
+
+_AFTER_A_FAILURE = """
+import sys
+from pathlib import Path
+from analysis.wan.lab import Lab
+from analysis.wan.topology import uniform
+from recipe.errors import InputError
+try:
+    with Lab(uniform(2, 0, 100), Path(sys.argv[1]), congestion_control="nonsense"):
+        pass
+except InputError:
+    with Lab(uniform(2, 0, 100), Path(sys.argv[1])) as lab:
+        sys.exit(lab.start(lab.hosts[0], ["true"]).wait())
+sys.exit("it was not refused")
+"""
+
+
+@needs_namespaces
+def test_a_lab_that_could_not_be_made_is_in_no_other_ones_way(tmp_path):
+    command = sandbox.wrapped([sys.executable, "-c", _AFTER_A_FAILURE, str(tmp_path)])
+    done = subprocess.run(command, env=sandbox.environment(), cwd=ROOT, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_cannot_work_is_said_in_one_sentence():

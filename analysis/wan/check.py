@@ -112,6 +112,10 @@ def _measure_link(row: Row, folder: File, backend: Backend, control: str | None,
 def _measure_ping(lab: Lab, row: Row) -> None:
     count, interval_ms = (300, 25) if row.jitter_ms else (100, 10)
     found = probe(lab, 0, "ping", lab.hosts[1].address, "--count", str(count), "--interval-ms", str(interval_ms))
+    if "median_ms" not in found:
+        raise InputError(
+            f"No ping came back over {row.rtt_ms:g} ms and {row.bandwidth_mbps:g} Mbit/s: is ICMP allowed?"
+        )
     if row.loss:
         return  # 100 packets say nothing about 1 %
     row.ping_median_ms, row.ping_max_ms = found["median_ms"], found["max_ms"]

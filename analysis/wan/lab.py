@@ -55,6 +55,16 @@ class Lab:
 
     def __enter__(self) -> Lab:
         self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._build()
+        except BaseException:  # another lab in this process would meet its links
+            for host in self.hosts:
+                subprocess.run(["ip", "link", "delete", host.name], capture_output=True)
+            subprocess.run(["umount", "--lazy", "/run"], capture_output=True)
+            raise
+        return self
+
+    def _build(self) -> None:
         _run("mount", "-t", "tmpfs", "tmpfs", "/run")  # where `ip netns` keeps its names; seen in this lab alone
         File("/run/netns").mkdir()
         _run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # shared memory of whoever is killed ends with the lab
@@ -65,7 +75,6 @@ class Lab:
             netem.connect(self.topology)
         else:
             self._start_router()
-        return self
 
     def _add_host(self, host: Host) -> None:
         _run("ip", "netns", "add", host.name)

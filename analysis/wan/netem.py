@@ -1,7 +1,8 @@
 """The kernel's own emulator: a bridge between the hosts' links, `netem` for paths, `htb` for rates.
 
 Uplinks are shaped where a host sends. Towards a host there is one `htb` class per sender under the downlink's own, each
-with a `netem` leaf for that path, so that a packet is first delayed and then waits for the downlink.
+with a `netem` leaf for that path, so that a packet is first delayed and then waits for the downlink. What it keeps to
+was not measured by us: no kernel with `netem` was at hand. `python -m analysis.wan check` does so.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def downlink_commands(host: Host, topology: Topology) -> list[list[str]]:
         if source == host:
             continue
         path, number = topology.path(source, host), f"{source.number:x}"
-        rate = _htb(path.bandwidth_mbps or host.down_mbps)
+        # Borrowed from the downlink's class: htb gives every class its own rate, even if all together exceed that one.
+        rate = ["htb", "rate", "8kbit", "ceil", _rate(path.bandwidth_mbps or host.down_mbps), "quantum", "1514"]
         commands += [
             ["tc", "class", "add", *device, "parent", "1:ffff", "classid", f"1:{number}", *rate],
             ["tc", "qdisc", "add", *device, "parent", f"1:{number}", *_leaf(path, host)],
@@ -103,8 +105,11 @@ def _leaf(path: Path, host: Host) -> list[str]:
 
 
 def _htb(mbps: float | None) -> list[str]:
-    rate = f"{mbps or _UNLIMITED_MBPS}mbit"
-    return ["htb", "rate", rate, "ceil", rate]
+    return ["htb", "rate", _rate(mbps), "ceil", _rate(mbps)]
+
+
+def _rate(mbps: float | None) -> str:
+    return f"{mbps or _UNLIMITED_MBPS}mbit"
 
 
 def _packets(mbps: float, milliseconds: float) -> int:

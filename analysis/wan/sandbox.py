@@ -14,6 +14,8 @@ import sys
 from recipe.errors import InputError
 
 _MARK = "WAN_LAB_PROCESS"
+_TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux", "ip": "iproute2"}
+"""What a lab is made with, and the package that it is in."""
 _NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL"]
 
 
@@ -43,7 +45,7 @@ def wrapped(command: list[str]) -> list[str]:
     Raises:
         InputError: namespaces are not allowed here, or a tool is missing.
     """
-    for tool, package in (("unshare", "util-linux"), ("nsenter", "util-linux"), ("ip", "iproute2")):
+    for tool, package in _TOOLS.items():
         if shutil.which(tool) is None:
             raise InputError(f"The program {tool} is missing: install the package {package}.")
     return ["unshare", *_allowed(), "--", *command]

@@ -182,6 +182,8 @@ def _parse_path(entry: dict[str, Any]) -> dict[tuple[str, str], Path]:
     one_way = (entry.pop("from", None), entry.pop("to", None))
     if (between is None) == (None in one_way):
         raise InputError('a path needs between = ["A", "B"] for both directions, or from = "A" and to = "B".')
+    if between is not None and (not isinstance(between, list) or len(between) != 2):
+        raise InputError(f'a path has between = {between!r}: give two regions, such as ["A", "B"].')
     if "rtt_ms" in entry:
         entry["delay_ms"] = entry.pop("rtt_ms") / 2
     _check_keys("a path", entry, [item.name for item in fields(Path)])

@@ -1,0 +1,18 @@
+"""A part of a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+
+@dataclass
+class Section:
+    """A part of the report; `tables` and `figures` come with a title each."""
+
+    title: str
+    text: list[str] = field(default_factory=list)
+    tables: list[tuple[str, pd.DataFrame]] = field(default_factory=list)
+    figures: list[tuple[str, Path]] = field(default_factory=list)
