@@ -249,7 +249,10 @@ class SwarmAverager(StateTransfer):
         exchange_seconds = time.perf_counter() - met
         if not lanes.lost:
             meetings.pulse.exchange_took(exchange_seconds, group.peer_ids)
-        await self._keep_average(ticket.step, ticket.lineage, group.group_id)
+        try:
+            await self._keep_average(ticket.step, ticket.lineage, group.group_id)
+        except Exception:  # the vector holds the average by now: this round has not failed
+            logger.debug("the average could not be kept for others", exc_info=True)
         seconds = {"meeting_seconds": met - started, "exchange_seconds": exchange_seconds}
         return RoundReport.of(group, lanes.runners, lost=frozenset(lanes.lost), **seconds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,35 @@ def newest_checkpoint(folder: Path, needed: bool) -> tuple[Path | None, dict[str
     :param needed: nobody else holds a state: that all are damaged is an error then
     :raises InputError: all are damaged
     """
-    found = sorted(folder.glob("[!.]*.ckpt"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found:
-        try:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-            if not all(torch.isfinite(tensor).all() for tensor in checkpoint["state_dict"].values()):
-                raise FloatingPointError("its weights are not finite")
-            return path, {key: checkpoint[key] for key in ("global_step", VisionData.__qualname__, "state_dict")}
-        except Exception as error:  # a pickle can fail in any way
-            logger.warning(f"The checkpoint {path} cannot be read ({type(error).__name__}) and is left out")
+    found = list(folder.glob("[!.]*.ckpt"))
+    read = [(path, content) for path in found if (content := _read(path)) is not None]
+    # Not the last one that was written: a clock may have been wrong.
+    for path, content in sorted(read, key=lambda one: (one[1]["global_step"], one[0].stat().st_mtime), reverse=True):
+        weights = [value for value in content["state_dict"].values() if isinstance(value, torch.Tensor)]
+        if all(torch.isfinite(weight).all() for weight in weights):
+            return path, content
+        logger.warning(f"The weights of the checkpoint {path} are not finite: it is left out")
     if found and needed:
         raise InputError(f"No checkpoint in {folder} can be read: delete the folder to begin anew.")
     return None, None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+        content = {key: checkpoint[key] for key in ("global_step", VisionData.__qualname__, "state_dict")}
+        return content | {"global_step": int(content["global_step"]), "state_dict": dict(content["state_dict"])}
+    except Exception as error:  # a pickle can fail in any way
+        logger.warning(f"The checkpoint {path} cannot be read ({type(error).__name__}) and is left out")
+        return None
+
+
+def sweep_checkpoints(folder: Path, step: int) -> None:
+    """Delete those before ``step``, from which this peer goes on, but for the last ones.
+
+    Lightning keeps the one from which a training went on for good: a peer that dies often would fill its disk.
+    """
+    names = {path: re.fullmatch(r"step=(\d+)\.ckpt", path.name) for path in folder.glob("step=*.ckpt")}
+    older = sorted((int(name[1]), path) for path, name in names.items() if name and int(name[1]) < step)
+    for _, path in older[: -(KEPT_CHECKPOINTS - 1)]:
+        path.unlink(missing_ok=True)

@@ -171,8 +171,17 @@ def start_dht(options: NetworkOptions, meanwhile: Callable[[], None] = lambda: N
 
 
 def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[str]:
-    """Where others can reach this peer, as multiaddresses that end with ``/p2p/PEER_ID``; may be empty."""
-    return dht.run_coroutine(_list_addresses, return_future=True).result(timeout_seconds)
+    """Where others can reach this peer, as multiaddresses that end with ``/p2p/PEER_ID``; may be empty.
+
+    :raises InputError: the DHT process does not answer in time
+    """
+    try:
+        return dht.run_coroutine(_list_addresses, return_future=True).result(timeout_seconds)
+    except TimeoutError:
+        raise InputError(
+            f"The DHT process did not answer within {timeout_seconds:g} s: the machine is too busy, so end other "
+            "programs and try again."
+        ) from None
 
 
 def stop_dht(dht: SwarmDHT, timeout_seconds: float = 3) -> None:

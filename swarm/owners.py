@@ -1,7 +1,8 @@
 """Records that only their owner can write: the subkey is the owner's public key, and the value is signed with its key.
 
 A peer's id is the hash of that public key (libp2p's definition), so every record says which peer wrote it, and nobody
-can speak for another one. What is not signed is not stored, not passed on and not read.
+can speak for another one. What is not signed, too large, unreadable or meant to stay for ever is not stored, not passed
+on and not read: of a key with one value that cannot be decoded, Hivemind's readers would wait for ever.
 """
 
 from __future__ import annotations
@@ -15,17 +16,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgpack
 from cryptography.hazmat.primitives import serialization
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.timed_storage import get_dht_time
 
 from recipe.errors import InputError
 
 _OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/]{100,1400}={0,2})\]")
 _SHA2_256 = b"\x12\x20"  # multihash: its code, and 32 bytes
+MAX_SUBKEY_BYTES = 2000
+MAX_VALUE_BYTES = 2**16 + 2**11
+"""A run card, and its signature."""
+MAX_LIFE_SECONDS = 3600.0
+"""What nobody renews is gone after so long."""
 
 
 class OwnedRecords(RSASignatureValidator):
@@ -38,18 +46,36 @@ class OwnedRecords(RSASignatureValidator):
         super().__init__(key)
 
     def validate(self, record: DHTRecord) -> bool:
-        if record.subkey is None or b"[owner:" not in record.subkey:
+        if record.subkey is None or len(record.subkey) > MAX_SUBKEY_BYTES or len(record.value) > MAX_VALUE_BYTES:
             return False
-        return _is_signed(self, record)
+        if not record.expiration_time <= get_dht_time() + MAX_LIFE_SECONDS:  # nor NaN
+            return False
+        return _is_sound(self, record)
 
 
 @lru_cache(maxsize=256)
-def _is_signed(validator: OwnedRecords, record: DHTRecord) -> bool:
-    """The same record comes from several nodes, and is read again and again: a signature is checked once."""
+def _is_sound(validator: OwnedRecords, record: DHTRecord) -> bool:
+    """The same record comes from several nodes, and is read again and again: it is checked once."""
     try:
+        subkey = _plain(record.subkey)
+        if not isinstance(subkey, bytes) or _OWNER.fullmatch(subkey) is None:
+            return False
+        _plain(validator.strip_value(record))
         return RSASignatureValidator.validate(validator, record)
     except Exception:  # a stranger's bytes: no key, no text, no signature
         return False
+
+
+def _plain(data: bytes) -> Any:
+    """As Hivemind decodes it, but without the types that it adds.
+
+    :raises ValueError: there is nothing that can be decoded, or more
+    """
+    return msgpack.unpackb(data, raw=False, ext_hook=_refuse)
+
+
+def _refuse(code: int, data: bytes) -> Any:
+    raise ValueError(f"type {code} of {len(data)} bytes")
 
 
 def read_key(path: Path) -> RSAPrivateKey:
@@ -72,7 +98,7 @@ def owned_entries(found: Any, most: int) -> Iterator[tuple[PeerID, Any]]:
 @lru_cache(maxsize=4096)
 def peer_of(subkey: bytes) -> PeerID | None:
     """The peer that owns records with this subkey; None if it names no key."""
-    match = _OWNER.fullmatch(subkey[:2000])
+    match = _OWNER.fullmatch(subkey[:MAX_SUBKEY_BYTES])
     if match is None:
         return None
     try:

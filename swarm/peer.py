@@ -9,6 +9,7 @@ Ctrl-C leaves cleanly: the last averaged weights stay in checkpoints/, the other
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import secrets
@@ -190,7 +191,8 @@ class Peer:
         keeper = Keeper(dht, session.card, addresses, session.folder.peers)
         try:
             self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
-            print("\n" + session.train(), flush=True)
+            outcome = session.train()
+            _say(f"\n{outcome}")
             return 0
         finally:
             self._interrupt = _raise_interrupt
@@ -200,7 +202,7 @@ class Peer:
 
     def _part_died(self, process: str) -> None:
         """It cannot be replaced here: leave as well as that goes without it, and start again as the same peer."""
-        print(f"{process} has died: this peer starts again.", flush=True)
+        _say(f"{process} has died: this peer starts again.")
         self._restart = threading.Timer(LEAVE_SECONDS, self._start_again)
         self._restart.daemon = True
         self._restart.start()
@@ -277,6 +279,12 @@ class Peer:
             _leave_at_once(signal_number)
         self.stop_requested.set()
         self._interrupt(signal_number)
+
+
+def _say(text: str) -> None:
+    """Also where nobody reads it any more, or its log has no room: what comes after counts."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
 
 
 def _leave_at_once(signal_number: int) -> None:

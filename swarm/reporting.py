@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 from rich.console import Console
@@ -24,6 +26,17 @@ STATUS_SECONDS = 0.5
 LINE_SECONDS = 10.0
 SMOOTHING = 0.1
 LEAVING = "leaving"  # not a phase that others hear of: they are told that this peer has left
+
+
+class PatientConsole(Console):
+    """Nobody reads on, or the disk below a log is full: then there is no output, but training goes on."""
+
+    def print(self, *objects: Any, **kwargs: Any) -> None:
+        with contextlib.suppress(OSError):
+            super().print(*objects, **kwargs)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True  # rich would end the program
 
 
 class SwarmMetrics(L.Callback):
@@ -128,7 +141,7 @@ class StatusReporter(L.Callback):
         self._strategy = None
         self._collaboration = None
         self._training, self._leaving, self._closing = threading.Event(), threading.Event(), threading.Event()
-        self._console = Console(file=sys.stdout)
+        self._console = PatientConsole(file=sys.stdout)
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
         self._last_line, self._last_news = -LINE_SECONDS, None
 
@@ -215,7 +228,8 @@ class StatusReporter(L.Callback):
                 self._console.print("Leaving the swarm, this takes a few seconds (Ctrl-C again leaves at once) …")
             status = self.snapshot()
             status.write(self._folder.status)
-            show(status)
+            with contextlib.suppress(OSError):
+                show(status)
             until.wait(STATUS_SECONDS)
 
     def _print_line(self, status: Status) -> None:

@@ -22,7 +22,7 @@ from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
-from swarm.checkpoints import kept_checkpoints, newest_checkpoint
+from swarm.checkpoints import kept_checkpoints, newest_checkpoint, sweep_checkpoints
 from swarm.company import NeedsFullPeer
 from swarm.diloco import LocalSteps
 from swarm.guard import Guard
@@ -126,6 +126,8 @@ class Session:
         self.folder.summary.unlink(missing_ok=True)  # it says that a run has ended
         for half in self.folder.path.rglob(".*.tmp"):
             half.unlink(missing_ok=True)
+        if self.resumed_step is not None:
+            sweep_checkpoints(self.folder.checkpoints, self.resumed_step)
         try:
             self.folder.write_recipe(self.recipe)
             self.folder.write_environment()

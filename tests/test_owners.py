@@ -11,7 +11,7 @@ from recipe.presets import digits
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.owners import owned_entries, peer_of
 from swarm.run_card import PROTOCOL, RUNS_KEY, RunCard, publish_card, read_cards
-from tests.owners import subkey_of
+from tests.owners import Sign, subkey_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -50,6 +50,42 @@ def test_nobody_writes_for_another_or_for_nobody(dhts):
         assert not liar.store("mine", subkey=subkey, value="false", expiration_time=later + 1)
     assert not liar.store("mine", "false", expiration_time=later + 1)
     assert dict(owned_entries(reader.get("mine", latest=True), 10)) == {victim.peer_id: "true"}
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds", "subkey"),
+    [
+        ((1, b"\xc1"), 60, None),  # a byte that msgpack never uses
+        ((0, b""), 60, None),
+        ((1, b"\xa5ab"), 60, None),  # five letters, of which two came
+        ((2, b"\xc4\x01a"), 60, None),  # two values
+        ((1, b"\xa1\xff"), 60, None),  # text that is none
+        ((1, b"\xd4\x40\x00"), 60, None),  # one of Hivemind's own types
+        ((60_000, b"\x91"), 60, None),  # lists in lists
+        ((2**17, b"a"), 60, None),  # too large
+        ((1, b"\xc0"), 7200, None),
+        ((1, b"\xc0"), float("nan"), None),
+        ((1, b"\xc0"), 60, lambda owner: [owner]),
+        ((1, b"\xc0"), 60, lambda owner: owner + b"more"),
+    ],
+)
+def test_a_record_that_nobody_could_read_is_not_stored(dhts, value, seconds, subkey):
+    """Of such a key, Hivemind's readers would wait for ever."""
+    liar, victim, reader = dhts
+    assert victim.store("shared", subkey=victim.owner, value="honest", expiration_time=time.time() + 60)
+    owner = liar.owner if subkey is None else subkey(liar.owner)
+    answers = liar.run_coroutine(Sign("shared", owner, value, time.time() + seconds), return_future=True).result(20)
+    assert answers == [False, False]
+    found = reader.get("shared", latest=True, return_future=True).result(20)
+    assert dict(owned_entries(found, 10))[victim.peer_id] == "honest"
+
+
+def test_a_record_that_can_be_read_is_stored(dhts):
+    """The same way as those above."""
+    liar, _, reader = dhts
+    said = Sign("readable", liar.owner, (1, b"\xc3"), time.time() + 60)
+    assert liar.run_coroutine(said, return_future=True).result(20) == [True, True]
+    assert dict(owned_entries(reader.get("readable", latest=True), 10)) == {liar.peer_id: True}
 
 
 def test_the_word_of_who_invited_counts_and_otherwise_what_most_say(dhts):
