@@ -201,18 +201,19 @@ def test_the_kernels_rates_work_where_there_is_htb(tmp_path):
     if "qdisc kind is unknown" in done.stderr or "No such file or directory: 'tc'" in done.stderr:
         pytest.skip("this kernel has no htb, or the program tc is missing")
     assert done.returncode == 0, done.stderr
-    assert 16 < float(done.stdout) < 20
+    assert all(0.8 < float(share) < 1.0 for share in done.stdout.split()), f"of the rate: {done.stdout}"
+    assert len(done.stdout.split()) == 2, "a pair of hosts, and two that send to a third"
 
 
 KERNEL_LAB = """
 import sys
 from pathlib import Path
-from analysis.wan import check, netem
-from analysis.wan.lab import Lab
-from analysis.wan.topology import uniform
+from analysis.wan import netem
+from analysis.wan.check import HOME_DOWN, HOME_DOWN_MBPS, Row, measure
 netem.is_available = lambda: True
-with Lab(uniform(2, 0, 20), Path(sys.argv[1]), "netem") as lab:
-    print(check.both(lab, ["tcp-receive", "--skip-seconds", "0.5", "--seconds", "1"], ["tcp-send"])["goodput_mbps"])
+rows = [Row(0, 20), Row(0, HOME_DOWN_MBPS, link=HOME_DOWN)]
+for row in measure(rows, Path(sys.argv[1]), "netem", None, 1.0):
+    print(row.goodput_mbps / row.bandwidth_mbps)
 """
 
 
@@ -247,6 +248,25 @@ def test_works_through_a_user_namespace(monkeypatch):
         pytest.skip(str(error))
     assert "--map-root-user" in command
     assert subprocess.run(command, env=sandbox.environment(), cwd=ROOT, timeout=30).returncode == 0
+
+
+_HOME = """
+import sys
+from pathlib import Path
+from analysis.wan.check import HOME_DOWN, HOME_DOWN_MBPS, HOME_UP, HOME_UP_MBPS, Row, measure
+rows = [Row(20, HOME_DOWN_MBPS, link=HOME_DOWN), Row(20, HOME_UP_MBPS, link=HOME_UP)]
+for row in measure(rows, Path(sys.argv[1]), "router", None, 1.5):
+    print(row.goodput_mbps / row.bandwidth_mbps)
+"""
+
+
+@needs_namespaces
+def test_a_link_at_home_has_two_rates_and_two_senders_share_one_of_them(tmp_path):
+    command = sandbox.wrapped([sys.executable, "-c", _HOME, str(tmp_path)])
+    done = subprocess.run(command, env=sandbox.environment(), cwd=ROOT, timeout=100, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(0.5 < float(share) <= 1.0 for share in done.stdout.split()), done.stdout
+    assert len(done.stdout.split()) == 2
 
 
 _AFTER_A_FAILURE = """

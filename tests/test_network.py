@@ -1,5 +1,6 @@
 """Real DHT processes on loopback: they start, explain themselves when they cannot, and never outlive the trainer."""
 
+import concurrent.futures
 import multiprocessing
 import os
 import signal
@@ -239,3 +240,13 @@ def test_a_dht_belongs_to_the_main_thread():
     thread.start()
     thread.join()
     assert "main thread" in str(caught[0])
+
+
+def test_a_dht_that_does_not_answer_is_said_in_one_sentence():
+    class Busy:
+        def run_coroutine(self, _coroutine, return_future: bool):
+            assert return_future
+            return concurrent.futures.Future()
+
+    with pytest.raises(InputError, match=r"did not answer within 0\.01 s"):
+        visible_addresses(Busy(), 0.01)

@@ -17,7 +17,7 @@ from recipe.errors import InputError
 from recipe.loggers import PatientTensorBoardLogger
 from recipe.run_folder import RunFolder
 from swarm.address_book import MAX_REMEMBERED, met_before, read_book, usable, write_book
-from swarm.checkpoints import newest_checkpoint
+from swarm.checkpoints import newest_checkpoint, sweep_checkpoints
 from swarm.keeper import addresses_in
 from swarm.owners import peer_of
 from swarm.pace import MAX_DROPPED, Pace
@@ -113,6 +113,21 @@ def test_the_newest_checkpoint_that_can_be_read(tmp_path):
     assert newest_checkpoint(tmp_path, needed=False) == (None, None)
     with pytest.raises(InputError, match="No checkpoint in"):
         newest_checkpoint(tmp_path, needed=True)
+
+
+def test_a_wrong_clock_makes_no_checkpoint_the_newest(tmp_path):
+    for step, written_at in ((50, 2e9), (100, 1e9)):
+        save(tmp_path / f"step={step}.ckpt", step)
+        os.utime(tmp_path / f"step={step}.ckpt", (written_at, written_at))
+    assert newest_checkpoint(tmp_path, needed=True)[0].name == "step=100.ckpt"
+
+
+def test_what_earlier_lives_left_does_not_fill_the_disk(tmp_path):
+    kept = ["best.ckpt", "step=150.ckpt", "step=200.ckpt", "step=250.ckpt", "step=x.ckpt"]
+    for name in (*kept, "step=50.ckpt", "step=100.ckpt", "step=300.ckpt"):
+        (tmp_path / name).touch()
+    sweep_checkpoints(tmp_path, 250)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*kept[:-1], "step=300.ckpt", "step=x.ckpt"]
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path as File
 
 from rich.table import Table
 
 from analysis.wan.lab import Backend, Lab
 from analysis.wan.probes import READY
-from analysis.wan.topology import uniform
+from analysis.wan.topology import Topology, uniform
 from recipe.errors import InputError
 
 RTTS_MS = (0, 20, 100, 200, 300)
@@ -26,6 +26,8 @@ LEAST_GOODPUT = 0.95
 GOODPUT_RTT_MS = 100
 """Goodput at the highest rate is judged up to this round-trip time."""
 LOSS_TOLERANCE = 0.1
+SYMMETRIC, HOME_DOWN, HOME_UP = "equal", "home, from two", "home, up"
+HOME_DOWN_MBPS, HOME_UP_MBPS, HOME_RTT_MS = 40, 10, 20
 ALTERNATIVES = ("reno", "bbr")
 """Tried where the machine's congestion control leaves a link idle: the check is of the link, not of TCP."""
 _LOSS_PACKETS = 40_000
@@ -40,6 +42,8 @@ class Row:
     bandwidth_mbps: float
     jitter_ms: float = 0.0
     loss: float = 0.0
+    link: str = SYMMETRIC
+    """Which of the links that are tried: equal ones, or one at home."""
     ping_median_ms: float | None = None
     ping_max_ms: float | None = None
     measured_jitter_ms: float | None = None
@@ -71,6 +75,7 @@ class Row:
 def links() -> list[Row]:
     """All links that the check tries."""
     rows = [Row(rtt, bandwidth) for bandwidth in BANDWIDTHS_MBPS for rtt in RTTS_MS]
+    rows += [Row(HOME_RTT_MS, HOME_DOWN_MBPS, link=HOME_DOWN), Row(HOME_RTT_MS, HOME_UP_MBPS, link=HOME_UP)]
     return [*rows, Row(100, 100, jitter_ms=JITTER_MS), Row(100, 100, loss=LOSS)]
 
 
@@ -99,14 +104,23 @@ def measure(
 
 
 def _measure_link(row: Row, folder: File, backend: Backend, control: str | None, seconds: float) -> None:
-    topology = uniform(2, row.rtt_ms, row.bandwidth_mbps, jitter_ms=row.jitter_ms, loss=row.loss)
-    with Lab(topology, folder, backend, control) as lab:
+    with Lab(_topology(row), folder, backend, control) as lab:
         _measure_ping(lab, row)
         if row.loss:
             _measure_loss(lab, row)
         elif not row.jitter_ms:
             row.congestion_control = control
             _measure_tcp(lab, row, seconds)
+
+
+def _topology(row: Row) -> Topology:
+    """Two equal hosts, or one at home and two others whose links are no limit."""
+    if row.link == SYMMETRIC:
+        return uniform(2, row.rtt_ms, row.bandwidth_mbps, jitter_ms=row.jitter_ms, loss=row.loss)
+    others = uniform(3, row.rtt_ms)
+    first, home, last = others.hosts
+    home = replace(home, down_mbps=HOME_DOWN_MBPS, up_mbps=HOME_UP_MBPS)
+    return replace(others, hosts=(first, home, last))
 
 
 def _measure_ping(lab: Lab, row: Row) -> None:
@@ -126,7 +140,9 @@ def _measure_ping(lab: Lab, row: Row) -> None:
 def _measure_tcp(lab: Lab, row: Row, seconds: float) -> None:
     warm_up = 1.0 + 15 * row.rtt_ms / 1e3
     lines_before = len(router_lines(lab.report))
-    found = both(lab, ["tcp-receive", "--skip-seconds", str(warm_up), "--seconds", str(seconds)], ["tcp-send"])
+    receiver, senders = (0, [1]) if row.link == HOME_UP else (1, [0, 2] if row.link == HOME_DOWN else [0])
+    times = ["--skip-seconds", str(warm_up), "--seconds", str(seconds), "--connections", str(len(senders))]
+    found = both(lab, ["tcp-receive", *times], ["tcp-send"], receiver, senders)
     row.goodput_mbps = found["goodput_mbps"]
     lines = router_lines(lab.report)[lines_before:]
     if len(lines) >= 3:
@@ -147,13 +163,15 @@ def probe(lab: Lab, host: int, *arguments: str) -> dict[str, float]:
     return json.loads(process.communicate()[0])
 
 
-def both(lab: Lab, receiver: list[str], sender: list[str]) -> dict[str, float]:
-    """Runs a receiving probe on the second host and a sending one on the first; returns what the receiver saw."""
-    receiving = lab.start(lab.hosts[1], _command(*receiver), stdout=subprocess.PIPE, text=True)
+def both(lab: Lab, receive: list[str], send: list[str], to: int = 1, senders: Sequence[int] = (0,)) -> dict[str, float]:
+    """Runs a receiving probe on one host and sending ones on others; returns what the receiver saw."""
+    receiving = lab.start(lab.hosts[to], _command(*receive), stdout=subprocess.PIPE, text=True)
     assert receiving.stdout.readline().strip() == READY
-    sending = lab.start(lab.hosts[0], _command(sender[0], lab.hosts[1].address, *sender[1:]), stdout=subprocess.DEVNULL)
+    command = _command(send[0], lab.hosts[to].address, *send[1:])
+    sending = [lab.start(lab.hosts[number], command, stdout=subprocess.DEVNULL) for number in senders]
     found = json.loads(receiving.communicate()[0])
-    sending.wait()
+    for process in sending:
+        process.wait()
     return found
 
 
@@ -171,6 +189,7 @@ def router_lines(report: File) -> list[dict[str, float]]:
 def table(rows: list[Row], title: str) -> Table:
     """Set against measured."""
     result = Table(title=title, title_justify="left")
+    result.add_column("link")
     for name in (
         "RTT ms",
         "ping median",
@@ -189,6 +208,7 @@ def table(rows: list[Row], title: str) -> Table:
     for row in rows:
         share = row.goodput_mbps and f"{row.goodput_mbps / row.bandwidth_mbps:.1%}"
         result.add_row(
+            row.link,
             f"{row.rtt_ms:g}",
             _number(row.ping_median_ms, 2),
             _number(row.ping_max_ms, 1),

@@ -57,10 +57,8 @@ class Lab:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._build()
-        except BaseException:  # another lab in this process would meet its links
-            for host in self.hosts:
-                subprocess.run(["ip", "link", "delete", host.name], capture_output=True)
-            subprocess.run(["umount", "--lazy", "/run"], capture_output=True)
+        except BaseException:
+            self._remove_links()
             raise
         return self
 
@@ -170,10 +168,14 @@ class Lab:
         if self._router is not None:
             self._router.terminate()
             self._router.wait()
-        for host in self.hosts:
-            _run("ip", "link", "delete", host.name)
-            _run("ip", "netns", "delete", host.name)
-        _run("umount", "--lazy", "/run")
+        self._remove_links()
+
+    def _remove_links(self) -> None:
+        """Or the next lab in this process would meet them; what was not made yet is not there."""
+        for name in (*(host.name for host in self.hosts), netem.BRIDGE):
+            subprocess.run(["ip", "link", "delete", name], capture_output=True)
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+        subprocess.run(["umount", "--lazy", "/run"], capture_output=True)
 
 
 _NOBODY = "02:ff:ff:ff:ff:ff"

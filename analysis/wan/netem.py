@@ -11,6 +11,7 @@ import subprocess
 
 from analysis.wan.topology import Host, Path, Topology
 
+BRIDGE = "internet"
 _UNLIMITED_MBPS = 100_000
 _PACKET_BYTES = 1500
 
@@ -33,9 +34,9 @@ def connect(topology: Topology) -> None:
     Raises:
         RuntimeError: a command failed.
     """
-    commands = [["ip", "link", "add", "internet", "type", "bridge"], ["ip", "link", "set", "internet", "up"]]
+    commands = [["ip", "link", "add", BRIDGE, "type", "bridge"], ["ip", "link", "set", BRIDGE, "up"]]
     for host in topology.hosts:
-        commands.append(["ip", "link", "set", host.name, "master", "internet"])
+        commands.append(["ip", "link", "set", host.name, "master", BRIDGE])
         commands += uplink_commands(host) + downlink_commands(host, topology)
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True)

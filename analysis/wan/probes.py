@@ -60,20 +60,24 @@ def ping(address: str, count: int, interval_ms: float) -> dict[str, float]:
     }
 
 
-def tcp_receive(skip_seconds: float, seconds: float) -> dict[str, float]:
-    """Accepts one connection and counts what arrives after the first `skip_seconds`, in Mbit/s of payload."""
-    with socket.create_server(("", PORT)) as server:
-        print(READY, flush=True)
-        connection, _ = server.accept()
-    buffer = bytearray(_CHUNK_BYTES)
-    with connection:
-        begin = time.perf_counter()
-        while time.perf_counter() - begin < skip_seconds:
-            connection.recv_into(buffer)
-        begin, total = time.perf_counter(), 0
-        while (elapsed := time.perf_counter() - begin) < seconds:
-            total += connection.recv_into(buffer)
+def tcp_receive(skip_seconds: float, seconds: float, connections: int = 1) -> dict[str, float]:
+    """Accepts connections and counts what arrives by all after the first `skip_seconds`, in Mbit/s of payload."""
+    with contextlib.ExitStack() as stack:
+        with socket.create_server(("", PORT)) as server:
+            print(READY, flush=True)
+            open_ones = [stack.enter_context(server.accept()[0]) for _ in range(connections)]
+        _receive(open_ones, skip_seconds)
+        total, elapsed = _receive(open_ones, seconds)
         return {"goodput_mbps": total * 8 / elapsed / 1e6, "seconds": elapsed}
+
+
+def _receive(connections: list[socket.socket], seconds: float) -> tuple[int, float]:
+    """Bytes and the time that they took."""
+    buffer, total, begin = bytearray(_CHUNK_BYTES), 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < seconds:
+        for connection in select.select(connections, (), (), seconds - elapsed)[0]:
+            total += connection.recv_into(buffer)
+    return total, elapsed
 
 
 def tcp_send(address: str) -> dict[str, float]:
@@ -134,6 +138,7 @@ def main() -> None:
     receive = probes.add_parser("tcp-receive")
     receive.add_argument("--skip-seconds", type=float, default=2.0)
     receive.add_argument("--seconds", type=float, default=5.0)
+    receive.add_argument("--connections", type=int, default=1)
     receive.set_defaults(probe=tcp_receive)
     probes.add_parser("udp-receive").set_defaults(probe=udp_receive)
     arguments = vars(parser.parse_args())
