@@ -19,8 +19,10 @@ from analysis.section import Section
 from analysis.systems import SYSTEMS
 from analysis.tables import (
     AGREEMENT_PERCENT,
+    COMMON,
     agreement_table,
     communication_table,
+    compares_ratios,
     kept_table,
     quality_table,
     ratio_table,
@@ -184,7 +186,10 @@ def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
     section.text.append(
         f"{reproduction(experiment)}; then: python -m analysis report … --earlier {experiment.name}.jsonl"
     )
-    section.tables.append(("Samples per second of both", agreement_table(experiment, earlier)))
+    compared = "Samples per second of both"
+    if compares_ratios(experiment):
+        compared = f"Times as fast as {SYSTEMS[COMMON].label} in both, since machines differ"
+    section.tables.append((compared, agreement_table(experiment, earlier)))
     return section
 
 

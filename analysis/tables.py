@@ -158,16 +158,29 @@ def time_reached(seconds: pd.Series) -> str:
     return f"{mean:.1f}{spread} ({n} of {len(seconds)} reached it)"
 
 
+COMMON = "ddp"
+"""Over which systems are compared where machines may have been of different speed."""
+
+
+def compares_ratios(experiment: Experiment) -> bool:
+    """Whether computing was true, so that another machine makes other samples per second."""
+    return experiment.valid["paced_samples_per_second"].isna().any() and COMMON in experiment.systems
+
+
 def agreement_table(experiment: Experiment, earlier: Experiment) -> pd.DataFrame:
-    """The same cells, run twice: samples per second of both, and whether they agree.
+    """The same cells, run twice, and whether they agree: samples per second, or `compares_ratios`.
 
     The interval is Welch's for the difference of two means. They agree where it lies within 10 % of the earlier mean,
     and differ where it leaves zero out; else the repetitions are too few to tell.
     """
-    rows = []
+    rows, digits = [], 2 if compares_ratios(experiment) else 1
     for (system, value), cells in experiment.valid.groupby(["system", experiment.axis], sort=True):
-        now = cells["samples_per_second"]
-        before = earlier.valid[earlier.valid["fingerprint"].isin(cells["fingerprint"])]["samples_per_second"]
+        if compares_ratios(experiment):
+            both = (ratios(run, system, COMMON).get(value, []) for run in (experiment, earlier))
+            now, before = (pd.Series(found if system != COMMON else [], dtype=float) for found in both)
+        else:
+            now = cells["samples_per_second"]
+            before = earlier.valid[earlier.valid["fingerprint"].isin(cells["fingerprint"])]["samples_per_second"]
         if min(len(now), len(before)) < 2:
             continue
         found = stats.ttest_ind(now, before, equal_var=False).confidence_interval(0.95)
@@ -176,8 +189,8 @@ def agreement_table(experiment: Experiment, earlier: Experiment) -> pd.DataFrame
             {
                 "system": SYSTEMS[system].label,
                 experiment.axis: value,
-                "earlier": with_interval(*interval(before)),
-                "now": with_interval(*interval(now)),
+                "earlier": with_interval(*interval(before), digits=digits),
+                "now": with_interval(*interval(now), digits=digits),
                 "difference": f"{100 * (now.mean() / before.mean() - 1):+.1f} %",
                 "95 % interval": f"{low:+.1f} to {high:+.1f} %",
                 "agree": "yes" if max(-low, high) <= AGREEMENT_PERCENT else "undecided" if low <= 0 <= high else "no",

@@ -207,6 +207,18 @@ def test_the_same_experiment_twice(tmp_path):
     assert "delay, run twice" in page.read_text()
 
 
+def test_the_same_experiment_twice_on_machines_of_different_speed(tmp_path):
+    for run, times in (("earlier", 1.0), ("now", 0.5)):
+        for repetition in (1, 2, 3):
+            for system, seconds in (("ddp", 4.0), ("swarm", 2.0)):
+                cell = replace(CELL, system=system, repetition=repetition, paced_samples_per_second=None)
+                write_run(tmp_path / run / cell.name, cell, times * (seconds + 0.01 * repetition))
+    found = agreement_table(*(Experiment(read(tmp_path / run)) for run in ("now", "earlier")))
+    (row,) = found.to_dict("records")
+    assert (row["system"], row["agree"]) == ("our swarm, synchronous", "yes")
+    assert row["now"].startswith("1.99 ± ")
+
+
 def test_efficiency_is_over_what_one_peer_of_the_same_system_makes(tmp_path):
     for system, seconds in (("swarm", {1: 4.0, 2: 2.5}), ("ddp", {2: 2.5})):
         for peers in seconds:
