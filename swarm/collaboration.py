@@ -164,27 +164,14 @@ class Collaboration:
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
             self._gradients.drop()
             self.tracker.report(samples=0)
-            if self._pace.drop():
-                return self._replace_weights()
+            if self._pace.drop() and (donors := self.tracker.donors(self.step)):
+                self._catch_up(donors[0])
+                return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
         if len(self.tracker.members) == 1 and not is_awaited:
             return self._update_alone(None)
         self._begin_round()
         return not self.options.overlap and self._end_round()
-
-    def _replace_weights(self) -> bool:
-        """They may be why no gradient is finite.
-
-        :raises InputError: they are, and nobody else is there
-        """
-        if donors := self.tracker.donors(self.step):
-            self._catch_up(donors[0])
-        elif not (self.tracker.others or all(torch.isfinite(weight).all() for weight in self._gradients.weights)):
-            raise InputError(
-                "The weights are not finite any more, and nobody has others: start this peer again, it goes on from "
-                "its last checkpoint that is; if that happens again, start a new run with a lower --learning-rate."
-            )
-        return False
 
     @property
     def _is_over(self) -> bool:

@@ -178,10 +178,8 @@ def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[st
     try:
         return dht.run_coroutine(_list_addresses, return_future=True).result(timeout_seconds)
     except TimeoutError:
-        raise InputError(
-            f"The DHT process did not answer within {timeout_seconds:g} s: the machine is too busy, so end other "
-            "programs and try again."
-        ) from None
+        said = f"The DHT process did not answer within {timeout_seconds:g} s"
+        raise InputError(f"{said}: the machine is too busy, so end other programs and try again.") from None
 
 
 def stop_dht(dht: SwarmDHT, timeout_seconds: float = 3) -> None:

@@ -191,8 +191,7 @@ class Peer:
         keeper = Keeper(dht, session.card, addresses, session.folder.peers)
         try:
             self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
-            outcome = session.train()
-            _say(f"\n{outcome}")
+            _say(f"\n{session.train()}")
             return 0
         finally:
             self._interrupt = _raise_interrupt

@@ -22,7 +22,7 @@ from strategy_runs import (
     train,
     trainer_for,
 )
-from swarm_peers import PeerFailed, Peers, running_dht
+from swarm_peers import Peers, running_dht
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -217,9 +217,9 @@ class Cosmic(L.Callback):
                 next(pl_module.parameters()).mul_(self._factor)
 
 
-def train_with_a_fault(name, initial_peers, line, plan, target, steps, callbacks, min_peers=3):
+def train_with_a_fault(name, initial_peers, line, plan, target, steps, callbacks):
     with running_dht(initial_peers, line) as dht:
-        strategy = SwarmStrategy(target, "fault", dht=dht, name=name, options=patience(min_peers))
+        strategy = SwarmStrategy(target, "fault", dht=dht, name=name, options=patience(3))
         record = Record(line)
         trainer_for(strategy, [*callbacks, record], max_steps=steps).fit(Task(plan), loader(ord(name)))
         return record.updates
@@ -238,11 +238,3 @@ def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor):
     assert_same_bits(found["a"][12].weights, found["c"][12].weights)
     assert_same_bits(found["a"][12].weights, found["b"][12].weights)
     assert all(torch.isfinite(weight).all() for weight in found["a"][12].weights.values())
-
-
-def test_weights_that_nobody_can_replace_end_the_training():
-    """Or this peer would stand still for ever, with sound checkpoints on its disk."""
-    with Peers() as peers:
-        peers.start("a", train_with_a_fault, Plan(clip=None), 16, 12, [Cosmic(4, torch.nan)], 1)
-        with pytest.raises(PeerFailed, match="not finite any more, and nobody has others"):
-            peers.results()
