@@ -30,7 +30,7 @@ from rich.table import Table
 from analysis.measure import steps_done
 from analysis.peer_processes import has_ended, kill, parts
 from analysis.results import interval
-from recipe.command_line import arg, at_least
+from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.pacing import VARIABLE
 from recipe.run_folder import make_writable, write_json
@@ -228,19 +228,15 @@ def main(arguments: list[str] | None = None) -> int:
     prog = "python -m analysis.footprint"
     options, rest = tyro.cli(FootprintOptions, args=arguments, prog=prog, description=__doc__, return_unknown_args=True)
     console = Console()
-    try:
+
+    def run() -> None:
         options.check()
         make_writable(options.output_dir)
         found = measure(options, rest, console)
         write_json(options.output_dir / FILES.replace("*", str(options.peers)), found)
         console.print(table(found))
-        return 0
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return 130
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.peer_processes import has_ended, kill, parts
-from recipe.command_line import arg, at_least
+from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.pacing import VARIABLE
 from recipe.run_folder import RunFolder, make_writable, write_json
@@ -147,19 +147,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 for input that cannot work, 130 after Ctrl-C."""
     options = tyro.cli(MemoryOptions, args=arguments, prog="python -m analysis.memory", description=__doc__)
     console = Console()
-    try:
+
+    def run() -> None:
         options.check()
         make_writable(options.output_dir)
         found = measure(options, console)
         write_json(options.output_dir / "memory.json", found)
         console.print(table(found))
-        return 0
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return 130
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,11 @@ def machine_section(experiments: Sequence[Experiment]) -> Section:
     text = [
         *(f"{', '.join(names)}: {machine}." for machine, names in ran_on.items()),
         *(f"{e.name}: begun {e.machine['started_at']}, commit {', '.join(commits(e))}." for e in known),
-        "A + after a commit: there were changes that were not committed, so these cells cannot be repeated exactly.",
         f"All peers shared this machine. The network between them was emulated by {backend}; what it keeps to is "
         "measured by: python -m analysis.wan check",
     ]
+    if any(name.endswith("+") for experiment in known for name in commits(experiment)):
+        text.append("A + after a commit: there were changes that were not committed; these cells cannot be had again.")
     if (algorithm := known[0].grid.get("congestion_control")) is not None:
         text.append(f"TCP's congestion control was the kernel's {algorithm}.")
     return Section("Machine", text)

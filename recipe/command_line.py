@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import tyro
@@ -35,6 +35,19 @@ def read_options(kind: type[T], arguments: list[str] | None, prog: str) -> T:
         if hasattr(group, "check"):
             group.check()
     return options
+
+
+def exit_status(run: Callable[[], None], interrupted: str = "Interrupted.") -> int:
+    """Of a program: 0, or 2 for input that cannot work, 130 after Ctrl-C; what went wrong is said in one sentence."""
+    try:
+        run()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return 130
+    return 0
 
 
 def at_least(options: object, least: int, *names: str) -> None:

@@ -2,18 +2,15 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from measured_cells import CELL, write_run
-from rich.console import Console
 
 from analysis import __main__ as analysis
 from analysis.archive import read
-from analysis.campaign import Campaign
 from analysis.cells import load_grid
 from analysis.figures import part_rows
 from analysis.measure import measure, rounds_of
@@ -21,9 +18,7 @@ from analysis.report import write_report
 from analysis.results import Experiment, experiments_in, ratios
 from analysis.scaling import measured_setting, predict, transfers
 from analysis.tables import agreement_table, kept_table, quality_table, survivors_table, throughput_table
-from analysis.wan import sandbox
 from analysis.words import answer, in_short, results_table, time_to_accuracy
-from recipe.errors import InputError
 from recipe.run_folder import write_json
 
 
@@ -305,44 +300,6 @@ def test_folders_without_results_are_refused_in_one_sentence(tmp_path, capsys):
     assert "holds no finished cells" in capsys.readouterr().err
     assert analysis.main(["run", "everything"]) == 2
     assert "There is no experiment everything: give accuracy" in capsys.readouterr().err
-
-
-def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
-    some = ["--again", "--systems", "ddp", "swarm", "--repeat", "2"]
-    monkeypatch.setattr(sys, "argv", ["analysis", "run", "delay", "--output-dir", str(tmp_path), *some])
-    grid = load_grid("delay")
-    first = Campaign(grid, list(grid.cells())[:1], tmp_path)
-    with pytest.raises(InputError, match="in use by another run"):
-        Campaign(grid, list(grid.cells())[:1], tmp_path)
-    assert first.cells
-    command = json.loads((tmp_path / "grid.json").read_text())["command"]
-    assert command == ["run", "delay", "--repeat", "2"], "a report is read on other machines"
-
-
-def test_a_cell_that_ran_again_keeps_its_history(tmp_path, monkeypatch):
-    write_run(tmp_path / "good", CELL)
-    write_run(tmp_path / "grid" / CELL.name, CELL, received=0.5)
-    (reason,) = json.loads((tmp_path / "grid" / CELL.name / "result.json").read_text())["problems"]
-    grid = load_grid("delay")
-    copy = ["cp", str(tmp_path / "good" / "result.json")]
-    for command, ended in ((["false"], "status 1"), (copy, "256.0 samples/s")):
-        monkeypatch.setattr(sandbox, "wrapped", lambda cell, command=command: [*command, *cell[-1:]])
-        console = Console(record=True, width=150)
-        campaign = Campaign(grid, [CELL], tmp_path / "grid", again=True)
-        assert campaign.run(console) == (command == ["false"])
-        assert ended in console.export_text()
-        campaign._lock.close()
-    result = json.loads((tmp_path / "grid" / CELL.name / "result.json").read_text())
-    assert (result["problems"], result["earlier_problems"]) == ([], [reason])
-
-
-def test_a_cell_without_enough_bytes_is_invalid_at_once(tmp_path, monkeypatch):
-    write_run(tmp_path / "good", CELL, rate=1000)
-    copy = ["cp", str(tmp_path / "good" / "result.json")]
-    monkeypatch.setattr(sandbox, "wrapped", lambda cell: [*copy, *cell[-1:]])
-    console = Console(record=True, width=150)
-    assert Campaign(load_grid("delay"), [CELL], tmp_path / "grid").run(console) == 1
-    assert "invalid: averages were partial" in console.export_text()
 
 
 def test_a_broken_cell_is_refused_in_one_sentence(experiment, capsys):
