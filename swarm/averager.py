@@ -185,11 +185,13 @@ class SwarmAverager(StateTransfer):
 
     async def _set_step(self, step: int) -> None:
         meetings = self._meetings()
-        await meetings.pulse.answer()  # Hivemind lets outbound-only peers answer nothing, but somebody may be connected
         meetings.set_step(step)
         self._state_changed()
         if meetings.waits_for(step):
             self._waiting_step.value = step
+        if self.client_mode:  # Hivemind lets it answer nothing, but somebody may be connected
+            await meetings.pulse.answer()
+            await self._answer_downloads()
 
     async def _expect(self, peer_ids: Sequence[PeerID]) -> None:
         self._meetings().expect(peer_ids)

@@ -164,8 +164,8 @@ class Collaboration:
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
             self._gradients.drop()
             self.tracker.report(samples=0)
-            if self._pace.drop() and (donors := self.tracker.donors(self.step)):
-                self._catch_up(donors[0])
+            if self._pace.drop() and (donor := self._follower.find_healer()):
+                self._catch_up(donor)
                 return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
         if len(self.tracker.members) == 1 and not is_awaited:
@@ -270,7 +270,7 @@ class Collaboration:
     def _recover(self, error: Exception) -> None:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
         if isinstance(error, Refused):
-            raise InputError(f"{error}: start it with the recipe of the swarm (give --initial-peers and nothing else).")
+            return self._follower.refused_by(error.leader)
         if isinstance(error, RoundFailed) and not self._should_stop():
             self.tracker.missed(error.lost)
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")

@@ -100,7 +100,7 @@ class Follower:
         """
         tracker, version = self._tracker, self._version
         began, failed, donors = time.monotonic(), set(), Donors()
-        reason = "no full peer is there to hand it over"
+        reason = "nobody is there to hand it over"
         while time.monotonic() < began + timeout_seconds and not self._should_stop():
             if not tracker.superiors and not (version.untouched and failed & tracker.others.keys()):
                 return False  # those who were ahead or senior are gone
@@ -111,7 +111,7 @@ class Follower:
                     before, claimed = version.lineage, tracker.others.get(peer_id)
                     self._download(peer_id, name, claimed.step if claimed else 0, min_rate)
                     self._donor = peer_id
-                    tracker.trust(peer_id)
+                    tracker.distrusted.end(peer_id)
                     if version.lineage != before:
                         tracker.came_back()
                     return True
@@ -122,19 +122,46 @@ class Follower:
                         donors.was_slow(peer_id, error.bytes_per_second)
                         continue
                     logger.warning(f"No state from {name}: {error}")
-                    tracker.distrust(peer_id)
+                    tracker.cannot_hand_over(peer_id)
                     failed.add(peer_id)
             tracker.wait_refreshed(1.0)
             if time.monotonic() - began > SUPERIOR_SECONDS:
                 # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
                 for peer_id in set(tracker.superiors) - set(tracker.donors(min_step=version.step)):
-                    tracker.distrust(peer_id)
+                    tracker.cannot_hand_over(peer_id)
         if not self._should_stop():
             raise InputError(
                 f"The swarm's state could not be downloaded in {timeout_seconds:.0f} s ({reason}): check that the "
                 "peers of --initial-peers can be reached and start again."
             )
         return False
+
+    def find_healer(self) -> PeerID | None:
+        """Who can replace weights out of which nothing useful comes, if anybody can.
+
+        :raises InputError: they are not finite, and nobody is there
+        """
+        donors = self._tracker.donors(min_step=self._version.step)
+        if not self._tracker.others and not all(torch.isfinite(weight).all() for weight in self._gradients.weights):
+            raise InputError(
+                "The weights are not finite any more, and nobody is there who could replace them: start again, which "
+                "goes on from the newest checkpoint that is sound; if it comes to this again, lower --learning-rate."
+            )
+        return donors[0] if donors else None
+
+    def refused_by(self, leader: PeerID) -> None:
+        """It says that it averages another model; who has taken part in the swarm knows that it does not matter.
+
+        :raises InputError: this peer has not
+        """
+        name = self._tracker.name_of(leader)
+        if self._version.untouched and self._version.step == 0:
+            raise InputError(
+                f"{name} averages another model than this peer does: start it with the recipe of the swarm (give "
+                "--initial-peers and nothing else)."
+            )
+        logger.warning(f"Ignoring {name}, who wants to lead and says that it averages another model")
+        self._tracker.distrusted.add(leader)
 
     def follow(self, donor: PeerID) -> int:
         """Make the updates that the donor has made since it had this peer's weights; returns how many."""

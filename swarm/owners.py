@@ -23,6 +23,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
 from recipe.errors import InputError
@@ -57,16 +58,18 @@ class OwnedRecords(RSASignatureValidator):
 def _is_sound(validator: OwnedRecords, record: DHTRecord) -> bool:
     """The same record comes from several nodes, and is read again and again: it is checked once."""
     try:
-        subkey = _plain(record.subkey)
+        subkey = plain(record.subkey)
         if not isinstance(subkey, bytes) or _OWNER.fullmatch(subkey) is None:
             return False
-        _plain(validator.strip_value(record))
+        if MSGPackSerializer.dumps(subkey) != record.subkey:  # it would be passed on in other bytes than were signed
+            return False
+        plain(validator.strip_value(record))
         return RSASignatureValidator.validate(validator, record)
     except Exception:  # a stranger's bytes: no key, no text, no signature
         return False
 
 
-def _plain(data: bytes) -> Any:
+def plain(data: bytes) -> Any:
     """As Hivemind decodes it, but without the types that it adds.
 
     :raises ValueError: there is nothing that can be decoded, or more

@@ -18,16 +18,14 @@ from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
-from swarm.owners import owned_entries
-from swarm.record import AVERAGING, JOINING, REPORT_SECONDS, TRAINING, WAITING, Clocks, PeerProgress
+from swarm.distrust import Distrust
+from swarm.noticeboard import RECORD_SECONDS, Noticeboard
+from swarm.record import AVERAGING, JOINING, REPORT_SECONDS, TRAINING, WAITING, Clocks, OwnClock, PeerProgress
 from swarm.rounds import MAX_GROUP_SIZE, Group, Member, RoundFailed
 
 logger = get_logger(__name__)
 
-RECORD_SECONDS = 15.0  # a peer that says nothing for so long is no longer expected
 MIN_REFRESH_SECONDS = 0.2
-DISTRUST_SECONDS, MAX_DISTRUST_SECONDS = 10.0, 60.0
-"""After the first time that a peer's claims did not hold; twice as long each further time."""
 NEVER = -1, math.nan
 """Step at which a peer was missed, and when it had joined then."""
 
@@ -43,7 +41,7 @@ class ProgressTracker(threading.Thread):
 
     def __init__(self, dht: DHT, namespace: str, target_batch_size: int, name: str):
         super().__init__(name="progress", daemon=True)
-        self._dht, self._key = dht, f"{namespace}.progress"
+        self._dht, self._board = dht, Noticeboard(dht, f"{namespace}.progress")
         self.target_batch_size = target_batch_size
         self.peer_id: PeerID = dht.peer_id
         now = get_dht_time()
@@ -51,14 +49,13 @@ class ProgressTracker(threading.Thread):
         self._others: dict[PeerID, PeerProgress] = {}
         self._last_group: frozenset[PeerID] = frozenset()
         self._proven: dict[PeerID, float] = {}
-        self._distrusted: dict[PeerID, tuple[float, float]] = {}
+        self.distrusted, self._unreachable = Distrust(), Distrust()
         self._missed: dict[PeerID, tuple[int, float]] = {}
-        self._complained: set[PeerID] = set()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
-        self._wake, self._closing = threading.Event(), threading.Event()
+        self._wake, self._closing, self._has_to_search = threading.Event(), threading.Event(), True
         self._refreshed = threading.Condition()
-        self._refreshes, self._clocks = 0, Clocks()
+        self._refreshes, self._clocks, self._own_clock = 0, Clocks(), OwnClock()
         self._telling: Future | None = None
         self._told = self._own
 
@@ -134,8 +131,7 @@ class ProgressTracker(threading.Thread):
         return f"{', '.join(sorted(map(self.name_of, error.lost)))} fell silent" if error.lost else str(error)
 
     def _believed(self) -> dict[PeerID, PeerProgress]:
-        now = time.monotonic()
-        return {peer: record for peer, record in self.others.items() if self._distrusted.get(peer, (0.0, 0.0))[0] < now}
+        return {peer: record for peer, record in self.others.items() if peer not in self.distrusted}
 
     @property
     def members(self) -> list[Member]:
@@ -181,42 +177,44 @@ class ProgressTracker(threading.Thread):
                     told = {"step": ticket.step, "samples": ticket.samples, "ahead": False, "phase": TRAINING}
                     self._others[peer] = replace(record, time=now, **told)
 
+    def _can_ask(self, peer: PeerID, record: PeerProgress) -> bool:
+        """Who cannot be dialled hands over its state as well, if it has made a connection to this peer, a full one."""
+        return not (record.client_mode and (self._own.client_mode or peer in self._unreachable))
+
+    def cannot_hand_over(self, peer: PeerID) -> None:
+        """It was asked for its state in vain: nothing can be said against who cannot be dialled."""
+        record = self.others.get(peer)
+        (self._unreachable if record is not None and record.client_mode else self.distrusted).add(peer)
+
     @property
     def swarm_step(self) -> int:
-        """The latest step that a full peer who is believed claims, at least our own."""
-        records = self._believed().values()
-        steps = (record.step for record in records if not record.client_mode and record.phase != JOINING)
-        return max([self._own.step, *steps])
+        """The latest step that somebody claims who is believed and could hand over its state, at least our own."""
+        records = self._believed().items()
+        return max([self._own.step, *(r.step for p, r in records if self._can_ask(p, r) and r.phase != JOINING)])
 
     def donors(self, min_step: int) -> list[PeerID]:
-        """Full peers that claim to hold the state of ``min_step`` or later: the latest first, then the senior."""
-        candidates = [
-            (-record.step, record.joined, peer.to_bytes(), peer)
+        """Full peers that claim to hold the state of ``min_step`` or later: the latest first, then the senior.
+
+        Where there is none, outbound-only ones.
+        """
+        candidates = sorted(
+            (record.client_mode, -record.step, record.joined, peer.to_bytes(), peer)
             for peer, record in self._believed().items()
-            if not record.client_mode and record.step >= min_step and record.phase != JOINING
-        ]
-        return [peer for *_, peer in sorted(candidates)]
+            if self._can_ask(peer, record) and record.step >= min_step and record.phase != JOINING
+        )
+        return [peer for client_mode, *_, peer in candidates if client_mode == candidates[0][0]]
 
     @property
     def superiors(self) -> list[PeerID]:
-        """Full peers whose state counts and not ours: at a later step, or at ours and here before us."""
-        own, own_id = self._own, self.peer_id
-        mine = (-own.step, own.joined, own_id.to_bytes())
+        """Whose state counts and not ours: at a later step; or a full peer at ours, and here before us."""
+        own, believed = self._own, self._believed().items()
+        mine = own.joined, self.peer_id.to_bytes()
         return [
             peer
-            for peer, record in self._believed().items()
-            if not record.client_mode and (-record.step, record.joined, peer.to_bytes()) < mine
+            for peer, record in believed
+            if (self._can_ask(peer, record) and record.step > own.step)
+            or (record.step == own.step and not record.client_mode and (record.joined, peer.to_bytes()) < mine)
         ]
-
-    def distrust(self, peer_id: PeerID) -> None:
-        """Ignore a peer for a while: what it claims did not hold."""
-        _, seconds = self._distrusted.get(peer_id, (0.0, DISTRUST_SECONDS / 2))
-        seconds = min(2 * seconds, MAX_DISTRUST_SECONDS)
-        self._distrusted[peer_id] = time.monotonic() + seconds, seconds
-
-    def trust(self, peer_id: PeerID) -> None:
-        """It has kept its word."""
-        self._distrusted.pop(peer_id, None)
 
     def _present(self) -> dict[PeerID, PeerProgress]:
         """The others whose samples are still to be had for this step."""
@@ -253,24 +251,29 @@ class ProgressTracker(threading.Thread):
         """Wait until records that were asked for after this call have come."""
         with self._refreshed:
             wanted = self._refreshes + 2  # the refresh that is running may have asked before
-            self._wake.set()
+            self._hurry()
             deadline = time.monotonic() + timeout_seconds
             while self._refreshes < wanted:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or not self.is_alive():
                     return False
                 self._refreshed.wait(remaining)
-                self._wake.set()
+                self._hurry()
             return True
+
+    def _hurry(self) -> None:
+        self._has_to_search = True
+        self._wake.set()
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         while not self._closing.is_set():
+            self._look_at_clock()
             try:
                 if self._telling is None or self._telling.done():
-                    self._told, self._telling = self._own, self._store(self._own)
-                self._read()
+                    self._told, self._telling = self._own, self._board.post(self._own)
+                self._look()
             except Exception as error:
                 logger.debug(f"could not exchange progress records: {error!r}")
             with self._refreshed:
@@ -279,34 +282,22 @@ class ProgressTracker(threading.Thread):
             self._wake.wait(min(max(self._pause_seconds(), MIN_REFRESH_SECONDS), REPORT_SECONDS))
             self._wake.clear()
 
+    def _look_at_clock(self) -> None:
+        if seconds := self._own_clock.set_by_seconds():
+            self._clocks = Clocks()
+            said = "if it is some seconds off now, the others do not see this peer (`timedatectl` tells)"
+            logger.warning(f"This machine's clock was just set by {seconds:+.0f} s: {said}")
+
     def _pause_seconds(self) -> float:
         told, own = self._told, self._own
         return 0.0 if (told.phase, told.round) != (own.phase, own.round) else self.seconds_to_target() / 2
 
-    def _store(self, record: PeerProgress | None):
-        """Begin to; with somebody silent in the DHT it takes seconds, which must not keep us from listening."""
-        value = replace(record, time=max(get_dht_time(), record.joined)).to_bytes() if record is not None else None
-        expiration = get_dht_time() + RECORD_SECONDS
-        return self._dht.store(
-            self._key, subkey=self._dht.owner, value=value, expiration_time=expiration, return_future=True
-        )
-
-    def _read(self) -> None:
-        found = self._dht.get(self._key, latest=True, return_future=True).result(timeout=RECORD_SECONDS / 3)
-        now, others = get_dht_time(), {}
-        for peer_id, value in owned_entries(found, 2 * MAX_GROUP_SIZE):
-            try:
-                if peer_id != self.peer_id:
-                    others[peer_id] = PeerProgress.from_bytes(value, now)
-            except ValueError as error:
-                self._complain_once(peer_id, error)
+    def _look(self) -> None:
+        if search := self._has_to_search:
+            self._has_to_search = False  # who asks from now on is served by the search that begins
+        others = self._board.look(search)
         with self._lock:
-            self._others = self._clocks.corrected(others, now)
-
-    def _complain_once(self, peer_id: PeerID, error: Exception) -> None:
-        if peer_id not in self._complained and len(self._complained) < MAX_GROUP_SIZE:
-            self._complained.add(peer_id)
-            logger.warning(f"Ignoring a peer whose progress record makes no sense ({error})")
+            self._others = self._clocks.corrected(others, get_dht_time())
 
     def close(self) -> None:
         """Stop, and tell the others that this peer has left."""
@@ -315,6 +306,6 @@ class ProgressTracker(threading.Thread):
         if self._dht.is_alive():
             self.join(timeout=2)
             try:
-                self._store(None).result(timeout=RECORD_SECONDS / 3)
+                self._board.post(None).result(timeout=RECORD_SECONDS / 3)
             except Exception as error:
                 logger.debug(f"could not say goodbye: {error!r}")

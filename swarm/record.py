@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -134,3 +135,23 @@ class Clocks:
             peer: replace(record, time=record.time + age) if TOLERATED_SECONDS < abs(age) < MAX_OFF_SECONDS else record
             for (peer, record), age in zip(records.items(), ages.values(), strict=True)
         }
+
+
+class OwnClock:
+    """Notices when the clock of this machine is set, which is not the same as time that passes.
+
+    The other clock also counts while a laptop sleeps, where the system has such a one (Linux).
+    """
+
+    def __init__(self) -> None:
+        self._ahead = self._ahead_now()
+
+    @staticmethod
+    def _ahead_now() -> float:
+        return time.time() - time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+    def set_by_seconds(self) -> float:
+        """Since it was asked last; 0.0 for what nobody notices."""
+        before, self._ahead = self._ahead, self._ahead_now()
+        seconds = self._ahead - before
+        return seconds if abs(seconds) > TOLERATED_SECONDS else 0.0

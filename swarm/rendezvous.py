@@ -210,19 +210,20 @@ class Rendezvous:
         request = CODE.JoinRequest(
             schema_hash=self._schema_hash, gather=ticket.to_bytes(), client_mode=ticket.client_mode
         )
-        stream, lost = None, self._lookout.watch(leader, can_be_called=True)
+        stream, accepted, lost = None, False, self._lookout.watch(leader, can_be_called=True)
         try:
             stub = self._servicer.get_stub(self._p2p, leader, namespace=self._namespace)
             stream = await unless(lost, stub.rpc_join_group(request), REPLY_SECONDS)
             reply = await unless(lost, stream.__anext__(), REPLY_SECONDS)
-            if reply.code == CODE.ACCEPTED:
+            if accepted := reply.code == CODE.ACCEPTED:
                 self._leader = leader
                 self._send_guests_to(leader)
                 remaining = max(0.0, wait_until - asyncio.get_running_loop().time())
                 reply = await unless(lost, stream.__anext__(), remaining)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
             logger.debug(f"{leader} does not lead us: {error!r}")
-            if lost.done():
+            is_stuck = accepted and isinstance(error, TimeoutError)  # its process answers, and its trainer does not come
+            if lost.done() or is_stuck:
                 self._lookout.lost.add(leader)  # who leads in its place does not wait for it again
             return None
         finally:
@@ -241,15 +242,16 @@ class Rendezvous:
         """Go where a peer has sent us; if nobody leads there, that peer will find out as well and lead itself."""
         if suggested == self._p2p.peer_id:
             return None
-        group = await self._follow(suggested, ticket, wait_until, redirects)
-        if group is not None:
-            return group
+        if suggested not in self._lookout.lost:
+            group = await self._follow(suggested, ticket, wait_until, redirects)
+            if group is not None:
+                return group
         await asyncio.sleep(REDIRECT_SECONDS * random.uniform(0.5, 1.5))
         return await self._follow(leader, ticket, wait_until, redirects)
 
     def _read_reply(self, reply, leader: PeerID, ticket: Ticket) -> Group | None:
         if reply.code == CODE.BAD_SCHEMA_HASH:
-            raise Refused(f"{leader} averages another model than this peer does")
+            raise Refused(leader)
         if reply.code == CODE.BAD_GROUP_KEY:
             raise Behind(ticket.step)
         leader_step = parse_step(reply)

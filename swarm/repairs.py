@@ -1,4 +1,4 @@
-"""Repairs of Hivemind 1.1.12's transport, made before any process of it begins.
+"""Repairs of Hivemind 1.1.12's transport and DHT, made before any process of it begins.
 
 - A call that is cancelled just before its answer arrives would end the task that reads all answers: the process would
   never hear anybody again. Found by reading ``ControlClient._read_from_persistent_conn``.
@@ -7,6 +7,7 @@
 - A message could be as long as its sender likes.
 - A stream that could not be opened would leave its connection to p2pd open, here and there, for each knock at the door
   of a dead peer.
+- A search would write what it finds into what others have stored on this node.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import closing, suppress
 from functools import wraps
 
+from hivemind.dht.node import _SearchState
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
-from hivemind.utils import get_logger
+from hivemind.utils import ValueWithExpiration, get_logger
 
 logger = get_logger(__name__)
 
@@ -113,6 +117,19 @@ async def _open_stream(
     return StreamInfo.from_protobuf(response.streamInfo), reader, writer
 
 
+def _add_to_a_copy(add_candidate):
+    @wraps(add_candidate)
+    def repaired(self, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
+        if candidate is not None and isinstance(candidate.value, DictionaryDHTValue):
+            entries = DictionaryDHTValue(candidate.value.maxsize)
+            for subkey, (value, expiration_time) in candidate.value.items():
+                entries.store(subkey, value, expiration_time)
+            candidate = ValueWithExpiration(entries, candidate.expiration_time)
+        add_candidate(self, candidate, source_node_id)
+
+    return repaired
+
+
 def repair_hivemind() -> None:
     """In this process and all that it will fork."""
     if P2P._add_protobuf_stream_handler is _serve_streams:
@@ -121,3 +138,4 @@ def repair_hivemind() -> None:
     ControlClient.stream_open = _open_stream
     P2P.receive_raw_data = staticmethod(_receive_raw_data)
     P2P._add_protobuf_stream_handler = _serve_streams
+    _SearchState.add_candidate = _add_to_a_copy(_SearchState.add_candidate)

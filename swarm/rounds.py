@@ -54,7 +54,17 @@ class ShortBatch(Exception):  # noqa: N818
 
 
 class Refused(Exception):  # noqa: N818
-    """Another peer will never average with this one (another model, another protocol)."""
+    """A leader says that it averages another model.
+
+    :param leader: its peer id
+    """
+
+    def __init__(self, leader: PeerID):
+        super().__init__(leader)
+        self.leader = leader
+
+    def __str__(self) -> str:
+        return f"{self.leader} averages another model"
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class StateTransfer(Serving):
         self._trail = Trail()
         self._took_state: OrderedDict[PeerID, None] = OrderedDict()
         self._followed_until = mp.Value("d", 0.0)
+        self._answers_downloads: asyncio.Task | None = None
         super().__init__(*args, **kwargs)
 
     # ---- in the trainer process -----------------------------------------------------------------------------------
@@ -145,6 +146,23 @@ class StateTransfer(Serving):
             await in_thread(self._trail.add, step, before, after, vector)
         if future is not None:
             future.set_result(None)
+
+    async def _answer_downloads(self) -> None:
+        """Who cannot be dialled answers these as well, and nothing else, over connections that it has made itself."""
+        if self._answers_downloads is None:
+            self._answers_downloads = asyncio.ensure_future(self._add_download_handler())
+        await self._answers_downloads
+
+    async def _add_download_handler(self) -> None:
+        self._collect_rpc_handlers()
+        (handler,) = (handler for handler in self._rpc_handlers if handler.method_name == "rpc_download_state")
+        await self._p2p.add_protobuf_handler(
+            self._get_handle_name(self.prefix, handler.method_name),
+            self.rpc_download_state,
+            handler.request_type,
+            stream_input=handler.stream_input,
+            stream_output=handler.stream_output,
+        )
 
     def _keep_trail(self) -> None:
         self._trail.keep()

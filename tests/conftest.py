@@ -14,7 +14,7 @@ PROGRAMS = {
 }
 """Files that start swarms of whole programs: one after the other."""
 SWARMS = (
-    *("strategy_faults", "following", "exchange", "strategy", "diloco", "pulse", "overlap", "guarded_peer"),
+    *("strategy_faults", "following", "exchange", "strategy", "diloco", "pulse", "meeting", "overlap", "guarded_peer"),
     *("network", "doctor", "run_card", "owners", "repairs"),
 )
 """Files that fork peers: one after the other as well, beside the programs."""

@@ -174,9 +174,21 @@ class Outcome:
     optimizer: dict
 
 
-def train(name, initial_peers, line, plan, target, *, min_peers=1, stop=lambda _: False, max_steps=-1, data=loader):
+def train(
+    name,
+    initial_peers,
+    line,
+    plan,
+    target,
+    *,
+    min_peers=1,
+    stop=lambda _: False,
+    max_steps=-1,
+    data=loader,
+    client_mode=False,
+):
     """A peer. Its samples come in an order that its name seeds."""
-    with running_dht(initial_peers, line) as dht:
+    with running_dht(initial_peers, line, client_mode=client_mode) as dht:
         strategy = SwarmStrategy(target, "test", dht=dht, name=name, options=patience(min_peers))
         record = Record(line, stop)
         task = Task(plan)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from recipe.errors import InputError
 from swarm.donors import Donors
 from swarm.download import SLOWEST_BYTES_PER_SECOND, TooSlow
 from swarm.follower import Follower
@@ -22,9 +23,13 @@ def make(step: int) -> Version:
     return Version(state, step, list(model.parameters()))
 
 
+def follower(version: Version, tracker, averager=None) -> Follower:
+    gradients = SimpleNamespace(reset=lambda: None, weights=list(version.state.model.parameters()))
+    return Follower(version, tracker, averager, gradients, None, lambda: False)
+
+
 def catch_up(version: Version, tracker, averager) -> bool:
-    gradients = SimpleNamespace(reset=lambda: None)
-    return Follower(version, tracker, averager, gradients, None, lambda: False).catch_up(timeout_seconds=20)
+    return follower(version, tracker, averager).catch_up(timeout_seconds=20)
 
 
 class Donor:
@@ -53,7 +58,7 @@ class Tracker:
 
     def __init__(self):
         self.others, self._looks, self.trusted, self.has_come_back = {"anna": None}, 0, False, False
-        self.swarm_step = 0
+        self.swarm_step, self.distrusted = 0, self
 
     @property
     def superiors(self) -> list[str]:
@@ -65,10 +70,16 @@ class Tracker:
     def name_of(self, peer: str) -> str:
         return peer
 
-    def distrust(self, peer: str) -> None:
+    @property
+    def is_distrusted(self) -> bool:
+        return self._looks > 0
+
+    def add(self, peer: str) -> None:
         self._looks = 3
 
-    def trust(self, peer: str) -> None:
+    cannot_hand_over = add
+
+    def end(self, peer: str) -> None:
         self.trusted = True
 
     def came_back(self) -> None:
@@ -149,7 +160,7 @@ def test_when_all_slow_donors_have_left_the_others_are_asked():
 
 def test_a_newcomer_does_not_wait_for_who_has_left():
     newcomer, donor, tracker = make(0), Donor(make(7), failures=1), Tracker()
-    tracker.distrust = lambda peer: tracker.others.clear()
+    tracker.cannot_hand_over = lambda peer: tracker.others.clear()
     assert not catch_up(newcomer, tracker, donor)
     assert newcomer.step == 0
 
@@ -162,3 +173,24 @@ def test_a_true_state_under_a_false_claim_is_not_taken_over():
     assert not catch_up(member, tracker, donor)
     assert (member.step, member.lineage) == (6, b"a round")
     assert not tracker.trusted
+
+
+def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():
+    member, tracker = make(5), Tracker()
+    assert follower(member, tracker).find_healer() == "anna"
+    tracker.others = {}
+    assert follower(member, tracker).find_healer() is None, "they are finite: the data may be the reason"
+    with torch.no_grad():
+        next(member.state.model.parameters()).fill_(torch.nan)
+    with pytest.raises(InputError, match="start again"):
+        follower(member, tracker).find_healer()
+
+
+def test_a_leader_with_another_model_ends_newcomers_only():
+    newcomer, member, tracker = make(0), make(5), Tracker()
+    with pytest.raises(InputError, match="anna averages another model"):
+        follower(newcomer, tracker).refused_by("anna")
+    assert not tracker.is_distrusted
+    member.advance(b"a round")
+    follower(member, tracker).refused_by("anna")
+    assert tracker.is_distrusted

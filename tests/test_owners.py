@@ -5,11 +5,17 @@ import time
 from dataclasses import replace
 
 import pytest
+from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
 
 from recipe.presets import digits
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.owners import owned_entries, peer_of
+from swarm.noticeboard import Noticeboard
+from swarm.owners import OwnedRecords, owned_entries, peer_of
+from swarm.pushes import PushedHere
+from swarm.record import TRAINING, PeerProgress
 from swarm.run_card import PROTOCOL, RUNS_KEY, RunCard, publish_card, read_cards
 from tests.owners import Sign, subkey_of
 
@@ -86,6 +92,29 @@ def test_a_record_that_can_be_read_is_stored(dhts):
     said = Sign("readable", liar.owner, (1, b"\xc3"), time.time() + 60)
     assert liar.run_coroutine(said, return_future=True).result(20) == [True, True]
     assert dict(owned_entries(reader.get("readable", latest=True), 10)) == {liar.peer_id: True}
+    pushed = reader.run_coroutine(PushedHere("readable", 10, 2000), return_future=True).result(20)
+    assert dict(owned_entries(pushed, 10)) == {liar.peer_id: True}, "without a search"
+    few = PushedHere("readable", 10, 100)
+    assert reader.run_coroutine(few, return_future=True).result(20).value == {}, "its signature alone is longer"
+    assert reader.run_coroutine(PushedHere("something else", 10, 2000), return_future=True).result(20) is None
+
+
+def test_who_is_told_nothing_does_not_read_what_it_has_found_before(dhts):
+    """Nobody pushes records to an outbound-only peer; what it reads is what there is."""
+    first, second, _ = dhts
+    client = start_dht(NetworkOptions(initial_peers=tuple(visible_addresses(first)), client_mode=True))
+    try:
+        boards = [Noticeboard(dht, "run.progress") for dht in (first, second, client)]
+        for step in range(4):
+            for board, name in zip(boards, ("anna", "ben", "cleo"), strict=True):
+                now = get_dht_time()
+                board.post(PeerProgress(name, step, 0, 0.0, now - 1, now, name == "cleo", TRAINING)).result(20)
+            for board in boards:
+                assert {record.step for record in board.look().values()} == {step}
+        pushed = client.run_coroutine(PushedHere("run.progress", 10, 2000), return_future=True).result(20)
+        assert {owner for owner, _ in owned_entries(pushed, 10)} == {client.peer_id}, "its own"
+    finally:
+        stop_dht(client)
 
 
 def test_the_word_of_who_invited_counts_and_otherwise_what_most_say(dhts):
@@ -100,6 +129,15 @@ def test_the_word_of_who_invited_counts_and_otherwise_what_most_say(dhts):
     assert read_cards(organiser) == {"run": false}
     assert organiser.store(RUNS_KEY, subkey=organiser.owner, value=None, expiration_time=time.time() + 1200)
     assert read_cards(organiser, invited) == {"run": false}, "who invited says nothing"
+
+
+def test_a_subkey_that_would_be_passed_on_in_other_bytes_is_refused():
+    """Its signature would be wrong for whoever reads it, and all that comes with it would be thrown away."""
+    validator = OwnedRecords(RSAPrivateKey())
+    owner = validator.local_public_key
+    for subkey, valid in ((MSGPackSerializer.dumps(owner), True), (b"\xc6" + len(owner).to_bytes(4) + owner, False)):
+        record = DHTRecord(b"key", subkey, MSGPackSerializer.dumps("said"), time.time() + 60)
+        assert validator.validate(replace(record, value=validator.sign_value(record))) == valid
 
 
 def test_mutated_subkeys_name_a_peer_or_nobody():

@@ -10,8 +10,10 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from test_record import RECORD
 
+from swarm.noticeboard import RECORD_SECONDS
 from swarm.owners import peer_of
-from swarm.progress import RECORD_SECONDS, ProgressTracker
+from swarm.progress import ProgressTracker
+from swarm.pushes import Push, PushedHere
 from swarm.record import (
     AVERAGING,
     JOINING,
@@ -31,13 +33,22 @@ class FakeDHT:
         self.owner, self.client_mode = subkey_of("own"), client_mode
         self.peer_id = peer_of(self.owner)
         self.records = {}
+        self.searches, self.is_told = 0, True
 
     def store(self, key, subkey, value, expiration_time, return_future):
         self.records[subkey] = ValueWithExpiration(value, expiration_time)
         return self._done(True)
 
     def get(self, key, latest, return_future):
+        self.searches += 1
         return self._done(ValueWithExpiration(dict(self.records), get_dht_time() + RECORD_SECONDS))
+
+    def run_coroutine(self, coroutine, return_future):
+        if isinstance(coroutine, Push):
+            return self.store(coroutine.key, coroutine.subkey, coroutine.value, coroutine.expiration_time, True)
+        assert isinstance(coroutine, PushedHere)
+        pushed = ValueWithExpiration(dict(self.records), get_dht_time() + RECORD_SECONDS)
+        return self._done(pushed if self.is_told else None)
 
     @staticmethod
     def _done(value) -> Future:
@@ -49,8 +60,8 @@ class FakeDHT:
 class Swarm:
     """A tracker whose thread never runs, and others that say what the test wants."""
 
-    def __init__(self, target_batch_size: int = 100):
-        self.dht = FakeDHT()
+    def __init__(self, target_batch_size: int = 100, client_mode: bool = False):
+        self.dht = FakeDHT(client_mode)
         self.tracker = ProgressTracker(self.dht, "run", target_batch_size, "own")
         self.tracker.report(phase=TRAINING)
 
@@ -61,7 +72,7 @@ class Swarm:
 
     def says_bytes(self, name: str, data: bytes) -> PeerID:
         self.dht.store("", subkey_of(name), data, get_dht_time() + RECORD_SECONDS, True)
-        self.tracker._read()
+        self.tracker._look()
         return peer_of(subkey_of(name))
 
     @property
@@ -134,7 +145,7 @@ def test_members_are_those_who_have_joined_and_still_speak(swarm):
     assert swarm.members == {own, anna, ben}
     assert {member.peer_id for member in swarm.tracker.members if member.client_mode} == {ben}
     swarm.dht.store("", subkey_of("anna"), None, get_dht_time() + RECORD_SECONDS, True)  # says goodbye
-    swarm.tracker._read()
+    swarm.tracker._look()
     assert swarm.members == {own, ben}
 
 
@@ -235,21 +246,22 @@ def test_who_comes_back_is_the_newest_member(swarm):
     assert told.joined == swarm.tracker.own.joined, "others believe it"
 
 
-def test_donors_are_full_peers_the_latest_first_then_the_senior(swarm):
+def test_donors_are_full_peers_first_then_the_latest_then_the_senior(swarm):
     anna = swarm.says("anna", step=7)
     ben = swarm.says("ben", step=8)
     clara = swarm.says("clara", step=8, joined_before=20)
-    swarm.says("dora", step=9, client_mode=True)
+    dora = swarm.says("dora", step=9, client_mode=True)
     swarm.says("emil", step=9, phase=JOINING)
     swarm.says("fred", step=6)
     assert swarm.tracker.donors(min_step=7) == [clara, ben, anna]
+    assert swarm.tracker.donors(min_step=9) == [dora], "of those who cannot be called only if it has to be"
 
 
 def test_a_claim_makes_a_donor_until_it_proves_false(swarm):
     liar = swarm.says("liar", step=10**6)
     assert swarm.tracker.swarm_step == 10**6
     assert swarm.tracker.donors(min_step=1) == [liar]
-    swarm.tracker.distrust(liar)
+    swarm.tracker.distrusted.add(liar)
     assert swarm.tracker.swarm_step == 0
     assert swarm.tracker.donors(min_step=1) == []
     assert liar not in swarm.members
@@ -259,25 +271,41 @@ def test_a_claim_makes_a_donor_until_it_proves_false(swarm):
 
 def test_who_fails_again_is_distrusted_for_longer(swarm, monkeypatch):
     anna, now = swarm.says("anna", step=7), 100.0
-    monkeypatch.setattr("swarm.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("swarm.distrust.time.monotonic", lambda: now)
     for seconds in (10, 20, 40, 60, 60):
-        swarm.tracker.distrust(anna)
+        swarm.tracker.distrusted.add(anna)
         now += seconds - 1
         assert swarm.tracker.donors(min_step=1) == []
         now += 2
         assert swarm.tracker.donors(min_step=1) == [anna]
-    swarm.tracker.trust(anna)
-    swarm.tracker.distrust(anna)
+    swarm.tracker.distrusted.end(anna)
+    swarm.tracker.distrusted.add(anna)
     now += 11
     assert swarm.tracker.donors(min_step=1) == [anna]
 
 
-def test_nobody_can_ask_a_client_mode_peer_so_its_claim_never_counts(swarm):
+def test_an_outbound_only_peer_counts_for_full_ones_if_it_is_ahead_of_them(swarm):
+    anna = swarm.says("anna", step=5, client_mode=True, joined_before=20)
+    assert swarm.tracker.swarm_step == 5
+    assert swarm.tracker.superiors == swarm.tracker.donors(min_step=1) == [anna]
+    swarm.tracker.cannot_hand_over(anna)
+    assert swarm.tracker.swarm_step == 0
+    assert anna in swarm.members, "it has not promised anything"
+    swarm.tracker.report(step=5)
+    assert swarm.tracker.superiors == [], "at the same step the others follow a full peer"
+
+
+def test_outbound_only_peers_cannot_ask_each_other():
+    swarm = Swarm(client_mode=True)
     swarm.says("anna", step=10**6, client_mode=True)
     assert swarm.tracker.swarm_step == 0
-    assert swarm.tracker.donors(min_step=0) == []
-    swarm.tracker.report(step=4)
-    assert swarm.tracker.swarm_step == 4
+    assert swarm.tracker.superiors == swarm.tracker.donors(min_step=0) == []
+
+
+def test_who_sets_the_clock_is_told_what_it_may_mean(swarm, caplog, monkeypatch):
+    monkeypatch.setattr("swarm.progress.OwnClock.set_by_seconds", lambda self: 40.2)
+    swarm.tracker._look_at_clock()
+    assert "was just set by +40 s" in caplog.text
 
 
 def test_nonsense_in_the_dht_is_ignored(swarm):
@@ -289,5 +317,5 @@ def test_nonsense_in_the_dht_is_ignored(swarm):
     swarm.dht.records["no bytes either"] = ValueWithExpiration(RECORD.to_bytes(), get_dht_time() + 10)
     swarm.dht.records[b"no owner"] = ValueWithExpiration(RECORD.to_bytes(), get_dht_time() + 10)
     swarm.dht.records[subkey_of("no entry")] = 7
-    swarm.tracker._read()
+    swarm.tracker._look()
     assert set(swarm.tracker.others) == {anna}

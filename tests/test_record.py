@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from dataclasses import replace
 
 import msgpack
@@ -16,6 +17,7 @@ from swarm.record import (
     TRAINING,
     VALIDATING,
     Clocks,
+    OwnClock,
     PeerProgress,
 )
 from swarm.rounds import MAX_STEP
@@ -142,3 +144,11 @@ def test_the_clocks_of_others_are_corrected_only_if_they_are_clearly_off():
     assert found[late].samples_by(now, 12, NOW, True) < 96 + 250 * 2, "what it computed is not overestimated"
     assert clocks.corrected({}, now) == {}
     assert clocks.corrected({late: replace(RECORD, time=now - 1.4)}, now)[late].time == now, "who is gone is forgotten"
+
+
+def test_a_clock_that_is_set_is_noticed_once(monkeypatch):
+    clock, system_time = OwnClock(), time.time
+    assert clock.set_by_seconds() == 0.0
+    monkeypatch.setattr("swarm.record.time.time", lambda: system_time() - 40)
+    assert clock.set_by_seconds() == pytest.approx(-40, abs=0.9)
+    assert clock.set_by_seconds() == 0.0
