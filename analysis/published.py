@@ -47,21 +47,21 @@ FIGURES = (
         "DDP on 1, 2, 4 and 8 nodes",
         "efficiency 1, 0.81, 0.65 and 0.46",
         "one NVIDIA T4 each",
-        "quoted second-hand; the original was not looked up",
+        "given to this project without a source; searched for, and not found",
         efficiency,
     ),
     Published(
         "DDP on two nodes, near and far apart",
         "117 s and 296 s an epoch",
         "one GPU each",
-        "quoted second-hand; the original was not looked up",
+        "given to this project without a source; searched for, and not found",
         distance,
     ),
     Published(
         "DDP on one and two nodes",
         "57:32 and 31:18 minutes",
         "one GPU each",
-        "quoted second-hand; the original was not looked up",
+        "given to this project without a source; searched for, and not found",
     ),
     Published(
         "Hivemind on eight GPUs",
@@ -74,7 +74,7 @@ FIGURES = (
         "ResNet-50, data parallel, 2 to 64 GPUs",
         "efficiency 1 down to 0.65–0.80",
         "NVIDIA V100",
-        "quoted second-hand; the setup is that of Kindratenko and others: HAL: Computer System for Scalable Deep "
-        "Learning, PEARC 2020, whose figures could not be compared",
+        "given to this project without a source; the setup is that of Kindratenko and others: HAL: Computer System for "
+        "Scalable Deep Learning, PEARC 2020, whose figures could not be compared",
     ),
 )
