@@ -222,7 +222,7 @@ class Rendezvous:
                 reply = await unless(lost, stream.__anext__(), remaining)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
             logger.debug(f"{leader} does not lead us: {error!r}")
-            is_stuck = accepted and isinstance(error, TimeoutError)  # its process answers, and its trainer does not come
+            is_stuck = accepted and isinstance(error, TimeoutError)  # its process answers, its trainer does not come
             if lost.done() or is_stuck:
                 self._lookout.lost.add(leader)  # who leads in its place does not wait for it again
             return None
