@@ -26,11 +26,12 @@ LABELS = {
     "target_batch_size": "samples per update",
     "learning_rate": "learning rate",
     "paced_samples_per_second": "samples per second of each peer alone",
-    "kill_at_step": "a peer is killed after update",
+    "kill_at_step": "killed",
     "last_times_slower": "times that the last peer is slower",
     "topology": "network",
 }
 LOGARITHMIC = ("bandwidth_mbps", "target_batch_size", "learning_rate")
+UNORDERED = ("topology", "kill_at_step")
 _OFTEN = ("ddp", "ddp-fp16", "hivemind-tuned", "swarm-local-1-fp16", "swarm-local", "swarm-fp16", "hivemind")
 _TAB20 = matplotlib.colormaps["tab20"].colors  # each colour twice, the second time pale
 COLOURS = dict(zip(dict.fromkeys((*_OFTEN, *SYSTEMS)), _TAB20[::2] + _TAB20[1::2], strict=False))
@@ -206,7 +207,7 @@ def _means(axes, experiment: Experiment, column: str) -> None:
         label, colour = SYSTEMS[system].label, COLOURS[system]
         if experiment.axes:
             x, each = _positions(rows[experiment.axis]), _positions(runs[experiment.axis])
-            line = "none" if experiment.axis == "topology" else "solid"  # there is nothing between two networks
+            line = "none" if experiment.axis in UNORDERED else "solid"  # there is nothing between two networks
             bars = {"marker": "o", "capsize": 3, "linestyle": line}
             axes.errorbar(x, rows["mean"], rows["half_width"], label=label, color=colour, **bars)
             axes.scatter(each, runs[column], s=12, color=colour, alpha=0.5)
@@ -228,6 +229,8 @@ def _finish(axes, experiment: Experiment, quantity: str) -> None:
     axes.set_ylim(bottom=0)
     if experiment.axis in LOGARITHMIC and not _has_names(experiment.cells[experiment.axis]):
         axes.set_xscale("log")
+    if experiment.axis == "peers":
+        axes.set_xticks(sorted(set(experiment.cells["peers"])))
     axes.figure.legend(loc="outside lower center", ncols=3)
     axes.figure.set_size_inches(9, 6)
 

@@ -132,7 +132,8 @@ def _until_warm(
     """Until all have made some updates: caches are full, and connections are made."""
     deadline = time.monotonic() + START_SECONDS
     while (steps := [steps_done(folder) for folder in folders]) and min(steps) < WARM_UP_STEPS:
-        console.print(f"warming up: updates {steps}", end="\r")
+        if console.is_terminal:
+            console.print(f"warming up: updates {steps}", end="\r")
         for name, process in processes.items():
             if has_ended(process, 1.0):
                 raise InputError(_last_words(options.output_dir / f"{name}.log"))

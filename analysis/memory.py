@@ -73,7 +73,8 @@ def measure(options: MemoryOptions, console: Console) -> dict[str, Any]:
                 sample = _sample(swarm.pid, options.output_dir / run_id)
                 if sample is not None and (not samples or sample["step"] > samples[-1]["step"]):
                     samples.append(sample)
-                    console.print(f"round {sample['step']}/{options.rounds}", end="\r")
+                    if console.is_terminal:
+                        console.print(f"round {sample['step']}/{options.rounds}", end="\r")
         finally:
             kill(swarm)
     if swarm.returncode != 0 or len(samples) < 4:

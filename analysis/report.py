@@ -80,7 +80,8 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     if (memory := _beside(sources, "memory.json")) is not None:
         sections.append(Section("Does a peer's memory grow?", **memory_section(memory, output)))
     for file in sorted({file for source in sources for file in source.parent.glob(footprint.FILES)}):
-        sections.append(Section("What does a peer cost beside the training?", **footprint_section(file, output)))
+        title = f"What does a peer cost beside the training, with {file.stem.rpartition('-')[2]} in the swarm?"
+        sections.append(Section(title, **footprint_section(file, output)))
     sections += [published_section(experiments), machine_section([Experiment(records) for records in found.values()])]
     if (check := _beside(sources, "check.json")) is not None:
         sections.append(lab_section(check, output))

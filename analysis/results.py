@@ -60,8 +60,10 @@ class Experiment:
         ]
         names = [*_SETTINGS, *(name for name in changed if name != "seed"), "kill_at_step"]
         self.axes = [name for name in names if self.cells[name].map(str).nunique() > 1]
+        killed = self.cells["kill_at_step"]
+        self.cells["kill_at_step"] = ["nobody" if pd.isna(step) else f"one after update {step:.0f}" for step in killed]
         for name in self.axes:
-            if self.cells[name].isna().any():  # a limit that is left out, a peer that is never killed
+            if self.cells[name].isna().any():  # a limit that is left out
                 self.cells[name] = self.cells[name].fillna("none" if self.cells[name].dtype == object else math.inf)
 
     @property
