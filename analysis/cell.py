@@ -23,12 +23,13 @@ from analysis.measure import measure, rounds_of, steps_done
 from analysis.systems import RUN_ID, system_of
 from analysis.wan import sandbox
 from analysis.wan.lab import Lab
-from analysis.wan.topology import Host
+from analysis.wan.topology import Host, Topology
 from analysis.watch import Watch
 from recipe.errors import InputError
 from recipe.pacing import ALL_SAMPLES, VARIABLE
 from recipe.run_folder import RunFolder, write_json
 
+TOPOLOGY = "topology.json"
 _ROOT = Path(__file__).parents[1]
 _POLL_SECONDS = 0.2
 _ADDRESS_SECONDS = 120.0
@@ -146,9 +147,11 @@ def run_cell(folder: Path) -> None:
     """
     cell = Cell.from_json((folder / "cell.json").read_text())
     system_of(cell)
+    network = network_of(cell, folder)
     _empty(folder)
+    (folder / TOPOLOGY).write_text(network.to_json())
     began, speeds, problem = time.time(), [machine_gflops()], None
-    with Lab(cell.network(), folder) as lab, Watch(lab, folder / "watch.jsonl"):
+    with Lab(network, folder) as lab, Watch(lab, folder / "watch.jsonl"):
         try:
             CellRun(cell, folder, lab).run()
         except RunError as error:
@@ -158,6 +161,18 @@ def run_cell(folder: Path) -> None:
     result = measure(folder, cell, rounds) if problem is None else {"problems": [problem]}
     result |= {"backend": lab.backend, "seconds": time.time() - began, "machine_gflops": speeds}
     write_json(folder / "result.json", result)
+
+
+def network_of(cell: Cell, folder: Path) -> Topology:
+    """The one that the cell had before, if it ran in this folder: its topology's file may have changed, or be gone.
+
+    Raises:
+        InputError: it has none that can work.
+    """
+    try:
+        return Topology.from_json((folder / TOPOLOGY).read_text())
+    except (OSError, ValueError, KeyError, TypeError):
+        return cell.network()
 
 
 def _empty(folder: Path) -> None:

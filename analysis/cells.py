@@ -73,7 +73,8 @@ class Cell:
         if self.last_times_slower < 1 or (self.last_times_slower > 1 and self.paced_samples_per_second is None):
             raise InputError("last_times_slower is at least 1, and more only where paced_samples_per_second is given.")
         self.full_recipe()
-        self.network()
+        if self.topology is None:  # else its file may be gone by now: see analysis/cell.py
+            self.network()
 
     def full_recipe(self) -> Recipe:
         """The preset with its changes.
@@ -165,7 +166,9 @@ def _cell(settings: dict[str, Any]) -> Cell:
     own = {item.name for item in fields(Cell)}
     settings = {name: None if value == "none" else value for name, value in settings.items()}
     changes = settings.get("changes", {}) | {name: value for name, value in settings.items() if name not in own}
-    return Cell(**{name: value for name, value in settings.items() if name in own} | {"changes": changes})
+    cell = Cell(**{name: value for name, value in settings.items() if name in own} | {"changes": changes})
+    cell.network()
+    return cell
 
 
 def shipped_grids() -> list[str]:

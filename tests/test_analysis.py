@@ -9,12 +9,14 @@ import pytest
 from measured_cells import CELL, write_run
 
 from analysis.archive import read
+from analysis.cell import TOPOLOGY, network_of
 from analysis.cells import Cell, load_grid, shipped_grids
 from analysis.measure import measure, measured_rounds, problems, rounds_of
 from analysis.payload import payload_bytes
 from analysis.results import Experiment, doubling, interval, limits, transfer_seconds
 from analysis.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
 from analysis.systems import SYSTEMS, system_of
+from analysis.wan.topology import SHIPPED
 from recipe.errors import InputError
 
 # ---- grids ----------------------------------------------------------------------------------------------------------
@@ -29,6 +31,21 @@ def test_shipped_experiments_have_cells_that_can_run(name):
         assert Cell.from_json(cell.to_json()) == cell
         if cell.kill_at_step is None:
             assert system_of(cell) is SYSTEMS[cell.system]
+
+
+def test_a_cell_can_be_rebuilt_when_the_file_of_its_topology_is_gone(tmp_path):
+    file, folder = tmp_path / "mine.toml", tmp_path / "cell"
+    shutil.copy(SHIPPED / "home.toml", file)
+    cell, other = replace(CELL, topology=str(file)), replace(CELL, topology="campus")
+    folder.mkdir()
+    assert network_of(cell, folder) == cell.network()
+    (folder / TOPOLOGY).write_text(cell.network().to_json())
+    before = cell.network()
+    file.unlink()
+    assert network_of(Cell.from_json(cell.to_json()), folder) == before != other.network()
+    (folder / TOPOLOGY).write_text("{")
+    with pytest.raises(InputError, match="There is no topology"):
+        network_of(cell, folder)
 
 
 def test_what_is_no_setting_of_a_cell_belongs_to_the_recipe(tmp_path):
