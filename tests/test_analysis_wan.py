@@ -218,16 +218,22 @@ for row in measure(rows, Path(sys.argv[1]), "netem", None, 1.0):
 
 
 @needs_namespaces
-def test_nothing_is_left_after_sigkill():
+@pytest.mark.parametrize("to_all", [False, True], ids=["SIGKILL", "SIGTERM to all, as timeout and systemd send it"])
+def test_nothing_is_left_after(to_all):
     lab = subprocess.Popen(
-        [sys.executable, "-m", "analysis.wan", "run", "--hosts", "2", "--", "sleep", "987654"], cwd=ROOT
+        [sys.executable, "-m", "analysis.wan", "run", "--hosts", "2", "--", "sleep", "987654"],
+        cwd=ROOT,
+        start_new_session=True,
     )
     deadline = time.monotonic() + 20
     while sleeping() < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    os.kill(lab.pid, signal.SIGKILL)
-    lab.wait()
+    if to_all:
+        os.killpg(lab.pid, signal.SIGTERM)
+    else:
+        os.kill(lab.pid, signal.SIGKILL)
+    lab.wait(20)
     deadline = time.monotonic() + 5
     while sleeping():
         assert time.monotonic() < deadline, "the hosts' programs go with the lab"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -96,20 +97,25 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         if isinstance(options, Check):
-            sandbox.enter(MODULE, arguments)
+            _enter(arguments)
             return _check(options)
         topology = options.network()
         if not command:
             raise InputError("There is no command: write it after --, such as: -- ping -c 3 {first_address}")
         if shutil.which(command[0]) is None:
             raise InputError(f"There is no program {command[0]}: install it, or give another command after --.")
-        sandbox.enter(MODULE, arguments)
+        _enter(arguments)
         return _run(options, topology, command)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _enter(arguments: list[str]) -> None:
+    sandbox.enter(MODULE, arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which the first process of a namespace would not notice
 
 
 def _check(options: Check) -> int:
