@@ -22,7 +22,7 @@ from rich.console import Console
 
 from analysis.campaign import Campaign, outcome, summary_table
 from analysis.cells import load_grid, shipped_grids
-from recipe.command_line import arg
+from recipe.command_line import arg, exit_status
 from recipe.errors import InputError
 
 
@@ -72,21 +72,15 @@ def main(arguments: list[str] | None = None) -> int:
         Run | Measure | Report, args=arguments, prog="python -m analysis", config=(tyro.conf.OmitArgPrefixes,)
     )
     console = Console() if sys.stdout.isatty() else Console(width=150)
-    try:
-        if isinstance(options, Run):
-            return _run(options, console)
-        if isinstance(options, Measure):
-            return _measure(options, console)
-        from analysis.report import write_report
+    programs = {Run: _run, Measure: _measure, Report: _report}
+    interrupted = "Interrupted; the same command goes on with the cells that are left."
+    return exit_status(lambda: programs[type(options)](options, console), interrupted)
 
-        console.print(f"Report: {write_report(options.runs, options.output, options.earlier)}", highlight=False)
-        return 0
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Interrupted; the same command goes on with the cells that are left.", file=sys.stderr)
-        return 130
+
+def _report(options: Report, console: Console) -> None:
+    from analysis.report import write_report
+
+    console.print(f"Report: {write_report(options.runs, options.output, options.earlier)}", highlight=False)
 
 
 def _run(options: Run, console: Console) -> int:

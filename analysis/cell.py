@@ -22,14 +22,14 @@ from analysis.cells import Cell
 from analysis.measure import measure, rounds_of, steps_done
 from analysis.systems import RUN_ID, system_of
 from analysis.wan import sandbox
-from analysis.wan.lab import Lab
+from analysis.wan.lab import TOPOLOGY, Lab
 from analysis.wan.topology import Host, Topology
 from analysis.watch import Watch
+from recipe.command_line import exit_status
 from recipe.errors import InputError
 from recipe.pacing import ALL_SAMPLES, VARIABLE
 from recipe.run_folder import RunFolder, write_json
 
-TOPOLOGY = "topology.json"
 _ROOT = Path(__file__).parents[1]
 _POLL_SECONDS = 0.2
 _ADDRESS_SECONDS = 120.0
@@ -149,7 +149,6 @@ def run_cell(folder: Path) -> None:
     system_of(cell)
     network = network_of(cell, folder)
     _empty(folder)
-    (folder / TOPOLOGY).write_text(network.to_json())
     began, speeds, problem = time.time(), [machine_gflops()], None
     with Lab(network, folder) as lab, Watch(lab, folder / "watch.jsonl"):
         try:
@@ -183,17 +182,18 @@ def _empty(folder: Path) -> None:
 
 
 def main() -> int:
-    """Returns the exit status: 0 with a result, even an invalid one; 2 for a cell that cannot work."""
-    try:
+    """Returns the exit status: 0 with a result, even an invalid one; 2 for what cannot work, 130 after Ctrl-C."""
+
+    def run() -> None:
+        if len(sys.argv) != 2:
+            raise InputError("Name one folder of a cell.")
         folder = Path(sys.argv[1]).resolve()
         if not (folder / "cell.json").exists():
             raise InputError(f"{folder} holds no cell.json: name a cell's folder.")
         sandbox.enter("analysis.cell", [str(folder)])
         run_cell(folder)
-        return 0
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from analysis.volunteers import RECIPE, RUN_ID, StockVolunteer, Volunteer
 from analysis.wan import sandbox
 from analysis.wan.lab import Lab
 from analysis.wan.topology import uniform
-from recipe.command_line import arg, at_least
+from recipe.command_line import arg, at_least, exit_status
 from recipe.environment import describe_environment
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
@@ -223,7 +223,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if the swarm did not get over it, 2 for bad input, 130 after Ctrl-C."""
     options = tyro.cli(SoakOptions, args=arguments, prog="python -m analysis.soak", description=__doc__)
     console = Console() if sys.stdout.isatty() else Console(width=120)
-    try:
+
+    def run() -> int:
         options.check()
         make_writable(options.output_dir)
         sandbox.enter("analysis.soak", sys.argv[1:] if arguments is None else arguments)
@@ -245,12 +246,8 @@ def main(arguments: list[str] | None = None) -> int:
         for problem in found["problems"]:
             console.print(f"Not good: {problem}", style="red")
         return int(bool(found["problems"]))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Interrupted: no result was written, the peers' folders are still there.", file=sys.stderr)
-        return 130
+
+    return exit_status(run, "Interrupted: no result was written, the peers' folders are still there.")
 
 
 if __name__ == "__main__":

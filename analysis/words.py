@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
@@ -33,8 +32,7 @@ def reproduction(experiment: Experiment) -> str:
 
 def paced_rates(experiment: Experiment) -> list[float]:
     """Samples per second of the pretended devices; empty where computing was true."""
-    rates = experiment.cells["paced_samples_per_second"].unique()
-    return [float(rate) for rate in rates if isinstance(rate, int | float) and math.isfinite(rate)]
+    return sorted({cell.paced_samples_per_second for cell in experiment.cells["cell"]} - {None})
 
 
 def machine_drift(experiment: Experiment) -> str | None:

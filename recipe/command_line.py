@@ -37,17 +37,16 @@ def read_options(kind: type[T], arguments: list[str] | None, prog: str) -> T:
     return options
 
 
-def exit_status(run: Callable[[], None], interrupted: str = "Interrupted.") -> int:
-    """Of a program: 0, or 2 for input that cannot work, 130 after Ctrl-C; what went wrong is said in one sentence."""
+def exit_status(run: Callable[[], int | None], interrupted: str = "Interrupted.") -> int:
+    """What a program returns; 2 for input that cannot work and 130 after Ctrl-C, said in one sentence."""
     try:
-        run()
+        return run() or 0
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return 130
-    return 0
 
 
 def at_least(options: object, least: int, *names: str) -> None:

@@ -111,7 +111,7 @@ class Follower:
                     before, claimed = version.lineage, tracker.others.get(peer_id)
                     self._download(peer_id, name, claimed.step if claimed else 0, min_rate)
                     self._donor = peer_id
-                    tracker.distrusted.end(peer_id)
+                    tracker.has_handed_over(peer_id)
                     if version.lineage != before:
                         tracker.came_back()
                     return True

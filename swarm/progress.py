@@ -181,6 +181,11 @@ class ProgressTracker(threading.Thread):
         """Who cannot be dialled hands over its state as well, if it has made a connection to this peer, a full one."""
         return not (record.client_mode and (self._own.client_mode or peer in self._unreachable))
 
+    def has_handed_over(self, peer: PeerID) -> None:
+        """It has kept its word."""
+        self.distrusted.end(peer)
+        self._unreachable.end(peer)
+
     def cannot_hand_over(self, peer: PeerID) -> None:
         """It was asked for its state in vain: nothing can be said against who cannot be dialled."""
         record = self.others.get(peer)

@@ -120,7 +120,8 @@ async def _open_stream(
 def _add_to_a_copy(add_candidate):
     @wraps(add_candidate)
     def repaired(self, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
-        if candidate is not None and isinstance(candidate.value, DictionaryDHTValue):
+        is_first = not isinstance(self.binary_value, DictionaryDHTValue)  # kept, and the others are written into it
+        if candidate is not None and isinstance(candidate.value, DictionaryDHTValue) and is_first:
             entries = DictionaryDHTValue(candidate.value.maxsize)
             for subkey, (value, expiration_time) in candidate.value.items():
                 entries.store(subkey, value, expiration_time)

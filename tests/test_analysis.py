@@ -9,13 +9,14 @@ import pytest
 from measured_cells import CELL, write_run
 
 from analysis.archive import read
-from analysis.cell import TOPOLOGY, network_of
+from analysis.cell import network_of
 from analysis.cells import Cell, load_grid, shipped_grids
 from analysis.measure import measure, measured_rounds, problems, rounds_of
 from analysis.payload import payload_bytes
 from analysis.results import Experiment, doubling, interval, limits, transfer_seconds
 from analysis.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
 from analysis.systems import SYSTEMS, system_of
+from analysis.wan.lab import TOPOLOGY
 from analysis.wan.topology import SHIPPED
 from recipe.errors import InputError
 

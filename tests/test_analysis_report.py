@@ -14,7 +14,7 @@ from analysis.archive import read
 from analysis.cells import load_grid
 from analysis.figures import part_rows
 from analysis.measure import measure, rounds_of
-from analysis.report import write_report
+from analysis.report import experiment_section, write_report
 from analysis.results import Experiment, experiments_in, ratios
 from analysis.scaling import measured_setting, predict, transfers
 from analysis.tables import agreement_table, kept_table, quality_table, survivors_table, throughput_table
@@ -255,12 +255,17 @@ def read_of(folder: Path, cell):
     return read(folder)
 
 
-def test_the_short_table_says_what_was_paced(tmp_path):
+@pytest.mark.parametrize(("rate", "said"), [(200.0, "200"), (200, "200"), (None, "not paced")])
+def test_the_report_says_what_was_paced(tmp_path, rate, said):
+    """Rates are whole numbers in most experiments."""
     for system in ("swarm", "ddp"):
-        cell = replace(CELL, system=system, repetition=1)
+        cell = replace(CELL, system=system, repetition=1, paced_samples_per_second=rate)
         write_run(tmp_path / "paced" / cell.name, cell)
-    (row,) = results_table([Experiment(read(tmp_path / "paced"))]).to_dict("records")
-    assert row["each paced to, samples/s"] == "200"
+    experiment = Experiment(read(tmp_path / "paced"))
+    (row,) = results_table([experiment]).to_dict("records")
+    assert row["each paced to, samples/s"] == said
+    text = " ".join(experiment_section(experiment, tmp_path).text)
+    assert ("PACED: each peer pretended to compute 200 samples/s" in text) == (rate is not None)
 
 
 def test_quality_is_shown_where_compute_was_true(tmp_path):

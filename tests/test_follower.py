@@ -79,7 +79,7 @@ class Tracker:
 
     cannot_hand_over = add
 
-    def end(self, peer: str) -> None:
+    def has_handed_over(self, peer: str) -> None:
         self.trusted = True
 
     def came_back(self) -> None:

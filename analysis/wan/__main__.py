@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from rich.progress import track
 from analysis.wan import sandbox
 from analysis.wan.lab import Backend, Lab
 from analysis.wan.topology import Host, Topology, load, shipped_names, uniform
-from recipe.command_line import arg
+from recipe.command_line import arg, exit_status
 from recipe.errors import InputError
 
 MODULE = "analysis.wan"
@@ -95,27 +94,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = tyro.cli(
         Check | Run, args=arguments[:split], prog=f"python -m {MODULE}", config=(tyro.conf.OmitArgPrefixes,)
     )
-    try:
+
+    def run() -> int:
         if isinstance(options, Check):
-            _enter(arguments)
+            sandbox.enter(MODULE, arguments)
             return _check(options)
         topology = options.network()
         if not command:
             raise InputError("There is no command: write it after --, such as: -- ping -c 3 {first_address}")
         if shutil.which(command[0]) is None:
             raise InputError(f"There is no program {command[0]}: install it, or give another command after --.")
-        _enter(arguments)
+        sandbox.enter(MODULE, arguments)
         return _run(options, topology, command)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
 
-
-def _enter(arguments: list[str]) -> None:
-    sandbox.enter(MODULE, arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which the first process of a namespace would not notice
+    return exit_status(run)
 
 
 def _check(options: Check) -> int:

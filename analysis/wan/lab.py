@@ -20,6 +20,8 @@ from analysis.wan.topology import Host, Topology
 from recipe.errors import InputError
 
 Backend = Literal["auto", "netem", "router"]
+TOPOLOGY = "topology.json"
+"""In the folder of a lab."""
 TCP_BUFFER_BYTES = 64 << 20
 """Largest TCP window of a host: the link is to be the limit, as on a machine that was tuned for long distances."""
 _PACKET_MS = 2.0
@@ -55,6 +57,7 @@ class Lab:
 
     def __enter__(self) -> Lab:
         self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / TOPOLOGY).write_text(self.topology.to_json())
         try:
             self._build()
         except BaseException:
@@ -112,9 +115,7 @@ class Lab:
             )
 
     def _start_router(self) -> None:
-        topology = self.folder / "topology.json"
-        topology.write_text(self.topology.to_json())
-        command = [sys.executable, "-m", "analysis.wan.router", str(topology), str(self.report)]
+        command = [sys.executable, "-m", "analysis.wan.router", str(self.folder / TOPOLOGY), str(self.report)]
         self._router = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
         if not self._router.stdout.readline().startswith(router.READY):
             raise RuntimeError(f"the router ended with status {self._router.wait()}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -27,12 +28,13 @@ def is_inside() -> bool:
 def enter(module: str, arguments: list[str]) -> None:
     """Starts `python -m module arguments` again inside new namespaces, in place of this program.
 
-    Returns only where this program is inside already.
+    Returns only where this program is inside already; from then on SIGTERM ends it as Ctrl-C does.
 
     Raises:
         InputError: namespaces are not allowed here, or a tool is missing.
     """
     if is_inside():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process of a namespace does not notice it
         return
     command = wrapped([sys.executable, "-m", module, *arguments])
     sys.stdout.flush()
