@@ -14,13 +14,19 @@ from analysis.section import Section
 from analysis.wan.check import GOODPUT_RTT_MS, LEAST_GOODPUT, LOSS_TOLERANCE, RTT_TOLERANCE_MS, Row
 from recipe.run_folder import write_json
 
+CHECKS = ("check.json", "check-netem.json")
+"""Of the lab, beside the experiments."""
+BACKENDS = {"router": "a router in user space", "netem": "the kernel's netem"}
+_CHECK = "python -m analysis.wan check"
+COMMANDS = {"router": f"{_CHECK} --backend router", "netem": f"sh analysis/wan/with_netem.sh {_CHECK} --backend netem"}
+
 
 def machine_section(experiments: Sequence[Experiment]) -> Section:
     """Where the cells ran, and when, with which commit."""
     known = [experiment for experiment in experiments if experiment.machine is not None]
     if not known:
         return Section("Machine", ["The first cell has no environment.json."])
-    backend = "the kernel's netem" if backend_of(known) == "netem" else "a router in user space"
+    backend = BACKENDS[backend_of(known)]
     ran_on: dict[str, list[str]] = {}
     for experiment in known:
         ran_on.setdefault(machine_of(experiment), []).append(experiment.name)
@@ -63,12 +69,12 @@ def lab_section(file: Path, output: Path) -> Section:
     rows = pd.DataFrame(found["rows"]).dropna(axis="columns", how="all").round(4)
     rows["out of bounds"] = [", ".join(Row(**row).problems) or "nothing" for row in found["rows"]]
     text = [
-        f"Backend {found['backend']}; how it was measured: python -m analysis.wan check --output {file.name}",
+        f"Linux {found['kernel']}; how it was measured: {COMMANDS[found['backend']]} --output {file.name}",
         f"Bounds: the median round trip within {RTT_TOLERANCE_MS:g} ms (and three standard errors, where it jitters), "
         f"TCP's goodput {LEAST_GOODPUT:.0%} of the rate or more (beyond {GOODPUT_RTT_MS} ms not at the highest), loss "
         f"within {LOSS_TOLERANCE:.0%} of its value.",
     ]
-    return Section("The lab, set against measured", text, [("", rows)])
+    return Section(f"The lab, set against measured: {BACKENDS[found['backend']]}", text, [("", rows)])
 
 
 def published_section(experiments: Sequence[Experiment]) -> Section:

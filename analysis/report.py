@@ -12,7 +12,7 @@ import pandas as pd
 from analysis import figures, footprint
 from analysis.archive import Records, read
 from analysis.endurance import SOAKS, footprint_section, memory_section, side_by_side, soak_section
-from analysis.provenance import commits, lab_section, machine_section, published_section
+from analysis.provenance import CHECKS, commits, lab_section, machine_section, published_section
 from analysis.results import Experiment, experiments_in
 from analysis.scaling import TRUST, Prediction, home_table, predict, transfers
 from analysis.section import Section
@@ -83,7 +83,7 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
         title = f"What does a peer cost beside the training, with {file.stem.rpartition('-')[2]} in the swarm?"
         sections.append(Section(title, **footprint_section(file, output)))
     sections += [published_section(experiments), machine_section([Experiment(records) for records in found.values()])]
-    if (check := _beside(sources, "check.json")) is not None:
+    for check in filter(None, (_beside(sources, name) for name in CHECKS)):
         sections.append(lab_section(check, output))
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"inline": _inline, "html_table": _html_table}

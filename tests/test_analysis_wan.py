@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from namespaces import needs_namespaces
 
-from analysis.wan import netem, sandbox
+from analysis.wan import sandbox
 from analysis.wan.router import Pipe, Route
 from analysis.wan.segments import IP, VNET, part, wire_size
 from analysis.wan.topology import Path as NetPath
@@ -20,17 +21,6 @@ from analysis.wan.topology import Topology, load, shipped_names, uniform
 from recipe.errors import InputError
 
 ROOT = Path(__file__).parent.parent
-
-
-def namespaces_problem() -> str | None:
-    try:
-        sandbox.wrapped([])
-    except InputError as error:
-        return str(error)
-    return None
-
-
-needs_namespaces = pytest.mark.skipif(namespaces_problem() is not None, reason=namespaces_problem() or "")
 
 
 def wan(*arguments: str, **options) -> subprocess.CompletedProcess:
@@ -112,18 +102,6 @@ def test_parts_of_a_large_packet_are_the_segments_that_the_kernel_would_send():
         assert sum(header) % 0xFFFF == 0, "the IP checksum is right"
 
 
-def test_netem_delays_before_the_downlink_and_keeps_paths_apart():
-    topology = load("continents")
-    commands = [" ".join(command) for command in netem.downlink_commands(topology.hosts[0], topology)]
-    assert any("match ip src 10.77.0.3/32 flowid 1:3" in command for command in commands)
-    assert any("parent 1:3 netem" in command and "delay 78.55ms" in command for command in commands)
-    (downlink,) = [command.split() for command in commands if "classid 1:ffff" in command]
-    (path,) = [command.split() for command in commands if "classid 1:3" in command]
-    assert "kbit" in path[path.index("rate") + 1], "or all senders together would exceed the downlink"
-    assert float(path[path.index("ceil") + 1].removesuffix("mbit")) > 10
-    assert "mbit" in downlink[-1]
-
-
 # ---- the lab itself -------------------------------------------------------------------------------------------------
 
 
@@ -188,33 +166,6 @@ def test_transfers_arrive_whole_at_the_rate_of_the_link(loss):
         assert rate > 16, "on an idle machine 19"
     else:
         assert sent_again >= 5
-
-
-@needs_namespaces
-def test_the_kernels_rates_work_where_there_is_htb(tmp_path):
-    """Without delay, jitter and loss that backend needs no netem, so that this much runs on any kernel with htb."""
-    script = tmp_path / "bridged.py"
-    script.write_text(KERNEL_LAB)
-    command = sandbox.wrapped([sys.executable, str(script), str(tmp_path)])
-    environment = sandbox.environment() | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    if "qdisc kind is unknown" in done.stderr or "No such file or directory: 'tc'" in done.stderr:
-        pytest.skip("this kernel has no htb, or the program tc is missing")
-    assert done.returncode == 0, done.stderr
-    assert all(0.8 < float(share) < 1.0 for share in done.stdout.split()), f"of the rate: {done.stdout}"
-    assert len(done.stdout.split()) == 2, "a pair of hosts, and two that send to a third"
-
-
-KERNEL_LAB = """
-import sys
-from pathlib import Path
-from analysis.wan import netem
-from analysis.wan.check import HOME_DOWN, HOME_DOWN_MBPS, Row, measure
-netem.is_available = lambda: True
-rows = [Row(0, 20), Row(0, HOME_DOWN_MBPS, link=HOME_DOWN)]
-for row in measure(rows, Path(sys.argv[1]), "netem", None, 1.0):
-    print(row.goodput_mbps / row.bandwidth_mbps)
-"""
 
 
 @needs_namespaces

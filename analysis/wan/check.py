@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -231,7 +232,8 @@ def table(rows: list[Row], title: str) -> Table:
 
 def to_json(rows: list[Row], backend: str) -> str:
     """For the report."""
-    return json.dumps({"backend": backend, "rows": [asdict(row) for row in rows]}, indent=2) + "\n"
+    found = {"backend": backend, "kernel": platform.release(), "rows": [asdict(row) for row in rows]}
+    return json.dumps(found, indent=2) + "\n"
 
 
 def _number(value: float | None, digits: int) -> str:
