@@ -234,7 +234,7 @@ class SwarmAverager(StateTransfer):
         faults.at("meeting", ticket.step)
         group = await meetings.meet(ticket, members, patience, asyncio.get_running_loop().time() + timeout)
         faults.at("met", ticket.step)
-        met = time.perf_counter()
+        met, group = time.perf_counter(), group.bounded(self._min_samples)
         if group.samples < self._min_samples:
             self._waiting_step.value = -1  # those who waited compute on, too
             raise ShortBatch(group)
@@ -244,7 +244,7 @@ class SwarmAverager(StateTransfer):
             raise RoundFailed("nobody in the group had computed anything")
         try:
             async with self._lanes(group) as lanes:
-                await self._average(lanes, group, ticket.samples)
+                await self._average(lanes, group)
         except BaseException:
             meetings.reopen()
             raise
@@ -283,11 +283,12 @@ class SwarmAverager(StateTransfer):
         self._running_groups[group.group_id].set_result(runner)
         return runner
 
-    async def _average(self, lanes: Lanes, group: Group, samples: int) -> None:
+    async def _average(self, lanes: Lanes, group: Group) -> None:
         """The vector becomes the average of the group's; with PowerSGD after two passes."""
         low_rank = self._low_rank
         if low_rank is None:
             return await lanes.average(self.vector, self._feedback)
+        samples = group.samples_of(self.peer_id)
         first = await in_thread(low_rank.begin, self.vector, samples, group)
         await lanes.average(first, ErrorFeedback(self._codec, len(first)))
         second = await in_thread(low_rank.go_on, first)

@@ -10,6 +10,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from swarm.rounds import RoundFailed
+from swarm.squeeze import NUMBER_BYTES, unsqueeze
 
 STREAM_SECONDS = 10.0  # longest silence within a stream before the other side counts as gone
 SLOWEST_BYTES_PER_SECOND = 20_000.0  # a donor that sends less in the mean is given up
@@ -73,7 +74,7 @@ class Download:
         if len(self.description) + len(message.metadata) > MAX_DESCRIPTION_BYTES:
             raise RoundFailed(f"{self.donor} sent a description that is longer than that of any model")
         self.description += message.metadata
-        self.slices[index] += message.tensor_part.buffer
+        self.slices[index] += unsqueeze(message.tensor_part)
 
     def judge(self) -> None:
         """:raises RoundFailed: the donor has fallen silent, or sends too slowly"""
@@ -105,3 +106,9 @@ def parse_request(request: averaging_pb2.DownloadData) -> tuple[bytes, int, int 
     if len(index) != 1 or index[0] >= NUM_SLICES or len(step) not in (0, STEP_BYTES):
         raise ValueError("no slice of a state or an average")
     return token, index[0], int.from_bytes(step, "big") if step else None
+
+
+def slice_of(num_bytes: int, index: int) -> slice:
+    """Of a state of so many bytes; no fp32 number is divided."""
+    begin, end = (num_bytes * i // NUM_SLICES // NUMBER_BYTES * NUMBER_BYTES for i in (index, index + 1))
+    return slice(begin, num_bytes if index == NUM_SLICES - 1 else end)

@@ -18,6 +18,7 @@ from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
+from swarm.claims import Claims
 from swarm.distrust import Distrust
 from swarm.noticeboard import RECORD_SECONDS, Noticeboard
 from swarm.record import AVERAGING, JOINING, REPORT_SECONDS, TRAINING, WAITING, Clocks, OwnClock, PeerProgress
@@ -57,7 +58,7 @@ class ProgressTracker(threading.Thread):
         self._refreshed = threading.Condition()
         self._refreshes, self._clocks, self._own_clock = 0, Clocks(), OwnClock()
         self._telling: Future | None = None
-        self._told = self._own
+        self._told, self._claims = self._own, Claims(dht, namespace, self._wake.set)
 
     # ---- what this peer says ----------------------------------------------------------------------------------------
 
@@ -84,6 +85,7 @@ class ProgressTracker(threading.Thread):
         self._last_group, records = group, self._others | {self.peer_id: self._own}
         before = self._proven if len(self._proven) < 2 * MAX_GROUP_SIZE else {}
         self._proven = before | {peer: records[peer].joined for peer in group & records.keys()}
+        self._claims.met(group)
 
     def begin_ahead(self) -> None:
         """The present step ends in the background, and the next one begins."""
@@ -130,8 +132,10 @@ class ProgressTracker(threading.Thread):
         """What a round failed by, with the names of those who were lost."""
         return f"{', '.join(sorted(map(self.name_of, error.lost)))} fell silent" if error.lost else str(error)
 
-    def _believed(self) -> dict[PeerID, PeerProgress]:
-        return {peer: record for peer, record in self.others.items() if peer not in self.distrusted}
+    def _believed(self, followed: bool = True) -> dict[PeerID, PeerProgress]:
+        """Without those whose claims did not hold or, if they are to be followed, may not."""
+        left_out = (self._claims.doubted if followed else self._claims.silent)(self._own, others := self.others)
+        return {peer: record for peer, record in others.items() if peer not in left_out and peer not in self.distrusted}
 
     @property
     def members(self) -> list[Member]:
@@ -143,7 +147,7 @@ class ProgressTracker(threading.Thread):
         """
         own, proven = self._own, self._proven
         members = [Member(self.peer_id, own.joined, own.client_mode, proven=bool(proven))]
-        for peer, record in self._believed().items():
+        for peer, record in self._believed(followed=False).items():
             waits = record.phase == WAITING and record.step < own.step and peer not in self._last_group
             if not waits and record.phase != JOINING and record.step > self._missed.get(peer, NEVER)[0]:
                 awaited, is_proven = self._is_awaited(peer, record), proven.get(peer) == record.joined
@@ -185,6 +189,7 @@ class ProgressTracker(threading.Thread):
         """It has kept its word."""
         self.distrusted.end(peer)
         self._unreachable.end(peer)
+        self._claims.met([peer])
 
     def cannot_hand_over(self, peer: PeerID) -> None:
         """It was asked for its state in vain: nothing can be said against who cannot be dialled."""
@@ -228,12 +233,9 @@ class ProgressTracker(threading.Thread):
 
     def samples_by_now(self) -> float:
         """Samples that the swarm has probably accumulated towards the next update."""
-        now, own = get_dht_time(), self._own
-        others = self._present().items()
-        return own.samples + sum(
-            record.samples_by(now, own.round, self._computing_since, peer in self._last_group)
-            for peer, record in others
-        )
+        now, own, since = get_dht_time(), self._own, self._computing_since
+        others = [r.samples_by(now, own.round, since, p in self._last_group) for p, r in self._present().items()]
+        return own.samples + sum(others)
 
     @property
     def step_is_over(self) -> bool:
@@ -303,6 +305,7 @@ class ProgressTracker(threading.Thread):
         others = self._board.look(search)
         with self._lock:
             self._others = self._clocks.corrected(others, get_dht_time())
+        self._claims.check(self._own, others)
 
     def close(self) -> None:
         """Stop, and tell the others that this peer has left."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgpack
 from hivemind.p2p import PeerID
 
 MAX_STEP = 10**9
 MAX_SAMPLES = 2**31
+MAX_UPDATES_OF_SAMPLES = 2
+"""Target batches that a member counts for at most: honest ones may have gone on computing while a round failed."""
 MAX_GROUP_SIZE = 1024
 LINEAGE_BYTES = 16
 MAX_SKETCH = 16
@@ -161,6 +163,16 @@ class Group:
         as_read = [Ticket.from_bytes(ticket.to_bytes()) for ticket in tickets]  # not finite is not finite
         content = [nonce, *(peer.to_bytes() for peer in peer_ids), *(ticket.to_bytes() for ticket in as_read)]
         return cls(hashlib.sha256(msgpack.packb(content)).digest()[:LINEAGE_BYTES], peer_ids, tickets)
+
+    def bounded(self, target_batch_size: int) -> Group:
+        """The same group, in which nobody counts for more than two updates, whatever it says; all bound alike."""
+        most = MAX_UPDATES_OF_SAMPLES * target_batch_size or MAX_SAMPLES
+        tickets = tuple(replace(ticket, samples=min(ticket.samples, most)) for ticket in self.tickets)
+        return replace(self, tickets=tickets)
+
+    def samples_of(self, peer_id: PeerID) -> int:
+        """Of this member."""
+        return self.tickets[self.peer_ids.index(peer_id)].samples
 
     @property
     def samples(self) -> int:

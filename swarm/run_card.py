@@ -20,7 +20,7 @@ from recipe.errors import InputError
 from swarm.address_book import peer_of_address
 from swarm.owners import owned_entries
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised when peers of two versions could no longer train together."""
 
 RUNS_KEY = "swarm.runs"

@@ -15,16 +15,17 @@ from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognis
 
 import torch
 from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
 
 from swarm import faults
-from swarm.download import NUM_SLICES, STREAM_SECONDS, Download, parse_request
+from swarm.download import NUM_SLICES, STREAM_SECONDS, Download, parse_request, slice_of
 from swarm.exchange import until_caller_hangs_up
 from swarm.lanes import in_thread
 from swarm.packing import Layout, pack
 from swarm.rounds import MAX_GROUP_SIZE, RoundFailed
 from swarm.serving import Serving
+from swarm.squeeze import CHUNK_BYTES, squeeze
 from swarm.trail import Trail
 
 logger = get_logger(__name__)
@@ -32,7 +33,6 @@ logger = get_logger(__name__)
 LOOK_SECONDS = 0.5
 HANGS_SECONDS = 30.0
 SLOW_LINK_SECONDS = 600.0  # in which what was written has arrived
-CHUNK_BYTES = 2**16
 MAX_SNAPSHOTS = 8  # copies of the state that are kept for those who download it
 
 
@@ -191,10 +191,9 @@ class StateTransfer(Serving):
             description, (content,), _ = await asyncio.shield(upload.snapshot.content)
             if index == 0:
                 yield averaging_pb2.DownloadData(metadata=description)
-            first, last = (len(content) * i // NUM_SLICES for i in (index, index + 1))
-            for begin in range(first, last, CHUNK_BYTES):
-                chunk = content[begin : min(begin + CHUNK_BYTES, last)].numpy().tobytes()
-                yield averaging_pb2.DownloadData(tensor_part=runtime_pb2.Tensor(buffer=chunk))
+            chunks = content.numpy()[slice_of(len(content), index)]
+            for begin in range(0, len(chunks), CHUNK_BYTES):
+                yield averaging_pb2.DownloadData(tensor_part=squeeze(chunks[begin : begin + CHUNK_BYTES]))
                 faults.at("giving state", self._current_step())
             upload.sent += 1
             if upload.sent == NUM_SLICES:

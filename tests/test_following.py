@@ -136,8 +136,8 @@ def lose_an_average(step: int) -> None:
     """The parts of this average never arrive, and arrive at the others."""
     average = SwarmAverager._average
 
-    async def lost(self, lanes, group, samples):
-        await average(self, lanes, group, samples)
+    async def lost(self, lanes, group):
+        await average(self, lanes, group)
         if group.tickets[0].step == step:
             self.vector.zero_()
             raise RoundFailed("a part was lost")

@@ -10,6 +10,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from test_record import RECORD
 
+from swarm.claims import Call
 from swarm.noticeboard import RECORD_SECONDS
 from swarm.owners import peer_of
 from swarm.progress import ProgressTracker
@@ -33,7 +34,7 @@ class FakeDHT:
         self.owner, self.client_mode = subkey_of("own"), client_mode
         self.peer_id = peer_of(self.owner)
         self.records = {}
-        self.searches, self.is_told = 0, True
+        self.searches, self.is_told, self.answers = 0, True, True
 
     def store(self, key, subkey, value, expiration_time, return_future):
         self.records[subkey] = ValueWithExpiration(value, expiration_time)
@@ -46,6 +47,8 @@ class FakeDHT:
     def run_coroutine(self, coroutine, return_future):
         if isinstance(coroutine, Push):
             return self.store(coroutine.key, coroutine.subkey, coroutine.value, coroutine.expiration_time, True)
+        if isinstance(coroutine, Call):
+            return self._done(self.answers)
         assert isinstance(coroutine, PushedHere)
         pushed = ValueWithExpiration(dict(self.records), get_dht_time() + RECORD_SECONDS)
         return self._done(pushed if self.is_told else None)
@@ -267,6 +270,32 @@ def test_a_claim_makes_a_donor_until_it_proves_false(swarm):
     assert liar not in swarm.members
     swarm.says("liar", samples=10**6, phase=AVERAGING)
     assert not swarm.tracker.step_is_over
+
+
+def test_who_claims_to_be_ahead_has_to_answer_first(swarm, caplog):
+    swarm.dht.answers = False
+    for _ in range(2):
+        liar = swarm.says("liar", step=10**6, samples=10**6, phase=AVERAGING)
+    assert swarm.tracker.swarm_step == 0
+    assert not swarm.tracker.step_is_over
+    assert swarm.members == {swarm.tracker.peer_id}
+    assert swarm.tracker.superiors == []
+    assert caplog.text.count("Ignoring liar, which claims to be at step 1000000 and does not answer") == 1
+
+    ben = swarm.says("ben")
+    swarm.tracker.begin_step(0, frozenset({swarm.tracker.peer_id, ben}))
+    swarm.says("ben", step=1)
+    assert swarm.tracker.swarm_step == 1, "it has been in a group with this peer"
+    swarm.dht.answers = True
+    swarm.says("clara", step=2)
+    assert swarm.tracker.swarm_step == 2
+    swarm.says("liar", step=1, samples=5)
+    assert liar not in swarm.members, "it is not called again so soon"
+    swarm.tracker.report(step=1)
+    assert liar in swarm.members, "at the same step it claims nothing"
+    swarm.says("liar", step=10**6)
+    swarm.tracker.report(phase=JOINING)
+    assert swarm.tracker.swarm_step == 10**6, "who joins has nothing to lose"
 
 
 def test_who_fails_again_is_distrusted_for_longer(swarm, monkeypatch):

@@ -135,3 +135,12 @@ def test_a_round_that_failed_says_who_was_there_and_who_was_lost():
     assert short.members == tuple(peer.to_base58() for peer in met.peer_ids)
     lost = RoundEvent.of_failure(TICKETS[1], RoundFailed("it broke", frozenset(met.peer_ids[:1])), 1.0, 0.5)
     assert (lost.group_size, lost.lost, lost.own_samples) == (0, (met.peer_ids[0].to_base58(),), 96)
+
+
+def test_nobody_counts_for_more_than_two_updates():
+    liar, honest = Ticket(1, MAX_SAMPLES, False, 0.5, LINEAGE), Ticket(1, 60, False, 0.5, LINEAGE)
+    said = group(liar, honest)
+    bounded = said.bounded(target_batch_size=64)
+    assert [bounded.samples_of(peer) for peer in said.peer_ids] == [128, 60]
+    assert bounded.group_id == said.group_id, "named by what was said"
+    assert said.bounded(0).samples == said.samples, "without a target there is no bound"

@@ -8,6 +8,7 @@ import lightning as L
 import psutil
 import pytest
 import torch
+from hivemind.utils import get_dht_time
 from strategy_runs import (
     MICRO_BATCH,
     Plan,
@@ -27,9 +28,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from swarm import faults
+from swarm.noticeboard import Noticeboard
+from swarm.record import TRAINING, PeerProgress
 from swarm.strategy import SwarmStrategy
 
 pytestmark = pytest.mark.timeout(180)
+IMPOSSIBLE = 10**6
+"""A step that no swarm of these tests comes to."""
 
 
 def after_three_together(updates) -> bool:
@@ -271,3 +276,62 @@ def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor):
     assert_same_bits(found["a"][12].weights, found["c"][12].weights)
     assert_same_bits(found["a"][12].weights, found["b"][12].weights)
     assert all(torch.isfinite(weight).all() for weight in found["a"][12].weights.values())
+
+
+# ---- claims that do not hold ----------------------------------------------------------------------------------------
+
+
+class BesideAStranger(L.Callback):
+    """Ends training ten updates after this peer has read a record of a step that nobody has made."""
+
+    def __init__(self, line):
+        self.asked, self._seen_at, self._line = [], None, line
+
+    def on_train_start(self, trainer, pl_module):
+        averager = trainer.strategy.collaboration.averager
+        download = averager.download_state
+
+        def ask(peer_id, *args, **kwargs):
+            self.asked.append(str(peer_id))
+            return download(peer_id, *args, **kwargs)
+
+        averager.download_state = ask
+        self._line.put("trains")
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if any(record.step == IMPOSSIBLE for record in trainer.strategy.collaboration.tracker.others.values()):
+            self._seen_at = trainer.global_step if self._seen_at is None else self._seen_at
+            trainer.should_stop = trainer.global_step >= self._seen_at + 10
+
+
+def train_beside_a_stranger(name, initial_peers, line):
+    with running_dht(initial_peers, line) as dht:
+        strategy = SwarmStrategy(64, "test", namespace="claims", dht=dht, name=name, options=patience(2))
+        beside = BesideAStranger(line)
+        trainer = trainer_for(strategy, [beside])
+        trainer.fit(Task(Plan(compute_seconds=0.03)), loader(ord(name)))
+        return beside.asked, trainer.global_step
+
+
+def claim(name, initial_peers, line):
+    """A record and nothing behind it, until the test has seen enough."""
+    with running_dht(initial_peers, line) as dht:
+        now = get_dht_time()
+        record = PeerProgress(name, IMPOSSIBLE, 10**6, 1e3, now - 10, now, False, TRAINING)
+        Noticeboard(dht, "claims.progress").post(record).result(10)
+        line.get()
+
+
+def test_nobody_stops_for_a_stranger_who_claims_to_be_ahead():
+    with Peers(timeout_seconds=90) as peers:
+        for name in "ab":
+            peers.start(name, train_beside_a_stranger)
+        for name in "ab":
+            peers.message(name)
+        peers.start("z", claim)
+        members = peers.results("a", "b")
+        peers["z"].tell("enough")
+        peers.results("z")
+    for asked, step in members.values():
+        assert asked == []
+        assert 10 <= step < IMPOSSIBLE

@@ -3,21 +3,25 @@
 import asyncio
 import gc
 import pickle
+import random
 from collections import OrderedDict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.proto.runtime_pb2 import Tensor
+from test_rounds import mutated
 
 from swarm import download as download_module
 from swarm import transfer
 from swarm.download import NUM_SLICES, TOKEN_BYTES, Download, TooSlow
 from swarm.packing import unpack
 from swarm.rounds import RoundFailed
+from swarm.squeeze import CHUNK_BYTES, squeeze, unsqueeze
 from swarm.trail import Trail
-from swarm.transfer import CHUNK_BYTES, MAX_SNAPSHOTS, StateTransfer
+from swarm.transfer import MAX_SNAPSHOTS, StateTransfer
 
 
 class Donor(StateTransfer):
@@ -53,7 +57,7 @@ async def read(donor: Donor, peer: str, token: int, index: int, average_of: int 
         if not message.ByteSize():
             break
         found.metadata += message.metadata
-        found.tensor_part.buffer += message.tensor_part.buffer
+        found.tensor_part.buffer += unsqueeze(message.tensor_part)
     await asyncio.sleep(0.01)  # the other slices are read meanwhile
     await stream.aclose()
     return found
@@ -227,3 +231,34 @@ def test_a_donor_that_sends_too_slowly_is_given_up(monkeypatch):
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
+
+
+# ---- fewer bytes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 4097, CHUNK_BYTES])
+def test_squeezed_bytes_come_back(size):
+    chance = np.random.default_rng(0)
+    for content in (chance.standard_normal(size // 4 + 1).astype(np.float32).view(np.uint8), chance.bytes(size + 4)):
+        chunk = np.frombuffer(bytes(content), np.uint8)[:size]
+        assert unsqueeze(squeeze(chunk)) == chunk.tobytes()
+
+
+def test_weights_take_a_sixth_fewer_bytes_and_noise_no_more():
+    weights = np.random.default_rng(0).standard_normal(CHUNK_BYTES // 4).astype(np.float32)
+    assert len(squeeze(weights.view(np.uint8)).buffer) < 0.86 * CHUNK_BYTES
+    noise = np.frombuffer(np.random.default_rng(0).bytes(CHUNK_BYTES), np.uint8)
+    assert len(squeeze(noise).buffer) <= CHUNK_BYTES
+
+
+def test_mutated_messages_are_bytes_or_refused():
+    chance = random.Random(0)
+    weights = np.random.default_rng(0).standard_normal(256).astype(np.float32)
+    good = squeeze(weights.view(np.uint8))
+    for _ in range(10_000):
+        sizes = [chance.choice([256, 255, 0, 2**14, 2**14 + 1, 2**32 - 1])][: chance.randrange(2)]
+        message = Tensor(buffer=mutated(good.buffer, chance), size=sizes)
+        try:
+            assert len(unsqueeze(message)) <= max(CHUNK_BYTES, len(message.buffer))
+        except RoundFailed:
+            pass
