@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hivemind.compression import CompressionInfo
+from hivemind.compression import CompressionInfo, Float16Compression
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -54,6 +54,12 @@ def test_a_malformed_8_bit_message_is_a_value_error(buffer, size):
     except ValueError:
         return
     assert found.numel() + 4 * -(-found.numel() // BLOCK) == len(buffer)
+
+
+def test_fp16_is_decoded_as_hivemind_does_it():
+    numbers = torch.randn(4099) * 10.0 ** torch.randint(-9, 7, (4099,))
+    message = Float16Compression().compress(numbers, info(numbers))
+    assert torch.equal(CODECS["fp16"]().extract(message), Float16Compression().extract(message))
 
 
 @pytest.mark.parametrize("name", ["fp16", "int8"])
