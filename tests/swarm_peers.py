@@ -127,10 +127,12 @@ class Peers:
     """The peers of one test; a context manager.
 
     :param timeout_seconds: for everything together, the start of the helper process aside
+    :param invite_by_all: whoever starts is given the addresses of all who are there, not of the first one alone
     """
 
-    def __init__(self, timeout_seconds: float = 60):
+    def __init__(self, timeout_seconds: float = 60, invite_by_all: bool = False):
         self.peers: dict[str, Peer] = {}
+        self._invite_by_all = invite_by_all
         self._deadline = time.monotonic() + timeout_seconds
 
     def __enter__(self) -> Peers:
@@ -148,13 +150,14 @@ class Peers:
     def start(self, name: str, function: Callable, *args) -> Peer:
         """Run ``function(name, initial_peers, line, *args)`` in a new process.
 
-        ``initial_peers`` is the address that the first peer announces (waited for), nothing for the first peer itself.
+        ``initial_peers`` begins with the address that the first peer announces (waited for); none for that one itself.
         """
         self._deadline += _start_helper()
         first = next(iter(self.peers.values()), None)
         if first is not None:
             self.until(lambda: first.address is not None)
-        initial_peers = () if first is None else (first.address,)
+        inviting = [peer for peer in self.peers.values() if peer is first or (self._invite_by_all and peer.address)]
+        initial_peers = tuple(peer.address for peer in inviting)
         ours, theirs = FORK_SERVER.Pipe()
         process = FORK_SERVER.Process(target=_run, args=(function, name, initial_peers, theirs, args), name=name)
         process.start()

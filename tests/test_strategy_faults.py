@@ -156,7 +156,7 @@ def three_together_from_step_60(updates) -> bool:
 @pytest.mark.parametrize(("victim", "stage"), [("a", "giving state"), ("c", "taking state")])
 def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
     plan, faulty = Plan(compute_seconds=0.03), {victim: f"kill {stage} 3"}
-    with Peers() as peers:
+    with Peers(invite_by_all=True) as peers:  # who knows nobody but a victim could be left alone
         for name in "ab":
             doomed = partial(train_doomed, faulty.get(name, ""), min_peers=2, stop=three_together_from_step_60)
             peers.start(name, doomed, plan, 64)
