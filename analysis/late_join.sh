@@ -9,7 +9,7 @@ address() { grep -o "/ip4/$first/tcp/[0-9]*/p2p/[A-Za-z0-9]*" "$folder/late-join
 until_true() { until "$@"; do sleep 0.5; done; }
 has_address() { [ -n "$(address)" ]; }
 has_averaged() { [ "$(cat "$folder/late-join/h2/rounds.jsonl" 2> /dev/null | wc -l)" -ge 3 ]; }
-has_joined() { grep -q 'Took over' "$folder/join-$join.log"; }
+has_joined() { grep -qs 'Took over' "$folder/join-$join.log"; }
 is_over() { [ -e "$folder/over" ]; }
 
 is_over && { echo "error: remove $folder first" >&2; exit 2; }

@@ -232,7 +232,7 @@ def table(rows: list[Row], title: str) -> Table:
 
 def to_json(rows: list[Row], backend: str) -> str:
     """For the report."""
-    found = {"backend": backend, "kernel": platform.release(), "rows": [asdict(row) for row in rows]}
+    found = {"backend": backend, "kernel": platform.release().split("-")[0], "rows": [asdict(row) for row in rows]}
     return json.dumps(found, indent=2) + "\n"
 
 

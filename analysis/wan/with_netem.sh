@@ -24,7 +24,7 @@ mknod -m 666 /dev/zero c 1 5
 mknod -m 666 /dev/random c 1 8
 mknod -m 666 /dev/urandom c 1 9
 ln -s /proc/self/fd /dev/fd
-export TMPDIR=/run/tmp
+export TMPDIR=/run/tmp COLUMNS=${COLUMNS:-150}
 release=$(uname -r)
 mkdir -p "/run/kernel/lib/modules/$release"
 ln -s /usr/lib/uml/modules/"$release"/kernel /usr/lib/uml/modules/"$release"/modules.order \
