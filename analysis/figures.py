@@ -222,7 +222,7 @@ def _finish(axes, experiment: Experiment, quantity: str) -> None:
         axes.set_xlabel(quantity)
         axes.set_xlim(left=0)
         if axes.get_legend_handles_labels()[1]:
-            axes.legend()
+            axes.figure.legend(loc="outside lower center")
         return
     axes.set_xlabel(LABELS.get(experiment.axis, experiment.axis))
     axes.set_ylabel(quantity)

@@ -26,7 +26,7 @@ from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
 from swarm.lanes import Lanes, count_lanes, in_thread
 from swarm.leftovers import use_socket_folder
 from swarm.outcomes import RoundReport
-from swarm.processes import die_with_parent
+from swarm.processes import die_with_parent, stay_small
 from swarm.pulse import Pulse
 from swarm.rendezvous import Rendezvous
 from swarm.rounds import Behind, Group, Member, Refused, RoundFailed, ShortBatch, Ticket
@@ -155,6 +155,7 @@ class SwarmAverager(StateTransfer):
         torch.set_num_threads(1)  # lanes work side by side as it is, and the trainer needs the cores
         use_socket_folder(self.dht.sockets)
         die_with_parent()
+        stay_small()
         super().run()
 
     async def add_p2p_handlers(self, *args, **kwargs):

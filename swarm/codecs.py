@@ -21,7 +21,7 @@ _SMALLEST_SCALE = 1e-38
 
 
 class Float16(Float16Compression):
-    """As Hivemind's, which lets NumPy decode; torch does so in a third of the time.
+    """As Hivemind's, which lets NumPy decode; torch takes less time.
 
     The bits are the same.
     """

@@ -4,7 +4,6 @@ import contextlib
 import ipaddress
 import logging
 import os
-import re
 import shutil
 import signal
 import socket
@@ -21,10 +20,19 @@ import psutil
 from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
-from swarm.addresses import OthersAnswer, check_port_free, check_reachable, classify, parse_own_address
+from swarm.addresses import check_port_free, check_reachable, classify, parse_own_address
 from swarm.leftovers import make_socket_folder, use_socket_folder
+from swarm.network_errors import explained, was_too_slow
 from swarm.owners import OwnedRecords, prepare_identity, read_key
-from swarm.processes import descendants, die_with_parent, keep_signal_handlers, kill, leave_terminal, use_fork
+from swarm.processes import (
+    descendants,
+    die_with_parent,
+    keep_signal_handlers,
+    kill,
+    leave_terminal,
+    stay_small,
+    use_fork,
+)
 from swarm.reachability import offer_call_backs
 from swarm.repairs import repair_hivemind
 
@@ -121,10 +129,12 @@ class SwarmDHT(hivemind.DHT):
 
     def run(self) -> None:
         """The life of the DHT process."""
+        os.environ.setdefault("GOMAXPROCS", "1")  # p2pd needs a hundredth of a core, not of each
         signal.signal(signal.SIGTERM, _end_at_once)
         leave_terminal()
         use_socket_folder(self.sockets)
         die_with_parent(signal.SIGTERM, self._parent_pid)
+        stay_small()
         logging.getLogger("asyncio").addFilter(lambda _: not self._failed())
         try:
             super().run()
@@ -163,11 +173,11 @@ def start_dht(options: NetworkOptions, meanwhile: Callable[[], None] = lambda: N
             try:
                 return _launch(options, peers, meanwhile)
             except Exception as error:
-                if not _was_too_slow(error, time.monotonic() - start):
+                if not was_too_slow(error, time.monotonic() - start):
                     raise
                 return _launch(options, peers, meanwhile)
         except Exception as error:
-            raise _explained(error, options, peers) from None
+            raise explained(error, options, peers) from None
 
 
 def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[str]:
@@ -241,12 +251,6 @@ def _finish(start: Future, timeout_seconds: float) -> None:
         raise RuntimeError("the DHT process did not answer in time while it started") from None
 
 
-def _was_too_slow(error: Exception, seconds: float) -> bool:
-    """Whether p2pd or a handshake (libp2p gives it 5 s) timed out, as they do now and then on a busy machine."""
-    symptoms = ("failed to start in", "did not answer in time")
-    return any(symptom in str(error) for symptom in symptoms) or ("bootstrap peers" in str(error) and seconds > 4)
-
-
 def _wait_until_ready(dht: SwarmDHT, timeout_seconds: float) -> None:
     """Hivemind's own waiting goes on for ever when the process is killed meanwhile."""
     deadline = time.monotonic() + timeout_seconds
@@ -280,41 +284,3 @@ async def _list_addresses(_dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> lis
         return [str(address) for address in await node.get_visible_maddrs(latest=True)]
     except ValueError:  # hivemind's word for none
         return []
-
-
-def _explained(error: Exception, options: NetworkOptions, peers: list[str]) -> Exception:
-    """The sentence for a person, or the error itself where there is nothing they gave that they could change."""
-    text = str(error)
-    if clocks := re.search(r"local: ([\d.]+), peer: ([\d.]+)", text):
-        return InputError(_clock_sentence(float(clocks[1]) - float(clocks[2])))
-    sentences = {
-        "bootstrap peers": f"No peer with the expected id answers at {' '.join(peers)}: it may have restarted under a "
-        "new one, so ask for its present address (a fixed --identity-path keeps the id).",
-        "responded to a ping": f"{' '.join(peers)} is no peer of a Hivemind swarm, or it is too busy to answer within "
-        "3 s: check the address, or try again.",
-        "can't access this node": "The swarm cannot call this machine back, probably because of a firewall: start with "
-        "--client-mode.",
-        "already taken": f"A running peer uses the identity {options.identity_path} already: stop that peer, or give "
-        "this one another --identity-path.",
-        "address already in use": "The port is in use on this machine: choose another --port, or 0 for any free one.",
-        "failed to listen": f"This machine cannot listen on {' '.join(options.listen_addresses())}: give one of its "
-        "own addresses in --host-maddrs, or leave it out.",
-        "failed to start in": "Hivemind's p2pd did not start in time, twice "
-        f"({options.startup_timeout_seconds:.0f} s): the machine is too busy, so end other programs and try again.",
-        "while it started": f"{text[:1].upper()}{text[1:]}: the machine is too busy or out of memory, so end other "
-        "programs and try again.",
-        "p2pd binary": "Hivemind's p2pd program is missing or made for another kind of computer: reinstall hivemind.",
-    }
-    found = next((symptom for symptom in sentences if symptom in text), None)
-    if found is None:
-        return error
-    kind = OthersAnswer if found in ("bootstrap peers", "responded to a ping") else InputError
-    return kind(sentences[found])
-
-
-def _clock_sentence(ahead_seconds: float) -> str:
-    direction = "ahead of" if ahead_seconds > 0 else "behind"
-    return (
-        f"This machine's clock is {abs(ahead_seconds):.0f} s {direction} the swarm's, 3 s are allowed: switch on NTP "
-        "(`timedatectl set-ntp true`; on a virtual machine or WSL, on its host), look at `timedatectl`, and try again."
-    )

@@ -7,14 +7,12 @@
 - A message could be as long as its sender likes.
 - A stream that could not be opened would leave its connection to p2pd open, here and there, for each knock at the door
   of a dead peer.
-- p2pd, which needs a hundredth of a core, would spread that over all, and clean up memory all the time.
 - A search would write what it finds into what others have stored on this node.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing, suppress
 from functools import wraps
@@ -32,8 +30,6 @@ from hivemind.utils import ValueWithExpiration, get_logger
 logger = get_logger(__name__)
 
 MAX_MESSAGE_BYTES = 2**23
-P2PD_ENVIRONMENT = {"GOMAXPROCS": "1", "GOGC": "400"}
-"""One core carries some gigabits per second; who has set these variables knows better."""
 
 
 class LiveCalls(dict):
@@ -139,8 +135,6 @@ def repair_hivemind() -> None:
     """In this process and all that it will fork."""
     if P2P._add_protobuf_stream_handler is _serve_streams:
         return
-    for name, value in P2PD_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     ControlClient.__init__ = _keep_live_calls_alone(ControlClient.__init__)
     ControlClient.stream_open = _open_stream
     P2P.receive_raw_data = staticmethod(_receive_raw_data)

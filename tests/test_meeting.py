@@ -1,4 +1,4 @@
-"""Peers meet although the one who should lead them does not come."""
+"""Peers meet although the one who should lead them does not come, and although one of them boasts."""
 
 import multiprocessing
 import time
@@ -9,7 +9,7 @@ from swarm_peers import Peers, running_dht
 
 from swarm.averager import SwarmAverager
 from swarm.rendezvous import Rendezvous
-from swarm.rounds import LINEAGE_BYTES, Member, Refused, Ticket
+from swarm.rounds import LINEAGE_BYTES, MAX_SAMPLES, Member, Refused, Ticket
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -72,3 +72,32 @@ def test_a_leader_whose_trainer_does_not_come_is_waited_for_once(first):
 def test_who_averages_another_model_is_told_so():
     found, ids = meet({"a": (False, 0.0, 2000), "b": (True,)})
     assert found["b"][1] == {ids["a"]}
+
+
+def average(name, initial_peers, line, number: float, samples: int) -> float:
+    """What a number becomes in a round of two updates of 64 samples at most."""
+    with running_dht(initial_peers, line) as dht:
+        vector = torch.full((1000,), number).share_memory_()
+        averager = SwarmAverager(vector, dht, "boast", lambda: ({}, []), min_samples=64)
+        line.put(Member(dht.peer_id, number, client_mode=False))
+        ticket = Ticket(0, samples, False, 0.0, bytes(LINEAGE_BYTES))
+        averager.run_round(ticket, line.get(), PATIENCE_SECONDS, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
+        line.put("done")
+        line.get()
+        averager.shutdown()
+        assert torch.equal(vector, vector[:1].expand(1000))
+        return vector[0].item()
+
+
+def test_who_says_that_it_has_computed_without_end_does_not_replace_the_others_gradients():
+    with Peers(timeout_seconds=80) as peers:
+        peers.start("modest", average, 0.0, 64)
+        peers.start("boaster", average, 3.0, MAX_SAMPLES)
+        names = ("modest", "boaster")
+        members = [peers.message(name) for name in names]
+        for name in names:
+            peers[name].tell(members)
+        assert {peers.message(name) for name in names} == {"done"}
+        for name in names:
+            peers[name].tell("go on")
+        assert peers.results() == {"modest": 2.0, "boaster": 2.0}, "3 counts for two updates, 0 for one"

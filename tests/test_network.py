@@ -81,6 +81,7 @@ def test_start_join_store_and_clean_shutdown(first, dhts):
 
     processes = [psutil.Process(joined.pid), *joined.processes]
     assert [p.name() for p in processes[1:]] == ["p2pd"]
+    assert processes[1].environ()["GOMAXPROCS"] == os.environ.get("GOMAXPROCS", "1"), "and nobody else's"
     assert any(path.name.startswith("p2pd-") for path in joined.sockets.iterdir())
     assert stat.S_IMODE(joined.sockets.stat().st_mode) == 0o700, "nobody else can give it orders"
     start = time.monotonic()
