@@ -32,7 +32,7 @@ from recipe.data import VisionData
 from recipe.loggers import JsonlLogger
 from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler
-from recipe.pacing import computed_samples, paced_samples_per_second, sleep_rest
+from recipe.pacing import Pace, computed_samples, paced_samples_per_second
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, write_json
 from recipe.task import evaluation_metrics
@@ -143,15 +143,18 @@ def train(module: nn.Module, data: VisionData, optimizer, steps: int, logger: Js
     while not roll.is_complete("ready"):  # peers that start out of phase stay out of phase
         time.sleep(_POLL_SECONDS)
     rate = paced_samples_per_second()
+    pace = None if rate is None else Pace(rate)
     since, samples, epoch = time.perf_counter(), 0, optimizer.local_epoch
     module.train()
     for images, labels in data.train_dataloader():
         began = time.perf_counter()
-        computed = slice(None) if rate is None else computed_samples()
+        computed = computed_samples() if pace else slice(None)
         loss = nn.functional.cross_entropy(module(images[computed]), labels[computed])
-        if rate is not None:
-            sleep_rest(began, len(labels), rate)
+        if pace:
+            pace.sleep_before_backward(began, len(labels))
         loss.backward()
+        if pace:
+            pace.end_backward(averaged=False)
         optimizer.step(batch_size=len(labels))
         optimizer.zero_grad()
         samples += len(labels)

@@ -12,7 +12,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 
-from recipe.pacing import computed_samples, sleep_rest
+from recipe.pacing import Pace, computed_samples
 
 
 class Gauge(Protocol):
@@ -215,18 +215,22 @@ class PacedCompute(L.Callback):
     """
 
     def __init__(self, samples_per_second: float) -> None:
-        self.samples_per_second = samples_per_second
+        self._pace = Pace(samples_per_second)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Puts the pace around `training_step`, once."""
         if "training_step" not in vars(pl_module):
             pl_module.training_step = self._paced(pl_module.training_step)
 
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Corrects the next micro-batch, unless DDP has averaged in this one."""
+        self._pace.end_backward(averaged=getattr(trainer.model, "require_backward_grad_sync", False))
+
     def _paced(self, training_step: Any) -> Any:
         def paced_step(batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
             began = time.perf_counter()
             loss = training_step([part[computed_samples()] for part in batch], batch_idx)
-            sleep_rest(began, len(batch[1]), self.samples_per_second)
+            self._pace.sleep_before_backward(began, len(batch[1]))
             return loss
 
         return paced_step

@@ -42,10 +42,27 @@ def computed_samples() -> slice:
     return slice(None) if os.environ.get(ALL_SAMPLES) == "1" else slice(_FEW)
 
 
-def sleep_rest(began: float, num_samples: int, samples_per_second: float) -> None:
-    """After a forward pass that began at `began` (perf_counter), waits for what the device would still need.
+class Pace:
+    """The time of a device, over the micro-batches of a process.
 
-    The backward pass that is still to come is left out of it.
+    A micro-batch ends, with its backward pass, as long after its begin as the device would need. How long that pass
+    will take is guessed; by what the guess was wrong, the next micro-batch is shorter or longer, but not by more than
+    its length: a machine that stood still, or cannot keep the pace, does not make up for it.
+
+    Args:
+        samples_per_second: speed of the device.
     """
-    forward = time.perf_counter() - began
-    time.sleep(max(0.0, num_samples / samples_per_second - (1 + _BACKWARD_OVER_FORWARD) * forward))
+
+    def __init__(self, samples_per_second: float) -> None:
+        self.samples_per_second = samples_per_second
+        self._ends = self._late_seconds = 0.0
+
+    def sleep_before_backward(self, began: float, num_samples: int) -> None:
+        """After a forward pass that began at `began` (perf_counter), waits for what the device would still need."""
+        now, seconds = time.perf_counter(), num_samples / self.samples_per_second
+        self._ends = began + seconds - min(self._late_seconds, seconds)
+        time.sleep(max(0.0, self._ends - now - _BACKWARD_OVER_FORWARD * (now - began)))
+
+    def end_backward(self, averaged: bool) -> None:
+        """After the backward pass. One that has averaged gradients meanwhile tells nothing of the device."""
+        self._late_seconds = 0.0 if averaged else time.perf_counter() - self._ends

@@ -1,12 +1,14 @@
 """Paced compute: the time of a device that is not there, with gradients of the true size."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 from recipe import callbacks, pacing
 from recipe.callbacks import PacedCompute
 from recipe.errors import InputError
-from recipe.pacing import ALL_SAMPLES, VARIABLE, paced_samples_per_second
+from recipe.pacing import ALL_SAMPLES, VARIABLE, Pace, paced_samples_per_second
 from recipe.presets import preset
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
@@ -26,10 +28,15 @@ class Clock:
         self.now += seconds
 
 
-def test_a_micro_batch_takes_the_time_of_the_device(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(callbacks, "time", clock)
     monkeypatch.setattr(pacing, "time", clock)
+    return clock
+
+
+def test_a_micro_batch_takes_the_time_of_the_device(clock):
     task = VisionTask(preset("digits"))
     PacedCompute(samples_per_second=50).setup(None, task, "fit")
     began = clock.perf_counter()
@@ -37,6 +44,41 @@ def test_a_micro_batch_takes_the_time_of_the_device(monkeypatch):
     forward, overhead = 0.1, 0.1
     assert clock.now - began - overhead == pytest.approx(32 / 50 - 2 * forward), "what is missing is the backward pass"
     assert all(parameter.grad is not None for parameter in task.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("backward", "averaged", "next_seconds"),
+    [(0.2, False, 1.0), (0.5, False, 0.7), (0.1, False, 1.1), (0.5, True, 1.0), (30.0, False, 0.3)],
+    ids=[
+        "as guessed",
+        "slower",
+        "faster",
+        "with DDP's averaging in it",
+        "stopped",
+    ],
+)
+def test_the_next_micro_batch_makes_up_for_a_wrong_guess_of_the_backward_pass(clock, backward, averaged, next_seconds):
+    clock.perf_counter = lambda: clock.now
+    pace = Pace(samples_per_second=16)
+
+    def micro_batch(backward: float) -> float:
+        began = clock.now
+        clock.sleep(0.1)
+        pace.sleep_before_backward(began, 16)
+        clock.sleep(backward)
+        pace.end_backward(averaged)
+        return clock.now - began
+
+    micro_batch(backward)
+    assert micro_batch(0.2) == pytest.approx(next_seconds)
+
+
+@pytest.mark.parametrize(("synchronises", "corrections"), [(True, 0), (False, 1)])
+def test_only_a_backward_pass_without_averaging_corrects_the_next(clock, synchronises, corrections):
+    paced, trainer = PacedCompute(samples_per_second=50), Mock(model=Mock(require_backward_grad_sync=synchronises))
+    clock.now = 1000.0
+    paced.on_after_backward(trainer, None)
+    assert (paced._pace._late_seconds > 0) == corrections
 
 
 def test_few_samples_are_computed_unless_all_are_asked_for(monkeypatch):
