@@ -131,8 +131,8 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         if experiment.computes_few_samples:
             computed = "true gradients of few samples, then sleep: speeds and traffic mean something, accuracies do not"
         section.text.append(
-            f"PACED: each peer pretended to compute {rates} samples/s ({computed}). Before commit 49f6df3 a wrong guess of "
-            "the backward pass was not made up for: a plain script could be 5 % faster than the device."
+            f"PACED: each peer pretended to compute {rates} samples/s ({computed}). Before commit 49f6df3 a wrong "
+            "guess of the backward pass was not made up for: a plain script could be 5 % faster than the device."
         )
     if (drift := machine_drift(experiment)) is not None:
         section.text.append(drift)
