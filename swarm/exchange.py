@@ -25,6 +25,7 @@ from hivemind.averaging.allreduce import AllReduceRunner
 from hivemind.averaging.partition import AllreduceException, BannedException
 from hivemind.compression import CompressionInfo
 from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor
 
@@ -35,6 +36,7 @@ from swarm.rounds import Group
 
 MIN_PART_BYTES, MAX_PART_BYTES = 2**14, 2**19
 HANG_UP_SECONDS = 10.0
+DIAL_AGAIN_SECONDS = 0.2
 
 
 async def until_caller_hangs_up(seconds: float = HANG_UP_SECONDS) -> None:
@@ -215,9 +217,7 @@ class ExactAllReduceRunner(AllReduceRunner):
         num_parts = self.tensor_part_container.num_parts_by_peer[peer_index]
         results, part_index = None, 0
         try:
-            inputs = self._generate_input_for_peer(peer_index)
-            stream = await self._get_peer_stub(peer_id).rpc_aggregate_part(inputs)
-            messages = aiter_with_timeout(stream, self.reducer_timeout)
+            messages = aiter_with_timeout(await self._stream_to(peer_id), self.reducer_timeout)
             results = amap_in_executor(self._decode_result, messages, max_prefetch=1)
             async for part, num_bytes in results:
                 self.bytes_received += num_bytes
@@ -235,6 +235,22 @@ class ExactAllReduceRunner(AllReduceRunner):
         finally:
             if results is not None:
                 await results.aclose()  # hangs up
+
+    async def _stream_to(self, peer_id: PeerID) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Open a stream, as soon as there is a connection.
+
+        For seconds after a call has failed p2pd does not try again. Who has come back meanwhile calls us, to send its
+        own parts; and it would wait for ours as long as Hivemind does, because it hears that we are there.
+        """
+        inputs = self._generate_input_for_peer(self.ordered_peer_ids.index(peer_id))
+        give_up_at = asyncio.get_running_loop().time() + self.sender_timeout
+        while True:
+            try:
+                return await self._get_peer_stub(peer_id).rpc_aggregate_part(inputs)
+            except P2PDaemonError:
+                if asyncio.get_running_loop().time() > give_up_at:
+                    raise
+                await asyncio.sleep(DIAL_AGAIN_SECONDS)
 
     def _decode_result(self, message: averaging_pb2.AveragingData) -> tuple[torch.Tensor, int]:
         if message.code != averaging_pb2.AVERAGED_PART:

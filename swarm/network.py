@@ -130,6 +130,9 @@ class SwarmDHT(hivemind.DHT):
     def run(self) -> None:
         """The life of the DHT process."""
         os.environ.setdefault("GOMAXPROCS", "1")  # p2pd needs a hundredth of a core, not of each
+        # If two peers call each other at the same moment, each from the port that the other calls, TCP makes one
+        # connection of it, libp2p's handshake fails for want of one who was called, and neither tries again for 5 s.
+        os.environ.setdefault("LIBP2P_TCP_REUSEPORT", "false")
         signal.signal(signal.SIGTERM, _end_at_once)
         leave_terminal()
         use_socket_folder(self.sockets)

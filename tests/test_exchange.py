@@ -1,12 +1,13 @@
 """Averaging between real processes on loopback, against means computed by hand."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
 import torch
 from hivemind.averaging.partition import TensorPartContainer
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto.averaging_pb2 import PART_FOR_AVERAGING, PROTOCOL_VIOLATION, AveragingData
 from hivemind.utils.asyncio import as_aiter
 from swarm_peers import Line, Peers, running_dht
@@ -170,6 +171,20 @@ def one_round_after_a_failed_knock(*arguments):
     return one_round(*arguments)
 
 
+def one_round_with_calls_that_fail(*arguments):
+    """The same, but at first p2pd does not call anybody: it could not reach them just now."""
+    get_stub, calls = ExactAllReduceRunner._get_peer_stub, Counter()
+
+    def get_stub_later(self, peer_id):
+        calls[peer_id] += 1
+        if calls[peer_id] <= 3:
+            raise ControlFailure("Connect failed. msg=failed to dial: all dials failed: dial backoff")
+        return get_stub(self, peer_id)
+
+    ExactAllReduceRunner._get_peer_stub = get_stub_later
+    return one_round(*arguments)
+
+
 def two_rounds(name, initial_peers, line, vector, samples, stops):
     """Two rounds; in the second, this peer stops to send after its first part if it ``stops``, but lives."""
     send = ExactAllReduceRunner._generate_input_for_peer
@@ -247,6 +262,19 @@ def test_a_knock_that_nobody_heard_does_not_divide_the_swarm():
         assert len(report.group.peer_ids) == 3
         assert torch.equal(vector, torch.full((5000,), 4.0))
         assert report.meeting_seconds < PATIENCE_SECONDS / 2
+
+
+def test_who_cannot_be_called_at_once_is_called_again():
+    vectors = {name: torch.full((5000,), value) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
+    with Peers(timeout_seconds=80) as peers:
+        for name, vector in vectors.items():
+            peers.start(name, one_round_with_calls_that_fail if name == "c" else one_round, vector, 10)
+        introduce(peers)
+        found = dismiss(peers)
+    for vector, report in found.values():
+        assert isinstance(report, RoundReport), report
+        assert report.complete
+        assert torch.equal(vector, torch.full((5000,), 4.0))
 
 
 def test_what_somebody_gives_counts_once():

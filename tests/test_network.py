@@ -82,6 +82,12 @@ def test_start_join_store_and_clean_shutdown(first, dhts):
     processes = [psutil.Process(joined.pid), *joined.processes]
     assert [p.name() for p in processes[1:]] == ["p2pd"]
     assert processes[1].environ()["GOMAXPROCS"] == os.environ.get("GOMAXPROCS", "1"), "and nobody else's"
+    connections = processes[1].net_connections("tcp4")
+    listens = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
+    called_from = {c.laddr.port for c in connections if c.raddr and c.raddr.port == int(first.split("/")[4])}
+    assert listens
+    assert called_from
+    assert not listens & called_from, "two that call each other at the same moment would make one connection"
     assert any(path.name.startswith("p2pd-") for path in joined.sockets.iterdir())
     assert stat.S_IMODE(joined.sockets.stat().st_mode) == 0o700, "nobody else can give it orders"
     start = time.monotonic()
