@@ -26,7 +26,7 @@ from hivemind.utils import get_logger
 logger = get_logger(__name__)
 
 LOOK_SECONDS = 0.5
-SILENCE_SECONDS = 3.0
+SILENCE_SECONDS = 2.5
 """Without an answer; or twice a usual exchange, if that is longer: the answer may have to queue behind its parts."""
 FIRST_SILENCE_SECONDS = 10.0
 """As long as nobody knows what is usual."""
