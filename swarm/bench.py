@@ -1,28 +1,36 @@
-"""What the swarm's machinery costs one peer: plain Trainer and one-peer swarm, side by side, interleaved.
+"""What the swarm's machinery costs one peer: plain Trainer and one-peer swarm take turns, update by update.
 
     python -m swarm.bench
-    python -m swarm.bench --rounds 5 --steps 6 --batch-size 16
+    python -m swarm.bench --pairs 60 --batch-size 32
 
-Both train the same recipe on the same samples; the ratio of their samples per second is what matters, the absolute
-figures depend on the machine and on what else it does.
+Both train the same recipe on the same samples, each in a process of its own; while one makes its updates the other
+waits. A machine whose speed drifts slows both alike, so the ratio of two neighbouring turns is what matters, not their
+seconds. What the swarm's other processes do meanwhile slows both turns; the last line says how much that is.
 """
 
 from __future__ import annotations
 
-import statistics
+import multiprocessing
+import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import torch
 import tyro
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from scipy import stats
 
+from recipe.command_line import at_least, exit_status
 from recipe.config import Recipe
 from recipe.data import VisionData
 from recipe.errors import InputError
@@ -31,7 +39,11 @@ from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
 from swarm.network import NetworkOptions, start_dht, stop_dht
+from swarm.processes import descendants, die_with_parent
 from swarm.strategy import SwarmStrategy
+
+WARM_UP_UPDATES = 3
+PLAIN, SWARM = "plain Trainer", "one-peer swarm"
 
 
 @dataclass(frozen=True)
@@ -40,10 +52,10 @@ class BenchOptions:
 
     recipe: str = "synthetic"
     """Preset to train."""
-    rounds: int = 5
-    """Repetitions of each, interleaved."""
-    steps: int = 5
-    """Global updates per repetition; the first is not counted."""
+    pairs: int = 40
+    """Turns of each."""
+    updates: int = 2
+    """Global updates per turn."""
     batch_size: int = 16
     """Micro-batch, in samples."""
     micro_batches: int = 4
@@ -51,87 +63,185 @@ class BenchOptions:
     threads: int = 1
     """Threads of torch."""
 
-
-class Clock(L.Callback):
-    """Counts training samples and seconds after the first global update."""
-
-    def __init__(self) -> None:
-        self.samples, self.began, self.seconds = 0, None, 0.0
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        if self.began is not None:
-            self.samples += len(batch[1])
-            self.seconds = time.perf_counter() - self.began
-        elif trainer.global_step == 1:
-            self.began = time.perf_counter()
+    def check(self) -> None:
+        """Raises InputError: a value cannot work."""
+        at_least(self, 2, "pairs")
+        at_least(self, 1, "updates", "batch_size", "micro_batches", "threads")
 
     @property
-    def samples_per_second(self) -> float:
-        return self.samples / self.seconds
+    def trained(self) -> Recipe:
+        return replace(preset(self.recipe), target_batch_size=self.batch_size * self.micro_batches)
 
 
-def measure(recipe: Recipe, options: BenchOptions, folder: Path, strategy) -> Clock:
-    """Train ``options.steps`` updates with a strategy; ``"auto"`` is a plain Trainer that accumulates."""
-    clock = Clock()
+@dataclass
+class Turns:
+    """What was measured.
+
+    :param seconds: of each turn of a contestant, shape [pairs]
+    :param cores_beside: of the processes that a peer has beside the one that trains
+    """
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {PLAIN: [], SWARM: []})
+    cores_beside: float = 0.0
+
+    @property
+    def ratios(self) -> np.ndarray:
+        """Speed of the swarm over that of the plain Trainer, shape [pairs]."""
+        return np.array(self.seconds[PLAIN]) / np.array(self.seconds[SWARM])
+
+
+class TakeTurns(L.Callback):
+    """Trains when it is told to, and says how long its turn took, in seconds.
+
+    :param line: to the one who tells
+    """
+
+    def __init__(self, line: Connection, options: BenchOptions) -> None:
+        self._line, self._updates = line, options.updates
+        self._ends_at, self._last = WARM_UP_UPDATES, WARM_UP_UPDATES + options.pairs * options.updates
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if trainer.global_step != self._ends_at:
+            return
+        self._line.send(time.perf_counter() - self._began)
+        self._ends_at += self._updates
+        if self._ends_at <= self._last:
+            self._line.recv()
+            self._began = time.perf_counter()
+
+
+def contest(contestant: str, options: BenchOptions, folder: Path, line: Connection) -> None:
+    """Train in this process; what a person gave and cannot work is sent instead of a turn's seconds."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who measures hears it, and hangs up
+    torch.set_num_threads(options.threads)
+    dht = None
+    try:
+        if contestant == SWARM:
+            dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))
+        train(options, folder / contestant, TakeTurns(line, options), dht)
+    except InputError as error:
+        line.send(error)
+    except (EOFError, ConnectionError):
+        pass  # nobody wants the rest
+    finally:
+        if dht is not None:
+            stop_dht(dht)
+
+
+def train(options: BenchOptions, folder: Path, turns: TakeTurns, dht) -> None:
+    """All updates, with a plain Trainer that accumulates if there is no DHT."""
+    recipe = options.trained
     trainer = build_trainer(
         recipe,
-        RunFolder.create(folder, "bench", "swarm" if strategy != "auto" else "plain"),
+        RunFolder.create(folder, "bench", "peer"),
         accelerator="cpu",
-        strategy=strategy,
-        callbacks=[clock],
-        max_steps=options.steps,
-        accumulate_grad_batches=options.micro_batches if strategy == "auto" else 1,
+        strategy="auto" if dht is None else SwarmStrategy(recipe.target_batch_size, "bench", dht=dht),
+        callbacks=[turns],
+        max_steps=WARM_UP_UPDATES + options.pairs * options.updates,
+        accumulate_grad_batches=options.micro_batches if dht is None else 1,
     )
     trainer.limit_val_batches = 0
     trainer.fit(VisionTask(recipe), VisionData(recipe, batch_size=options.batch_size, identity="bench"))
-    return clock
 
 
-def compare(options: BenchOptions) -> list[tuple[Clock, Clock]]:
-    """(plain, swarm) of each repetition; the order within a repetition alternates."""
-    target = options.batch_size * options.micro_batches
-    recipe = replace(preset(options.recipe), target_batch_size=target)
-    results = []
-    with tempfile.TemporaryDirectory() as folder, Progress(transient=True) as progress:
-        for repetition in progress.track(range(options.rounds), description="measuring"):
-            dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))
-            try:
-                swarm = SwarmStrategy(target, f"bench-{repetition}", dht=dht)
-                pair = {}
-                for strategy in ("auto", swarm) if repetition % 2 == 0 else (swarm, "auto"):
-                    pair[strategy == "auto"] = measure(recipe, options, Path(folder), strategy)
-                results.append((pair[True], pair[False]))
-            finally:
-                stop_dht(dht)
-    return results
+@contextmanager
+def contestants(options: BenchOptions) -> Iterator[dict[str, tuple[int, Connection]]]:
+    """Process and line of each; they are ready when their first message is there."""
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        processes, found = [], {}
+        try:
+            for contestant in (PLAIN, SWARM):
+                ours, theirs = spawn.Pipe()
+                process = spawn.Process(target=contest, args=(contestant, options, Path(folder), theirs))
+                process.start()
+                theirs.close()
+                processes.append(process)
+                found[contestant] = process.pid, ours
+            yield found
+        finally:
+            for _, line in found.values():
+                line.close()
+            for process in processes:
+                process.join(20)
+                process.kill()
+                process.join()
 
 
-def result_table(results: list[tuple[Clock, Clock]], options: BenchOptions) -> Table:
-    """Samples per second and their ratio, for each repetition and on average."""
-    plain_ms = statistics.median(1000 * options.batch_size / plain.samples_per_second for plain, _ in results)
-    ratios = [swarm.samples_per_second / plain.samples_per_second for plain, swarm in results]
-    title = f"{options.recipe}, micro-batch {options.batch_size} ({plain_ms:.0f} ms), {options.threads} thread(s), CPU"
+def compare(options: BenchOptions) -> Turns:
+    """The order within a pair alternates.
+
+    :raises InputError: a value cannot work, or a contestant died
+    """
+    options.trained  # noqa: B018 (a recipe that is not there is said here)
+    turns = Turns()
+    with contestants(options) as found, Progress(transient=True, console=Console(stderr=True)) as progress:
+        for contestant in found:
+            _answer(found, contestant)
+        swarm_pid = found[SWARM][0]
+        began, cpu_seconds = time.perf_counter(), _cpu_seconds_beside(swarm_pid)
+        for pair in progress.track(range(options.pairs), description="measuring"):
+            for contestant in (PLAIN, SWARM) if pair % 2 == 0 else (SWARM, PLAIN):
+                if pair == options.pairs - 1 and contestant == SWARM:  # after it, it leaves
+                    used = _cpu_seconds_beside(swarm_pid) - cpu_seconds
+                    turns.cores_beside = used / (time.perf_counter() - began)
+                found[contestant][1].send("go")
+                turns.seconds[contestant].append(_answer(found, contestant))
+    return turns
+
+
+def _answer(found: dict[str, tuple[int, Connection]], contestant: str) -> float:
+    try:
+        answer = found[contestant][1].recv()
+    except (EOFError, ConnectionError):
+        raise InputError(f"The {contestant} ended early: is there enough memory? What it said is above.") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _cpu_seconds_beside(pid: int) -> float:
+    """Of the processes below one."""
+    return sum(times.user + times.system for times in (process.cpu_times() for process in descendants(pid)))
+
+
+def result_table(turns: Turns, options: BenchOptions) -> Table:
+    """Seconds per update of both, the mean of the ratios with its 95 % interval, and what runs beside."""
+    ratios = turns.ratios
+    low, high = stats.t.interval(0.95, len(ratios) - 1, loc=ratios.mean(), scale=stats.sem(ratios))
+    micro_batch_ms = 1000 * np.median(turns.seconds[PLAIN]) / (options.updates * options.micro_batches)
+    title = (
+        f"{options.recipe}, micro-batch {options.batch_size} ({micro_batch_ms:.0f} ms), {options.threads} thread(s), "
+        f"CPU, {len(ratios)} turns of {options.updates} update(s) each"
+    )
     table = Table(title=title, title_justify="left")
-    for column in ("repetition", "plain Trainer, samples/s", "one-peer swarm, samples/s", "ratio"):
-        table.add_column(column, justify="right")
-    for number, ((plain, swarm), ratio) in enumerate(zip(results, ratios, strict=True), 1):
-        table.add_row(str(number), f"{plain.samples_per_second:.1f}", f"{swarm.samples_per_second:.1f}", f"{ratio:.3f}")
-    spread = f"{min(ratios):.3f}–{max(ratios):.3f}"
+    table.add_column()
+    table.add_column("median", justify="right")
+    table.add_column("range", justify="right")
+    for contestant, seconds in turns.seconds.items():
+        each = np.array(seconds) / options.updates
+        table.add_row(f"{contestant}, s per update", f"{np.median(each):.3f}", f"{each.min():.3f}–{each.max():.3f}")
     table.add_section()
-    table.add_row(f"n = {len(ratios)}", "", f"median (range {spread})", f"{statistics.median(ratios):.3f}")
+    table.add_row("speed, ratio of neighbours", f"{np.median(ratios):.3f}", f"{ratios.min():.3f}–{ratios.max():.3f}")
+    table.add_row("mean, 95 % interval", f"{ratios.mean():.3f}", f"{low:.3f}–{high:.3f}")
+    table.add_section()
+    table.add_row("cores of the swarm's other processes", f"{turns.cores_beside:.3f}", "")
     return table
 
 
 def main() -> int:
-    options = tyro.cli(BenchOptions, prog="python -m swarm.bench")
-    torch.set_num_threads(options.threads)
-    try:
-        results = compare(options)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    Console(width=None if sys.stdout.isatty() else 110).print(result_table(results, options))
-    return 0
+    """Returns the exit status: 0, 2 for bad input, 130 after Ctrl-C."""
+    options = tyro.cli(BenchOptions, prog="python -m swarm.bench", description=__doc__)
+
+    def run() -> int:
+        options.check()
+        turns = compare(options)
+        Console(width=None if sys.stdout.isatty() else 110).print(result_table(turns, options))
+        return 0
+
+    return exit_status(run, "Interrupted: nothing was measured to its end.")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,49 @@
+"""The comparison with a plain Trainer, with real processes and small micro-batches."""
+
+import os
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from recipe.errors import InputError
+from swarm.bench import PLAIN, SWARM, BenchOptions, Turns, compare, result_table
+from swarm.processes import descendants
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_both_take_turns_and_leave_nothing(capfd):
+    turns = compare(BenchOptions(pairs=3, updates=2, batch_size=1, micro_batches=2))
+    assert not [process for process in descendants(os.getpid()) if "spawn_main" in str(process.cmdline())]
+    assert [len(turns.seconds[contestant]) for contestant in (PLAIN, SWARM)] == [3, 3]
+    assert all(seconds > 0 for contestant in turns.seconds.values() for seconds in contestant)
+    assert 0 < turns.cores_beside < 2
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_ratio_is_of_neighbours_and_comes_with_an_interval():
+    turns = Turns({PLAIN: [1.0, 2.0, 4.0], SWARM: [2.0, 4.0, 4.0]}, 0.02)
+    np.testing.assert_allclose(turns.ratios, [0.5, 0.5, 1.0])
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(result_table(turns, BenchOptions(pairs=3, updates=2, micro_batches=4)))
+    # mean 2/3, standard deviation 0.2887, and 4.303 for the 95 % of Student's t with two degrees of freedom
+    assert "0.667" in shown.get()
+    assert "-0.050–1.384" in shown.get()
+    assert "0.500–1.000" in shown.get()
+    assert "(250 ms)" in shown.get(), "2 s for two updates of four micro-batches"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [(BenchOptions(recipe="nothing"), "nothing"), (BenchOptions(batch_size=10**6), "")],
+)
+def test_what_cannot_be_measured_is_said(options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        compare(options)
+
+
+def test_a_value_that_cannot_work_is_said():
+    with pytest.raises(InputError, match="--pairs is 1"):
+        BenchOptions(pairs=1).check()
