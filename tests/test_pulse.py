@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from averaging_rounds import averager_for, introduce, meet_everyone, run_round, say_goodbye
 from hivemind.p2p import P2P
-from swarm_peers import Peers
-from test_exchange import averager_for, introduce, meet_everyone, run_round, running_dht, say_goodbye
+from swarm_peers import Peers, running_dht
 
 from swarm import faults, pulse
 from swarm.rounds import Behind, RoundFailed
