@@ -131,10 +131,10 @@ class Pulse(ServicerBase):
         """It is as a newcomer when it comes back: its line may be slower than it was."""
         self._in_time.discard(peer)
 
-    async def until_late(self) -> None:
-        """Wait until an exchange that begins now is late."""
+    async def until_late(self, share: float = 1.0) -> None:
+        """Wait until an exchange that begins now is late, or for a share of that time."""
         waited_seconds = 0.0  # in looks, not by the clock: while this process itself stands still, nobody can be heard
-        while waited_seconds < self.late_seconds:
+        while waited_seconds < share * self.late_seconds:
             await asyncio.sleep(LOOK_SECONDS)
             waited_seconds += LOOK_SECONDS
 
