@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis import figures, footprint
 from analysis.memory import COLUMNS
-from analysis.soak_result import rows, shown
+from analysis.soak_result import accuracy_of, rows
 from recipe.run_folder import write_json
 
 WHO = {"swarm": "Our swarm", "hivemind": "Hivemind's Optimizer with its defaults"}
@@ -39,10 +39,9 @@ def soak_section(file: Path, output: Path) -> dict[str, Any]:
     ]
     if "environment" in found:
         text.append(f"Begun {found['environment']['started_at']}, commit {found['environment']['git_commit']}.")
-    if found["validated_step"] is not None:
+    if found["validated_steps"]:
         text.append(
-            f"Accuracy after {found['validated_step']} updates: {found['accuracy']:.3f}; after as many without faults, "
-            f"by peers alone: {shown(found['calm_accuracies'])}. "
+            f"{accuracy_of(found).capitalize()}; without faults trained peers that were alone. "
             f"Peers that held the same weights at step {found['step']}: {len(found['weights'])}."
         )
     text += [f"Not good: {problem}" for problem in found["problems"]] or [

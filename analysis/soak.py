@@ -24,8 +24,8 @@ import tyro
 from rich.console import Console
 
 from analysis.faults import Faults
-from analysis.soak_result import CALM_RUNS, Event, calm_runs, common_checkpoint, summarise, summarise_stock, table
-from analysis.volunteers import RECIPE, RUN_ID, StockVolunteer, Volunteer
+from analysis.soak_result import Event, common_checkpoint, summarise, summarise_stock, table
+from analysis.volunteers import CALM_RUNS, RECIPE, RUN_ID, StockVolunteer, Volunteer, calm_runs
 from analysis.wan import sandbox
 from analysis.wan.lab import Lab
 from analysis.wan.topology import uniform

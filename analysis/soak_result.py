@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -17,15 +13,14 @@ from typing import Any
 
 from rich.table import Table
 
-from analysis.wan.lab import Lab
-from recipe.pacing import VARIABLE
 from recipe.run_folder import RunFolder, read_metrics
 
 TOLERATED_ACCURACY = 0.005
+MEAN_OF = 10
+"""Validations whose mean is compared: a single one moves by some points from update to update, faults or not."""
 DIVISION = "network divided"
 HANG_SECONDS = 120.0
 """No new update for so long is a hang, even if all were killed and make some updates again first."""
-CALM_RUNS, CALM_RUN_SECONDS = 3, 1800.0
 
 
 @dataclass
@@ -87,33 +82,6 @@ def accuracies(folder: RunFolder, until: int) -> dict[int, float]:
     return {line["step"]: line["val/top1"] for line in lines if "val/top1" in line and line["step"] <= until}
 
 
-def calm_runs(lab: Lab, folder: Path, recipe: Sequence[str], steps: int, num_runs: int = CALM_RUNS) -> list[RunFolder]:
-    """Peers that train alone, on so many hosts at once, for the same number of updates, without faults.
-
-    They are paced, too, if faster: pacing takes gradients of few samples for those of a micro-batch, which learn worse
-    and so unevenly that one run says little.
-    """
-    from analysis.volunteers import CALM_SAMPLES_PER_SECOND
-
-    folder.mkdir(parents=True, exist_ok=True)
-    variables = os.environ | {VARIABLE: CALM_SAMPLES_PER_SECOND, "OMP_NUM_THREADS": "1", "INITIAL_PEERS": ""}
-    command = [sys.executable, "-m", "swarm.peer", "--output-dir", str(folder), *recipe, "--max-steps", str(steps)]
-    command += ["--device", "cpu", "--batch-size", "16"]
-    processes = []
-    for host in lab.hosts[:num_runs]:
-        own = ["--public-name", host.name, "--run-id", f"calm-{host.name}"]
-        with (folder / f"{host.name}.log").open("wb") as log:
-            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "env": variables}
-            processes.append(lab.start(host, command + own, **options))
-    deadline = time.monotonic() + CALM_RUN_SECONDS
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-    return [RunFolder(folder / f"calm-{host.name}" / host.name) for host in lab.hosts[:num_runs]]
-
-
 def summarise(
     runs: Path,
     events: list[Event],
@@ -146,17 +114,18 @@ def summarise(
     _judge(events, updates, moments, usual)
     found = dict(item for folder in runs.iterdir() for item in accuracies(RunFolder(folder), step).items())
     of_calm = [accuracies(folder, step) for folder in calm]
-    validated = max(set(found).intersection(*of_calm), default=None) if calm else None  # as many updates for all
-    accuracy, calm_accuracies = found.get(validated), sorted(one[validated] for one in of_calm if validated in one)
+    validated = sorted(set(found).intersection(*of_calm))[-MEAN_OF:] if calm else []  # as many updates for all
+    accuracy, *of_calm = (_mean(one, validated) for one in (found, *of_calm))
+    calm_accuracies = sorted(of_calm) if validated else []
     problems = [*problems, *not_back(events), *hangs(events)]
     if len(set(hashes.values())) > 1:
         problems.append(f"different weights at step {step}: {hashes}")
     if left:
         problems.append(f"processes were left on {', '.join(left)}")
-    if validated is None and options.get("calm_runs") != 0:  # else it is not asked for
+    if not validated and options.get("calm_runs") != 0:  # else it is not asked for
         problems.append(f"no step until {step} was validated with and without faults")
-    if validated is not None and accuracy < calm_accuracies[0] - TOLERATED_ACCURACY:
-        problems.append(f"accuracy {accuracy:.3f} after {validated} updates, without faults {shown(calm_accuracies)}")
+    if validated and accuracy < calm_accuracies[0] - TOLERATED_ACCURACY:
+        problems.append(f"accuracy {accuracy:.3f}, without faults {shown(calm_accuracies)}")
     return {
         "options": {key: value for key, value in options.items() if key != "output_dir"},
         "events": [asdict(event) for event in events],
@@ -164,11 +133,16 @@ def summarise(
         "usual_seconds": usual,
         "step": step,
         "weights": hashes,
-        "validated_step": validated,
+        "validated_steps": validated,
         "accuracy": accuracy,
         "calm_accuracies": calm_accuracies,
         "problems": problems,
     }
+
+
+def _mean(accuracy_at: Mapping[int, float], steps: Sequence[int]) -> float | None:
+    """Over these steps; None over none."""
+    return statistics.mean(accuracy_at[step] for step in steps) if steps else None
 
 
 def summarise_stock(
@@ -194,7 +168,7 @@ def summarise_stock(
         "events": [asdict(event) for event in events],
         "updates": max(len(lines) for lines in updates.values()),
         "usual_seconds": usual,
-        "validated_step": None,
+        "validated_steps": [],
         "problems": problems,
     }
 
@@ -294,12 +268,20 @@ def rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
     return result
 
 
+def accuracy_of(found: Mapping[str, Any]) -> str:
+    """With faults and without, in words."""
+    steps = found["validated_steps"]
+    return (
+        f"accuracy {found['accuracy']:.3f}, without faults {shown(found['calm_accuracies'])} (means of {len(steps)} "
+        f"validation{'s' * (len(steps) != 1)} until update {steps[-1]})"
+    )
+
+
 def table(found: Mapping[str, Any]) -> Table:
     """The same for a screen."""
     title = f"{found['updates']} updates, usually one in {found['usual_seconds']:.1f} s"
-    if found["validated_step"] is not None:
-        title += f"; accuracy after {found['validated_step']} updates {found['accuracy']:.3f}"
-        title += f", without faults {shown(found['calm_accuracies'])}"
+    if found["validated_steps"]:
+        title += f"; {accuracy_of(found)}"
     summary = Table(title=title, title_justify="left")
     for column in COLUMNS:
         summary.add_column(column.strip(), justify="left" if column == "fault" else "right")

@@ -29,6 +29,7 @@ from torch import nn
 
 from recipe.config import Recipe
 from recipe.data import VisionData
+from recipe.heap import keep_heap
 from recipe.loggers import JsonlLogger
 from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler
@@ -183,6 +184,7 @@ def main() -> None:
     addresses = [str(address) for address in dht.get_visible_maddrs()]
     print("--initial-peers", *addresses, flush=True)
     write_json(folder.status, {"addresses": addresses})
+    keep_heap()
     torch.manual_seed(recipe.seed)
     module = build_model(recipe)
     data = VisionData(recipe, batch_size=options.batch_size, identity=options.name)

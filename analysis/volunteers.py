@@ -24,7 +24,7 @@ RUN_ID = "soak"
 PORT = 31337
 ADDRESS_SECONDS = 120.0
 RESTART_SECONDS = 5.0
-CALM_SAMPLES_PER_SECOND = "3000"
+CALM_RUNS, CALM_RUN_SECONDS, CALM_SAMPLES_PER_SECOND = 3, 1800.0, "3000"
 RECIPE = ("--recipe", "digits", "--total-steps", "100000", "--validate-every-steps", "25")
 _ROOT = Path(__file__).parents[1]
 
@@ -206,3 +206,28 @@ def _namespace(process: psutil.Process) -> int | None:
         return os.stat(f"/proc/{process.pid}/ns/net").st_ino
     except OSError:
         return None
+
+
+def calm_runs(lab: Lab, folder: Path, recipe: Sequence[str], steps: int, num_runs: int = CALM_RUNS) -> list[RunFolder]:
+    """Peers that train alone, on so many hosts at once, for the same number of updates, without faults.
+
+    They are paced, too, if faster: pacing takes gradients of few samples for those of a micro-batch, which learn worse
+    and so unevenly that one run says little.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    variables = os.environ | {VARIABLE: CALM_SAMPLES_PER_SECOND, "OMP_NUM_THREADS": "1", "INITIAL_PEERS": ""}
+    command = [sys.executable, "-m", "swarm.peer", "--output-dir", str(folder), *recipe, "--max-steps", str(steps)]
+    command += ["--device", "cpu", "--batch-size", "16"]
+    processes = []
+    for host in lab.hosts[:num_runs]:
+        own = ["--public-name", host.name, "--run-id", f"calm-{host.name}"]
+        with (folder / f"{host.name}.log").open("wb") as log:
+            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "env": variables}
+            processes.append(lab.start(host, command + own, **options))
+    deadline = time.monotonic() + CALM_RUN_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return [RunFolder(folder / f"calm-{host.name}" / host.name) for host in lab.hosts[:num_runs]]

@@ -17,6 +17,7 @@ from recipe.callbacks import PacedCompute, StepMetrics, StopAtAccuracy, Validate
 from recipe.config import Recipe
 from recipe.durations import parse_duration, positive
 from recipe.errors import InputError
+from recipe.heap import keep_heap
 from recipe.loggers import JsonlLogger, PatientTensorBoardLogger
 from recipe.pacing import paced_samples_per_second
 from recipe.run_folder import RunFolder
@@ -77,6 +78,7 @@ def build_trainer(
         InputError: a limit cannot be understood or is out of range.
     """
     _silence_lightning()
+    keep_heap()
     stop = [] if target_accuracy is None else [StopAtAccuracy(_checked_accuracy(target_accuracy))]
     rate = paced_samples_per_second()
     paced = [] if rate is None else [PacedCompute(rate)]

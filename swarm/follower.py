@@ -22,6 +22,7 @@ from swarm.gradients import GradientVector
 from swarm.packing import unpack
 from swarm.progress import ProgressTracker
 from swarm.rounds import LINEAGE_BYTES, RoundFailed
+from swarm.transfer import HANGS_SECONDS
 from swarm.version import POLL_SECONDS, SETTLE_SECONDS, Version, wait_a_little
 
 logger = get_logger(__name__)
@@ -223,9 +224,13 @@ class Follower:
 
     def _fetch(self, peer_id: PeerID, max_bytes: int, **wishes):
         download = self._averager.download_state(peer_id, max_bytes, **wishes)
+        looks, silent_seconds = self._averager.looks, 0.0
         while not download.done():
             if self._should_stop():
                 raise RoundFailed("this peer is leaving")
             self._averager.check_alive()
             wait_a_little(download)
+            silent_seconds = silent_seconds + POLL_SECONDS if looks == (looks := self._averager.looks) else 0.0
+            if silent_seconds > HANGS_SECONDS:
+                self._averager.kill()  # it is stopped: who notices that it has died starts this peer again
         return download.result()

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import psutil
 
+from recipe.heap import give_back_heap
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_MALLOC_OPTIONS = {-8: 1, -3: 2**18, -1: 2**20}  # malloc.h: M_ARENA_MAX, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL, parent_pid: int | None = None) -> None:
@@ -36,13 +37,10 @@ def die_with_parent(signal_number: int = signal.SIGKILL, parent_pid: int | None 
 def stay_small() -> None:
     """Let a forked process share memory with the trainer for good, and give back what it no longer uses. Call it first.
 
-    Collecting garbage would write to every object that it has from the trainer, and so copy all of them. Large buffers
-    come from the kernel and go back to it; glibc would keep them, for each thread anew (``man mallopt``).
+    Collecting garbage would write to every object that it has from the trainer, and so copy all of them.
     """
     gc.freeze()
-    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        for name, value in _MALLOC_OPTIONS.items():
-            libc.mallopt(name, value)
+    give_back_heap()
 
 
 def leave_terminal() -> None:

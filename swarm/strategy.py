@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch.optim import Optimizer
 
 from recipe.errors import InputError
+from recipe.heap import keep_heap
 from swarm import faults
 from swarm.codecs import Codec
 from swarm.collaboration import Collaboration
@@ -95,6 +96,7 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
+        keep_heap()  # of anybody's own Trainer, too
         if len(self.parallel_devices) > 1:
             raise InputError("A peer computes on one device: set devices=1 and start a peer for each GPU.")
         if self.dht is None and self._trainer.state.fn == TrainerFn.FITTING:  # testing a model needs no swarm

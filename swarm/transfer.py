@@ -78,6 +78,7 @@ class StateTransfer(Serving):
         self._trail = Trail()
         self._took_state: OrderedDict[PeerID, None] = OrderedDict()
         self._followed_until = mp.Value("d", 0.0)
+        self._looks = mp.Value("q", 0)
         self._answers_downloads: asyncio.Task | None = None
         super().__init__(*args, **kwargs)
 
@@ -94,6 +95,11 @@ class StateTransfer(Serving):
         future = MPFuture()
         self._outer_pipe.send(("_download_state", [peer_id, max_bytes, wishes, future], {}))
         return future
+
+    @property
+    def looks(self) -> int:
+        """Grows while a download is under way; if it does not, the averaging process stands still."""
+        return self._looks.value
 
     @property
     def is_followed(self) -> bool:
@@ -272,6 +278,7 @@ class StateTransfer(Serving):
         all_slices = asyncio.gather(*slices)
         try:
             while not all_slices.done():
+                self._looks.value += 1
                 await asyncio.wait([all_slices, lost], timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if lost.done():
                     raise RoundFailed(f"{download.donor} fell silent")

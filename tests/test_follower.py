@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from recipe.errors import InputError
+from swarm import follower as follower_module
 from swarm.donors import Donors
 from swarm.download import SLOWEST_BYTES_PER_SECOND, TooSlow
 from swarm.follower import Follower
@@ -34,6 +35,8 @@ def catch_up(version: Version, tracker, averager) -> bool:
 
 class Donor:
     """Its line fails some times before the state arrives."""
+
+    looks = 0
 
     def __init__(self, source: Version, failures: int):
         self.source, self.failures, self.asked = source, failures, 0
@@ -104,8 +107,35 @@ def test_who_has_trained_goes_on_without_who_claims_to_be_ahead():
     assert (member.step, donor.asked) == (6, 1)
 
 
+class StoppedAverager:
+    """Its process has been stopped while it downloaded, and says nothing any more."""
+
+    looks, is_killed = 0, False
+
+    def download_state(self, peer_id, max_bytes, min_bytes_per_second) -> Future:
+        return Future()
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+    def check_alive(self) -> None:
+        self.looks += self.looks < 3  # it has been stopped after three
+        if self.is_killed:
+            raise InputError("The averaging process has died")
+
+
+def test_an_averaging_process_that_is_stopped_while_it_downloads_is_ended(monkeypatch):
+    monkeypatch.setattr(follower_module, "HANGS_SECONDS", 0.1)
+    averager = StoppedAverager()
+    with pytest.raises(InputError, match="has died"):
+        catch_up(make(0), Tracker(), averager)
+    assert averager.looks == 3, "it was waited for as long as it showed that it was there"
+
+
 class Lines:
     """Each donor sends so many bytes per second."""
+
+    looks = 0
 
     def __init__(self, source: Version, rates: dict[str, float]):
         self.source, self.rates, self.asked = source, rates, []

@@ -31,14 +31,16 @@ def test_what_a_swarm_lost_by_a_fault(tmp_path):
             lines = [line | {"step": moments["h1"].index(line["time"]) + 1} for line in lines]
         folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     calm = RunFolder.create(tmp_path, "calm", "calm")
-    calm.metrics.write_text('{"step": 20, "val/top1": 0.9}\n{"step": 99, "val/top1": 1.0}\n')
+    calm.metrics.write_text(
+        '{"step": 10, "val/top1": 0.8}\n{"step": 20, "val/top1": 1.0}\n{"step": 99, "val/top1": 1.0}\n'
+    )
     event, next_one = Event("killed", ["h2"], began=10.5, mended=13.5), Event("frozen", ["h1"], began=13.8, mended=15.0)
     runs = tmp_path / "soak"
     found = summarise(runs, [event, next_one], 27, {"h1": "a", "h2": "a"}, [], [calm, calm], [], options={"seed": 0})
     assert [event["stall_seconds"] for event in found["events"]] == [3, 0], "the later one met a swarm that stood still"
     assert found["events"][0]["back_seconds"] == pytest.approx(6.5)
     assert (found["updates"], found["usual_seconds"], found["problems"]) == (27, 1, [])
-    assert (found["validated_step"], found["accuracy"], found["calm_accuracies"]) == (20, 0.9, [0.9, 0.9])
+    assert (found["validated_steps"], found["accuracy"], found["calm_accuracies"]) == ([10, 20], 0.9, [0.9, 0.9])
     assert table(found).row_count == 2
     alone = {row["fault"]: row["of these, begun when all were there"] for row in rows(found)}
     assert alone == {"killed": "1", "frozen": "0"}, "the victim of the first one was not back"
