@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -67,9 +67,10 @@ class BenchOptions:
         """Raises InputError: a value cannot work."""
         at_least(self, 2, "pairs")
         at_least(self, 1, "updates", "batch_size", "micro_batches", "threads")
+        self.trained()
 
-    @property
     def trained(self) -> Recipe:
+        """Raises InputError: there is no such preset, or its fields cannot be these."""
         return replace(preset(self.recipe), target_batch_size=self.batch_size * self.micro_batches)
 
 
@@ -121,10 +122,11 @@ def contest(contestant: str, options: BenchOptions, folder: Path, line: Connecti
         if contestant == SWARM:
             dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))
         train(options, folder / contestant, TakeTurns(line, options), dht)
-    except InputError as error:
-        line.send(error)
     except (EOFError, ConnectionError):
         pass  # nobody wants the rest
+    except InputError as error:
+        with suppress(ConnectionError):
+            line.send(error)
     finally:
         if dht is not None:
             stop_dht(dht)
@@ -132,7 +134,7 @@ def contest(contestant: str, options: BenchOptions, folder: Path, line: Connecti
 
 def train(options: BenchOptions, folder: Path, turns: TakeTurns, dht) -> None:
     """All updates, with a plain Trainer that accumulates if there is no DHT."""
-    recipe = options.trained
+    recipe = options.trained()
     trainer = build_trainer(
         recipe,
         RunFolder.create(folder, "bench", "peer"),
@@ -175,7 +177,7 @@ def compare(options: BenchOptions) -> Turns:
 
     :raises InputError: a value cannot work, or a contestant died
     """
-    options.trained  # noqa: B018 (a recipe that is not there is said here)
+    options.check()
     turns = Turns()
     with contestants(options) as found, Progress(transient=True, console=Console(stderr=True)) as progress:
         for contestant in found:
@@ -236,7 +238,6 @@ def main() -> int:
     options = tyro.cli(BenchOptions, prog="python -m swarm.bench", description=__doc__)
 
     def run() -> int:
-        options.check()
         turns = compare(options)
         Console(width=None if sys.stdout.isatty() else 110).print(result_table(turns, options))
         return 0

@@ -37,13 +37,12 @@ def test_the_ratio_is_of_neighbours_and_comes_with_an_interval():
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [(BenchOptions(recipe="nothing"), "nothing"), (BenchOptions(batch_size=10**6), "")],
+    [
+        (BenchOptions(recipe="nothing"), "nothing"),
+        (BenchOptions(batch_size=10**6), "target_batch_size is 4000000"),
+        (BenchOptions(pairs=1), "--pairs is 1"),
+    ],
 )
 def test_what_cannot_be_measured_is_said(options, sentence):
     with pytest.raises(InputError, match=sentence):
         compare(options)
-
-
-def test_a_value_that_cannot_work_is_said():
-    with pytest.raises(InputError, match="--pairs is 1"):
-        BenchOptions(pairs=1).check()

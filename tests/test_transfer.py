@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import multiprocessing as mp
 import pickle
 import random
 from collections import OrderedDict
@@ -202,7 +203,7 @@ class Newcomer(StateTransfer):
     _parent_pid = None
 
     def __init__(self):
-        pass
+        self._looks = mp.Value("q", 0)
 
     async def _receive_slice(self, download: Download, index: int) -> None:
         while True:
@@ -224,11 +225,13 @@ def test_a_donor_that_sends_too_slowly_is_given_up(monkeypatch):
     monkeypatch.setattr(transfer, "LOOK_SECONDS", 0.05)
 
     async def run():
+        newcomer = Newcomer()
         with pytest.raises(TooSlow, match=r"it sends \d+ kB/s") as caught:
-            await Newcomer()._receive_state(Download("anna", max_bytes=10**9, min_bytes_per_second=1e6))
+            await newcomer._receive_state(Download("anna", max_bytes=10**9, min_bytes_per_second=1e6))
         assert 0 < caught.value.bytes_per_second < 1e6
         assert pickle.loads(pickle.dumps(caught.value)).bytes_per_second == caught.value.bytes_per_second
         assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert newcomer.looks > 1, "the trainer would take it for one that stands still"
 
     asyncio.run(run())
 
