@@ -38,7 +38,7 @@ format: setup ## fix style
 scaling: setup ## the same recipe under DDP with one and with two processes
 	@$(RUN) -m baseline_ddp.scaling --repetitions 3
 
-bench: setup ## what the swarm costs against a plain Trainer, side by side
+bench: setup ## what the swarm costs against a plain Trainer, taking turns
 	@$(RUN) -m swarm.bench
 
 MINUTES ?= 30

@@ -1,4 +1,4 @@
-"""The report's sections about a night: what faults cost a swarm, what its memory does, and what a peer costs."""
+"""The report's sections about a night: faults, equal weights, memory, and what a peer costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import figures, footprint
+from analysis import exactness, figures, footprint
 from analysis.memory import COLUMNS
 from analysis.soak_result import accuracy_of, rows
 from recipe.run_folder import write_json
@@ -79,6 +79,24 @@ def side_by_side(files: Sequence[Path]) -> dict[str, Any]:
         "Who stands still for long meets some faults before it is over the one before: these count for the first.",
     ]
     return {"text": text, "tables": [("", together)]}
+
+
+def exactness_section(file: Path, output: Path) -> dict[str, Any]:
+    """What `python -m analysis.exactness` found, as the parts of a section; the report keeps the file."""
+    found = json.loads(file.read_text())
+    write_json(output / file.name, found)
+    options, environment = found["options"], found["environment"]
+    rounds = sum(row["peer_rounds"] for row in found["rows"])
+    text = [
+        f"{options['peers']} peers on one machine train digits, {options['rounds']} rounds in each way. A round as one "
+        f"of them saw it is a peer-round; there were {rounds:,} in all. A part of an average that a peer missed "
+        "without noticing, or rounded otherwise than the others, would leave its weights different in the end. "
+        f"Local: {exactness.LOCAL_STEPS} local steps; compared is what the peers share.",
+        f"Begun {environment['started_at']}, commit {environment['git_commit']}.",
+        f"Get it again: python -m analysis.exactness --rounds {options['rounds']} --peers {options['peers']}",
+    ]
+    rows = [exactness.cells(row) for row in found["rows"]]
+    return {"text": text, "tables": [("", pd.DataFrame(rows, columns=list(exactness.COLUMNS)))]}
 
 
 def memory_section(file: Path, output: Path) -> dict[str, Any]:

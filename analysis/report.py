@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis import figures, footprint
 from analysis.archive import Records, read
-from analysis.endurance import SOAKS, footprint_section, memory_section, side_by_side, soak_section
+from analysis.endurance import SOAKS, exactness_section, footprint_section, memory_section, side_by_side, soak_section
 from analysis.provenance import CHECKS, commits, lab_section, machine_section, published_section
 from analysis.results import Experiment, experiments_in
 from analysis.scaling import TRUST, Prediction, home_table, predict, transfers
@@ -77,6 +77,8 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
             sections.append(Section(f"A night in minutes: what faults cost {whom}", **soak_section(soak, output)))
     if None not in soaks.values():
         sections.append(Section("The same night, side by side", **side_by_side([*soaks.values()])))
+    if (exact := _beside(sources, "exactness.json")) is not None:
+        sections.append(Section("Do all peers hold the same weights?", **exactness_section(exact, output)))
     if (memory := _beside(sources, "memory.json")) is not None:
         sections.append(Section("Does a peer's memory grow?", **memory_section(memory, output)))
     for file in sorted({file for source in sources for file in source.parent.glob(footprint.FILES)}):
@@ -185,7 +187,7 @@ def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
             f"within {AGREEMENT_PERCENT:g} %, and differ where it leaves zero out."
         )
     section.text.append(
-        f"{reproduction(experiment)}; then: python -m analysis report … --earlier {experiment.name}.jsonl"
+        f"{reproduction(experiment)}; then: python -m analysis report … --earlier earlier/{experiment.name}.jsonl"
     )
     compared = "Samples per second of both"
     if compares_ratios(experiment):

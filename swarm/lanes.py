@@ -79,6 +79,8 @@ class Lanes(contextlib.AsyncExitStack):
         self._register, self._make_runner = register, make_runner
         self.runners: list[ExactAllReduceRunner] = []
         self.lost: set[PeerID] = set()
+        self.kept_waiting = frozenset[PeerID]()
+        """By whom, if it took too long."""
 
     async def __aenter__(self) -> Lanes:
         for lane in (lane for lanes in self._lanes for lane in lanes):
@@ -109,6 +111,16 @@ class Lanes(contextlib.AsyncExitStack):
         """What is missing now: whose, in which lane, which part."""
         parts = {(peer, lane, part(runner, peer)) for lane, runner in enumerate(self.runners) for peer in self._others}
         return {missing for missing in parts if missing[2] is not None and missing[0] not in self.lost}
+
+    def _keeping_us(self) -> frozenset[PeerID]:
+        """Because of whom this exchange has not ended; nobody, if that is everybody: it may be this peer's own line."""
+        for part, owing in (
+            (ExactAllReduceRunner.awaited_input, set(self._others)),
+            (ExactAllReduceRunner.awaited_average, self._reducers),
+        ):
+            if late := {peer for peer, *_ in self._awaited(part)}:
+                return frozenset(late) if late < owing - self.lost else frozenset()
+        return frozenset()
 
     async def _give_up_who_is_late(self, part: AwaitedPart, owing: set[PeerID]) -> None:
         awaited = self._awaited(part)
@@ -153,11 +165,14 @@ class Lanes(contextlib.AsyncExitStack):
         runs = [asyncio.ensure_future(self._run(runner)) for runner in runners]
         try:
             # To their end even if one fails: the others may need nothing but this peer's share of the rest.
-            averages = await asyncio.gather(*runs, return_exceptions=True)
+            await asyncio.wait(runs)
+        except asyncio.CancelledError:
+            self.kept_waiting = self._keeping_us()
+            raise
         finally:
             for run in runs:
                 run.cancel()
-            await asyncio.gather(*runs, return_exceptions=True)
+            averages = await asyncio.gather(*runs, return_exceptions=True)
         for failure in averages:
             if isinstance(failure, BaseException):
                 raise failure

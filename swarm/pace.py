@@ -67,8 +67,9 @@ class Pace:
         self.work.loss_sum += work.loss_sum
         self.work.seconds += work.seconds
 
-    def drop(self) -> bool:
-        """What has been computed is of no use; true when that has happened so often that the weights may be why."""
-        self.work = Work(seconds=self.work.seconds)
+    def drop(self, samples: int | None = None) -> bool:
+        """The last so many samples, or all, are of no use; true if so often that the weights may be the reason."""
+        kept = 0 if samples is None else max(0, self.work.samples - samples)
+        self.work = Work(kept, kept * self.work.loss, self.work.seconds)
         self._dropped_in_a_row += 1
         return self._dropped_in_a_row % MAX_DROPPED == 0

@@ -19,7 +19,7 @@ class StoppedAverager:
         self.is_killed = is_killed
         self.cancelled = 0
 
-    def longest_round_seconds(self, timeout_seconds: float) -> float:
+    def longest_round_seconds(self, timeout_seconds: float, members) -> float:
         return timeout_seconds
 
     def run_round(self, *_) -> Future:
