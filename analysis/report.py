@@ -112,8 +112,9 @@ def short_section(experiments: Sequence[Experiment]) -> Section:
     """The answer before everything else, in a paragraph and a table."""
     section = Section("In short", list(filter(None, [in_short(experiment) for experiment in experiments[:1]])))
     section.text.append(
-        "Samples per second of a swarm over those of DDP with the same samples per update: the means over the "
-        "repetitions, from the least to the greatest setting of what was varied. Shown: the 95 % interval of the ratio "
+        "Samples per second of a swarm over those of DDP with the same samples per update (a swarm's have some per "
+        "cent more, since nobody stops in the middle of a micro-batch): the means over the repetitions, from the least "
+        "to the greatest setting of what was varied. Shown: the 95 % interval of the ratio "
         "leaves 1 out, which takes three repetitions. Each cell ran on one machine, in an emulated network (last "
         "sections). Limits, in figures and tables, are what is left when nothing but computing and the bytes of an "
         "fp16 average takes time; DDP, which sends gradients while it computes others, can exceed the synchronous one."

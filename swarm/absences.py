@@ -3,50 +3,61 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from hivemind.p2p import PeerID
 
 from swarm.distrust import Distrust
 
-_NEVER = -1, math.nan
+
+class Absence(NamedTuple):
+    """Of one peer.
+
+    :param step: that it has not come to end
+    :param joined: when it had joined then, as its record said; nan if there was none
+    :param is_proven: it had been in a group since then
+    """
+
+    step: int
+    joined: float
+    is_proven: bool
+
+
+_NEVER = Absence(-1, math.nan, True)
 
 
 class Absences:
     """Of the other peers.
 
-    Who was missed is expected again when it says that it came back, which is when its ``joined`` changes. Who was never
+    Who was missed is expected again when it says that it came back, which is when its ``joined`` changes. Who never was
     in a group could say that all the time, and keep everybody waiting: after the second absence nobody waits for it for
     a while, each time longer, though it can come.
     """
 
     def __init__(self) -> None:
-        self._missed: dict[PeerID, tuple[int, float]] = {}
-        """Step at which it was missed, and when it had joined then."""
+        self._last: dict[PeerID, Absence] = {}
         self._strangers = Distrust()
 
-    def note(self, peer: PeerID, step: int, joined: float, is_proven: bool) -> None:
-        """It has not come to end this step.
-
-        :param joined: as its record says; nan if there is none
-        :param is_proven: it has been in a group since then
-        """
-        if not is_proven and -1 < self.missed_at(peer) < step:
+    def note(self, peer: PeerID, absence: Absence) -> None:
+        """It has not come."""
+        before = self._last.get(peer, _NEVER)
+        if not absence.is_proven and not before.is_proven and before.step < absence.step:
             self._strangers.add(peer)
-        self._missed[peer] = step, joined
+        self._last[peer] = absence
 
     def came(self, peer: PeerID) -> None:
         """It is there."""
-        self._missed.pop(peer, None)
+        self._last.pop(peer, None)
         self._strangers.end(peer)
 
     def forget(self) -> None:
         """This peer itself has been away."""
-        self._missed.clear()
+        self._last.clear()
 
     def missed_at(self, peer: PeerID) -> int:
         """The last step at which it was missed; -1 for none."""
-        return self._missed.get(peer, _NEVER)[0]
+        return self._last.get(peer, _NEVER).step
 
     def is_over(self, peer: PeerID, joined: float) -> bool:
         """Whether it is waited for again, having joined then."""
-        return self._missed.get(peer, _NEVER)[1] != joined and peer not in self._strangers
+        return self._last.get(peer, _NEVER).joined != joined and peer not in self._strangers

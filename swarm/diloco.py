@@ -101,7 +101,7 @@ class PseudoGradient(GradientVector):
     def drop(self) -> None:
         """Forget the local steps since the last global update, also what they did to the buffers."""
         super().drop()
-        self.samples = 0
+        self.samples, self._owed = 0, None
         self.show_anchors()
 
     @torch.no_grad()

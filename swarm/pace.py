@@ -72,4 +72,5 @@ class Pace:
         kept = 0 if samples is None else max(0, self.work.samples - samples)
         self.work = Work(kept, kept * self.work.loss, self.work.seconds)
         self._dropped_in_a_row += 1
-        return self._dropped_in_a_row % MAX_DROPPED == 0
+        times, rest = divmod(self._dropped_in_a_row, MAX_DROPPED)
+        return rest == 0 and times & (times - 1) == 0  # 3, 6, 12, 24, …: if it did not help, it is not the weights

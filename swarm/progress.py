@@ -18,7 +18,7 @@ from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
-from swarm.absences import Absences
+from swarm.absences import Absence, Absences
 from swarm.claims import Claims
 from swarm.distrust import Distrust
 from swarm.noticeboard import RECORD_SECONDS, Noticeboard
@@ -164,7 +164,7 @@ class ProgressTracker(threading.Thread):
         records = self.others
         for peer in peers:
             joined = records[peer].joined if peer in records else math.nan
-            self._absences.note(peer, self._own.step, joined, is_proven=self._proven.get(peer) == joined)
+            self._absences.note(peer, Absence(self._own.step, joined, self._proven.get(peer) == joined))
 
     def recount(self, group: Group) -> None:
         """The group has met too early: these are its true numbers of samples, and everybody computes on."""

@@ -2,13 +2,14 @@
 
 import io
 import json
+import time
 from collections.abc import Callable
 
 import msgpack
 import pytest
 import torch
 from hivemind.p2p import PeerID
-from hivemind.proto import averaging_pb2
+from hivemind.proto import averaging_pb2, runtime_pb2
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 
@@ -16,15 +17,18 @@ from recipe.data import VisionData
 from recipe.errors import InputError
 from recipe.presets import digits
 from recipe.run_folder import read_metrics
-from swarm.address_book import MAX_REMEMBERED, read_book
+from swarm.address_book import MAX_REMEMBERED, read_book, usable
+from swarm.addresses import parse_initial_peers
 from swarm.keeper import addresses_in
 from swarm.owners import owned_entries
+from swarm.packing import pack, unpack
 from swarm.reachability import NONCE_BYTES, Called, CallMe
 from swarm.record import PeerProgress
 from swarm.replies import group_reply, parse_group, parse_step
-from swarm.rounds import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Group, Ticket
+from swarm.rounds import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Group, RoundFailed, Ticket
 from swarm.run_card import PROTOCOL, RunCard
 from swarm.session import newest_checkpoint
+from swarm.squeeze import CHUNK_BYTES, squeeze, unsqueeze
 from swarm.status import Status
 from tests.owners import subkey_of
 
@@ -85,11 +89,18 @@ def messages(true: bytes) -> some.SearchStrategy[bytes]:
     return some.one_of(some.binary(max_size=300), junk.map(msgpack.packb), damaged(true), falsified(true))
 
 
+MAX_SECONDS = 2.0
+"""Of processor time for one input: a hundred times what the slowest takes, and it has to be the parser that does it."""
+
+
 def refused(parse: Callable, data: object, kind: type[Exception] = ValueError) -> bool:
+    began = time.thread_time()
     try:
         parse(data)
     except kind:
         return True
+    finally:
+        assert time.thread_time() - began < MAX_SECONDS
     return False
 
 
@@ -158,6 +169,26 @@ def test_cards(field, value, data):
             assert RunCard.from_bytes(text).recipe == digits()
 
 
+@some.composite
+def addresses(draw) -> str:
+    """Multiaddresses of which some part may be nonsense."""
+    odd = some.text(max_size=8) | some.sampled_from(["", "/", "0", "-1", "65536", "ip4", "p2p", "10.0.0.1", "::1"])
+    peer = some.sampled_from([peer.to_base58() for peer in PEERS])
+    parts = ("ip4", "203.0.113.5", "tcp", "31337", "p2p", draw(peer))
+    return "/" + "/".join(draw(odd) if draw(some.integers(0, 11)) == 0 else part for part in parts)
+
+
+@often(1500)
+@given(some.lists(addresses() | some.text(max_size=250), max_size=50))
+@example([f"/ip4/203.0.113.5/tcp/{port}/p2p/{PEERS[0].to_base58()}" for port in range(1, 100)])
+def test_addresses(texts):
+    found = usable(texts)
+    assert len(found) <= MAX_REMEMBERED
+    assert usable(found) == found, "what is usable stays so"
+    for text in texts[:3]:
+        refused(parse_initial_peers, [text], InputError)
+
+
 class Entry:
     def __init__(self, value: object):
         self.value = value
@@ -171,6 +202,42 @@ def test_entries_of_the_dht(entries, value):
     for found in (Entry(entries), entries, Entry({subkey_of("anna"): Entry(value)})):
         assert len(list(owned_entries(found, 2))) <= 2
         assert len(addresses_in(found, PEERS[0])) <= MAX_REMEMBERED
+
+
+# ---- a state, from the network ---------------------------------------------------------------------------------------
+
+
+TENSORS = [torch.arange(6.0).view(2, 3), torch.ones(5, dtype=torch.int64)]
+LAYOUT, CONTENT = pack(TENSORS)
+sizes = some.integers(-2, 8) | some.integers(0, 2**63) | junk
+
+
+@often(1000)
+@given(
+    some.just(LAYOUT)
+    | some.lists(
+        some.tuples(some.sampled_from(["float32", "int64", "bool"]) | junk, some.lists(sizes, max_size=9) | junk),
+        max_size=4,
+    )
+    | junk,
+    some.integers(0, 80),
+)
+@example(LAYOUT, len(CONTENT))
+def test_layouts(layout, length):
+    content = CONTENT[:length]
+    if not refused(lambda layout: unpack(layout, content), layout, RoundFailed):
+        assert sum(tensor.nbytes for tensor in unpack(layout, content)) == len(content)
+
+
+@often(1000)
+@given(
+    damaged(squeeze(CONTENT.numpy()[:24]).buffer) | some.binary(max_size=99),
+    some.lists(some.integers(0, 2**32 - 1), max_size=2),
+)
+def test_squeezed_chunks(buffer, size):
+    message = runtime_pb2.Tensor(buffer=buffer, size=size)
+    if not refused(unsqueeze, message, RoundFailed):
+        assert len(unsqueeze(message)) <= max(CHUNK_BYTES, len(buffer))
 
 
 # ---- from the disk -------------------------------------------------------------------------------------------------
