@@ -91,7 +91,7 @@ def exactness_section(file: Path, output: Path) -> dict[str, Any]:
         f"{options['peers']} peers on one machine train digits, {options['rounds']} rounds in each way. A round as one "
         f"of them saw it is a peer-round; there were {rounds:,} in all. A part of an average that a peer missed "
         "without noticing, or rounded otherwise than the others, would leave its weights different in the end. "
-        f"Local: {exactness.LOCAL_STEPS} local steps; compared is what the peers share.",
+        f"Local: {exactness.LOCAL_STEPS} local steps; compared is what the peers share. Who met too early computed on.",
         f"Begun {environment['started_at']}, commit {environment['git_commit']}.",
         f"Get it again: python -m analysis.exactness --rounds {options['rounds']} --peers {options['peers']}",
     ]

@@ -33,7 +33,8 @@ from recipe.run_folder import RunFolder, make_writable, read_metrics, write_json
 
 Averaging, Codec = (get_type_hints(Recipe)[field] for field in ("averaging", "codec"))
 LOCAL_STEPS = 4
-COLUMNS = ("averaging", "codec", "peer-rounds", "with all parts", "failed, tried again", "weights in the end")
+COUNTS = {"peer_rounds": "peer-rounds", "complete": "with all parts", "early": "met too early", "failed": "failed"}
+COLUMNS = ("averaging", "codec", *COUNTS.values(), "weights")
 
 
 @dataclass(frozen=True)
@@ -96,17 +97,18 @@ def compared(folders: list[RunFolder]) -> dict[str, Any]:
     """What the peers of one swarm say of their rounds, and a hash of the weights that each of them had in the end.
 
     Returns:
-        `peer_rounds`, those that gave an average; `complete`, how many of them had every part of it; `failed`, those
-        that gave none and were tried again; `weights`, the last averaged weights of each peer.
+        `peer_rounds`, those that gave an average; `complete`, how many of them had every part of it; `early`, groups
+        that had too few samples yet, and computed on; `failed`, the rest; `weights`, a hash for each peer.
     """
     rounds = [line for folder in folders for line in read_metrics(folder.rounds)]
-    averaged = [line for line in rounds if line["outcome"] == "averaged"]
     summaries = [json.loads(folder.summary.read_text()) for folder in folders]
+    averaged, alone = (sum(line["outcome"] == outcome for line in rounds) for outcome in ("averaged", "alone"))
+    early = sum(line["outcome"] not in ("averaged", "alone") and line["group_size"] > 0 for line in rounds)
     return {
-        "peer_rounds": len(averaged),
-        "complete": sum(summary["complete_updates"] for summary in summaries)
-        - sum(line["outcome"] == "alone" for line in rounds),
-        "failed": sum(line["outcome"] not in ("averaged", "alone") for line in rounds),
+        "peer_rounds": averaged,
+        "complete": sum(summary["complete_updates"] for summary in summaries) - alone,
+        "early": early,
+        "failed": len(rounds) - averaged - alone - early,
         "weights": {folder.path.name: weights_hash(folder.checkpoints / "last.ckpt") for folder in folders},
     }
 
@@ -115,12 +117,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row as it is shown."""
     different = len(set(row["weights"].values()))
     weights = "bit-identical" if different == 1 else f"{different} different ones"
-    return (
-        row["averaging"],
-        row["codec"],
-        *(f"{row[name]:,}" for name in ("peer_rounds", "complete", "failed")),
-        weights,
-    )
+    return row["averaging"], row["codec"], *(f"{row[name]:,}" for name in COUNTS), weights
 
 
 def table(found: dict[str, Any]) -> Table:
@@ -128,7 +125,7 @@ def table(found: dict[str, Any]) -> Table:
     options = found["options"]
     shown = Table(title=f"{options['peers']} peers, {options['rounds']} rounds each", title_justify="left")
     for column in COLUMNS:
-        shown.add_column(column, justify="right" if column in COLUMNS[2:5] else "left")
+        shown.add_column(column, justify="right" if column in COUNTS.values() else "left")
     for row in found["rows"]:
         shown.add_row(*cells(row))
     return shown

@@ -173,7 +173,7 @@ class LocalCollaboration(Collaboration):
     """
 
     def __init__(self, *arguments, local: LocalSteps, **options):
-        self.local = local
+        self.local, self._weights_may_be_why = local, False
         super().__init__(*arguments, **{**options, "apply": _nothing})
 
     def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[PseudoGradient, SharedState]:
@@ -210,12 +210,14 @@ class LocalCollaboration(Collaboration):
     def _leave_out(self, samples: int) -> bool:
         """A local step of so many samples; after several in a row the weights may be why."""
         logger.warning(f"A local step after step {self.step} is not finite: its {samples} samples are dropped")
-        weights_may_be_why = self._pace.drop(samples)
+        self._weights_may_be_why |= self._pace.drop(samples)
         self.tracker.report(samples=self.samples)
-        if weights_may_be_why and self._pending is None and (donor := self._follower.find_healer()):
-            self._catch_up(donor)
-        else:
-            self._synchronise_all()
+        if self._weights_may_be_why and self._pending is None:
+            self._weights_may_be_why = False
+            if donor := self._follower.find_healer():
+                self._catch_up(donor)
+                return False
+        self._synchronise_all()
         return False
 
     def finish_step(self) -> None:

@@ -113,17 +113,12 @@ class Lanes(contextlib.AsyncExitStack):
         return {missing for missing in parts if missing[2] is not None and missing[0] not in self.lost}
 
     def _keeping_us(self) -> frozenset[PeerID]:
-        """Because of whom this exchange has not ended; of all of several nobody: it may be this peer's own line.
+        """Who has not sent what would have ended this exchange.
 
-        Of two who wait for each other, each names the other one: better alone than never.
+        Nobody, if that is all of several: it may be this peer's own line. With one other peer, better alone than never.
         """
-        for part, owing in (
-            (ExactAllReduceRunner.awaited_input, set(self._others)),
-            (ExactAllReduceRunner.awaited_average, self._reducers),
-        ):
-            if late := {peer for peer, *_ in self._awaited(part)}:
-                return frozenset(late) if late < owing - self.lost or len(self._others) == 1 else frozenset()
-        return frozenset()
+        late = frozenset(peer for peer, *_ in self._awaited(ExactAllReduceRunner.awaited_input))
+        return late if late < set(self._others) - self.lost or len(self._others) == 1 else frozenset()
 
     async def _give_up_who_is_late(self, part: AwaitedPart, owing: set[PeerID]) -> None:
         awaited = self._awaited(part)
