@@ -93,7 +93,8 @@ def exactness_section(file: Path, output: Path) -> dict[str, Any]:
         "without noticing, or rounded otherwise than the others, would leave its weights different in the end. "
         f"Local: {exactness.LOCAL_STEPS} local steps; compared is what the peers share. Who met too early computed on.",
         f"Begun {environment['started_at']}, commit {environment['git_commit']}.",
-        f"Get it again: python -m analysis.exactness --rounds {options['rounds']} --peers {options['peers']}",
+        f"Get it again: python -m analysis.exactness --rounds {options['rounds']} --peers {options['peers']} "
+        f"--averaging {' '.join(options['averaging'])} --codec {' '.join(options['codec'])}",
     ]
     rows = [exactness.cells(row) for row in found["rows"]]
     return {"text": text, "tables": [("", pd.DataFrame(rows, columns=list(exactness.COLUMNS)))]}

@@ -115,6 +115,7 @@ class SwarmAverager(StateTransfer):
         """After which a round is given up: what a slow line needs for the (N + F - 2) / F vectors that a member sends,
         and receives, if F of N can be called."""
         ratio = self._codec.estimate_compression_ratio(CompressionInfo.from_tensor(self.vector))
+        members = [member for member in members if member.awaited]
         reducers = max(1, sum(not member.client_mode for member in members))
         vectors = max(2.0, (len(members) + reducers - 2) / reducers)
         return max(timeout_seconds, vectors * ratio * 4 * self.vector.numel() / SLOW_BYTES_PER_SECOND)

@@ -135,6 +135,8 @@ class PseudoGradient(GradientVector):
 
         What they do not hold is what :class:`~swarm.codecs.ErrorFeedback` added to it, less what that kept of it.
         """
+        for anchor, sent, view in zip(self.anchors, self._sent, self._average_views, strict=True):
+            torch.sub(anchor, sent, out=view)  # again, because local steps have used these since
         added = self.wire[: self._average.numel()] - self._average.cpu()
         if samples and added.any():
             self._owed = added.mul_(samples)
@@ -203,6 +205,8 @@ class LocalCollaboration(Collaboration):
         if not is_due:
             self._synchronise_all()
             return False
+        self._pace.keep()
+        self._weights_may_be_why = False
         self.version.lock.acquire()  # nobody may download a half-made step
         vector.hand_over_own()
         return True
@@ -217,6 +221,9 @@ class LocalCollaboration(Collaboration):
             if donor := self._follower.find_healer():
                 self._catch_up(donor)
                 return False
+            self._gradients.drop()  # back to those that the last global update has made
+            self._pace.take()
+            self.tracker.report(samples=0)
         self._synchronise_all()
         return False
 

@@ -109,7 +109,8 @@ class Lanes(contextlib.AsyncExitStack):
 
     def _awaited(self, part: AwaitedPart) -> set[tuple[PeerID, int, int | None]]:
         """What is missing now: whose, in which lane, which part."""
-        parts = {(peer, lane, part(runner, peer)) for lane, runner in enumerate(self.runners) for peer in self._others}
+        running = [(lane, runner) for lane, runner in enumerate(self.runners) if not runner._future.done()]
+        parts = {(peer, lane, part(runner, peer)) for lane, runner in running for peer in self._others}
         return {missing for missing in parts if missing[2] is not None and missing[0] not in self.lost}
 
     def _keeping_us(self) -> frozenset[PeerID]:

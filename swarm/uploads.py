@@ -26,10 +26,12 @@ class Snapshot:
     content: asyncio.Future
 
     @property
-    def held_bytes(self) -> int:
-        """None are known while it is being made."""
-        made = self.content.done() and not self.content.cancelled() and self.content.exception() is None
-        return sum(part.nbytes for part in self.content.result()[1]) if made else 0
+    def held_bytes(self) -> int | None:
+        """None while it is being made."""
+        if not self.content.done():
+            return None
+        failed = self.content.cancelled() or self.content.exception() is not None
+        return 0 if failed else sum(part.nbytes for part in self.content.result()[1])
 
 
 @dataclass
@@ -63,13 +65,16 @@ def make_room(uploads: Collection[Upload]) -> bool:
     """Whether another copy of the state may be made; who takes nothing any more makes room for it."""
     if _has_room(uploads):
         return True
-    for upload in uploads:
-        if time.monotonic() - upload.moved_at > STALLED_SECONDS:
-            upload.end()
-    return _has_room([upload for upload in uploads if time.monotonic() - upload.moved_at <= STALLED_SECONDS])
+    oldest = time.monotonic() - STALLED_SECONDS
+    stalled = [upload for upload in uploads if upload.snapshot.version is not None and upload.moved_at < oldest]
+    for upload in stalled:
+        upload.end()
+    return _has_room([upload for upload in uploads if upload not in stalled])
 
 
 def _has_room(uploads: Collection[Upload]) -> bool:
     snapshots = {id(upload.snapshot): upload.snapshot for upload in uploads if upload.snapshot.version is not None}
-    held = sum(snapshot.held_bytes for snapshot in snapshots.values())
+    sizes = [snapshot.held_bytes for snapshot in snapshots.values()]
+    largest = max((size for size in sizes if size is not None), default=MAX_HELD_BYTES)
+    held = sum(largest if size is None else size for size in sizes)
     return len(snapshots) < MAX_SNAPSHOTS and (len(snapshots) < 2 or held < MAX_HELD_BYTES)

@@ -106,6 +106,11 @@ def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
     vector.hand_over()
     for samples in (20, 25):
         send(samples)
+        for view in vector._views:
+            view.fill_(0.5)
+        vector.samples = 8
+        vector.hand_over_own()  # a local step meanwhile
+        vector.release()
         vector.take_back(samples)
     moved_by = send(30)
     assert waited.abs().max() > 1e-6

@@ -44,6 +44,10 @@ def test_large_states_are_held_twice_at_most(monkeypatch):
         assert make_room([upload(1, 400), upload(2, 400)])
         same = upload(1, 900)
         assert make_room([same, Upload(b"", same.snapshot)]), "shared, so it counts once"
+        being_made = Upload(b"", Snapshot(3, asyncio.get_running_loop().create_future()))
+        assert make_room([being_made])
+        assert make_room([upload(1, 400), being_made])
+        assert not make_room([upload(1, 600), being_made]), "it will be as large"
 
     asyncio.run(run())
 
