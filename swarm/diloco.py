@@ -202,8 +202,9 @@ class LocalCollaboration(Collaboration):
         is_due = is_last or vector.samples >= self.local_batch_size
         if is_due and (dropped := vector.drop_own()):
             return self._leave_out(dropped)
-        if not is_due:
-            self._synchronise_all()
+        if not is_due:  # a round that began now would count samples that no local step has used
+            if self._pending is not None or self.tracker.swarm_step > self.step:
+                self._synchronise_all()
             return False
         self._pace.keep()
         self._weights_may_be_why = False
