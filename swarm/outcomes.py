@@ -58,20 +58,9 @@ class RoundReport:
         return self.parts_received == self.parts_expected and self.inputs_received == self.inputs_expected
 
     @property
-    def tickets(self) -> list[Ticket]:
-        """Of those who were there to the end; of the others, parts of the average may have something."""
-        members = zip(self.group.peer_ids, self.group.tickets, strict=True)
-        return [ticket for peer, ticket in members if peer not in self.lost]
-
-    @property
-    def samples(self) -> int:
-        """Of all of these."""
-        return sum(ticket.samples for ticket in self.tickets)
-
-    @property
     def loss(self) -> float:
-        """Mean training loss over the samples of all of these."""
-        weighted = [(t.samples, t.loss) for t in self.tickets if t.samples and math.isfinite(t.loss)]
+        """Mean training loss over the samples of the whole group."""
+        weighted = [(t.samples, t.loss) for t in self.group.tickets if t.samples and math.isfinite(t.loss)]
         total = sum(samples for samples, _ in weighted)
         return sum(samples * loss for samples, loss in weighted) / total if total else math.nan
 
@@ -108,8 +97,8 @@ class StepReport:
         """Of a round, or of a ticket that was averaged with nobody's."""
         return cls(
             step=ticket.step + 1,
-            num_peers=len(report.tickets) if report else 1,
-            samples=report.samples if report else ticket.samples,
+            num_peers=len(report.group.peer_ids) if report else 1,
+            samples=report.group.samples if report else ticket.samples,
             own_samples=ticket.samples,
             loss=report.loss if report else ticket.loss,
             compute_seconds=compute_seconds,
@@ -125,7 +114,7 @@ class RoundEvent:
     :param step: the global update that it was to make
     :param outcome: "averaged", "alone", or why it failed
     :param members: ids of those who took part, in the order of their shares
-    :param samples: of all of them who were there to the end
+    :param samples: of all of them, also of those who were lost: parts of the average have something of theirs
     :param own_samples: of this peer; after a failure they count for the next round
     :param compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
     :param waiting_seconds: while nothing was computed because the round had to end first

@@ -136,7 +136,7 @@ class Record(L.Callback):
         update = Update(
             step=report.step,
             num_peers=report.num_peers,
-            samples=report.round.group.samples if report.round else report.samples,
+            samples=report.samples,
             own_samples=report.own_samples,
             loss=report.loss,
             peer_ids=frozenset(map(str, report.round.group.peer_ids)) if report.round else frozenset(),
