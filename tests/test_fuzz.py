@@ -90,7 +90,7 @@ def messages(true: bytes) -> some.SearchStrategy[bytes]:
 
 
 MAX_SECONDS = 2.0
-"""Of processor time for one input: a hundred times what the slowest takes, and it has to be the parser that does it."""
+"""Of processor time for one input, so that only a parser that does far too much fails, not a busy machine."""
 
 
 def refused(parse: Callable, data: object, kind: type[Exception] = ValueError) -> bool:
