@@ -65,6 +65,8 @@ class PseudoGradient(GradientVector):
         self.outer = torch.optim.SGD(self.anchors, local.learning_rate, local.momentum, nesterov=local.momentum > 0)
         self.samples = 0
         """Whose gradients have not been used for a local step yet."""
+        self._owed: torch.Tensor | None = None
+        """Shape [n], sum over samples: what earlier roundings left out, and a round that failed took along in vain."""
         super().__init__(params, buffers, overlap=True)
 
     @property
@@ -79,19 +81,19 @@ class PseudoGradient(GradientVector):
         self._sum.zero_()
         self.samples = 0
 
-    def drop_own(self) -> bool:
-        """Forget gradients that are not finite; True if there were any."""
+    def drop_own(self) -> int:
+        """Forget gradients that are not finite; of how many samples they were."""
         if self._has_finite_sum:
-            return False
+            return 0
         self._sum.zero_()
-        self.samples = 0
-        return True
+        dropped, self.samples = self.samples, 0
+        return dropped
 
     @torch.no_grad()
     def reset(self) -> None:
         """The weights are the swarm's, and a step begins."""
         super().reset()
-        self.samples = 0
+        self.samples, self._owed = 0, None
         for param, anchor in zip(self.params, self.anchors, strict=True):
             anchor.copy_(param)
 
@@ -99,7 +101,7 @@ class PseudoGradient(GradientVector):
     def drop(self) -> None:
         """Forget the local steps since the last global update, also what they did to the buffers."""
         super().drop()
-        self.samples = 0
+        self.samples, self._owed = 0, None
         self.show_anchors()
 
     @torch.no_grad()
@@ -123,9 +125,21 @@ class PseudoGradient(GradientVector):
         """Write how far the weights have come, and the buffers. Local steps go on from here."""
         self._depart()
         self._write(self._average, 1.0)
+        if self._owed is not None and samples:
+            self.wire[: len(self._owed)].add_(self._owed, alpha=1 / samples)
+            self._owed = None
 
+    @torch.no_grad()
     def take_back(self, samples: int) -> None:
-        """The round has failed: the weights still hold what was sent, and the next round sends it again."""
+        """The round has failed: the weights still hold what was to be sent, and the next round sends it again.
+
+        What they do not hold is what :class:`~swarm.codecs.ErrorFeedback` added to it, less what that kept of it.
+        """
+        for anchor, sent, view in zip(self.anchors, self._sent, self._average_views, strict=True):
+            torch.sub(anchor, sent, out=view)  # again, because local steps have used these since
+        added = self.wire[: self._average.numel()] - self._average.cpu()
+        if samples and added.any():
+            self._owed = added.mul_(samples)
 
     def average_alone(self, samples: int) -> None:
         """The own pseudo-gradient, where there is nobody to average with."""
@@ -161,7 +175,7 @@ class LocalCollaboration(Collaboration):
     """
 
     def __init__(self, *arguments, local: LocalSteps, **options):
-        self.local = local
+        self.local, self._weights_may_be_why = local, False
         super().__init__(*arguments, **{**options, "apply": _nothing})
 
     def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[PseudoGradient, SharedState]:
@@ -186,15 +200,33 @@ class LocalCollaboration(Collaboration):
         vector.samples += samples
         is_last = self._pending is None and self._is_over  # a round begins with all that has been computed
         is_due = is_last or vector.samples >= self.local_batch_size
-        if is_due and vector.drop_own():
-            logger.warning(f"The gradients of a local step after step {self.step} are not finite: it is left out")
-            is_due = False
-        if not is_due:
-            self._synchronise_all()
+        if is_due and (dropped := vector.drop_own()):
+            return self._leave_out(dropped)
+        if not is_due:  # a round that began now would count samples that no local step has used
+            if self._pending is not None or self.tracker.swarm_step > self.step:
+                self._synchronise_all()
             return False
+        self._pace.keep()
+        self._weights_may_be_why = False
         self.version.lock.acquire()  # nobody may download a half-made step
         vector.hand_over_own()
         return True
+
+    def _leave_out(self, samples: int) -> bool:
+        """A local step of so many samples; after several in a row the weights may be why."""
+        logger.warning(f"A local step after step {self.step} is not finite: its {samples} samples are dropped")
+        self._weights_may_be_why |= self._pace.drop(samples)
+        self.tracker.report(samples=self.samples)
+        if self._weights_may_be_why and self._pending is None:
+            self._weights_may_be_why = False
+            if donor := self._follower.find_healer():
+                self._catch_up(donor)
+                return False
+            self._gradients.drop()  # back to those that the last global update has made
+            self._pace.take()
+            self.tracker.report(samples=0)
+        self._synchronise_all()
+        return False
 
     def finish_step(self) -> None:
         """The local step has been made: begin a round, or apply its average, if it is time."""

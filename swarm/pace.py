@@ -35,7 +35,7 @@ class Pace:
 
     def __init__(self):
         self.samples_per_second = 0.0
-        self._dropped_in_a_row = 0
+        self._dropped_in_a_row, self._kept_loss_sum = 0, 0.0
         self.work = Work()
         """For the present step."""
         self.resume()
@@ -56,9 +56,9 @@ class Pace:
 
     def take(self) -> Work:
         """The work of the present step, which ends; there is none for the next one yet."""
-        taken, self.work = self.work, Work()
-        if taken.samples:
+        if self.work.samples:
             self._dropped_in_a_row = 0
+        taken, self.work, self._kept_loss_sum = self.work, Work(), 0.0
         return taken
 
     def give_back(self, work: Work) -> None:
@@ -66,9 +66,16 @@ class Pace:
         self.work.samples += work.samples
         self.work.loss_sum += work.loss_sum
         self.work.seconds += work.seconds
+        self._kept_loss_sum += work.loss_sum
 
-    def drop(self) -> bool:
-        """What has been computed is of no use; true when that has happened so often that the weights may be why."""
-        self.work = Work(seconds=self.work.seconds)
+    def keep(self) -> None:
+        """All that has been computed so far was of use, in a local step."""
+        self._dropped_in_a_row, self._kept_loss_sum = 0, self.work.loss_sum
+
+    def drop(self, samples: int | None = None) -> bool:
+        """All samples are of no use, or so many since :meth:`keep`; true if so often that the weights may be why."""
+        kept = (0, 0.0) if samples is None else (max(0, self.work.samples - samples), self._kept_loss_sum)
+        self.work = Work(*kept, self.work.seconds)
         self._dropped_in_a_row += 1
-        return self._dropped_in_a_row % MAX_DROPPED == 0
+        times, rest = divmod(self._dropped_in_a_row, MAX_DROPPED)
+        return rest == 0 and times & (times - 1) == 0  # 3, 6, 12, 24, …: if it did not help, it is not the weights

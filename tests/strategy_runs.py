@@ -38,6 +38,13 @@ def loader(seed: int) -> DataLoader:
     return DataLoader(Samples(), batch_size=MICRO_BATCH, shuffle=True, generator=generator)
 
 
+def nan_loader(_seed: int) -> DataLoader:
+    """Micro-batches whose gradients are not finite."""
+    samples = Samples()
+    samples.x.fill_(torch.nan)
+    return DataLoader(samples, batch_size=MICRO_BATCH)
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a model is built and updated, for the swarm and for the process it is compared with."""

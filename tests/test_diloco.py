@@ -3,11 +3,13 @@
 import lightning as L
 import pytest
 import torch
-from strategy_runs import MICRO_BATCH, Plan, Task, loader, patience, trainer_for
+from hivemind.compression import CompressionInfo
+from strategy_runs import MICRO_BATCH, Plan, Task, loader, nan_loader, patience, trainer_for
 from swarm_peers import Peers, running_dht
 from torch import nn
 
 from recipe.errors import InputError
+from swarm.codecs import CODECS, ErrorFeedback
 from swarm.diloco import LocalSteps, PseudoGradient
 from swarm.rounds import CollaborationOptions
 from swarm.state import SharedState
@@ -82,6 +84,39 @@ def test_a_round_that_failed_is_sent_again_whole():
     torch.testing.assert_close(vector.wire, torch.full_like(weights(model), -2.0))
 
 
+@pytest.mark.parametrize("codec", ["fp16", "int8"])
+def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
+    """What arrives, and what waits, is what the weights have moved by and what waited before."""
+    model = small_model()
+    vector, feedback = vector_of(model, TAKE_OVER), ErrorFeedback(CODECS[codec](), weights(model).numel())
+    generator = torch.Generator().manual_seed(0)
+
+    def send(samples: int) -> torch.Tensor:
+        with torch.no_grad():
+            for param in model.parameters():
+                param.add_(0.01 * torch.randn(param.shape, generator=generator))
+        vector.to_wire(samples)
+        moved_by = vector._average.double() * samples
+        feedback.add_to(vector.wire, CompressionInfo.from_tensor(vector.wire), 0, samples, travels=True)
+        return moved_by
+
+    send(10)
+    waited = feedback.left_out.double()
+    vector.from_wire()
+    vector.hand_over()
+    for samples in (20, 25):
+        send(samples)
+        for view in vector._views:
+            view.fill_(0.5)
+        vector.samples = 8
+        vector.hand_over_own()  # a local step meanwhile
+        vector.release()
+        vector.take_back(samples)
+    moved_by = send(30)
+    assert waited.abs().max() > 1e-6
+    torch.testing.assert_close(vector.wire.double() * 30 + feedback.left_out, moved_by + waited, rtol=0, atol=3e-7)
+
+
 def test_weights_that_are_not_finite_go_back_to_the_swarms():
     model = small_model()
     vector, before = vector_of(model, TAKE_OVER), weights(model)
@@ -130,9 +165,19 @@ def test_what_cannot_work_is_refused(options):
 class Anchors(L.Callback):
     """Keeps the swarm's weights after every global update, as a checkpoint would, and counts local steps."""
 
-    def __init__(self):
+    def __init__(self, line):
         self.weights, self.samples, self.peers, self.losses, self.local_steps = {}, {}, {}, {}, 0
-        self._step = 0
+        self.own_samples, self._step, self._line = {}, 0, line
+
+    def on_train_start(self, trainer, pl_module):
+        collaboration = trainer.strategy.collaboration
+        catch_up = collaboration._catch_up
+
+        def tell(donor=None):
+            catch_up(donor)
+            self._line.put("replaced" if donor else "caught up")
+
+        collaboration._catch_up = tell
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.local_steps += 1
@@ -145,15 +190,15 @@ class Anchors(L.Callback):
             state = trainer.strategy.lightning_module_state_dict()
             self.weights[report.step] = {name: tensor.clone() for name, tensor in state.items()}
             self.samples[report.step], self.peers[report.step] = report.samples, report.num_peers
-            self.losses[report.step] = report.loss
+            self.losses[report.step], self.own_samples[report.step] = report.loss, report.own_samples
 
 
-def train_locally(name, initial_peers, line, plan, target, steps, local, min_peers, overlap, codec):
+def train_locally(name, initial_peers, line, plan, target, steps, local, min_peers, overlap, codec, data=loader):
     with running_dht(initial_peers, line) as dht:
         options = CollaborationOptions(**{**vars(patience(min_peers)), "overlap": overlap})
         strategy = SwarmStrategy(target, "local", dht=dht, name=name, options=options, local=local, codec=codec, rank=2)
-        task, anchors = Task(plan), Anchors()
-        trainer_for(strategy, [anchors], max_steps=steps, gradient_clip_val=plan.clip).fit(task, loader(ord(name)))
+        task, anchors = Task(plan), Anchors(line)
+        trainer_for(strategy, [anchors], max_steps=steps, gradient_clip_val=plan.clip).fit(task, data(ord(name)))
         anchors.final = {name: tensor.clone() for name, tensor in task.state_dict().items()}
         return anchors
 
@@ -194,3 +239,21 @@ def test_two_peers_make_local_steps_and_hold_the_same_anchors(overlap, codec):
         assert 8 * 3 <= anchors.local_steps <= 8 * 7, "about four for each update"
         assert torch.equal(anchors.final["net.0.weight"], anchors.weights[8]["net.0.weight"]), "the swarm's, at the end"
         assert anchors.losses[8] < 0.8 * anchors.losses[1]
+
+
+def test_local_steps_that_are_not_finite_count_for_nothing():
+    """Whoever makes them listens, and takes over the swarm's state after some in a row."""
+    plan = Plan(compute_seconds=0.01)
+    with Peers() as peers:
+        for name, data in (("a", loader), ("b", nan_loader), ("c", loader)):
+            peers.start(name, train_locally, plan, 96, 8, LocalSteps(steps=2), 3, True, "none", data)
+        peers.until(lambda: "replaced" in peers["b"].messages)
+        one, other = peers.results("a", "c").values()
+        peers["b"].kill()  # it trains on, with nothing that could end a step
+    assert 3 in one.peers.values(), "it listened"
+    for step in one.samples.keys() & other.samples.keys():
+        assert one.samples[step] == other.samples[step] == one.own_samples[step] + other.own_samples[step] >= 96
+        for name, tensor in one.weights[step].items():
+            assert torch.equal(tensor, other.weights[step][name]), f"{name} after {step}"
+    assert all(torch.isfinite(tensor).all() for tensor in one.final.values())
+    assert one.losses[8] < one.losses[1]

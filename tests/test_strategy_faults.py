@@ -10,7 +10,6 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 from strategy_runs import (
-    MICRO_BATCH,
     Plan,
     Record,
     Samples,
@@ -19,13 +18,13 @@ from strategy_runs import (
     assert_same_bits,
     learning_rate_factor,
     loader,
+    nan_loader,
     patience,
     train,
     trainer_for,
 )
 from swarm_peers import Peers, running_dht
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
 from swarm import faults
 from swarm.noticeboard import Noticeboard
@@ -64,12 +63,6 @@ def test_a_late_joiner_takes_over_the_state_and_counts():
         assert_equal_updates(found[name], joiner)
         assert_same_bits(found[name].state, joiner.state)
         torch.testing.assert_close(found[name].optimizer, joiner.optimizer, rtol=0, atol=0)
-
-
-def nan_loader(seed: int) -> DataLoader:
-    samples = Samples()
-    samples.x.fill_(torch.nan)
-    return DataLoader(samples, batch_size=MICRO_BATCH)
 
 
 def test_a_peer_whose_gradients_are_not_finite_only_listens():
