@@ -14,7 +14,7 @@ import torch
 
 KEEP_SECONDS = 30.0
 """After the last request: somebody may still have to catch up with one more update."""
-MAX_AVERAGES = 16
+MAX_AVERAGES, MAX_HELD_BYTES = 16, 2**31
 """Whose line lets an average through faster than updates are made has at most six to make up for."""
 
 
@@ -55,7 +55,8 @@ class Trail:
         kept = half if torch.equal(half.float(), vector) else vector.clone()
         self._averages.pop(step, None)
         self._averages[step] = Average(step, before, after, kept)
-        most = 1 if time.monotonic() > self.until else MAX_AVERAGES
+        most = max(2, min(MAX_AVERAGES, MAX_HELD_BYTES // max(1, kept.nbytes)))
+        most = 1 if time.monotonic() > self.until else most
         while len(self._averages) > most:
             self._averages.popitem(last=False)
 

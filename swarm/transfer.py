@@ -10,7 +10,6 @@ import asyncio
 import multiprocessing as mp
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
@@ -27,41 +26,14 @@ from swarm.rounds import MAX_GROUP_SIZE, RoundFailed
 from swarm.serving import Serving
 from swarm.squeeze import CHUNK_BYTES, squeeze
 from swarm.trail import Trail
+from swarm.uploads import Snapshot, Upload, make_room
+from swarm.version import POLL_SECONDS, wait_a_little
 
 logger = get_logger(__name__)
 
 LOOK_SECONDS = 0.5
 HANGS_SECONDS = 30.0
 SLOW_LINK_SECONDS = 600.0  # in which what was written has arrived
-MAX_SNAPSHOTS = 8  # copies of the state that are kept for those who download it
-
-
-@dataclass
-class Snapshot:
-    """The state as it was when somebody asked for it, which all who do so until it changes share; or an average.
-
-    :param version: of the state; None for an average
-    :param content: a future of (description, (bytes,), None)
-    """
-
-    version: int | None
-    content: asyncio.Future
-
-
-@dataclass
-class Upload:
-    """A state on its way out.
-
-    :param token: names the download
-    :param snapshot: what is sent
-    :param sent: slices that are there
-    :param streams: tasks that send its slices
-    """
-
-    token: bytes
-    snapshot: Snapshot
-    sent: int = 0
-    streams: set[asyncio.Task] = field(default_factory=set)
 
 
 class StateTransfer(Serving):
@@ -108,12 +80,13 @@ class StateTransfer(Serving):
 
     def keep_average(self, step: int, before: bytes, after: bytes) -> None:
         """The vector holds the average of an update that this peer makes alone; after this it may be written again."""
-        future = MPFuture()
+        future, waited_seconds = MPFuture(), 0.0
         self._outer_pipe.send(("_keep_average", [step, before, after, future], {}))
-        try:
-            future.result(HANGS_SECONDS)
-        except TimeoutError:
-            self.kill()  # it is stopped: what it read later would be another vector
+        while not future.done() and self.is_alive():
+            wait_a_little(future)
+            waited_seconds += POLL_SECONDS  # not by the clock: this process itself may stand still
+            if waited_seconds > HANGS_SECONDS:
+                self.kill()  # it is stopped: what it read later would be another vector
 
     def get_current_state(self):
         metadata, tensors = self._get_state()
@@ -146,10 +119,14 @@ class StateTransfer(Serving):
         """Hivemind announces donors in the DHT; here every member of the swarm is one, found by its progress record."""
 
     async def _keep_average(self, step: int, before: bytes, after: bytes, future: MPFuture | None = None) -> None:
+        """For others, who do without it where there is no room for a copy: this update is made."""
         if self._uploads:
             self._keep_trail()
-        with self.get_tensors() as (vector,):
-            await in_thread(self._trail.add, step, before, after, vector)
+        try:
+            with self.get_tensors() as (vector,):
+                await in_thread(self._trail.add, step, before, after, vector)
+        except Exception:
+            logger.debug("the average could not be kept for others", exc_info=True)
         if future is not None:
             future.set_result(None)
 
@@ -200,6 +177,7 @@ class StateTransfer(Serving):
             chunks = content.numpy()[slice_of(len(content), index)]
             for begin in range(0, len(chunks), CHUNK_BYTES):
                 yield averaging_pb2.DownloadData(tensor_part=squeeze(chunks[begin : begin + CHUNK_BYTES]))
+                upload.moved()
                 faults.at("giving state", self._current_step())
             upload.sent += 1
             if upload.sent == NUM_SLICES:
@@ -219,8 +197,8 @@ class StateTransfer(Serving):
         self._keep_trail()
         upload = self._uploads.get(peer_id)
         if upload is None or upload.token != token:
-            for stream in self._uploads.pop(peer_id).streams if upload else ():
-                stream.cancel()
+            if upload is not None:
+                self._uploads.pop(peer_id).end()
             snapshot = self._snapshot() if average_of is None else self._kept_average(average_of)
             if snapshot is None:
                 return None
@@ -231,11 +209,10 @@ class StateTransfer(Serving):
         """Of the present state; made once for all who ask for it now. None if too many others are on their way."""
         if self._export is not None and self._export.version == self._state_version:
             return self._export  # however often somebody asks and hangs up, the trainer makes one at a time
-        snapshots = {upload.snapshot.version: upload.snapshot for upload in self._uploads.values()}
-        snapshots.pop(None, None)
-        if self._state_version in snapshots:
-            return snapshots[self._state_version]
-        if len(snapshots) >= MAX_SNAPSHOTS:
+        for upload in self._uploads.values():
+            if upload.snapshot.version == self._state_version:
+                return upload.snapshot
+        if not make_room(self._uploads.values()):
             return None
         content = asyncio.ensure_future(self._get_current_state_from_host_process())
         self._export = export = Snapshot(self._state_version, content)
@@ -262,8 +239,10 @@ class StateTransfer(Serving):
 
     async def _download_state(self, peer_id: PeerID, max_bytes: int, wishes: dict[str, Any], future: MPFuture) -> None:
         try:
-            future.set_result(await self._receive_state(Download(peer_id, max_bytes, **wishes)))
-            self._took_over()
+            download = Download(peer_id, max_bytes, **wishes)
+            future.set_result(await self._receive_state(download))
+            if download.average_of is None:
+                self._took_over()
         except TimeoutError:
             future.set_exception(RoundFailed(f"{peer_id} did not answer for {STREAM_SECONDS:.0f} s"))
         except RoundFailed as error:

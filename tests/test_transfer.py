@@ -22,7 +22,8 @@ from swarm.packing import unpack
 from swarm.rounds import RoundFailed
 from swarm.squeeze import CHUNK_BYTES, squeeze, unsqueeze
 from swarm.trail import Trail
-from swarm.transfer import MAX_SNAPSHOTS, StateTransfer
+from swarm.transfer import StateTransfer
+from swarm.uploads import MAX_SNAPSHOTS
 
 
 class Donor(StateTransfer):
