@@ -23,7 +23,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from analysis.peer_processes import kill
+from analysis.peer_processes import has_ended, kill
 from analysis.soak_result import weights_hash
 from recipe.command_line import arg, at_least, exit_status
 from recipe.config import Recipe
@@ -85,7 +85,8 @@ def _train(options: ExactnessOptions, run_id: str, way: list[str]) -> None:
         environment = os.environ | {"INITIAL_PEERS": ""}
         swarm = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         try:
-            swarm.wait()
+            while not has_ended(swarm, 1.0):
+                pass
         finally:
             kill(swarm)
     if swarm.returncode != 0:

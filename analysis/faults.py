@@ -24,7 +24,7 @@ class Faults:
         return [
             *(self.killed, self.first_peer_killed, self.part_killed, self.part_killed, self.frozen),
             *(self.first_peer_frozen, self.link_down, self.link_slow, self.network_divided),
-            *(self.all_but_one_killed, self.all_killed),
+            *(self.disk_full, self.terminal_closed, self.all_but_one_killed, self.all_killed),
         ]
 
     def killed(self) -> Iterator[float]:
@@ -53,6 +53,18 @@ class Faults:
 
     def _revive(self, peer: Volunteer) -> None:
         peer.start(self._address())
+
+    def terminal_closed(self) -> Iterator[float]:
+        """SIGHUP of one peer, which starts again as systemd would start it."""
+        self._victim().close_terminal()
+        yield 0.0
+
+    def disk_full(self) -> Iterator[float]:
+        """One peer cannot write to any file."""
+        peer = self._victim()
+        peer.limit_files(full=True)
+        yield 15.0
+        peer.limit_files(full=False)
 
     def part_killed(self) -> Iterator[float]:
         """One of its processes dies alone; the peer has to notice."""

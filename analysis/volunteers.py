@@ -147,6 +147,18 @@ class Volunteer:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal_number)
 
+    def close_terminal(self) -> None:
+        """SIGHUP, of which the peer hears alone."""
+        if self.is_running:
+            self.process.send_signal(signal.SIGHUP)
+
+    def limit_files(self, full: bool) -> None:
+        """Whether its own process finds no room in any file, as on a full disk."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self.process.pid)
+            _, hard = own.rlimit(psutil.RLIMIT_FSIZE)
+            own.rlimit(psutil.RLIMIT_FSIZE, (0 if full else hard, hard))
+
     def interrupt(self) -> None:
         """Ctrl-C."""
         if self.is_running:
@@ -189,8 +201,13 @@ class StockVolunteer(Volunteer):
         command += ["--batch-size", "16", "--recipe", "digits", "--initial-peers", *([address] if address else [])]
         return command
 
+    def start(self, address: str | None) -> None:
+        """What is left of it would keep its port; a service manager would sweep that before the next start."""
+        self.send(signal.SIGKILL)
+        super().start(address)
+
     def kill(self) -> None:
-        """Whatever is left of it would keep its port; a service manager would sweep that before the next start."""
+        """With all that it would leave behind."""
         super().kill()
         self.send(signal.SIGKILL)
 
