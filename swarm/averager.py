@@ -111,10 +111,14 @@ class SwarmAverager(StateTransfer):
         if await_ready:
             self.wait_until_ready(timeout)
 
-    def longest_round_seconds(self, timeout_seconds: float) -> float:
-        """After which a round is given up: a large model takes its time, but not more than a slow line needs."""
+    def longest_round_seconds(self, timeout_seconds: float, members: Sequence[Member]) -> float:
+        """After which a round is given up: what a slow line needs for the (N + F - 2) / F vectors that a member sends,
+        and receives, if F of N can be called."""
         ratio = self._codec.estimate_compression_ratio(CompressionInfo.from_tensor(self.vector))
-        return max(timeout_seconds, 2 * ratio * 4 * self.vector.numel() / SLOW_BYTES_PER_SECOND)
+        members = [member for member in members if member.awaited]
+        reducers = max(1, sum(not member.client_mode for member in members))
+        vectors = max(2.0, (len(members) + reducers - 2) / reducers)
+        return max(timeout_seconds, vectors * ratio * 4 * self.vector.numel() / SLOW_BYTES_PER_SECOND)
 
     def run_round(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, timeout_seconds: float):
         """Start a round in the background.
@@ -206,17 +210,19 @@ class SwarmAverager(StateTransfer):
         self, ticket: Ticket, members: Sequence[Member], patience: float, timeout: float, future: MPFuture
     ) -> None:
         meetings = self._meetings()
-        self._round_task = asyncio.current_task()
+        self._round_task, self._kept_waiting = asyncio.current_task(), frozenset[PeerID]()
         self._pending_groups_registered.clear()
         try:
             report = await asyncio.wait_for(
                 self._meet_and_exchange(meetings, ticket, members, patience, timeout), timeout
             )
+            if len(report.group.peer_ids) > 1:  # the vector holds the average by now: this round cannot fail any more
+                await self._keep_average(ticket.step, ticket.lineage, report.group.group_id)
             future.set_result(report)
         except (Behind, Refused, RoundFailed, ShortBatch) as error:
             future.set_exception(error)
         except TimeoutError:
-            future.set_exception(RoundFailed(f"it took longer than {timeout:.0f} s"))
+            future.set_exception(RoundFailed(f"it took longer than {timeout:.0f} s", self._kept_waiting))
         except asyncio.CancelledError:
             future.set_exception(RoundFailed("it was given up"))
         except Exception as error:
@@ -243,19 +249,17 @@ class SwarmAverager(StateTransfer):
             return RoundReport.of(group, meeting_seconds=met - started, exchange_seconds=0.0)
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
+        lanes = self._lanes(group)
         try:
-            async with self._lanes(group) as lanes:
+            async with lanes:
                 await self._average(lanes, group)
         except BaseException:
+            self._kept_waiting = lanes.kept_waiting
             meetings.reopen()
             raise
         exchange_seconds = time.perf_counter() - met
         if not lanes.lost:
             meetings.pulse.exchange_took(exchange_seconds, group.peer_ids)
-        try:
-            await self._keep_average(ticket.step, ticket.lineage, group.group_id)
-        except Exception:  # the vector holds the average by now: this round has not failed
-            logger.debug("the average could not be kept for others", exc_info=True)
         seconds = {"meeting_seconds": met - started, "exchange_seconds": exchange_seconds}
         return RoundReport.of(group, lanes.runners, lost=frozenset(lanes.lost), **seconds)
 

@@ -79,6 +79,8 @@ class Lanes(contextlib.AsyncExitStack):
         self._register, self._make_runner = register, make_runner
         self.runners: list[ExactAllReduceRunner] = []
         self.lost: set[PeerID] = set()
+        self.kept_waiting = frozenset[PeerID]()
+        """By whom, if it took too long."""
 
     async def __aenter__(self) -> Lanes:
         for lane in (lane for lanes in self._lanes for lane in lanes):
@@ -107,8 +109,17 @@ class Lanes(contextlib.AsyncExitStack):
 
     def _awaited(self, part: AwaitedPart) -> set[tuple[PeerID, int, int | None]]:
         """What is missing now: whose, in which lane, which part."""
-        parts = {(peer, lane, part(runner, peer)) for lane, runner in enumerate(self.runners) for peer in self._others}
+        running = [(lane, runner) for lane, runner in enumerate(self.runners) if not runner._future.done()]
+        parts = {(peer, lane, part(runner, peer)) for lane, runner in running for peer in self._others}
         return {missing for missing in parts if missing[2] is not None and missing[0] not in self.lost}
+
+    def _keeping_us(self) -> frozenset[PeerID]:
+        """Who has not sent what would have ended this exchange.
+
+        Nobody, if that is all of several: it may be this peer's own line. With one other peer, better alone than never.
+        """
+        late = frozenset(peer for peer, *_ in self._awaited(ExactAllReduceRunner.awaited_input))
+        return late if late < set(self._others) - self.lost or len(self._others) == 1 else frozenset()
 
     async def _give_up_who_is_late(self, part: AwaitedPart, owing: set[PeerID]) -> None:
         awaited = self._awaited(part)
@@ -153,11 +164,14 @@ class Lanes(contextlib.AsyncExitStack):
         runs = [asyncio.ensure_future(self._run(runner)) for runner in runners]
         try:
             # To their end even if one fails: the others may need nothing but this peer's share of the rest.
-            averages = await asyncio.gather(*runs, return_exceptions=True)
+            await asyncio.wait(runs)
+        except asyncio.CancelledError:
+            self.kept_waiting = self._keeping_us()
+            raise
         finally:
             for run in runs:
                 run.cancel()
-            await asyncio.gather(*runs, return_exceptions=True)
+            averages = await asyncio.gather(*runs, return_exceptions=True)
         for failure in averages:
             if isinstance(failure, BaseException):
                 raise failure

@@ -114,7 +114,7 @@ class RoundEvent:
     :param step: the global update that it was to make
     :param outcome: "averaged", "alone", or why it failed
     :param members: ids of those who took part, in the order of their shares
-    :param samples: of all of them
+    :param samples: of all of them, also of those who were lost: parts of the average have something of theirs
     :param own_samples: of this peer; after a failure they count for the next round
     :param compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
     :param waiting_seconds: while nothing was computed because the round had to end first

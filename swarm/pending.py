@@ -37,7 +37,7 @@ class PendingRound:
         self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
         self.expected = {member.peer_id for member in members if member.awaited}
         self._averager = averager
-        timeout_seconds = averager.longest_round_seconds(options.averaging_timeout_seconds)
+        timeout_seconds = averager.longest_round_seconds(options.averaging_timeout_seconds, members)
         self._patience_seconds = timeout_seconds + HANGS_SECONDS
         self.future = averager.run_round(ticket, members, options.matchmaking_seconds, timeout_seconds)
 

@@ -130,7 +130,7 @@ class ProgressTracker(threading.Thread):
 
     def why(self, error: RoundFailed) -> str:
         """What a round failed by, with the names of those who were lost."""
-        return f"{', '.join(sorted(map(self.name_of, error.lost)))} fell silent" if error.lost else str(error)
+        return f"{', '.join(sorted(map(self.name_of, error.lost)))} did not send in time" if error.lost else str(error)
 
     def _believed(self, followed: bool = True) -> dict[PeerID, PeerProgress]:
         """Without those whose claims did not hold or, if they are to be followed, may not."""

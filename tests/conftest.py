@@ -9,12 +9,23 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 PROGRAMS = {
-    *("analysis_lab", "analysis_wan", "exactness", "launchers", "memory"),
+    *("analysis_lab", "analysis_wan", "launchers", "memory", "footprint", "exactness"),
     *("nat", "notebooks", "peer", "peer_churn", "peer_input", "reachability", "soak"),
 }
 """Files that start swarms of whole programs: one after the other."""
 SWARMS = (
-    *("strategy_faults", "following", "exchange", "strategy", "diloco", "pulse", "meeting", "overlap", "guarded_peer"),
+    *(
+        "strategy_faults",
+        "following",
+        "exchange",
+        "exchange_faults",
+        "strategy",
+        "diloco",
+        "pulse",
+        "meeting",
+        "overlap",
+        "guarded_peer",
+    ),
     *("network", "doctor", "run_card", "owners", "repairs"),
 )
 """Files that fork peers: one after the other as well, beside the programs."""

@@ -26,7 +26,7 @@ from swarm.exchange import ExactAllReduceRunner
 from swarm.outcomes import RoundReport
 from swarm.pulse import LATE_SECONDS
 from swarm.rendezvous import Rendezvous
-from swarm.rounds import RoundFailed
+from swarm.rounds import LINEAGE_BYTES, RoundFailed, Ticket
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -57,18 +57,38 @@ def one_round_with_calls_that_fail(*arguments):
     return one_round(*arguments)
 
 
-def two_rounds(name, initial_peers, line, vector, samples, stops):
-    """Two rounds; in the second, this peer stops to send after its first part if it ``stops``, but lives."""
+def send_slowly_in(step: int, seconds: float) -> None:
+    """From now on this peer waits for so long after each part in the round of that step, and lives."""
     send = ExactAllReduceRunner._generate_input_for_peer
 
-    async def send_one_part(self, peer_index):
+    async def send_and_wait(self, peer_index):
         async for message in send(self, peer_index):
             yield message
-            if self._group.tickets[0].step == 1:
-                await asyncio.sleep(3 * LATE_SECONDS)
+            if self._group.tickets[0].step == step:
+                await asyncio.sleep(seconds)
 
+    ExactAllReduceRunner._generate_input_for_peer = send_and_wait
+
+
+def one_round_within(name, initial_peers, line, vector, seconds, stops):
+    """The first round of all, so that nobody knows what is usual. Returns (peer id, who kept it waiting)."""
     if stops:
-        ExactAllReduceRunner._generate_input_for_peer = send_one_part
+        send_slowly_in(7, 2 * LATE_SECONDS)  # each part comes before the stream would count as broken
+    with running_dht(initial_peers, line) as dht:
+        averager = averager_for(vector, dht, "none")
+        members = meet_everyone(line, dht)
+        averager.vector.copy_(vector)
+        ticket = Ticket(7, 10, False, 1.0, bytes(LINEAGE_BYTES))
+        with pytest.raises(RoundFailed) as failed:
+            averager.run_round(ticket, members, PATIENCE_SECONDS, seconds).result(seconds + 5)
+        say_goodbye(line, averager)
+        return dht.peer_id, failed.value.lost
+
+
+def two_rounds(name, initial_peers, line, vector, samples, stops):
+    """Two rounds; in the second, this peer stops to send after its first part if it ``stops``, but lives."""
+    if stops:
+        send_slowly_in(1, 3 * LATE_SECONDS)
     with running_dht(initial_peers, line) as dht:
         averager = averager_for(vector, dht, "none")
         members = meet_everyone(line, dht)
@@ -158,6 +178,17 @@ def test_who_has_been_in_time_and_is_late_is_given_up_though_it_lives():
         assert first.lost == set()
         assert second.lost == {late}
         assert LATE_SECONDS / 2 < second.exchange_seconds < 3 * LATE_SECONDS
+
+
+@pytest.mark.parametrize(("names", "late"), [("abc", "c"), ("ab", "b")])
+def test_a_round_that_takes_too_long_names_those_who_kept_it_waiting(names, late):
+    """The next one can do without them. Who waits for averages names nobody: the others may wait themselves."""
+    vector, seconds = torch.full((200_000,), 1.0), PATIENCE_SECONDS + 2 * LATE_SECONDS
+    found = run_one_round({name: (vector, seconds, name == late) for name in names}, one_round_within)
+    peer_id, of_the_late = found.pop(late)
+    named = {named for _, named in found.values()}
+    assert {frozenset([peer_id])} <= named <= {frozenset([peer_id]), frozenset()}, "or has heard of another's end first"
+    assert of_the_late == set()
 
 
 def test_a_sender_of_nan_is_left_out():

@@ -1,14 +1,19 @@
 """A round in the background ends, also when the process that runs it does not."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
+import torch
+from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
 from swarm import pending
+from swarm.averager import SwarmAverager
+from swarm.codecs import Codec
 from swarm.pace import Work
 from swarm.pending import PendingRound
-from swarm.rounds import LINEAGE_BYTES, CollaborationOptions, RoundFailed, Ticket
+from swarm.rounds import LINEAGE_BYTES, CollaborationOptions, Member, RoundFailed, Ticket
 from swarm.version import wait_a_little
 
 
@@ -19,7 +24,7 @@ class StoppedAverager:
         self.is_killed = is_killed
         self.cancelled = 0
 
-    def longest_round_seconds(self, timeout_seconds: float) -> float:
+    def longest_round_seconds(self, timeout_seconds: float, members) -> float:
         return timeout_seconds
 
     def run_round(self, *_) -> Future:
@@ -37,6 +42,18 @@ class StoppedAverager:
     def check_alive(self) -> None:
         if self.is_killed:
             raise InputError("The averaging process has died")
+
+
+@pytest.mark.parametrize(
+    ("callable_ones", "others", "seconds"),
+    [(2, 0, 80.0), (10, 0, 80.0), (2, 2, 80.0), (1, 9, 360.0), (2, 8, 200.0)],
+)
+def test_a_round_may_take_as_long_as_a_slow_line_needs(callable_ones, others, seconds):
+    """10 million bytes of a gradient at 250 kB/s: those who can be called carry what the others cannot."""
+    averager = SimpleNamespace(vector=torch.zeros(2_500_000), _codec=Codec().make())
+    members = [Member(PeerID(bytes([n])), 0.0, n >= callable_ones) for n in range(callable_ones + others)]
+    assert SwarmAverager.longest_round_seconds(averager, 60.0, members) == pytest.approx(seconds)
+    assert SwarmAverager.longest_round_seconds(averager, 500.0, members) == 500.0
 
 
 def round_of(averager: StoppedAverager) -> PendingRound:
