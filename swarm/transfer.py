@@ -21,7 +21,7 @@ from swarm import faults
 from swarm.download import NUM_SLICES, STREAM_SECONDS, Download, parse_request, slice_of
 from swarm.exchange import until_caller_hangs_up
 from swarm.lanes import in_thread
-from swarm.packing import Layout, pack
+from swarm.packing import Layout, digest, pack
 from swarm.rounds import MAX_GROUP_SIZE, RoundFailed
 from swarm.serving import Serving
 from swarm.squeeze import CHUNK_BYTES, squeeze
@@ -91,7 +91,8 @@ class StateTransfer(Serving):
     def get_current_state(self):
         metadata, tensors = self._get_state()
         layout, content = pack(tensors)
-        return (metadata, layout), (content.share_memory_(),)  # without room for it, somebody hears of it only here
+        shared = content.share_memory_()  # without room for it, somebody hears of it only here
+        return (metadata, layout, digest(shared)), (shared,)
 
     # ---- in the averager process ----------------------------------------------------------------------------------
 
@@ -226,10 +227,12 @@ class StateTransfer(Serving):
     def _kept_average(self, step: int) -> Snapshot | None:
         if (kept := self._trail.of(step)) is None:
             return None
-        layout, content = pack([kept.vector])
-        ready = asyncio.get_running_loop().create_future()
-        ready.set_result((self.serializer.dumps(((step, kept.before, kept.after), layout)), (content,), None))
-        return Snapshot(None, ready)
+        return Snapshot(None, asyncio.ensure_future(self._described((step, kept.before, kept.after), kept.vector)))
+
+    async def _described(self, metadata: Any, vector: torch.Tensor) -> tuple[bytes, tuple[torch.Tensor], None]:
+        layout, content = pack([vector])
+        checked = await in_thread(digest, content)
+        return self.serializer.dumps((metadata, layout, checked)), (content,), None
 
     def _note_taken(self, peer_id: PeerID) -> None:
         self._took_state[peer_id] = None
@@ -269,10 +272,12 @@ class StateTransfer(Serving):
                 task.cancel()
             await asyncio.gather(*slices, all_slices, return_exceptions=True)  # they hang up
         try:
-            metadata, layout = self.serializer.loads(download.description)
+            metadata, layout, sent = self.serializer.loads(download.description)
             content = torch.frombuffer(bytearray().join(download.slices), dtype=torch.uint8)
         except Exception as error:
             raise RoundFailed(f"{download.donor} did not send its state: {error!r}") from error
+        if await in_thread(digest, content) != sent:
+            raise RoundFailed(f"what arrived from {download.donor} is not what it has: the digests differ")
         try:
             content.share_memory_()  # as it would be on its way to the trainer, who would wait for it for good
         except RuntimeError as error:

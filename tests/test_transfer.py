@@ -17,8 +17,8 @@ from test_rounds import mutated
 
 from swarm import download as download_module
 from swarm import transfer
-from swarm.download import NUM_SLICES, TOKEN_BYTES, Download, TooSlow
-from swarm.packing import unpack
+from swarm.download import NUM_SLICES, TOKEN_BYTES, Download, TooSlow, slice_of
+from swarm.packing import digest, unpack
 from swarm.rounds import RoundFailed
 from swarm.squeeze import CHUNK_BYTES, squeeze, unsqueeze
 from swarm.trail import Trail
@@ -89,14 +89,15 @@ def test_who_has_taken_the_state_gets_the_averages_of_the_updates_since():
         donor.step = 1
         slices = await download(donor, "anna", 2, average_of=0)
         assert donor.handed_over == [], "it has yet to ask for more"
-        (description, layout) = donor.serializer.loads(slices[0].metadata)
+        description, layout, checked = donor.serializer.loads(slices[0].metadata)
         assert list(description) == [0, b"before", b"after"]
         content = torch.frombuffer(bytearray(b"".join(one.tensor_part.buffer for one in slices)), dtype=torch.uint8)
         assert torch.equal(*unpack(layout, content), average)
+        assert digest(content) == checked
         for peer in ("anna", "a stranger"):
             assert await download(donor, peer, 3, average_of=1) == [DownloadData()] * NUM_SLICES
         assert donor.handed_over == ["anna"], "it is there, and waited for"
-        copies = [donor._kept_average(0).content.result()[1][0].data_ptr() for _ in range(3)]
+        copies = [(await donor._kept_average(0).content)[1][0].data_ptr() for _ in range(3)]
         assert len(set(copies)) == 1, "who comes under many names fills no memory"
 
     asyncio.run(run())
@@ -213,6 +214,33 @@ class Newcomer(StateTransfer):
 
     async def _until_lost(self, donor) -> None:
         await asyncio.Event().wait()
+
+
+class DamagedOnItsWay(Newcomer):
+    """What a donor has sent has other bits when it arrives."""
+
+    damage = 0
+
+    async def _receive_slice(self, download: Download, index: int) -> None:
+        average = torch.arange(1000.0) / 3
+        description, (content,), _ = await self._described((7, b"before", b"after"), average)
+        content = bytearray(content.numpy())
+        content[5] ^= self.damage
+        download.take(index, DownloadData(metadata=description if index == 0 else b""))
+        download.slices[index] += content[slice_of(len(content), index)]
+
+
+@pytest.mark.parametrize("damage", [0, 16])
+def test_what_arrives_is_what_was_sent(damage):
+    newcomer = DamagedOnItsWay()
+    newcomer.damage = damage
+    received = newcomer._receive_state(Download("anna", max_bytes=10**9))
+    if damage:
+        with pytest.raises(RoundFailed, match="the digests differ"):
+            asyncio.run(received)
+    else:
+        _, layout, content = asyncio.run(received)
+        assert torch.equal(*unpack(layout, content), torch.arange(1000.0) / 3)
 
 
 def test_a_description_has_bounds():
