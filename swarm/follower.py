@@ -57,7 +57,7 @@ class Follower:
     def take_over(self, donor: PeerID | None, timeout_seconds: float) -> bool:
         """The donor's state, or that of whose counts more; whether this peer holds other weights now.
 
-        :raises InputError: somebody is there but nobody hands over the state in time
+        :raises InputError: somebody is there, nobody hands over the state in time, and this peer has never had it
         """
         if donor is not None:
             return self.reload(donor)
@@ -97,7 +97,7 @@ class Follower:
         Who has nothing but its own start tries those again that could not hand it over: it would train on alone.
 
         :returns: whether one has
-        :raises InputError: somebody is there but nobody hands over the state in time
+        :raises InputError: somebody is there, nobody hands over the state in time, and this peer has never had it
         """
         tracker, version = self._tracker, self._version
         began, failed, donors = time.monotonic(), set(), Donors()
@@ -130,11 +130,14 @@ class Follower:
                 # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
                 for peer_id in set(tracker.superiors) - set(tracker.donors(min_step=version.step)):
                     tracker.cannot_hand_over(peer_id)
-        if not self._should_stop():
-            raise InputError(
-                f"The swarm's state could not be downloaded in {timeout_seconds:.0f} s ({reason}): check that the "
-                "peers of --initial-peers can be reached and start again."
-            )
+        if self._should_stop():
+            return False
+        said = f"The swarm's state could not be downloaded in {timeout_seconds:.0f} s ({reason})"
+        if version.untouched:
+            raise InputError(f"{said}: check that the peers of --initial-peers can be reached and start again.")
+        logger.warning(f"{said}: this peer trains on without those who are ahead, and tries again later")
+        for peer_id in tracker.superiors:
+            tracker.cannot_hand_over(peer_id)
         return False
 
     def find_healer(self) -> PeerID | None:

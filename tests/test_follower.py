@@ -1,6 +1,7 @@
 """Whose state a peer takes over when the first attempt fails."""
 
 from concurrent.futures import Future
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -105,6 +106,36 @@ def test_who_has_trained_goes_on_without_who_claims_to_be_ahead():
     member.advance(b"a round")
     assert not catch_up(member, tracker, donor)
     assert (member.step, donor.asked) == (6, 1)
+
+
+class Stalling(Tracker):
+    """Two strangers answer and send nothing that is of use, and one of them is believed again as soon as it is not."""
+
+    superiors = ("anna", "ben")
+
+    def __init__(self):
+        super().__init__()
+        self.given_up = []
+
+    def donors(self, min_step: int) -> list[str]:
+        return list(self.superiors)
+
+    def cannot_hand_over(self, peer: str) -> None:
+        self.given_up.append(peer)
+
+    def wait_refreshed(self, timeout_seconds: float) -> None:
+        Event().wait(0.02)
+
+
+def test_who_has_trained_does_not_end_because_nobody_hands_over_a_state():
+    member, newcomer, donor = make(5), make(0), Donor(make(7), failures=10**9)
+    member.advance(b"a round")
+    tracker = Stalling()
+    assert not follower(member, tracker, donor).catch_up(timeout_seconds=0.2)
+    assert tracker.given_up[-2:] == ["anna", "ben"], "nobody is asked again at once"
+    assert member.step == 6
+    with pytest.raises(InputError, match=r"could not be downloaded in 0 s \(its line is dead\)"):
+        follower(newcomer, Stalling(), donor).catch_up(timeout_seconds=0.2)
 
 
 class StoppedAverager:
