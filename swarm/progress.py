@@ -18,6 +18,7 @@ from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
+from swarm.absences import Absences
 from swarm.claims import Claims
 from swarm.distrust import Distrust
 from swarm.noticeboard import RECORD_SECONDS, Noticeboard
@@ -27,8 +28,6 @@ from swarm.rounds import MAX_GROUP_SIZE, Group, Member, RoundFailed
 logger = get_logger(__name__)
 
 MIN_REFRESH_SECONDS = 0.2
-NEVER = -1, math.nan
-"""Step at which a peer was missed, and when it had joined then."""
 
 
 class ProgressTracker(threading.Thread):
@@ -51,7 +50,7 @@ class ProgressTracker(threading.Thread):
         self._last_group: frozenset[PeerID] = frozenset()
         self._proven: dict[PeerID, float] = {}
         self.distrusted, self._unreachable = Distrust(), Distrust()
-        self._missed: dict[PeerID, tuple[int, float]] = {}
+        self._absences = Absences()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
         self._wake, self._closing, self._has_to_search = threading.Event(), threading.Event(), True
@@ -110,7 +109,7 @@ class ProgressTracker(threading.Thread):
 
     def came_back(self) -> None:
         """This peer has taken over the swarm's state: the others have a leader, and it is the newest member now."""
-        self._missed.clear()
+        self._absences.forget()
         self._proven.clear()
         self.report(urgent=True, joined=get_dht_time())
 
@@ -149,18 +148,15 @@ class ProgressTracker(threading.Thread):
         members = [Member(self.peer_id, own.joined, own.client_mode, proven=bool(proven))]
         for peer, record in self._believed(followed=False).items():
             waits = record.phase == WAITING and record.step < own.step and peer not in self._last_group
-            if not waits and record.phase != JOINING and record.step > self._missed.get(peer, NEVER)[0]:
-                awaited, is_proven = self._is_awaited(peer, record), proven.get(peer) == record.joined
+            if not waits and record.phase != JOINING and record.step > self._absences.missed_at(peer):
+                awaited, is_proven = self._absences.is_over(peer, record.joined), proven.get(peer) == record.joined
                 members.append(Member(peer, record.joined, record.client_mode, awaited, is_proven))
         return members
-
-    def _is_awaited(self, peer: PeerID, record: PeerProgress) -> bool:
-        return self._missed.get(peer, NEVER)[1] != record.joined
 
     def met(self, group: Iterable[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
         """A group has met to end the present step: not all who were expected have come, and some were lost then."""
         for peer in group:
-            self._missed.pop(peer, None)
+            self._absences.came(peer)
         self.missed({*expected, *lost} - ({*group} - {*lost}))
 
     def missed(self, peers: Iterable[PeerID]) -> None:
@@ -168,7 +164,7 @@ class ProgressTracker(threading.Thread):
         records = self.others
         for peer in peers:
             joined = records[peer].joined if peer in records else math.nan
-            self._missed[peer] = self._own.step, joined
+            self._absences.note(peer, self._own.step, joined, self._proven.get(peer) == joined)
 
     def recount(self, group: Group) -> None:
         """The group has met too early: these are its true numbers of samples, and everybody computes on."""
@@ -228,8 +224,8 @@ class ProgressTracker(threading.Thread):
 
     def _present(self) -> dict[PeerID, PeerProgress]:
         """The others whose samples are still to be had for this step."""
-        step, records = self._own.step, self._believed().items()
-        return {p: r for p, r in records if self._missed.get(p, NEVER)[0] < step and self._is_awaited(p, r)}
+        step, absences, records = self._own.step, self._absences, self._believed().items()
+        return {p: r for p, r in records if absences.missed_at(p) < step and absences.is_over(p, r.joined)}
 
     def samples_by_now(self) -> float:
         """Samples that the swarm has probably accumulated towards the next update."""

@@ -10,6 +10,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from test_record import RECORD
 
+from swarm.absences import MAX_WAITED_FOR
 from swarm.claims import Call
 from swarm.noticeboard import RECORD_SECONDS
 from swarm.owners import peer_of
@@ -172,6 +173,23 @@ def test_who_was_missed_is_expected_again_once_it_has_caught_up(swarm):
     assert anna not in swarm.members
     swarm.says("anna", step=6)
     assert anna in swarm.members
+
+
+def test_who_never_comes_keeps_nobody_waiting_by_saying_that_it_has_come_back(swarm):
+    def awaited(peer) -> bool:
+        return any(member.awaited for member in swarm.tracker.members if member.peer_id == peer)
+
+    anna, joined, waited = swarm.says("anna", step=3), get_dht_time() - 50, 0
+    for step in range(3, 10):
+        swarm.tracker.begin_step(step)
+        swarm.says("anna", step=step, joined=joined + step)
+        if awaited(anna):
+            waited += 1
+            swarm.tracker.missed([anna])
+            swarm.tracker.missed([anna])  # the round was tried again
+    assert waited == MAX_WAITED_FOR
+    swarm.tracker.met([anna], [anna])
+    assert awaited(anna), "it has come without having been awaited"
 
 
 def test_who_was_missed_is_awaited_again_once_it_has_taken_over_our_state(swarm):
