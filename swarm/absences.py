@@ -9,7 +9,6 @@ from hivemind.p2p import PeerID
 
 from swarm.distrust import Distrust
 
-
 MAX_WAITED_FOR = 3
 """Steps at which a stranger is waited for in vain."""
 
