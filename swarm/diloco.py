@@ -218,8 +218,9 @@ class LocalCollaboration(Collaboration):
         self._weights_may_be_why |= self._pace.drop(samples)
         self.tracker.report(samples=self.samples)
         if self._weights_may_be_why and self._pending is None:
-            self._weights_may_be_why = False
-            if donor := self._follower.find_healer():
+            donor = self._follower.find_healer()
+            self._weights_may_be_why = donor is None and bool(self.tracker.others)  # they may be making this update
+            if donor is not None:
                 self._catch_up(donor)
                 return False
             self._gradients.drop()  # back to those that the last global update has made

@@ -48,6 +48,9 @@ class Line:
     def __init__(self, connection: Connection):
         self._connection = connection
 
+    def __reduce__(self):
+        raise TypeError("a line stays with its peer: in the test's process it would close a file that is not its own")
+
     def put(self, message: Any) -> None:
         """Tell the test something: it turns up in :attr:`Peer.messages`."""
         self.send("message", message)

@@ -165,19 +165,9 @@ def test_what_cannot_work_is_refused(options):
 class Anchors(L.Callback):
     """Keeps the swarm's weights after every global update, as a checkpoint would, and counts local steps."""
 
-    def __init__(self, line):
+    def __init__(self):
         self.weights, self.samples, self.peers, self.losses, self.local_steps = {}, {}, {}, {}, 0
-        self.own_samples, self._step, self._line = {}, 0, line
-
-    def on_train_start(self, trainer, pl_module):
-        collaboration = trainer.strategy.collaboration
-        catch_up = collaboration._catch_up
-
-        def tell(donor=None):
-            catch_up(donor)
-            self._line.put("replaced" if donor else "caught up")
-
-        collaboration._catch_up = tell
+        self.own_samples, self._step = {}, 0
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.local_steps += 1
@@ -193,12 +183,31 @@ class Anchors(L.Callback):
             self.losses[report.step], self.own_samples[report.step] = report.loss, report.own_samples
 
 
+class Told(L.Callback):
+    """The test hears of every state that this peer takes over."""
+
+    def __init__(self, line):
+        self._line = line
+
+    def on_train_start(self, trainer, pl_module):
+        collaboration = trainer.strategy.collaboration
+        catch_up = collaboration._catch_up
+
+        def tell(donor=None):
+            catch_up(donor)
+            self._line.put("replaced" if donor else "caught up")
+
+        collaboration._catch_up = tell
+
+
 def train_locally(name, initial_peers, line, plan, target, steps, local, min_peers, overlap, codec, data=loader):
     with running_dht(initial_peers, line) as dht:
         options = CollaborationOptions(**{**vars(patience(min_peers)), "overlap": overlap})
         strategy = SwarmStrategy(target, "local", dht=dht, name=name, options=options, local=local, codec=codec, rank=2)
-        task, anchors = Task(plan), Anchors(line)
-        trainer_for(strategy, [anchors], max_steps=steps, gradient_clip_val=plan.clip).fit(task, data(ord(name)))
+        task, anchors = Task(plan), Anchors()
+        trainer_for(strategy, [anchors, Told(line)], max_steps=steps, gradient_clip_val=plan.clip).fit(
+            task, data(ord(name))
+        )
         anchors.final = {name: tensor.clone() for name, tensor in task.state_dict().items()}
         return anchors
 
