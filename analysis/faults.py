@@ -60,11 +60,14 @@ class Faults:
         yield 0.0
 
     def disk_full(self) -> Iterator[float]:
-        """One peer cannot write to any file."""
+        """One peer cannot write more to any file than a little; if it ends by that, it is another fault."""
         peer = self._victim()
+        was_running = peer.is_running
         peer.limit_files(full=True)
         yield 15.0
         peer.limit_files(full=False)
+        if was_running and not peer.is_running:
+            self.events[-1].fault += ", of which the peer died"
 
     def part_killed(self) -> Iterator[float]:
         """One of its processes dies alone; the peer has to notice."""

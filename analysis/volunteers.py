@@ -157,7 +157,7 @@ class Volunteer:
         with contextlib.suppress(psutil.NoSuchProcess):
             own = psutil.Process(self.process.pid)
             _, hard = own.rlimit(psutil.RLIMIT_FSIZE)
-            own.rlimit(psutil.RLIMIT_FSIZE, (0 if full else hard, hard))
+            own.rlimit(psutil.RLIMIT_FSIZE, (2**16 if full else hard, hard))  # its shared memory has files, too
 
     def interrupt(self) -> None:
         """Ctrl-C."""

@@ -35,7 +35,7 @@ from swarm.transfer import StateTransfer
 
 logger = get_logger(__name__)
 
-SLOW_BYTES_PER_SECOND = 250_000.0  # 2 Mbit/s: whose line lets less through cannot average large models
+SLOW_BYTES_PER_SECOND, MAX_VECTORS = 250_000.0, 16.0  # 2 Mbit/s: less is too slow; more vectors only strangers claim
 DEAD_SECONDS = 10.0  # whoever can start the averager process again has done so by then
 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
@@ -117,7 +117,7 @@ class SwarmAverager(StateTransfer):
         ratio = self._codec.estimate_compression_ratio(CompressionInfo.from_tensor(self.vector))
         members = [member for member in members if member.awaited]
         reducers = max(1, sum(not member.client_mode for member in members))
-        vectors = max(2.0, (len(members) + reducers - 2) / reducers)
+        vectors = min(max(2.0, (len(members) + reducers - 2) / reducers), MAX_VECTORS)
         return max(timeout_seconds, vectors * ratio * 4 * self.vector.numel() / SLOW_BYTES_PER_SECOND)
 
     def run_round(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, timeout_seconds: float):
@@ -254,7 +254,7 @@ class SwarmAverager(StateTransfer):
             async with lanes:
                 await self._average(lanes, group)
         except BaseException:
-            self._kept_waiting = lanes.kept_waiting
+            self._kept_waiting = lanes.kept_waiting | lanes.lost
             meetings.reopen()
             raise
         exchange_seconds = time.perf_counter() - met

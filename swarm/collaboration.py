@@ -257,7 +257,7 @@ class Collaboration:
         self.tracker.end_ahead(self.step, self.samples)
 
     def _update_alone(self, report: RoundReport | None) -> bool:
-        if self.samples < self.target_batch_size:
+        if self.samples < self.target_batch_size or not self._gradients.is_finite:
             self.resume()
             return False
         ticket = self._ticket()

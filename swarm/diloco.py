@@ -79,13 +79,15 @@ class PseudoGradient(GradientVector):
         super().average_alone(self.samples)
         super().hand_over()
         self._sum.zero_()
-        self.samples = 0
+        self.samples, self._good_buffers = 0, [buffer.clone() for buffer in self._buffers]
 
     def drop_own(self) -> int:
         """Forget gradients that are not finite; of how many samples they were."""
         if self._has_finite_sum:
             return 0
         self._sum.zero_()
+        for buffer, good in zip(self._buffers, self._good_buffers, strict=True):
+            buffer.copy_(good)
         dropped, self.samples = self.samples, 0
         return dropped
 
@@ -93,7 +95,7 @@ class PseudoGradient(GradientVector):
     def reset(self) -> None:
         """The weights are the swarm's, and a step begins."""
         super().reset()
-        self.samples, self._owed = 0, None
+        self.samples, self._owed, self._good_buffers = 0, None, self._buffers_before
         for param, anchor in zip(self.params, self.anchors, strict=True):
             anchor.copy_(param)
 
@@ -101,7 +103,7 @@ class PseudoGradient(GradientVector):
     def drop(self) -> None:
         """Forget the local steps since the last global update, also what they did to the buffers."""
         super().drop()
-        self.samples, self._owed = 0, None
+        self.samples, self._owed, self._good_buffers = 0, None, self._buffers_before
         self.show_anchors()
 
     @torch.no_grad()
@@ -140,6 +142,11 @@ class PseudoGradient(GradientVector):
         added = self.wire[: self._average.numel()] - self._average.cpu()
         if samples and added.any():
             self._owed = added.mul_(samples)
+
+    def from_wire(self) -> None:
+        """Take over the average of the swarm."""
+        super().from_wire()
+        self._buffers_before = self._good_buffers = [buffer.clone() for buffer in self._buffers]
 
     def average_alone(self, samples: int) -> None:
         """The own pseudo-gradient, where there is nobody to average with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 
@@ -53,6 +54,7 @@ class Download:
         self.token = os.urandom(TOKEN_BYTES)
         self.description = b""
         self.slices = [bytearray() for _ in range(NUM_SLICES)]
+        self._digests = [hashlib.sha256() for _ in range(NUM_SLICES)]
         self.missing = NUM_SLICES
         self.received_bytes = 0
         self.began: float | None = None
@@ -64,17 +66,29 @@ class Download:
         step = b"" if self.average_of is None else self.average_of.to_bytes(STEP_BYTES, "big")
         return averaging_pb2.DownloadData(metadata=self.token + bytes([index]) + step)
 
-    def take(self, index: int, message: averaging_pb2.DownloadData) -> None:
-        """Of a slice."""
+    def take(self, index: int, message: averaging_pb2.DownloadData) -> bool:
+        """Of a slice, which the digest of its bytes ends.
+
+        :returns: whether that was all
+        :raises RoundFailed: it is too much, cannot be read, or is not what the donor has
+        """
         self.heard = time.monotonic()
         self.began = self.began or self.heard
         self.received_bytes += message.ByteSize()
         if self.received_bytes > self.max_bytes:
             raise RoundFailed(f"{self.donor} sent more than the {self.max_bytes} bytes that this model can need")
-        if len(self.description) + len(message.metadata) > MAX_DESCRIPTION_BYTES:
+        if not message.HasField("tensor_part") and (index > 0 or self.description):
+            if message.metadata != self._digests[index].digest():
+                raise RoundFailed(f"what arrived from {self.donor} is not what it has: the digests differ")
+            self._end_slice()
+            return True
+        if len(message.metadata) > MAX_DESCRIPTION_BYTES:
             raise RoundFailed(f"{self.donor} sent a description that is longer than that of any model")
-        self.description += message.metadata
-        self.slices[index] += unsqueeze(message.tensor_part)
+        self.description = self.description or message.metadata
+        chunk = unsqueeze(message.tensor_part)
+        self._digests[index].update(chunk)
+        self.slices[index] += chunk
+        return False
 
     def judge(self) -> None:
         """:raises RoundFailed: the donor has fallen silent, or sends too slowly"""
@@ -85,8 +99,7 @@ class Download:
         if seconds > JUDGE_SECONDS and self.received_bytes < seconds * self.min_bytes_per_second:
             raise TooSlow(self.received_bytes / seconds)
 
-    def end_slice(self) -> None:
-        """One of them is there."""
+    def _end_slice(self) -> None:
         self.missing -= 1
         if not self.missing:
             self.complete.set()

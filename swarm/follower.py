@@ -136,8 +136,9 @@ class Follower:
         if version.untouched:
             raise InputError(f"{said}: check that the peers of --initial-peers can be reached and start again.")
         logger.warning(f"{said}: this peer trains on without those who are ahead, and tries again later")
-        for peer_id in tracker.superiors:
-            tracker.cannot_hand_over(peer_id)
+        for peer_id in set(tracker.superiors) & tracker.others.keys():
+            if tracker.others[peer_id].step > version.step:
+                tracker.cannot_hand_over(peer_id)
         return False
 
     def find_healer(self) -> PeerID | None:

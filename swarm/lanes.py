@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -79,13 +80,14 @@ class Lanes(contextlib.AsyncExitStack):
         self._register, self._make_runner = register, make_runner
         self.runners: list[ExactAllReduceRunner] = []
         self.lost: set[PeerID] = set()
+        self._awaited_before = deque([set()], maxlen=2)
         self.kept_waiting = frozenset[PeerID]()
         """By whom, if it took too long."""
 
     async def __aenter__(self) -> Lanes:
         for lane in (lane for lanes in self._lanes for lane in lanes):
             self.enter_context(self._register(lane))
-        for watch in (*map(self._watch, self._others), self._watch_the_time()):
+        for watch in (*map(self._watch, self._others), self._watch_the_time(), self._look_now_and_then()):
             self.callback(asyncio.ensure_future(watch).cancel)
         return self
 
@@ -118,8 +120,14 @@ class Lanes(contextlib.AsyncExitStack):
 
         Nobody, if that is all of several: it may be this peer's own line. With one other peer, better alone than never.
         """
-        late = frozenset(peer for peer, *_ in self._awaited(ExactAllReduceRunner.awaited_input))
-        return late if late < set(self._others) - self.lost or len(self._others) == 1 else frozenset()
+        awaited, others = self._awaited(ExactAllReduceRunner.awaited_input), set(self._others) - self.lost
+        late = frozenset(peer for peer, *_ in awaited & self._awaited_before[0])
+        return late if late < others or len(others) == 1 else frozenset()
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(2 * LOOK_SECONDS)
+            self._awaited_before.append(self._awaited(ExactAllReduceRunner.awaited_input))
 
     async def _give_up_who_is_late(self, part: AwaitedPart, owing: set[PeerID]) -> None:
         awaited = self._awaited(part)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 
@@ -27,11 +26,6 @@ def pack(tensors: Sequence[torch.Tensor]) -> tuple[Layout, torch.Tensor]:
     layout = [(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in tensors]
     parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
     return layout, parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def digest(content: torch.Tensor) -> bytes:
-    """Of these bytes, shape [n], uint8."""
-    return hashlib.sha256(content.numpy()).digest()
 
 
 def unpack(layout: Layout, content: torch.Tensor) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ averages with which a newcomer makes the updates that it has missed meanwhile (:
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import multiprocessing as mp
 import time
 from collections import OrderedDict
@@ -21,7 +22,7 @@ from swarm import faults
 from swarm.download import NUM_SLICES, STREAM_SECONDS, Download, parse_request, slice_of
 from swarm.exchange import until_caller_hangs_up
 from swarm.lanes import in_thread
-from swarm.packing import Layout, digest, pack
+from swarm.packing import Layout, pack
 from swarm.rounds import MAX_GROUP_SIZE, RoundFailed
 from swarm.serving import Serving
 from swarm.squeeze import CHUNK_BYTES, squeeze
@@ -91,8 +92,7 @@ class StateTransfer(Serving):
     def get_current_state(self):
         metadata, tensors = self._get_state()
         layout, content = pack(tensors)
-        shared = content.share_memory_()  # without room for it, somebody hears of it only here
-        return (metadata, layout, digest(shared)), (shared,)
+        return (metadata, layout), (content.share_memory_(),)  # without room for it, somebody hears of it only here
 
     # ---- in the averager process ----------------------------------------------------------------------------------
 
@@ -128,6 +128,9 @@ class StateTransfer(Serving):
                 await in_thread(self._trail.add, step, before, after, vector)
         except Exception:
             logger.debug("the average could not be kept for others", exc_info=True)
+        for upload in [*self._uploads.values()]:
+            if (other := upload.snapshot.average_of) is not None and self._trail.of(other) is None:
+                upload.end()  # who is so far behind does not catch up by it, and it takes memory
         if future is not None:
             future.set_result(None)
 
@@ -175,15 +178,17 @@ class StateTransfer(Serving):
             description, (content,), _ = await asyncio.shield(upload.snapshot.content)
             if index == 0:
                 yield averaging_pb2.DownloadData(metadata=description)
-            chunks = content.numpy()[slice_of(len(content), index)]
+            chunks, digest = content.numpy()[slice_of(len(content), index)], hashlib.sha256()
             for begin in range(0, len(chunks), CHUNK_BYTES):
-                yield averaging_pb2.DownloadData(tensor_part=squeeze(chunks[begin : begin + CHUNK_BYTES]))
+                chunk = chunks[begin : begin + CHUNK_BYTES]
+                digest.update(chunk)
+                yield averaging_pb2.DownloadData(tensor_part=squeeze(chunk))
                 upload.moved()
                 faults.at("giving state", self._current_step())
             upload.sent += 1
             if upload.sent == NUM_SLICES:
                 self._note_taken(context.remote_id)
-            yield averaging_pb2.DownloadData()  # nothing in it: that was all
+            yield averaging_pb2.DownloadData(metadata=digest.digest())  # nothing else in it: that was all
             await until_caller_hangs_up(SLOW_LINK_SECONDS)
         finally:
             upload.streams.discard(stream)
@@ -227,12 +232,10 @@ class StateTransfer(Serving):
     def _kept_average(self, step: int) -> Snapshot | None:
         if (kept := self._trail.of(step)) is None:
             return None
-        return Snapshot(None, asyncio.ensure_future(self._described((step, kept.before, kept.after), kept.vector)))
-
-    async def _described(self, metadata: Any, vector: torch.Tensor) -> tuple[bytes, tuple[torch.Tensor], None]:
-        layout, content = pack([vector])
-        checked = await in_thread(digest, content)
-        return self.serializer.dumps((metadata, layout, checked)), (content,), None
+        layout, content = pack([kept.vector])
+        ready = asyncio.get_running_loop().create_future()
+        ready.set_result((self.serializer.dumps(((step, kept.before, kept.after), layout)), (content,), None))
+        return Snapshot(None, ready, step)
 
     def _note_taken(self, peer_id: PeerID) -> None:
         self._took_state[peer_id] = None
@@ -272,12 +275,10 @@ class StateTransfer(Serving):
                 task.cancel()
             await asyncio.gather(*slices, all_slices, return_exceptions=True)  # they hang up
         try:
-            metadata, layout, sent = self.serializer.loads(download.description)
+            metadata, layout = self.serializer.loads(download.description)
             content = torch.frombuffer(bytearray().join(download.slices), dtype=torch.uint8)
         except Exception as error:
             raise RoundFailed(f"{download.donor} did not send its state: {error!r}") from error
-        if await in_thread(digest, content) != sent:
-            raise RoundFailed(f"what arrived from {download.donor} is not what it has: the digests differ")
         try:
             content.share_memory_()  # as it would be on its way to the trainer, who would wait for it for good
         except RuntimeError as error:
@@ -289,14 +290,12 @@ class StateTransfer(Serving):
         stream = await asyncio.wait_for(stub.rpc_download_state(download.request(index)), STREAM_SECONDS)
         try:
             async for message in stream:
-                if not message.ByteSize():
+                if download.take(index, message):
                     break
-                download.take(index, message)
                 self._heard_from(download.donor)
                 faults.at("taking state")
             else:
                 raise RoundFailed(f"{download.donor} broke off")
-            download.end_slice()
             await download.complete.wait()  # the donor forgets its snapshot when nobody reads it any more
         finally:
             await stream.aclose()

@@ -20,10 +20,12 @@ class Snapshot:
 
     :param version: of the state; None for an average
     :param content: a future of (description, (bytes,), None)
+    :param average_of: the step that the average ended; None for the state
     """
 
     version: int | None
     content: asyncio.Future
+    average_of: int | None = None
 
     @property
     def held_bytes(self) -> int | None:
