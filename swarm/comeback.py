@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from recipe.config import Recipe
@@ -48,6 +49,26 @@ def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
         except (OSError, InputError):
             continue
     return None
+
+
+def resumed(options: PeerOptions) -> PeerOptions:
+    """With ``--resume``, the options that go on with the newest checkpoint; else the same.
+
+    :raises InputError: there is none, or nothing can be done with it
+    """
+    if not options.resume:
+        return options
+    if options.start_from is not None:
+        raise InputError("--resume goes on where a peer was, --start-from begins anew: give one of them.")
+    output_dir, name = options.machine.output_dir.expanduser(), options.machine.public_name
+    pattern = f"{options.run_id or '*'}/{name or '*'}/{RunFolder('').checkpoints.name}/[!.]*.ckpt"
+    checkpoints = sorted(output_dir.glob(pattern), key=lambda path: path.stat().st_mtime)
+    if not checkpoints:
+        raise InputError(f"--resume finds no checkpoint in {output_dir}: give the one of before, or begin anew.")
+    folder = RunFolder(checkpoints[-1].parent.parent)
+    recipe = options.recipe or (None if options.initial_peers else str(folder.recipe))
+    machine = replace(options.machine, public_name=folder.path.name)
+    return replace(options, run_id=folder.path.parent.name, recipe=recipe, machine=machine)
 
 
 def come_back(make_peer: Callable[[bool], Any], again: bool, has_trained: bool, leave: Callable) -> int:

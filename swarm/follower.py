@@ -7,6 +7,7 @@ needs no state at all.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 
@@ -152,7 +153,7 @@ class Follower:
                 "The weights are not finite any more, and nobody is there who could replace them: start again, which "
                 "goes on from the newest checkpoint that is sound; if it comes to this again, lower --learning-rate."
             )
-        return donors[0] if donors else None
+        return random.choice(donors) if donors else None  # the first one may be as ill as this peer
 
     def refused_by(self, leader: PeerID) -> None:
         """It says that it averages another model; who has taken part in the swarm knows that it does not matter.
@@ -203,6 +204,8 @@ class Follower:
             step = description.get("step", -1) if isinstance(description, dict) else -1
             if type(step) is int and step < (wanted := max(version.step, claimed_step)):
                 raise RoundFailed(f"it holds step {step} only, and not {wanted}")
+            if type(step) is int and step > wanted + MAX_UPDATES:
+                raise RoundFailed(f"it holds step {step}, and cannot have made so many updates since {wanted}")
             version.load(description, tensors)
             self._gradients.reset()  # with local steps it is what the next one downloads
         seconds = time.monotonic() - began

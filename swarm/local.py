@@ -270,10 +270,11 @@ def _check_peer_options(arguments: list[str], prog: str) -> None:
     """
     given = parse_options(arguments, prog)
     connection = given.connection
-    if given.machine.public_name or given.initial_peers or connection.port or connection.identity_path:
+    of_one = (given.machine.public_name, given.initial_peers, given.resume, connection.port, connection.identity_path)
+    if any(of_one):
         raise InputError(
-            "--public-name, --initial-peers, --port and --identity-path belong to one peer: leave them out here, or "
-            "start peers with python -m swarm.peer."
+            "--public-name, --initial-peers, --resume, --port and --identity-path belong to one peer: leave them out "
+            "here (the same --run-id and --output-dir go on), or start peers with python -m swarm.peer."
         )
 
 

@@ -119,6 +119,9 @@ class PeerOptions:
     run_id: Annotated[str | None, arg("NAME", "the recipe and the time")] = None
     """Name of the run. To join, it is needed only where several runs share the addresses. A peer that is started again
     with the same --run-id, --public-name and --output-dir goes on where it was."""
+    resume: bool = False
+    """Go on where a peer with this --output-dir was last: with the run, the name and the recipe of its newest
+    checkpoint. It asks the peers that it has met before, if --initial-peers says nothing else."""
     start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
     """Checkpoint whose weights a new swarm starts from, at step 0 with a new optimizer: to go back to an earlier
     best.ckpt, to train for longer or with other settings. Who joins, or comes back, goes on with the swarm's."""

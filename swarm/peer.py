@@ -34,7 +34,7 @@ from swarm.addresses import (
     join_commands,
     parse_initial_peers,
 )
-from swarm.comeback import come_back, trained_before
+from swarm.comeback import come_back, resumed, trained_before
 from swarm.lean_imports import lean_imports, silence_libraries
 from swarm.options import PeerOptions, parse_options
 from swarm.processes import descendants, kill, reap
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     clock = StartClock()
     reap()
     try:
-        options = parse_options(arguments)
+        options = resumed(parse_options(arguments))
         print("Starting; importing torch takes about 10 s …", flush=True)
         silence_libraries()
         before = trained_before(options)

@@ -96,6 +96,11 @@ class Peer:
     def sentinel(self) -> int:
         return self._process.sentinel
 
+    @property
+    def is_alive(self) -> bool:
+        """Its own process."""
+        return self._process.is_alive()
+
     def tell(self, message: Any) -> None:
         """Answer a :meth:`Line.get` of this peer."""
         self.connection.send_bytes(pickle.dumps(message))

@@ -238,6 +238,14 @@ def test_a_true_state_under_a_false_claim_is_not_taken_over():
     assert not tracker.trusted
 
 
+def test_a_state_of_a_step_that_nobody_can_have_made_is_not_taken_over():
+    member, donor, tracker = make(5), Donor(make(10**6), failures=0), Tracker()
+    tracker.others["anna"] = SimpleNamespace(step=7)
+    member.advance(b"a round")
+    assert not catch_up(member, tracker, donor)
+    assert (member.step, donor.asked) == (6, 1)
+
+
 def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():
     member, tracker = make(5), Tracker()
     assert follower(member, tracker).find_healer() == "anna"

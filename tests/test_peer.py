@@ -150,11 +150,14 @@ def test_a_volunteer_sees_no_noise(finished):
             assert noise not in log, log
 
 
-def test_alone_it_goes_on_from_its_checkpoint(finished, tmp_path):
+@pytest.mark.parametrize(
+    "options", [["--run-id", "whole", *VALIDATED], ["--resume"]], ids=["by its names", "by --resume"]
+)
+def test_alone_it_goes_on_from_its_checkpoint(finished, tmp_path, options):
     """All have stopped; one comes back with the same name and run id."""
     shutil.copytree(finished.output_dir, tmp_path / "runs")
     with reaping() as programs:
-        options = ["--run-id", "whole", "--max-steps", "30", *VALIDATED]
+        options = [*options, "--max-steps", "30"]
         again = PeerProgram(tmp_path / "runs", "whole", "peer-1", *options)
         programs.append(again)
         assert again.wait(START_SECONDS) == 0, again.output

@@ -23,7 +23,7 @@ from strategy_runs import (
     train,
     trainer_for,
 )
-from swarm_peers import Peers, running_dht
+from swarm_peers import FORK_SERVER, Peers, running_dht
 from torch.nn import functional as F
 
 from swarm import faults
@@ -141,21 +141,25 @@ def test_the_others_go_on_when_a_peer_is_killed_or_frozen(victim, action, stage)
         assert without[0].at - lost_at < LOST_SECONDS[action]
 
 
-def three_together_from_step_60(updates) -> bool:
-    """Some seconds after the newcomer was started, however slow the machine is."""
-    return len(updates) >= 3 and updates[-1].step >= 60 and all(update.num_peers == 2 for update in updates[-3:])
+def at_step(stop_at, updates) -> bool:
+    return bool(updates) and updates[-1].step >= stop_at.value
 
 
 @pytest.mark.parametrize(("victim", "stage"), [("a", "giving state"), ("c", "taking state")])
 def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
     plan, faulty = Plan(compute_seconds=0.03), {victim: f"kill {stage} 3"}
+    stop_at = FORK_SERVER.RawValue("q", 2**40)
+    stop = partial(at_step, stop_at)
     with Peers(invite_by_all=True) as peers:  # who knows nobody but a victim could be left alone
         for name in "ab":
-            doomed = partial(train_doomed, faulty.get(name, ""), min_peers=2, stop=three_together_from_step_60)
-            peers.start(name, doomed, plan, 64)
+            peers.start(name, partial(train_doomed, faulty.get(name, ""), min_peers=2, stop=stop), plan, 64)
         peers.until(lambda: any(step >= 5 for step, *_ in peers["b"].messages))
-        peers.start("c", partial(train_doomed, faulty.get("c", ""), stop=three_together_from_step_60), plan, 64)
+        peers.start("c", partial(train_doomed, faulty.get("c", ""), stop=stop), plan, 64)
         peers[victim].killed = True
+        peers.until(lambda: not peers[victim].is_alive)
+        if victim == "a":
+            peers.until(lambda: any(num_peers == 2 for _, num_peers, _ in peers["c"].messages))
+        stop_at.value = peers["b"].messages[-1][0] + 20
         one, other = peers.results().values()
         _, alive = psutil.wait_procs(peers[victim].processes(), timeout=10)  # torch_shm_manager goes seconds later
         assert alive == []

@@ -1,0 +1,66 @@
+"""What ``--resume`` goes on with."""
+
+import os
+
+import pytest
+
+from recipe.errors import InputError
+from recipe.presets import preset
+from recipe.run_folder import RunFolder
+from swarm.comeback import resumed
+from swarm.options import parse_options
+
+
+def checkpoint(output_dir, run_id: str, name: str, written_at: float, file: str = "last.ckpt") -> RunFolder:
+    folder = RunFolder.create(output_dir, run_id, name)
+    folder.write_recipe(preset("digits"))
+    (folder.checkpoints / file).touch()
+    os.utime(folder.checkpoints / file, (written_at, written_at))
+    return folder
+
+
+@pytest.fixture
+def output_dir(tmp_path):
+    checkpoint(tmp_path, "older", "anna", 100.0)
+    checkpoint(tmp_path, "newer", "anna", 300.0, "step=20.ckpt")
+    checkpoint(tmp_path, "newer", "ben", 200.0)
+    checkpoint(tmp_path, "half", "cleo", 400.0, ".step=30.ckpt.part")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "run_id", "name"),
+    [
+        ([], "newer", "anna"),
+        (["--run-id", "older"], "older", "anna"),
+        (["--public-name", "ben"], "newer", "ben"),
+    ],
+)
+def test_the_newest_checkpoint_is_gone_on_with(output_dir, given, run_id, name):
+    options = resumed(parse_options(["--resume", "--output-dir", str(output_dir), *given]))
+    assert (options.run_id, options.machine.public_name) == (run_id, name)
+    assert options.recipe == str(RunFolder(output_dir / run_id / name).recipe)
+
+
+def test_who_is_given_addresses_takes_the_recipe_from_there(output_dir):
+    address = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    options = resumed(parse_options(["--resume", "--output-dir", str(output_dir), "--initial-peers", address]))
+    assert (options.run_id, options.machine.public_name, options.recipe) == ("newer", "anna", None)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--public-name", "cleo"], "finds no checkpoint"),
+        (["--run-id", "other"], "finds no checkpoint"),
+        (["--start-from", "best.ckpt"], "give one of them"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_refused(output_dir, given, said):
+    with pytest.raises(InputError, match=said):
+        resumed(parse_options(["--resume", "--output-dir", str(output_dir), *given]))
+
+
+def test_nothing_is_gone_on_with_unasked(output_dir):
+    options = parse_options(["--output-dir", str(output_dir)])
+    assert resumed(options) is options
