@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -79,7 +79,7 @@ class Volunteer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         variables = {VARIABLE: str(self.rate), "OMP_NUM_THREADS": "1", "INITIAL_PEERS": ""}
         self.folder.status.unlink(missing_ok=True)
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as log, _a_terminal_that_counts():
             self.process = self.lab.start(
                 self.host,
                 command,
@@ -223,6 +223,16 @@ def _namespace(process: psutil.Process) -> int | None:
         return os.stat(f"/proc/{process.pid}/ns/net").st_ino
     except OSError:
         return None
+
+
+@contextlib.contextmanager
+def _a_terminal_that_counts() -> Iterator[None]:
+    """Whoever is started meanwhile hears when its terminal is closed, even if this program was started with nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
 
 def calm_runs(lab: Lab, folder: Path, recipe: Sequence[str], steps: int, num_runs: int = CALM_RUNS) -> list[RunFolder]:
