@@ -147,7 +147,7 @@ def memory(samples: Sequence[Mapping[str, Any]], file: Path) -> Path:
     steps = [sample["step"] for sample in samples]
     for peer in samples[0]["pss_mb"]:
         axes.plot(steps, [sum(sample["pss_mb"][peer].values()) for sample in samples], label=peer)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     axes.set_xlabel("rounds")
     axes.set_ylabel("MB")
     axes.legend()
