@@ -64,7 +64,8 @@ def resumed(options: PeerOptions) -> PeerOptions:
     pattern = f"{options.run_id or '*'}/{name or '*'}/{RunFolder('').checkpoints.name}/[!.]*.ckpt"
     checkpoints = sorted(output_dir.glob(pattern), key=lambda path: path.stat().st_mtime)
     if not checkpoints:
-        raise InputError(f"--resume finds no checkpoint in {output_dir}: give the one of before, or begin anew.")
+        said = f"--resume finds no checkpoint in {output_dir}"
+        raise InputError(f"{said}: give the --output-dir of before, or leave --resume out to begin anew.")
     folder = RunFolder(checkpoints[-1].parent.parent)
     recipe = options.recipe or (None if options.initial_peers else str(folder.recipe))
     machine = replace(options.machine, public_name=folder.path.name)
