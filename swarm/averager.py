@@ -35,7 +35,7 @@ from swarm.transfer import StateTransfer
 
 logger = get_logger(__name__)
 
-SLOW_BYTES_PER_SECOND, MAX_VECTORS = 250_000.0, 16.0  # 2 Mbit/s: less is too slow; more vectors only strangers claim
+SLOW_BYTES_PER_SECOND, MAX_VECTORS = 250_000.0, 16.0  # 2 Mbit/s: less is too slow; a hub of more has a faster line
 DEAD_SECONDS = 10.0  # whoever can start the averager process again has done so by then
 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]

@@ -18,7 +18,7 @@ from typing import Any
 
 from recipe.config import Recipe
 from recipe.errors import InputError
-from recipe.run_folder import RunFolder
+from recipe.run_folder import RunFolder, check_name
 from swarm.address_book import books_of
 from swarm.addresses import NobodyAnswers, parse_initial_peers
 from swarm.lean_imports import lean_imports
@@ -61,12 +61,14 @@ def resumed(options: PeerOptions) -> PeerOptions:
     if options.start_from is not None:
         raise InputError("--resume goes on where a peer was, --start-from begins anew: give one of them.")
     output_dir, name = options.machine.output_dir.expanduser(), options.machine.public_name
-    pattern = f"{options.run_id or '*'}/{name or '*'}/{RunFolder('').checkpoints.name}/[!.]*.ckpt"
-    checkpoints = sorted(output_dir.glob(pattern), key=lambda path: path.stat().st_mtime)
+    run_id = "*" if options.run_id is None else check_name(options.run_id, "--run-id")
+    name = "*" if name is None else check_name(name, "--public-name")
+    peers = [RunFolder(path.parent) for path in output_dir.glob(f"{run_id}/{name}/{RunFolder('').rounds.name}")]
+    checkpoints = [path for folder in peers for path in folder.checkpoints.glob("[!.]*.ckpt")]
     if not checkpoints:
         said = f"--resume finds no checkpoint in {output_dir}"
         raise InputError(f"{said}: give the --output-dir of before, or leave --resume out to begin anew.")
-    folder = RunFolder(checkpoints[-1].parent.parent)
+    folder = RunFolder(max(checkpoints, key=lambda path: path.stat().st_mtime).parent.parent)
     recipe = options.recipe or (None if options.initial_peers else str(folder.recipe))
     machine = replace(options.machine, public_name=folder.path.name)
     return replace(options, run_id=folder.path.parent.name, recipe=recipe, machine=machine)

@@ -201,8 +201,11 @@ class Follower:
         description, layout, content = self._fetch(peer_id, most, min_bytes_per_second=min_bytes_per_second)
         tensors = unpack(layout, content)
         with version.lock:
-            step = description.get("step", -1) if isinstance(description, dict) else -1
-            if type(step) is int and step < (wanted := max(version.step, claimed_step)):
+            step, wanted = (
+                description.get("step") if isinstance(description, dict) else -1,
+                max(version.step, claimed_step),
+            )
+            if type(step) is int and step < wanted:
                 raise RoundFailed(f"it holds step {step} only, and not {wanted}")
             if type(step) is int and step > wanted + MAX_UPDATES:
                 raise RoundFailed(f"it holds step {step}, and cannot have made so many updates since {wanted}")

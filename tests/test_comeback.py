@@ -15,6 +15,7 @@ def checkpoint(output_dir, run_id: str, name: str, written_at: float, file: str 
     folder = RunFolder.create(output_dir, run_id, name)
     folder.write_recipe(preset("digits"))
     (folder.checkpoints / file).touch()
+    folder.rounds.touch()
     os.utime(folder.checkpoints / file, (written_at, written_at))
     return folder
 
@@ -25,6 +26,7 @@ def output_dir(tmp_path):
     checkpoint(tmp_path, "newer", "anna", 300.0, "step=20.ckpt")
     checkpoint(tmp_path, "newer", "ben", 200.0)
     checkpoint(tmp_path, "half", "cleo", 400.0, ".step=30.ckpt.part")
+    checkpoint(tmp_path, "newest", "ddp", 500.0).rounds.unlink()  # no peer's: they alone have rounds
     return tmp_path
 
 
@@ -54,6 +56,8 @@ def test_who_is_given_addresses_takes_the_recipe_from_there(output_dir):
         (["--public-name", "cleo"], "finds no checkpoint"),
         (["--run-id", "other"], "finds no checkpoint"),
         (["--start-from", "best.ckpt"], "give one of them"),
+        (["--run-id", "/tmp"], "--run-id"),
+        (["--public-name", "a*"], "--public-name"),
     ],
 )
 def test_what_cannot_be_gone_on_with_is_refused(output_dir, given, said):

@@ -183,7 +183,7 @@ def test_who_has_been_in_time_and_is_late_is_given_up_though_it_lives():
 
 @pytest.mark.parametrize(("names", "late"), [("abc", "c"), ("ab", "b")])
 def test_a_round_that_takes_too_long_names_those_who_kept_it_waiting(names, late):
-    """The next one can do without them. Who waits for averages names nobody: the others may wait themselves."""
+    """The next one can do without them."""
     vector, seconds = torch.full((200_000,), 1.0), PATIENCE_SECONDS + 2 * LATE_SECONDS
     found = run_one_round({name: (vector, seconds, name == late) for name in names}, one_round_within)
     peer_id, _ = found.pop(late)
