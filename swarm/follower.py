@@ -201,10 +201,8 @@ class Follower:
         description, layout, content = self._fetch(peer_id, most, min_bytes_per_second=min_bytes_per_second)
         tensors = unpack(layout, content)
         with version.lock:
-            step, wanted = (
-                description.get("step") if isinstance(description, dict) else -1,
-                max(version.step, claimed_step),
-            )
+            step = description.get("step") if isinstance(description, dict) else None
+            wanted = max(version.step, claimed_step)
             if type(step) is int and step < wanted:
                 raise RoundFailed(f"it holds step {step} only, and not {wanted}")
             if type(step) is int and step > wanted + MAX_UPDATES:
