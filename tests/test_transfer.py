@@ -261,15 +261,17 @@ def test_who_is_too_far_behind_gets_no_average_any_more():
         donor = Donor()
         donor.get_tensors = lambda: contextlib.nullcontext((torch.zeros(100),))
         donor._trail.add(0, b"", b"", torch.zeros(100))
-        request = Download("anna", 0, average_of=0).request(1)
+        request, begun = Download("anna", 0, average_of=0).request(1), asyncio.Event()
 
         async def stay():
             stream = donor.rpc_download_state(request, SimpleNamespace(remote_id="a stranger"))
             with contextlib.suppress(StopAsyncIteration):
                 while True:
                     await anext(stream)  # the last time it waits until it hangs up
+                    begun.set()
 
         stays = asyncio.ensure_future(stay())
+        await begun.wait()  # from now on the trail is kept
         for step in range(1, 17):
             assert not stays.done()
             await donor._keep_average(step, b"", b"")
