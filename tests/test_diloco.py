@@ -45,6 +45,36 @@ def test_the_pseudo_gradient_points_back_to_where_the_step_began():
     torch.testing.assert_close(vector.wire, before - weights(model))
 
 
+def test_a_step_that_is_not_finite_takes_what_it_did_to_the_buffers_with_it():
+    """Those of good local steps stay, and a step that is forgotten goes back to those of the swarm, not of the start."""
+    model = nn.BatchNorm1d(1)
+    params, mean = list(model.parameters()), model.running_mean
+    vector = PseudoGradient(params, [mean, model.running_var], TAKE_OVER)
+
+    def compute(gradient: float, mean_of_samples: float) -> None:
+        mean.fill_(mean_of_samples)
+        vector.receive(4)
+        for param in params:
+            param.grad.add_(gradient)
+        vector.collect()
+        vector.samples += 4
+
+    compute(1.0, 2.0)
+    assert vector.drop_own() == 0
+    vector.hand_over_own()
+    vector.release()
+    compute(torch.nan, torch.nan)
+    assert vector.drop_own() == 4
+    assert mean.item() == 2.0
+    assert vector.is_finite
+    vector.to_wire(4)
+    vector.from_wire()
+    vector.hand_over()
+    mean.fill_(5.0)
+    vector.drop()
+    assert mean.item() == 2.0
+
+
 def test_an_outer_step_is_nesterovs():
     """v ← 0.9 v + g and w ← w - 0.5 (g + 0.9 v), by hand over two steps whose average is g = -1."""
     model = small_model()

@@ -46,7 +46,7 @@ class StoppedAverager:
 
 @pytest.mark.parametrize(
     ("callable_ones", "others", "seconds"),
-    [(2, 0, 80.0), (10, 0, 80.0), (2, 2, 80.0), (1, 9, 360.0), (2, 8, 200.0)],
+    [(2, 0, 80.0), (10, 0, 80.0), (2, 2, 80.0), (1, 9, 360.0), (2, 8, 200.0), (2, 98, 640.0)],
 )
 def test_a_round_may_take_as_long_as_a_slow_line_needs(callable_ones, others, seconds):
     """10 million bytes of a gradient at 250 kB/s: those who can be called carry what the others cannot."""
