@@ -46,7 +46,7 @@ def test_the_pseudo_gradient_points_back_to_where_the_step_began():
 
 
 def test_a_step_that_is_not_finite_takes_what_it_did_to_the_buffers_with_it():
-    """Those of good local steps stay, and a step that is forgotten goes back to those of the swarm, not of the start."""
+    """Those of good local steps stay, and a step that is forgotten goes back to the swarm's, not to the first."""
     model = nn.BatchNorm1d(1)
     params, mean = list(model.parameters()), model.running_mean
     vector = PseudoGradient(params, [mean, model.running_var], TAKE_OVER)
