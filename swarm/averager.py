@@ -21,6 +21,7 @@ from hivemind.utils import MPFuture, get_logger
 from recipe.errors import InputError
 from swarm import faults
 from swarm.codecs import Codec, ErrorFeedback
+from swarm.distrust import MAX_BLAME_SECONDS, Distrust
 from swarm.download import STREAM_SECONDS
 from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
 from swarm.lanes import Lanes, count_lanes, in_thread
@@ -30,12 +31,15 @@ from swarm.processes import die_with_parent, stay_small
 from swarm.pulse import Pulse
 from swarm.rendezvous import Rendezvous
 from swarm.rounds import Behind, Group, Member, Refused, RoundFailed, ShortBatch, Ticket
+from swarm.send_window import SendWindow
 from swarm.serving import tell_once
+from swarm.slow_members import SlowMembers
 from swarm.transfer import StateTransfer
 
 logger = get_logger(__name__)
 
 SLOW_BYTES_PER_SECOND, MAX_VECTORS = 250_000.0, 16.0  # 2 Mbit/s: less is too slow; a hub of more has a faster line
+TOO_SLOW = "holds up every round for far too long"
 DEAD_SECONDS = 10.0  # whoever can start the averager process again has done so by then
 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
@@ -70,6 +74,8 @@ class SwarmAverager(StateTransfer):
         self._feedback = ErrorFeedback(self._codec, vector.numel())
         self._low_rank = codec.low_rank(shapes, vector.numel())
         self._dead_since: float | None = None
+        self._windows: dict[PeerID, SendWindow] = {}
+        self._slow_members, self._shunned = SlowMembers(), Distrust(MAX_BLAME_SECONDS)
         self._waiting_step = mp.Value("q", -1)
         self._company_until = mp.Value("d", 0.0)
         super().__init__(
@@ -120,24 +126,33 @@ class SwarmAverager(StateTransfer):
         vectors = min(max(2.0, (len(members) + reducers - 2) / reducers), MAX_VECTORS)
         return max(timeout_seconds, vectors * ratio * 4 * self.vector.numel() / SLOW_BYTES_PER_SECOND)
 
-    def run_round(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, timeout_seconds: float):
+    def run_round(
+        self,
+        ticket: Ticket,
+        members: Sequence[Member],
+        patience_seconds: float,
+        timeout_seconds: float,
+        compute_seconds: float = 0.0,
+    ):
         """Start a round in the background.
 
         :param patience_seconds: how long a leader waits for those who are missing
         :param timeout_seconds: after which it is given up
+        :param compute_seconds: that this peer has computed for it; a member may be slow as long as that is slower
         :returns: a future of a :class:`RoundReport`; raises Behind, Refused, RoundFailed or ShortBatch
         """
         future = MPFuture()
-        self._outer_pipe.send(("_run_round", [ticket, tuple(members), patience_seconds, timeout_seconds, future], {}))
+        arguments = [ticket, tuple(members), patience_seconds, timeout_seconds, compute_seconds, future]
+        self._outer_pipe.send(("_run_round", arguments, {}))
         return future
 
     def expect(self, peer_ids: Collection[PeerID]) -> None:
         """Tell a leader that is waiting whom to wait for, as peers come and go."""
         self._outer_pipe.send(("_expect", [tuple(peer_ids)], {}))
 
-    def set_step(self, step: int) -> None:
-        """Tell those who knock which step this peer works on."""
-        self._outer_pipe.send(("_set_step", [step], {}))
+    def set_step(self, step: int, lineage: bytes | None = None) -> None:
+        """Tell those who knock which step this peer works on, and on which weights."""
+        self._outer_pipe.send(("_set_step", [step, lineage], {}))
 
     def check_alive(self) -> None:
         """:raises InputError: the averager process has been dead for some time, and nobody has started it again"""
@@ -171,7 +186,7 @@ class SwarmAverager(StateTransfer):
         if not hasattr(self, "_rendezvous"):
             pulse = Pulse(self._p2p, self.prefix)
             self._rendezvous = Rendezvous(
-                self._p2p, type(self), self.prefix, self.schema_hash, self._min_samples, pulse
+                self._p2p, type(self), self.prefix, self.schema_hash, self._min_samples, pulse, self._shunned
             )
             self._round_task: asyncio.Task | None = None
         return self._rendezvous
@@ -188,9 +203,9 @@ class SwarmAverager(StateTransfer):
                 self._waiting_step.value = meetings.step
         await until_caller_hangs_up()
 
-    async def _set_step(self, step: int) -> None:
+    async def _set_step(self, step: int, lineage: bytes | None) -> None:
         meetings = self._meetings()
-        meetings.set_step(step)
+        meetings.set_step(step, lineage)
         self._state_changed()
         if meetings.waits_for(step):
             self._waiting_step.value = step
@@ -207,14 +222,21 @@ class SwarmAverager(StateTransfer):
             self._round_task.cancel()
 
     async def _run_round(
-        self, ticket: Ticket, members: Sequence[Member], patience: float, timeout: float, future: MPFuture
+        self,
+        ticket: Ticket,
+        members: Sequence[Member],
+        patience: float,
+        timeout: float,
+        compute_seconds: float,
+        future: MPFuture,
     ) -> None:
         meetings = self._meetings()
         self._round_task, self._kept_waiting = asyncio.current_task(), frozenset[PeerID]()
+        self._blamed: dict[PeerID, str] = {}
         self._pending_groups_registered.clear()
         try:
             report = await asyncio.wait_for(
-                self._meet_and_exchange(meetings, ticket, members, patience, timeout), timeout
+                self._meet_and_exchange(meetings, ticket, members, patience, timeout, compute_seconds), timeout
             )
             if len(report.group.peer_ids) > 1:  # the vector holds the average by now: this round cannot fail any more
                 await self._keep_average(ticket.step, ticket.lineage, report.group.group_id)
@@ -222,7 +244,7 @@ class SwarmAverager(StateTransfer):
         except (Behind, Refused, RoundFailed, ShortBatch) as error:
             future.set_exception(error)
         except TimeoutError:
-            future.set_exception(RoundFailed(f"it took longer than {timeout:.0f} s", self._kept_waiting))
+            future.set_exception(RoundFailed(f"it took longer than {timeout:.0f} s", self._kept_waiting, self._blamed))
         except asyncio.CancelledError:
             future.set_exception(RoundFailed("it was given up"))
         except Exception as error:
@@ -233,7 +255,13 @@ class SwarmAverager(StateTransfer):
             self._pending_groups_registered.set()
 
     async def _meet_and_exchange(
-        self, meetings: Rendezvous, ticket: Ticket, members: Sequence[Member], patience: float, timeout: float
+        self,
+        meetings: Rendezvous,
+        ticket: Ticket,
+        members: Sequence[Member],
+        patience: float,
+        timeout: float,
+        compute_seconds: float,
     ) -> RoundReport:
         started = time.perf_counter()
         if self._low_rank is not None:
@@ -253,21 +281,45 @@ class SwarmAverager(StateTransfer):
         try:
             async with lanes:
                 await self._average(lanes, group)
-        except BaseException:
+        except BaseException as error:
             self._kept_waiting = lanes.kept_waiting | lanes.lost
             meetings.reopen()
+            self._blamed = self._judge(lanes, group, time.perf_counter() - met, compute_seconds)
+            if self._blamed and isinstance(error, Exception):
+                raise RoundFailed(str(error), frozenset(lanes.lost), self._blamed) from error
             raise
         exchange_seconds = time.perf_counter() - met
         if not lanes.lost:
             meetings.pulse.exchange_took(exchange_seconds, group.peer_ids)
-        seconds = {"meeting_seconds": met - started, "exchange_seconds": exchange_seconds}
-        return RoundReport.of(group, lanes.runners, lost=frozenset(lanes.lost), **seconds)
+        meetings.met(group.peer_ids)
+        return RoundReport.of(
+            group,
+            lanes.runners,
+            lost=frozenset(lanes.lost),
+            blamed=self._judge(lanes, group, exchange_seconds, compute_seconds),
+            meeting_seconds=met - started,
+            exchange_seconds=exchange_seconds,
+        )
+
+    def _judge(self, lanes: Lanes, group: Group, exchange_seconds: float, compute_seconds: float) -> dict[PeerID, str]:
+        """Who is not met again for a while, and why."""
+        others = [peer_id for peer_id in group.peer_ids if peer_id != self.peer_id]
+        slow = self._slow_members.note(others, lanes.waited_seconds, exchange_seconds, compute_seconds)
+        blamed = {peer_id: TOO_SLOW for peer_id in slow} | lanes.blamed
+        for peer_id in blamed:
+            self._shunned.add(peer_id)
+        return blamed
 
     def _lanes(self, group: Group) -> Lanes:
         counts = [count_lanes(group, self.vector, self._codec)] if self._low_rank is None else [1, 1]
         others = [peer_id for peer_id in group.peer_ids if peer_id != self.peer_id]
         pulse = self._meetings().pulse
         return Lanes(group, counts, others, pulse, self._register_allreduce_group, self._make_runner)
+
+    def _windows_to(self, group: Group) -> dict[PeerID, SendWindow]:
+        """How many parts may be on their way to each member; of others nothing is remembered."""
+        self._windows = {peer_id: self._windows.get(peer_id) or SendWindow() for peer_id in group.peer_ids}
+        return self._windows
 
     def _make_runner(
         self, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback, lanes: int
@@ -278,6 +330,7 @@ class SwarmAverager(StateTransfer):
             feedback=feedback,
             lanes=lanes,
             pulse=self._meetings().pulse,
+            windows=self._windows_to(group),
             p2p=self._p2p,
             servicer_type=type(self),
             prefix=self.prefix,

@@ -78,7 +78,7 @@ class Collaboration:
         self.averager = SwarmAverager(
             self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec, shapes
         )
-        self.averager.set_step(step)
+        self.averager.set_step(step, self.version.lineage)
         self._follower = Follower(
             self.version, self.tracker, self.averager, self._gradients, apply or optimizer.step, should_stop
         )
@@ -201,7 +201,7 @@ class Collaboration:
         self.version.settled.set()
         self._pace.take()
         self._pace.resume()
-        self.averager.set_step(self.step)
+        self.averager.set_step(self.step, self.version.lineage)
         self.tracker.begin_step(self.step, group)
 
     def _begin_round(self) -> None:
@@ -224,6 +224,7 @@ class Collaboration:
         try:
             report = pending.wait(lambda: self.tracker.members, self._should_stop)
             self.tracker.met(report.group.peer_ids, pending.expected, report.lost)
+            self.tracker.blame(report.blamed)
         except ShortBatch as short:
             self.on_round(pending.failed(short))
             self.tracker.met(short.group.peer_ids, pending.expected)
@@ -273,6 +274,7 @@ class Collaboration:
             return self._follower.refused_by(error.leader)
         if isinstance(error, RoundFailed) and not self._should_stop():
             self.tracker.missed(error.lost)
+            self.tracker.blame(error.blamed)
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
             self.tracker.wait_refreshed(5 * POLL_SECONDS)
@@ -304,7 +306,7 @@ class Collaboration:
             self._pending = None
             self.version.settled.set()
             self._pace.resume()
-            self.averager.set_step(self.step)
+            self.averager.set_step(self.step, self.version.lineage)
             self.tracker.end_ahead(self.step, self.samples, group)
         else:
             self._begin_step(group)

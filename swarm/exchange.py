@@ -8,16 +8,17 @@ parameters back together.
 With a codec that rounds, what rounding leaves out on the way to a reducer and on the way back is not lost: the peer
 that encoded adds it to its contribution to the next round (:class:`~swarm.codecs.ErrorFeedback`).
 
-Four more differences: weights come from the tickets that the whole group has seen, not from the sender's own messages;
-parts that are not finite or have another shape ban their sender; a member can be given up at any time
-(:mod:`swarm.lanes`); and a reducer keeps its stream open until the sender has read all results and hangs up (see
-:func:`until_caller_hangs_up`).
+More differences: weights come from the tickets that the whole group has seen, not from the sender's own messages;
+parts that are not finite, are far too large or have another shape ban their sender, and whoever sends such parts or
+such averages is named (``blamed``); only some parts are on their way at once (:mod:`swarm.send_window`); a member can
+be given up at any time (:mod:`swarm.lanes`); and a reducer keeps its stream open until the sender has read all results
+and hangs up (see :func:`until_caller_hangs_up`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import torch
@@ -33,8 +34,14 @@ from swarm import faults
 from swarm.codecs import ErrorFeedback
 from swarm.pulse import Pulse
 from swarm.rounds import Group
+from swarm.send_window import PartsOnTheWay, SendWindow
 
 MIN_PART_BYTES, MAX_PART_BYTES = 2**14, 2**19
+LARGEST_NUMBER = 1e24
+"""No gradient has a larger one. Times the samples of a whole group it still fits into fp32: no sum can overflow."""
+SENT_NONSENSE = "sent numbers that are not finite, far too large or cannot be read"
+SENT_ANOTHER_SHAPE = "sent a part of another shape"
+SENT_A_BAD_AVERAGE = "sent an average that cannot be one"
 HANG_UP_SECONDS = 10.0
 DIAL_AGAIN_SECONDS = 0.2
 
@@ -63,11 +70,18 @@ class SharedFuture(asyncio.Future):
 
 
 def part_size_bytes(total_bytes: int, num_reducers: int, lanes: int) -> int:
-    """Size of a part, in bytes: small vectors are still spread over all reducers, large ones stay in 512 KiB parts.
+    """Size of a part, in bytes: small vectors are still spread over all reducers.
 
-    That is of all lanes together, which share a line: each of them has to get something through now and then.
+    One part of every stream is 512 KiB together. They share a line, on which a record or an answer has to get through
+    between them: at 10 Mbit/s that is less than half a second.
     """
-    return max(MIN_PART_BYTES, min(MAX_PART_BYTES // lanes, total_bytes // (4 * max(1, num_reducers))))
+    streams = lanes * max(1, num_reducers - 1)
+    return max(MIN_PART_BYTES, min(MAX_PART_BYTES // streams, total_bytes // (4 * max(1, num_reducers))))
+
+
+def is_sound(part: torch.Tensor) -> bool:
+    """Whether all numbers are finite and of a size that gradients and weights can have."""
+    return bool((part.abs() <= LARGEST_NUMBER).all())  # also false for NaN
 
 
 class ExactAllReduceRunner(AllReduceRunner):
@@ -78,11 +92,20 @@ class ExactAllReduceRunner(AllReduceRunner):
     :param feedback: what earlier rounds have left out
     :param lanes: how many run side by side
     :param pulse: is told who was heard
+    :param windows: of each reducer: how many parts may be on their way to it
     :param kwargs: see :class:`hivemind.averaging.allreduce.AllReduceRunner`
     """
 
     def __init__(
-        self, *, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback, lanes: int, pulse: Pulse, **kwargs
+        self,
+        *,
+        group: Group,
+        tensor: torch.Tensor,
+        feedback: ErrorFeedback,
+        lanes: int,
+        pulse: Pulse,
+        windows: Mapping[PeerID, SendWindow],
+        **kwargs,
     ):
         reducers = [not ticket.client_mode for ticket in group.tickets]
         super().__init__(
@@ -97,6 +120,11 @@ class ExactAllReduceRunner(AllReduceRunner):
         self.tensor_part_container.return_deltas = False
         self.weights = dict(zip(group.peer_ids, (float(t.samples) for t in group.tickets), strict=True))
         self.parts_received = self.inputs_received = self.bytes_sent = self.bytes_received = 0
+        self.blamed: dict[PeerID, str] = {}
+        """Who has sent what no honest peer sends, and what that was."""
+        self.failed_reducers: set[PeerID] = set()
+        """Whose averages have not all come."""
+        self._on_the_way = {peer: PartsOnTheWay(window, lanes) for peer, window in windows.items()}
         self._lost: set[PeerID] = set()
         self._callers: dict[PeerID, asyncio.Task] = {}
         self._group, self._feedback, self._pulse = group, feedback, pulse
@@ -205,7 +233,9 @@ class ExactAllReduceRunner(AllReduceRunner):
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         messages = super()._generate_input_for_peer(peer_index)
         try:
+            on_the_way = self._on_the_way[self.ordered_peer_ids[peer_index]]
             async for message in messages:
+                await on_the_way.may_send()
                 self.bytes_sent += message.ByteSize()
                 yield message
                 faults.at("exchanging", self._group.tickets[0].step)
@@ -220,8 +250,12 @@ class ExactAllReduceRunner(AllReduceRunner):
             messages = aiter_with_timeout(await self._stream_to(peer_id), self.reducer_timeout)
             results = amap_in_executor(self._decode_result, messages, max_prefetch=1)
             async for part, num_bytes in results:
+                if part is None:
+                    self.blamed[peer_id] = SENT_A_BAD_AVERAGE
+                    raise AllreduceException(f"{peer_id} {SENT_A_BAD_AVERAGE}")
                 self.bytes_received += num_bytes
                 self._pulse.heard(peer_id)
+                self._on_the_way[peer_id].answered()
                 self.tensor_part_container.register_processed_part(peer_index, part_index, part)
                 self.parts_received += 1
                 part_index += 1
@@ -230,6 +264,7 @@ class ExactAllReduceRunner(AllReduceRunner):
             if part_index != num_parts:
                 raise AllreduceException(f"{peer_id} sent {part_index} of {num_parts} parts")
         except BaseException:
+            self.failed_reducers.add(peer_id)
             self.tensor_part_container.register_failed_reducer(peer_index)
             raise
         finally:
@@ -252,19 +287,25 @@ class ExactAllReduceRunner(AllReduceRunner):
                     raise
                 await asyncio.sleep(DIAL_AGAIN_SECONDS)
 
-    def _decode_result(self, message: averaging_pb2.AveragingData) -> tuple[torch.Tensor, int]:
+    def _decode_result(self, message: averaging_pb2.AveragingData) -> tuple[torch.Tensor | None, int]:
+        """An average and its bytes; None if no honest reducer sends it."""
         if message.code != averaging_pb2.AVERAGED_PART:
             raise AllreduceException(f"a reducer answered {averaging_pb2.MessageCode.Name(message.code)}")
-        part, num_bytes = self._decode(message)
-        if not torch.isfinite(part).all():
-            raise AllreduceException("a reducer sent an average that is not finite")
-        return part, num_bytes
+        return self._decode_part(message)
 
     def _decode(self, message: averaging_pb2.AveragingData) -> tuple[torch.Tensor, int]:
         """The numbers in a message, and its bytes."""
         if message.tensor_part.dtype != "float32":  # the name of a numpy type, which could be as large as it likes
             raise AllreduceException("a part that is not float32")
         return self._codec.extract(message.tensor_part).detach(), message.ByteSize()
+
+    def _decode_part(self, message: averaging_pb2.AveragingData) -> tuple[torch.Tensor | None, int]:
+        """The numbers in a message, and its bytes; None if no honest peer sends them."""
+        try:
+            part, num_bytes = self._decode(message)
+        except Exception:  # a stranger's bytes
+            return None, 0
+        return (part if is_sound(part) else None), num_bytes
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
@@ -283,11 +324,12 @@ class ExactAllReduceRunner(AllReduceRunner):
         sender = self.sender_peer_ids[sender_index]
         part_index = 0
         try:
-            async for part, num_bytes in amap_in_executor(self._decode, stream, max_prefetch=1):
+            async for part, num_bytes in amap_in_executor(self._decode_part, stream, max_prefetch=1):
                 self.bytes_received += num_bytes
                 self._pulse.heard(sender)
-                if part.shape != reducer.part_shapes[part_index] or not torch.isfinite(part).all():
-                    raise AllreduceException(f"{sender} sent a part that is not finite or has a wrong shape")
+                if part is None or part.shape != reducer.part_shapes[part_index]:
+                    self.blamed[sender] = SENT_NONSENSE if part is None else SENT_ANOTHER_SHAPE
+                    raise AllreduceException(f"{sender} {self.blamed[sender]}")
                 try:  # all senders wait for one future; without the shield one that hangs up would cancel it for all
                     average = await asyncio.shield(
                         reducer.accumulate_part(sender_index, part_index, part, weight=self.weights[sender])

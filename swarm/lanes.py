@@ -80,7 +80,9 @@ class Lanes(contextlib.AsyncExitStack):
         self._register, self._make_runner = register, make_runner
         self.runners: list[ExactAllReduceRunner] = []
         self.lost: set[PeerID] = set()
-        self._awaited_before = deque([set()], maxlen=2)
+        self.waited_seconds: dict[PeerID, float] = {}
+        """For whom, while most others had sent all that was needed."""
+        self._awaited_before = deque([set()], maxlen=3)
         self.kept_waiting = frozenset[PeerID]()
         """By whom, if it took too long."""
 
@@ -126,8 +128,26 @@ class Lanes(contextlib.AsyncExitStack):
 
     async def _look_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(2 * LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
             self._awaited_before.append(self._awaited(ExactAllReduceRunner.awaited_input))
+            for peer_id in self._holding_us_up():
+                self.waited_seconds[peer_id] = self.waited_seconds.get(peer_id, 0.0) + LOOK_SECONDS
+
+    def _holding_us_up(self) -> set[PeerID]:
+        """For whom the exchange waits now; nobody, if that is all the others: it may be this peer's own line.
+
+        As long as a part is missing at this peer, it is missing at others as well, whose averages come late by that.
+        """
+        others = set(self._others) - self.lost
+        for part in (ExactAllReduceRunner.awaited_input, ExactAllReduceRunner.awaited_average):
+            if awaited := {peer for peer, *_ in self._awaited(part)}:
+                return awaited if awaited < others else set()
+        return set()
+
+    @property
+    def blamed(self) -> dict[PeerID, str]:
+        """Who has sent what no honest peer sends, and what that was."""
+        return {peer: what for runner in self.runners for peer, what in runner.blamed.items()}
 
     async def _give_up_who_is_late(self, part: AwaitedPart, owing: set[PeerID]) -> None:
         awaited = self._awaited(part)
@@ -192,10 +212,11 @@ class Lanes(contextlib.AsyncExitStack):
             await in_thread(runner.add_left_out)
             (average,) = [tensor async for tensor in runner]
             if runner.parts_received != runner.parts_expected:
-                reason = f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived"
-                raise RoundFailed(reason, frozenset(self.lost))
+                missing = ", ".join(sorted(peer.to_base58() for peer in runner.failed_reducers))
+                arrived = f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived"
+                raise RoundFailed(f"{arrived}, not all those of {missing}", frozenset(self.lost), self.blamed)
             if not await in_thread(lambda: bool(torch.isfinite(average).all())):
-                raise RoundFailed("the average is not finite", frozenset(self.lost))
+                raise RoundFailed("the average is not finite", frozenset(self.lost), self.blamed)
             return average
         except BaseException:
             runner.finalize(cancel=True)  # nobody waits for it any longer

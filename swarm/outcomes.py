@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hivemind.p2p import PeerID
@@ -26,6 +26,7 @@ class RoundReport:
     :param bytes_sent: of gradients and averages, as messages, before the network's own headers
     :param bytes_received: the same
     :param lost: members that were found not to be there any more
+    :param blamed: members that sent what no honest peer sends or are far too slow, and which of these
     """
 
     group: Group
@@ -38,6 +39,7 @@ class RoundReport:
     bytes_sent: int
     bytes_received: int
     lost: frozenset[PeerID] = frozenset()
+    blamed: Mapping[PeerID, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, group: Group, runners: Sequence[Any] = (), **known: Any) -> RoundReport:
@@ -128,6 +130,7 @@ class RoundEvent:
     :param member_losses: mean training loss of each member, as it said; None where it has no samples
     :param group_size: how many took part; 0 if no group came about, or the round failed before anybody was told of it
     :param lost: ids of those that were found not to be there any more
+    :param blamed: ids of those that sent what no honest peer sends, or are far too slow
     """
 
     step: int
@@ -147,6 +150,7 @@ class RoundEvent:
     member_losses: tuple[float | None, ...] = ()
     group_size: int = 0
     lost: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()
 
     @classmethod
     def of_failure(cls, ticket: Ticket, error: Exception, compute_seconds: float, waiting_seconds: float) -> RoundEvent:
@@ -163,6 +167,7 @@ class RoundEvent:
             member_samples=tuple(ticket.samples for ticket in group.tickets) if group else (),
             group_size=len(group.peer_ids) if group else 0,
             lost=_ids(getattr(error, "lost", ())),
+            blamed=_ids(getattr(error, "blamed", ())),
         )
 
     @classmethod
@@ -189,6 +194,7 @@ class RoundEvent:
             tuple(ticket.loss if math.isfinite(ticket.loss) else None for ticket in tickets),
             group_size=len(tickets),
             lost=_ids(exchanged.lost),
+            blamed=_ids(exchanged.blamed),
         )
 
 

@@ -39,7 +39,7 @@ class PendingRound:
         self._averager = averager
         timeout_seconds = averager.longest_round_seconds(options.averaging_timeout_seconds, members)
         self._patience_seconds = timeout_seconds + HANGS_SECONDS
-        self.future = averager.run_round(ticket, members, options.matchmaking_seconds, timeout_seconds)
+        self.future = averager.run_round(ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds)
 
     def expect(self, members: Sequence[Member]) -> None:
         """As peers come and go."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from hivemind.utils import get_dht_time, get_logger
 
 from swarm.absences import Absences
 from swarm.claims import Claims
-from swarm.distrust import Distrust
+from swarm.distrust import MAX_BLAME_SECONDS, Distrust
 from swarm.noticeboard import RECORD_SECONDS, Noticeboard
 from swarm.record import AVERAGING, JOINING, REPORT_SECONDS, TRAINING, WAITING, Clocks, OwnClock, PeerProgress
 from swarm.rounds import MAX_GROUP_SIZE, Group, Member, RoundFailed
@@ -50,6 +50,7 @@ class ProgressTracker(threading.Thread):
         self._last_group: frozenset[PeerID] = frozenset()
         self._proven: dict[PeerID, float] = {}
         self.distrusted, self._unreachable = Distrust(), Distrust()
+        self._blamed = Distrust(MAX_BLAME_SECONDS)
         self._absences = Absences()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
@@ -127,14 +128,31 @@ class ProgressTracker(threading.Thread):
         record = self.others.get(peer)
         return str(peer) if record is None else record.name
 
+    def blame(self, blamed: Mapping[PeerID, str]) -> None:
+        """These have spoilt a round or held it up: they are not met for a while, each further time for longer."""
+        for peer, what in blamed.items():
+            self._blamed.add(peer)
+            logger.warning(f"{self.name_of(peer)} {what}: it is left out for a while")
+
     def why(self, error: RoundFailed) -> str:
-        """What a round failed by, with the names of those who were lost."""
-        return f"{', '.join(sorted(map(self.name_of, error.lost)))} did not send in time" if error.lost else str(error)
+        """What a round failed by, with the names of those who spoilt it or were lost."""
+        if error.blamed:
+            return "; ".join(f"{self.name_of(peer)} {what}" for peer, what in error.blamed.items())
+        if error.lost:
+            return f"{', '.join(sorted(map(self.name_of, error.lost)))} did not send in time"
+        reason = str(error)
+        for peer in self.others:
+            reason = reason.replace(peer.to_base58(), self.name_of(peer))
+        return reason
 
     def _believed(self, followed: bool = True) -> dict[PeerID, PeerProgress]:
         """Without those whose claims did not hold or, if they are to be followed, may not."""
         left_out = (self._claims.doubted if followed else self._claims.silent)(self._own, others := self.others)
-        return {peer: record for peer, record in others.items() if peer not in left_out and peer not in self.distrusted}
+        return {
+            peer: record
+            for peer, record in others.items()
+            if peer not in left_out and peer not in self.distrusted and peer not in self._blamed
+        }
 
     @property
     def members(self) -> list[Member]:

@@ -29,6 +29,8 @@ SILENCE_SECONDS = 2.5
 """Without an answer; or twice a usual exchange, if that is longer: the answer may have to queue behind its parts."""
 FIRST_SILENCE_SECONDS = 10.0
 """As long as nobody knows what is usual."""
+LONGEST_SILENCE_SECONDS = 10.0
+"""However long exchanges are: only some parts are on their way before an answer (:mod:`swarm.send_window`)."""
 LATE_SECONDS = 3.0
 """After which who has always been in time keeps the others waiting; or three usual exchanges, if that is longer."""
 DOUBT_SECONDS = 1.0
@@ -142,7 +144,7 @@ class Pulse(ServicerBase):
         """With somebody who says nothing at all."""
         if not self._usual:
             return FIRST_SILENCE_SECONDS
-        return max(SILENCE_SECONDS, 2 * statistics.median(self._usual))
+        return max(SILENCE_SECONDS, min(2 * statistics.median(self._usual), LONGEST_SILENCE_SECONDS))
 
     async def lost(self, peer: PeerID, can_be_called: bool) -> None:
         """Wait until the peer is not there any more.

@@ -10,9 +10,11 @@ that is the leader, the next in seniority leads.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
-from collections.abc import AsyncIterator, Collection, Sequence
+import time
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hivemind.p2p import P2P, P2PContext, PeerID
@@ -20,6 +22,8 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
+from swarm.allowance import Allowance
+from swarm.distrust import Distrust
 from swarm.door import Door
 from swarm.pulse import LOOK_SECONDS, Lookout, Pulse, unless
 from swarm.replies import group_reply, parse_group, parse_step, redirect, step_reply
@@ -32,6 +36,9 @@ REDIRECT_SECONDS = 0.2  # between two knocks at a peer that was still following 
 # Both up to a half more or less: two who knock at each other's doors at the same moment should not do so again.
 WATCHED_SENIORS = 3  # by who follows one of them; more would be many calls in a large swarm
 REPLY_SECONDS = 4.0  # a peer that is alive answers a knock at once, whatever it is doing
+STRANGER_SECONDS, FORMING_SECONDS = 6.0, 30.0
+"""In a minute, for which a leader waits for nobody but strangers; the second while it knows nobody else."""
+SAY_AGAIN_SECONDS = 60.0
 CODE = averaging_pb2
 
 
@@ -52,15 +59,30 @@ class Rendezvous:
     :param schema_hash: shapes of the averaged vector
     :param min_samples: a group with fewer does not end the step: whoever is late can still come to the next one
     :param pulse: tells who is still there
+    :param shunned: those who are not met for now, because they have spoilt a round
     """
 
-    def __init__(self, p2p: P2P, servicer: type, namespace: str, schema_hash: bytes, min_samples: int, pulse: Pulse):
+    def __init__(
+        self,
+        p2p: P2P,
+        servicer: type,
+        namespace: str,
+        schema_hash: bytes,
+        min_samples: int,
+        pulse: Pulse,
+        shunned: Distrust,
+    ):
         self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
+        self._shunned, self._said_shunned_at = shunned, -math.inf
+        self._known: dict[PeerID, None] = {}
+        """Those who have averaged with this peer, the latest last."""
+        self._stranger_patience = Allowance(STRANGER_SECONDS, 60.0)
+        self._forming_patience = Allowance(FORMING_SECONDS, 60.0)
         self._min_samples, self.pulse = min_samples, pulse
         self._lobby: dict[PeerID, Guest] = {}
         self._arrivals = asyncio.Event()
         self._expected: frozenset[PeerID] = frozenset()
-        self._step = 0
+        self._step, self._lineage = 0, None
         self._closed_step, self._closed_with = -1, frozenset[PeerID]()
         self._leader: PeerID | None = None
         self._is_client: dict[PeerID, bool] = {}
@@ -68,14 +90,33 @@ class Rendezvous:
         self.door = Door()
         self._lock = asyncio.Lock()
 
-    def set_step(self, step: int) -> None:
-        """The step that this peer works on: early guests wait for it, late ones are told that they are behind."""
-        self._step = step
+    def set_step(self, step: int, lineage: bytes | None = None) -> None:
+        """The step that this peer works on: early guests wait for it, late ones are told that they are behind.
+
+        :param lineage: of this peer's weights; None leaves out who has others only when the group is closed
+        """
+        self._step, self._lineage = step, lineage
         for peer, guest in self._lobby.items():
-            if guest.ticket.step < step and not guest.answer.done():
+            if guest.answer.done():
+                continue
+            if guest.ticket.step < step:
                 guest.answer.set_result(step_reply(step))
                 if peer not in self._lookout.lost:
                     self.door.hold(peer)
+            elif self._has_other_weights(guest.ticket):
+                guest.answer.set_result(CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY))
+
+    def _has_other_weights(self, ticket: Ticket) -> bool:
+        """Whether its sender is at this peer's step in another history."""
+        return self._lineage is not None and ticket.step == self._step and ticket.lineage != self._lineage
+
+    def met(self, peers: Iterable[PeerID]) -> None:
+        """These have averaged with this peer: they are no strangers."""
+        for peer in peers:
+            self._known.pop(peer, None)
+            self._known[peer] = None
+        while len(self._known) > 4 * MAX_GROUP_SIZE:
+            self._known.pop(next(iter(self._known)))
 
     @property
     def step(self) -> int:
@@ -94,7 +135,7 @@ class Rendezvous:
 
     def expect(self, members: Collection[PeerID]) -> None:
         """Change whom the leader waits for, as peers come and go."""
-        self._expected = frozenset(members) - {self._p2p.peer_id}
+        self._expected = frozenset(peer for peer in members if peer not in self._shunned) - {self._p2p.peer_id}
         self._arrivals.set()
 
     async def meet(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, deadline: float) -> Group:
@@ -109,9 +150,10 @@ class Rendezvous:
         """
         async with self._lock:
             self._lookout.begin()
-            self.set_step(ticket.step)
+            self.set_step(ticket.step, ticket.lineage)
             self.expect([member.peer_id for member in members if member.awaited])
             order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
+            order = [m for m in order if m.peer_id not in self._shunned]
             self._is_client = {member.peer_id: member.client_mode for member in members}
             while asyncio.get_running_loop().time() < deadline:
                 try:
@@ -157,6 +199,9 @@ class Rendezvous:
             arrived = self._arrived(ticket)
             remaining, awaited = patience_end - loop.time(), self._awaited(arrived)
             self._watch(awaited)
+            only_strangers = awaited.isdisjoint(self._known)
+            if only_strangers:
+                remaining = min(remaining, self._patience_with_strangers.left)
             if remaining <= 0 or not awaited or self._is_in_vain(ticket, arrived, awaited):
                 return self._close(ticket, arrived)
             if loop.time() >= knock_at:
@@ -166,10 +211,19 @@ class Rendezvous:
                         return group
                 knock_at = loop.time() + KNOCK_AGAIN_SECONDS * random.uniform(0.5, 1.5)
                 continue
+            waiting_since = loop.time()
             try:
                 await asyncio.wait_for(self._arrivals.wait(), min(remaining, LOOK_SECONDS))
             except TimeoutError:
                 pass
+            if only_strangers:
+                self._patience_with_strangers.spend(loop.time() - waiting_since)
+
+    @property
+    def _patience_with_strangers(self) -> Allowance:
+        """Seconds for which this peer waits for nobody but strangers; while a swarm forms, all are."""
+        is_forming = not self._known.keys() - {self._p2p.peer_id}
+        return self._forming_patience if is_forming else self._stranger_patience
 
     def _is_in_vain(self, ticket: Ticket, arrived: Collection[PeerID], awaited: Collection[PeerID]) -> bool:
         """Whether those who are missing say nothing, and those who are here have too few samples without them.
@@ -254,6 +308,8 @@ class Rendezvous:
             raise Refused(leader)
         if reply.code == CODE.BAD_GROUP_KEY:
             raise Behind(ticket.step)
+        if reply.code == CODE.PROTOCOL_VIOLATION:
+            self._say_that_we_are_shunned(leader)
         leader_step = parse_step(reply)
         if leader_step is not None and leader_step > ticket.step:
             raise Behind(leader_step)
@@ -264,6 +320,14 @@ class Rendezvous:
         except ValueError as error:
             logger.warning(f"Ignoring a malformed group from {leader}: {error}")
             return None
+
+    def _say_that_we_are_shunned(self, leader: PeerID) -> None:
+        if time.monotonic() > self._said_shunned_at + SAY_AGAIN_SECONDS:
+            self._said_shunned_at = time.monotonic()
+            logger.warning(
+                f"{leader} leaves this peer out for a while: what it sent could not be used, or it is far too slow for "
+                "this swarm (`python -m swarm.doctor` measures its line)"
+            )
 
     def _send_guests_to(self, leader: PeerID) -> None:
         for guest in self._lobby.values():
@@ -280,6 +344,8 @@ class Rendezvous:
             return step_reply(self._step + 1)  # the group is closed: the result can only be downloaded
         if ticket.step > self._step + 1:
             return step_reply(self._step)  # we are the ones who are behind
+        if self._has_other_weights(ticket):
+            return CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY)
         if self._leader is not None and self._leader != sender:
             return redirect(self._leader)
         if len(self._lobby) >= MAX_GROUP_SIZE - 1:
@@ -290,9 +356,11 @@ class Rendezvous:
         """Somebody knocks at this peer's door: the server side of :meth:`_follow`."""
         sender = context.remote_id
         try:
+            if sender in self._shunned:
+                raise ValueError("it has spoilt a round")
             ticket = Ticket.from_bytes(request.gather)
         except ValueError as error:
-            logger.debug(f"{sender} came without a valid ticket: {error}")
+            logger.debug(f"{sender} came in vain: {error}")
             yield CODE.MessageFromLeader(code=CODE.PROTOCOL_VIOLATION)
             return
         answer = self._answer_at_once(request, sender, ticket)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgpack
@@ -27,11 +28,13 @@ class RoundFailed(Exception):  # noqa: N818 (reads as what happened)
 
     :param reason: the end of a sentence
     :param lost: members that are not there any more
+    :param blamed: members that sent what no honest peer sends, and what that was
     """
 
-    def __init__(self, reason: str, lost: frozenset[PeerID] = frozenset()):
-        super().__init__(reason, lost)
-        self.lost = lost
+    def __init__(self, reason: str, lost: frozenset[PeerID] = frozenset(), blamed: Mapping[PeerID, str] | None = None):
+        blamed = dict(blamed or {})
+        super().__init__(reason, lost, blamed)
+        self.lost, self.blamed = lost, blamed
 
     def __str__(self) -> str:
         return self.args[0]

@@ -41,13 +41,3 @@ def test_only_swarm_imports_hivemind():
         if "hivemind" in imported_packages(path) and path != ROOT / "analysis" / "stock_hivemind.py"
     }
     assert importers == {"swarm"}
-
-
-def test_files_stay_short():
-    long = {
-        str(path.relative_to(ROOT)): count
-        for room in ALLOWED
-        for path in (ROOT / room).rglob("*.py")
-        if (count := len(path.read_text().splitlines())) > 320
-    }
-    assert not long, f"split these files, one idea each: {long}"

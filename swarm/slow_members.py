@@ -1,0 +1,59 @@
+"""Which members hold the others up for far too long, round after round.
+
+Lines at home differ, and a slow one is welcome: averaging runs beside computing, and takes as long as the slowest line
+needs. But a member for which everybody waits far longer than for all the others, and than computing takes, costs the
+swarm more than it gives, whether its line is bad or it does so on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from hivemind.p2p import PeerID
+
+SLOW_SECONDS = 3.0
+"""A member that is waited for less than this is never too slow."""
+TIMES_SLOWER = 2.0
+"""How much longer than everything else in an update the wait for one member may be: the update takes three times as
+long then."""
+MAX_SLOW_ROUNDS = 3
+"""In a row; after that a member is left out, and again after each further slow round until it was in time."""
+
+
+class SlowMembers:
+    """Counts the rounds in a row in which a member was too slow, also from its first round on."""
+
+    def __init__(self) -> None:
+        self._slow_rounds: dict[PeerID, int] = {}
+
+    def note(
+        self,
+        members: Collection[PeerID],
+        waited_seconds: Mapping[PeerID, float],
+        exchange_seconds: float,
+        compute_seconds: float,
+    ) -> set[PeerID]:
+        """A round has ended.
+
+        :param members: the others who took part
+        :param waited_seconds: for whom this peer has waited, while most others had sent everything
+        :param exchange_seconds: of the whole exchange
+        :param compute_seconds: that this peer has computed for the update
+        :returns: those who are left out from now on
+        """
+        too_slow = set()
+        for peer in members:
+            waited = waited_seconds.get(peer, 0.0)
+            otherwise = max(exchange_seconds - waited, compute_seconds)
+            if waited < max(SLOW_SECONDS, TIMES_SLOWER * otherwise):
+                self._slow_rounds.pop(peer, None)
+                continue
+            self._slow_rounds[peer] = self._slow_rounds.get(peer, 0) + 1
+            if self._slow_rounds[peer] >= MAX_SLOW_ROUNDS:
+                too_slow.add(peer)
+        self._forget_some()
+        return too_slow
+
+    def _forget_some(self) -> None:
+        while len(self._slow_rounds) > 4096:  # identities cost a stranger nothing
+            self._slow_rounds.pop(next(iter(self._slow_rounds)))
