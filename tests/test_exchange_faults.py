@@ -22,7 +22,7 @@ from hivemind.proto.averaging_pb2 import PART_FOR_AVERAGING, PROTOCOL_VIOLATION,
 from hivemind.utils.asyncio import as_aiter
 from swarm_peers import Peers, running_dht
 
-from swarm.exchange import ExactAllReduceRunner
+from swarm.exchange import SENT_A_BAD_AVERAGE, SENT_NONSENSE, ExactAllReduceRunner
 from swarm.outcomes import RoundReport
 from swarm.pulse import LATE_SECONDS
 from swarm.rendezvous import Rendezvous
@@ -100,6 +100,31 @@ def two_rounds(name, initial_peers, line, vector, samples, stops):
             reports.append(error)
         say_goodbye(line, averager)
         return dht.peer_id, averager.vector.clone(), reports
+
+
+def two_rounds_of_all(name, initial_peers, line, vector):
+    """Two rounds, each with everybody. Returns (peer id, how each of them ended)."""
+    with running_dht(initial_peers, line) as dht:
+        averager = averager_for(vector, dht, "none")
+        members, outcomes = meet_everyone(line, dht), []
+        for step in range(2):
+            try:
+                outcomes.append(run_round(averager, members, vector, 10, step))
+            except RoundFailed as error:
+                outcomes.append(error)
+        say_goodbye(line, averager)
+        return dht.peer_id, outcomes
+
+
+def two_rounds_with_bad_averages(*arguments):
+    """The same, but the averages of this peer's share are not finite."""
+    encode = ExactAllReduceRunner._encode_now
+
+    def spoil(self, part_index, average):
+        return encode(self, part_index, torch.full_like(average, torch.inf))
+
+    ExactAllReduceRunner._encode_now = spoil
+    return two_rounds_of_all(*arguments)
 
 
 def one_round_with_two_streams(*arguments):
@@ -203,6 +228,41 @@ def test_a_sender_of_nan_is_left_out():
     assert not report.complete
     assert not other_report.complete
     assert report.parts_received == report.parts_expected
+    assert report.blamed == other_report.blamed
+    assert [*report.blamed.values()] == [SENT_NONSENSE]
+
+
+def test_who_sends_numbers_that_would_overflow_is_named_and_not_met_again():
+    """Finite ones: times its samples, or added to the others', they would not be."""
+    vectors = {"a": torch.full((200_000,), 1.0), "b": torch.full((200_000,), 4.0), "c": torch.full((200_000,), 3e38)}
+    found = run_one_round({name: (vector,) for name, vector in vectors.items()}, two_rounds_of_all)
+    liar, _ = found["c"]
+    for name in "ab":
+        _, (first, second) = found[name]
+        assert isinstance(first, RoundFailed), "it has spoilt its own share as well"
+        assert [*first.blamed] == [liar]
+        assert isinstance(second, RoundReport), second
+        assert liar not in second.group.peer_ids
+        assert len(second.group.peer_ids) == 2
+        assert second.complete
+
+
+def test_a_reducer_of_averages_that_are_not_finite_is_named_and_not_met_again():
+    found = {}
+    with Peers(timeout_seconds=80) as peers:
+        for name in "abc":
+            function = two_rounds_with_bad_averages if name == "c" else two_rounds_of_all
+            peers.start(name, function, torch.full((200_000,), float(ord(name))))
+        introduce(peers)
+        found = dismiss(peers)
+    liar, _ = found["c"]
+    for name in "ab":
+        _, (first, second) = found[name]
+        assert isinstance(first, RoundFailed), first
+        assert first.blamed == {liar: SENT_A_BAD_AVERAGE}
+        assert isinstance(second, RoundReport), second
+        assert second.group.peer_ids.count(liar) == 0
+        assert second.complete
 
 
 def test_an_average_of_nan_is_not_taken_over():

@@ -1,0 +1,39 @@
+"""Who holds everybody up, round after round, is left out; a slow line that the swarm can bear is not."""
+
+from swarm.slow_members import MAX_SLOW_ROUNDS, SlowMembers
+
+MEMBERS = ["fast", "slow"]
+
+
+def test_a_member_that_is_slow_from_its_first_round_on_is_left_out_after_three():
+    members = SlowMembers()
+    found = [members.note(MEMBERS, {"slow": 3.5}, exchange_seconds=3.9, compute_seconds=0.4) for _ in range(4)]
+    assert found == [set()] * (MAX_SLOW_ROUNDS - 1) + [{"slow"}] * 2
+
+
+def test_a_round_in_time_makes_up_for_slow_ones():
+    members = SlowMembers()
+    for _ in range(5):
+        for _ in range(MAX_SLOW_ROUNDS - 1):
+            assert members.note(MEMBERS, {"slow": 3.5}, 3.9, 0.4) == set()
+        assert members.note(MEMBERS, {"slow": 0.5}, 1.0, 0.4) == set()
+
+
+def test_a_slow_line_at_home_is_borne():
+    """A ViT-S in fp16 over 10 Mbit/s takes 52 s; all peers compute for 26 s, the others' lines need 12 s."""
+    members = SlowMembers()
+    for _ in range(10):
+        assert members.note(MEMBERS, {"slow": 40.0}, exchange_seconds=52.0, compute_seconds=26.0) == set()
+
+
+def test_seconds_that_nobody_notices_do_not_count():
+    members = SlowMembers()
+    for _ in range(10):
+        assert members.note(MEMBERS, {"slow": 2.0}, exchange_seconds=2.1, compute_seconds=0.1) == set()
+
+
+def test_identities_do_not_fill_the_memory():
+    members = SlowMembers()
+    for peer in range(10_000):
+        members.note([peer], {peer: 10.0}, exchange_seconds=10.5, compute_seconds=0.1)
+    assert len(vars(members)["_slow_rounds"]) <= 4096
