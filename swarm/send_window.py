@@ -16,8 +16,8 @@ import asyncio
 import time
 from collections import deque
 
-START_PARTS, MAX_PARTS = 4.0, 64.0
-"""Of one stream. With the sizes of :func:`swarm.exchange.part_size_bytes` that is 2 MiB to all reducers together."""
+START_PARTS, MAX_PARTS = 2.0, 64.0
+"""Of one stream. With the sizes of :func:`swarm.exchange.part_size_bytes` that is 1 MiB to all reducers together."""
 QUICK_SECONDS, LONG_SECONDS = 0.5, 1.0
 """The window grows below the first and shrinks above the second."""
 SHRINK = 0.9

@@ -72,8 +72,13 @@ class Serving(DecentralizedAverager):
 
 
 def tell_once(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """How a round ended is told by its future; of each stream that broke with it asyncio would print a traceback."""
-    if isinstance(context.get("exception"), (AllreduceException, ConnectionError, asyncio.CancelledError)):
+    """How a round ended is told by its future; of each stream that broke with it asyncio would print a traceback.
+
+    Nor does anybody need to know that a process has ended while some of its tasks still waited for others.
+    """
+    is_unfinished = str(context.get("message", "")).startswith("Task was destroyed but it is pending")
+    broke = isinstance(context.get("exception"), (AllreduceException, ConnectionError, asyncio.CancelledError))
+    if broke or is_unfinished:
         logger.debug(context)
     else:
         loop.default_exception_handler(context)
