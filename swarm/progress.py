@@ -23,7 +23,7 @@ from swarm.claims import Claims
 from swarm.distrust import Distrust
 from swarm.noticeboard import RECORD_SECONDS, Noticeboard
 from swarm.record import AVERAGING, JOINING, REPORT_SECONDS, TRAINING, WAITING, Clocks, OwnClock, PeerProgress
-from swarm.rounds import MAX_GROUP_SIZE, Group, Member, RoundFailed
+from swarm.rounds import MAX_GROUP_SIZE, Group, Member, RoundFailed, first_members
 
 logger = get_logger(__name__)
 
@@ -85,6 +85,7 @@ class ProgressTracker(threading.Thread):
         before = self._proven if len(self._proven) < 2 * MAX_GROUP_SIZE else {}
         self._proven = before | {peer: records[peer].joined for peer in group & records.keys()}
         self._claims.met(group)
+        self._dht.meet(group)
 
     def begin_ahead(self) -> None:
         """The present step ends in the background, and the next one begins."""
@@ -151,7 +152,7 @@ class ProgressTracker(threading.Thread):
             if not waits and record.phase != JOINING and record.step > self._absences.missed_at(peer):
                 awaited, is_proven = self._absences.is_over(peer, record.joined), proven.get(peer) == record.joined
                 members.append(Member(peer, record.joined, record.client_mode, awaited, is_proven))
-        return members
+        return first_members(members, self.peer_id)
 
     def met(self, group: Iterable[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
         """A group has met to end the present step: not all who were expected have come, and some were lost then."""

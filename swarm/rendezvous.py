@@ -301,7 +301,10 @@ class Rendezvous:
                 self.door.hold(sender)
             yield answer
             return
-        guest = self._lobby[sender] = Guest(ticket)
+        before, guest = self._lobby.get(sender), Guest(ticket)
+        if before is not None and not before.answer.done():  # its second knock ends the first
+            before.answer.set_result(CODE.MessageFromLeader(code=CODE.CANCELLED))
+        self._lobby[sender] = guest
         self._lookout.came(sender)
         self._arrivals.set()
         try:

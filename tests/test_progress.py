@@ -11,6 +11,7 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 from test_record import RECORD
 
 from swarm.absences import MAX_WAITED_FOR
+from swarm.acquaintances import Acquaintances
 from swarm.claims import Call
 from swarm.noticeboard import RECORD_SECONDS
 from swarm.owners import peer_of
@@ -36,6 +37,10 @@ class FakeDHT:
         self.peer_id = peer_of(self.owner)
         self.records = {}
         self.searches, self.is_told, self.answers = 0, True, True
+        self.acquaintances = Acquaintances()
+
+    def meet(self, peers):
+        self.acquaintances.add(peers)
 
     def store(self, key, subkey, value, expiration_time, return_future):
         self.records[subkey] = ValueWithExpiration(value, expiration_time)

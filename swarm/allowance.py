@@ -1,0 +1,57 @@
+"""How often something may be done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Allowance:
+    """So often at once, and then as often as it refills.
+
+    :param most: at once
+    :param per_second: that come back
+    :param clock: in seconds
+    """
+
+    def __init__(self, most: float, per_second: float, clock: Callable[[], float] = time.monotonic):
+        self._most, self._per_second, self._clock = most, per_second, clock
+        self._left, self._looked_at = most, clock()
+
+    def take(self) -> bool:
+        """Whether it may be done once more, which is then counted."""
+        now = self._clock()
+        self._left = min(self._most, self._left + (now - self._looked_at) * self._per_second)
+        self._looked_at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether everything has come back: nothing is known about who used it."""
+        return self._left + (self._clock() - self._looked_at) * self._per_second >= self._most
+
+
+class Allowances:
+    """One for each name, as long as it is in use.
+
+    :param most: at once, by one name
+    :param per_second: that come back
+    :param names: that are remembered at most; while so many are in use, a further one may do nothing
+    """
+
+    def __init__(self, most: float, per_second: float, names: int = 4096):
+        self._most, self._per_second, self._names = most, per_second, names
+        self._of: dict[object, Allowance] = {}
+
+    def take(self, name: object) -> bool:
+        """Whether this name may do it once more, which is then counted."""
+        if name not in self._of:
+            if len(self._of) >= self._names:
+                self._of = {other: allowance for other, allowance in self._of.items() if not allowance.is_full}
+            if len(self._of) >= self._names:
+                return False
+            self._of[name] = Allowance(self._most, self._per_second)
+        return self._of[name].take()
