@@ -113,6 +113,7 @@ class BoundedStorage(DHTLocalStorage):
         self._known = known
         self._bytes: dict[DHTID, int] = {}  # at most so many: what is over is taken off when they are counted again
         self._counted_at: dict[DHTID, float] = {}
+        self._others_are_full_until = 0.0
 
     def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
         """One record; or, without a subkey, what a search has found, whose records have been checked."""
@@ -132,11 +133,11 @@ class BoundedStorage(DHTLocalStorage):
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
         if not self.may_store(key, subkey, len(value), expiration_time):
             return False
-        entries, num_bytes = self._entries(key), len(subkey) + len(value) + ENTRY_BYTES
+        entries, num_bytes, num_records = self._entries(key), len(subkey) + len(value) + ENTRY_BYTES, 1
         if entries is not None and subkey in entries:
-            num_bytes -= len(entries.get(subkey).value) + len(subkey) + ENTRY_BYTES
-        elif not self._has_room(key, num_bytes):
-            self._push_out_a_stranger(key, entries)
+            num_bytes, num_records = len(value) - len(entries.get(subkey).value), 0
+        if not self._make_room(key, subkey, num_bytes, num_records):
+            return False
         self._bytes[key] = num_bytes + (self._bytes.get(key, 0) if entries is not None else 0)
         stored = super().store_subkey(key, subkey, value, expiration_time)
         for storage in (self, self._entries(key)):
@@ -166,26 +167,33 @@ class BoundedStorage(DHTLocalStorage):
         return found.value if found is not None and isinstance(found.value, DictionaryDHTValue) else None
 
     def _has_room(self, key: DHTID, num_bytes: int, num_records: int = 1) -> bool:
+        return not self._is_full(key, num_bytes, num_records) and self._others_have_room(key, num_bytes)
+
+    def _is_full(self, key: DHTID, num_bytes: int, num_records: int) -> bool:
+        """Whether so much more would be too much under this key."""
         entries = self._entries(key)
         if entries is None:
-            return self._others_have_room(key, num_bytes)
-        if len(entries) + num_records > _most(key):
             return False
+        if len(entries) + num_records > _most(key):
+            return True
         if self._bytes.get(key, 0) + num_bytes > MAX_KEY_BYTES:
             self._count_again(key, entries)
-        fits = self._bytes.get(key, 0) + num_bytes <= MAX_KEY_BYTES
-        return fits and self._others_have_room(key, num_bytes)
+        return self._bytes.get(key, 0) + num_bytes > MAX_KEY_BYTES
 
     def _others_have_room(self, key: DHTID, num_bytes: int) -> bool:
         if key == RUNS_ID or self._known.is_own(key):
             return True
         if sum(self._bytes.values()) + num_bytes <= MAX_OTHERS_BYTES:
             return True
+        if time.monotonic() < self._others_are_full_until:
+            return False
         others = [other for other in self._bytes if other != RUNS_ID and not self._known.is_own(other)]
-        if sum(self._bytes[other] for other in others) + num_bytes > MAX_OTHERS_BYTES:
-            for other in others:
-                self._count_again(other, self._entries(other))
-        return sum(self._bytes.get(other, 0) for other in others) + num_bytes <= MAX_OTHERS_BYTES
+        for other in others:
+            self._count_again(other, self._entries(other))
+        if sum(self._bytes.get(other, 0) for other in others) + num_bytes <= MAX_OTHERS_BYTES:
+            return True
+        self._others_are_full_until = time.monotonic() + COUNT_AGAIN_SECONDS
+        return False
 
     def _count_again(self, key: DHTID, entries: DictionaryDHTValue | None) -> None:
         if entries is None:
@@ -193,13 +201,22 @@ class BoundedStorage(DHTLocalStorage):
         elif time.monotonic() > self._counted_at.get(key, 0.0) + COUNT_AGAIN_SECONDS:
             self._bytes[key], self._counted_at[key] = _count(entries), time.monotonic()
 
-    def _push_out_a_stranger(self, key: DHTID, entries: DictionaryDHTValue | None) -> None:
-        """The one that came last; an honest newcomer was there before a flood."""
+    def _make_room(self, key: DHTID, subkey: bytes, num_bytes: int, num_records: int) -> bool:
+        """Push strangers out until there is room; whether there is, which this peer itself always has."""
+        while self._is_full(key, num_bytes, num_records):
+            if not self._push_out_a_stranger(key, subkey):
+                return subkey == self._known.records.local_public_key
+        return True
+
+    def _push_out_a_stranger(self, key: DHTID, for_subkey: bytes) -> bool:
+        """The one that came last: an honest newcomer was there before a flood. False if there is none."""
+        entries = self._entries(key)
         for subkey in reversed(entries.data if entries is not None else {}):
-            if not self._known.comes_first(subkey):
+            if subkey != for_subkey and not self._known.comes_first(subkey):
                 self._bytes[key] -= len(subkey) + len(entries.data[subkey].value) + ENTRY_BYTES
                 del entries[subkey]
-                return
+                return True
+        return False
 
     def _note_card(self, value: bytes, expiration_time: float) -> None:
         try:
@@ -230,25 +247,30 @@ async def store_requested(protocol: DHTProtocol, request: dht_pb2.StoreRequest) 
     sizes = {len(request.keys), len(request.subkeys), len(request.values), len(request.expiration_time)}
     if sizes != {len(request.in_cache)}:
         raise ValueError("a request whose fields do not match")
-    stored = []
-    for key, tag, value, expiration_time, in_cache in zip(
-        request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache, strict=True
-    ):
-        storage = protocol.cache if in_cache else protocol.storage
-        if tag != protocol.IS_DICTIONARY:
-            stored.append(_store_one(protocol, storage, key, tag, value, expiration_time))
-            continue
-        entries = protocol.serializer.loads(value)
-        if not isinstance(entries, DictionaryDHTValue):
-            raise ValueError("a dictionary that is none")
-        results = []
-        for subkey, entry in list(entries.items())[:MAX_RECORDS]:
-            encoded = protocol.serializer.dumps(subkey)
-            results.append(_store_one(protocol, storage, key, encoded, entry.value, entry.expiration_time))
-            if len(results) % 64 == 0:
-                await asyncio.sleep(0)  # signatures take time, and others wait for answers
-        stored.append(all(results))
+    stored = [False] * len(request.keys)
+    # Cards first: they tell which runs there are, and so under which keys the others may be stored.
+    for number in sorted(range(len(stored)), key=lambda number: request.keys[number] != RUNS_ID.to_bytes()):
+        storage = protocol.cache if request.in_cache[number] else protocol.storage
+        key, tag, value = request.keys[number], request.subkeys[number], request.values[number]
+        if tag == protocol.IS_DICTIONARY:
+            stored[number] = await _store_dictionary(protocol, storage, key, value)
+        else:
+            stored[number] = _store_one(protocol, storage, key, tag, value, request.expiration_time[number])
     return stored
+
+
+async def _store_dictionary(protocol: DHTProtocol, storage: BoundedStorage, key: bytes, value: bytes) -> bool:
+    """The records of many owners at once, which a node hands over to a new one."""
+    entries = protocol.serializer.loads(value)
+    if not isinstance(entries, DictionaryDHTValue):
+        return False
+    results = []
+    for subkey, entry in list(entries.items())[:MAX_RECORDS]:
+        encoded = protocol.serializer.dumps(subkey)
+        results.append(_store_one(protocol, storage, key, encoded, entry.value, entry.expiration_time))
+        if len(results) % 64 == 0:
+            await asyncio.sleep(0)  # signatures take time, and others wait for answers
+    return all(results)
 
 
 def _store_one(

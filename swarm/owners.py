@@ -78,6 +78,8 @@ class OwnedRecords(RSASignatureValidator):
     def validate(self, record: DHTRecord) -> bool:
         """Whether it may be stored, passed on and read; what costs least is looked at first."""
         most = MAX_CARD_VALUE_BYTES if record.key == RUNS_ID.to_bytes() else MAX_VALUE_BYTES
+        if not isinstance(record.value, bytes) or not isinstance(record.expiration_time, float):
+            return False
         if record.subkey is None or len(record.subkey) > MAX_SUBKEY_BYTES or len(record.value) > most:
             return False
         if not record.expiration_time <= get_dht_time() + MAX_LIFE_SECONDS:  # nor NaN

@@ -154,8 +154,12 @@ class ReachabilityService(ServicerBase):
         """Names are free and addresses are not: who has one of each cannot use up what is for all."""
         if not self._of_peers.take(peer_id):
             return False
-        is_this_machine = ipaddress.ip_address(host).is_loopback  # where a whole swarm may start
-        return (is_this_machine or self._of_hosts.take(host)) and self._calls.take()
+        address = ipaddress.ip_address(host)
+        if not address.is_loopback:  # where a whole swarm may start
+            network = host if address.version == 4 else ipaddress.ip_network((host, 64), strict=False)
+            if not self._of_hosts.take(network):
+                return False
+        return self._calls.take()
 
     async def _host_of(self, peer_id: PeerID) -> str | None:
         """The other end of the direct TCP connection to a peer, as p2pd sees it."""

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from functools import wraps
+from pathlib import Path
 from uuid import UUID
 
 from hivemind.dht.node import _SearchState
@@ -38,6 +39,7 @@ from swarm.owners import MAX_LIFE_SECONDS, records_of
 from swarm.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.stream_limits import limits_of
 
+P2PD_CONFIG = Path(__file__).with_name("p2pd.json")
 CALLS, ALL_CALLS = 64, 1024
 """That one caller, and all of them together, may have at a time without an answer yet."""
 
@@ -120,11 +122,15 @@ async def _handle_some_calls(self: ControlClient, call_id: UUID, request: p2pd_p
 
 
 def _without_relay_service(make_arguments):
-    """p2pd relays for anybody by default, at this volunteer's cost, and no argument of Hivemind's changes that."""
+    """p2pd relays for anybody by default, at this volunteer's cost, and no argument of Hivemind's changes that.
+
+    ``-relayService=0`` alone does nothing: p2pd starts a second relay whenever its configuration enables relays, which
+    it does by default, and a flag can only switch them on. Calls over others' relays end with it; nobody here made any.
+    """
 
     @wraps(make_arguments)
     def repaired(*args, **kwargs) -> list[str]:
-        return make_arguments(*args, **{"relayService": False, **kwargs})
+        return make_arguments(*args, **{**kwargs, "f": P2PD_CONFIG, "relay": False, "relayService": False})
 
     return repaired
 

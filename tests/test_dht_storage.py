@@ -5,6 +5,7 @@ import random
 import time
 import tracemalloc
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +34,7 @@ def signed(run_id: str) -> bytes:
     return MSGPackSerializer.dumps(card(run_id).to_bytes()) + b"[signature:c2lnbmVk]"
 
 
+@cache
 def key_of(run_id: str, kind: str = "progress") -> DHTID:
     return DHTID.generate(source=f"{card(run_id).key_prefix}.{kind}")
 
