@@ -1,5 +1,6 @@
 """The process of Hivemind's DHT, as a peer of ours runs it."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -48,8 +49,9 @@ class SwarmDHT(hivemind.DHT):
     def meet(self, peers: Iterable[PeerID]) -> None:
         """These are no strangers: their records are read and kept first."""
         new = self.acquaintances.add(peers)
-        for begin in range(0, len(new), MEET_AT_ONCE):
-            self.run_coroutine(Meet(new[begin : begin + MEET_AT_ONCE]), return_future=True)
+        with contextlib.suppress(OSError):  # who notices that the process has died starts this peer again
+            for begin in range(0, len(new), MEET_AT_ONCE):
+                self.run_coroutine(Meet(new[begin : begin + MEET_AT_ONCE]), return_future=True)
 
     def run(self) -> None:
         """The life of the DHT process."""

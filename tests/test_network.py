@@ -23,7 +23,7 @@ from recipe.errors import InputError
 from swarm import network
 from swarm.addresses import check_reachable
 from swarm.network import NetworkOptions, SwarmDHT, start_dht, stop_dht, visible_addresses
-from swarm.owners import prepare_identity
+from swarm.owners import RUNS_KEY, prepare_identity
 from swarm.processes import descendants
 
 pytestmark = pytest.mark.timeout(60)
@@ -81,8 +81,8 @@ def test_start_join_store_and_clean_shutdown(first, dhts):
     (address,) = visible_addresses(joined)
     assert address.startswith("/ip4/127.0.0.1/tcp/")
     assert address.endswith(f"/p2p/{joined.peer_id}")
-    assert joined.store("key", subkey=joined.owner, value="value", expiration_time=time.time() + 60)
-    assert joined.get("key").value[joined.owner].value == "value"
+    assert joined.store(RUNS_KEY, subkey=joined.owner, value="value", expiration_time=time.time() + 60)
+    assert joined.get(RUNS_KEY).value[joined.owner].value == "value"
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
     processes = [psutil.Process(joined.pid), *joined.processes]

@@ -8,9 +8,13 @@ from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the
 
 import psutil
 import pytest
+from hivemind.dht.node import _SearchState
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.p2p.servicer import ServicerBase
 from hivemind.proto.averaging_pb2 import DownloadData
+from hivemind.utils import ValueWithExpiration
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarm import repairs
@@ -137,6 +141,24 @@ def test_a_message_that_is_too_long_is_not_read():
             await stream.aclose()
 
     between_two(happens)
+
+
+@pytest.mark.parametrize("end", [float("inf"), float("nan"), 1e300])
+def test_an_answer_that_is_said_to_stay_for_ever_ends_no_search(end):
+    def found(*subkeys: bytes, until: float) -> ValueWithExpiration:
+        entries = DictionaryDHTValue()
+        for subkey in subkeys:
+            entries.store(subkey, b"value", time.time() + 60)
+        return ValueWithExpiration(entries, until)
+
+    async def run():
+        search = _SearchState(DHTID.generate(), sufficient_expiration_time=float("inf"))
+        search.add_candidate(found(b"liar", until=end), DHTID.generate())
+        assert not search.finished
+        search.add_candidate(found(b"anna", b"ben", until=time.time() + 60), DHTID.generate())
+        assert {b"anna", b"ben"} <= {subkey for subkey, _ in search.binary_value.items()}
+
+    asyncio.run(run())
 
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
