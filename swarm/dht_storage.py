@@ -20,11 +20,13 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.proto import dht_pb2
-from hivemind.utils import get_dht_time
+from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.timed_storage import TimedStorage
 
 from swarm.owners import MAX_LIFE_SECONDS, RUNS_ID, OwnedRecords, peer_of, plain
 from swarm.run_names import key_prefix
+
+logger = get_logger(__name__)
 
 MAX_OTHER_RUNS = 16
 """Runs under whose keys this peer does not write itself."""
@@ -113,7 +115,7 @@ class BoundedStorage(DHTLocalStorage):
         self._known = known
         self._bytes: dict[DHTID, int] = {}  # at most so many: what is over is taken off when they are counted again
         self._counted_at: dict[DHTID, float] = {}
-        self._others_are_full_until = 0.0
+        self._others_are_full_until, self._has_complained = 0.0, False
 
     def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
         """One record; or, without a subkey, what a search has found, whose records have been checked."""
@@ -160,7 +162,12 @@ class BoundedStorage(DHTLocalStorage):
             grows = num_bytes - len(before.value)
             is_newer = before.expiration_time < expiration_time  # to an older one, Hivemind's would set its end
             return is_newer and (grows <= 0 or self._has_room(key, grows, 0) or self._known.comes_first(subkey))
-        return self._has_room(key, len(subkey) + num_bytes + ENTRY_BYTES) or self._known.comes_first(subkey)
+        if self._has_room(key, len(subkey) + num_bytes + ENTRY_BYTES) or self._known.comes_first(subkey):
+            return True
+        if not self._has_complained:
+            self._has_complained = True
+            logger.warning("More strangers than there is room for want to store records on this node; it refuses them")
+        return False
 
     def _entries(self, key: DHTID) -> DictionaryDHTValue | None:
         found = self.get(key)

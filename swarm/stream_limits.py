@@ -12,8 +12,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from hivemind.p2p import P2P, PeerID
+from hivemind.utils import get_logger
 
 from swarm.acquaintances import Acquaintances
+
+logger = get_logger(__name__)
 
 STREAMS = 24
 """Of one peer at a time: 8 lanes of parts, 8 slices of a state, a knock, and as many as it may be about to close."""
@@ -30,6 +33,7 @@ MAX_REQUEST_BYTES = 2**16
 """Of a request that is a single message."""
 SLOWEST_BYTES_PER_SECOND = 50_000
 """A message of parts that has begun may take so much longer than ``REQUEST_SECONDS``, over a slow line."""
+MAX_COMPLAINTS = 16
 
 
 class StreamLimits:
@@ -42,6 +46,7 @@ class StreamLimits:
         self._streams: Counter[PeerID] = Counter()
         self._bytes: Counter[PeerID] = Counter()
         self._freed = asyncio.Event()
+        self._complained: set[PeerID | None] = set()
 
     def met(self, peers: Iterable[PeerID]) -> None:
         """These have been in a group with this process."""
@@ -50,12 +55,20 @@ class StreamLimits:
 
     def open_stream(self, peer: PeerID) -> bool:
         """Whether one more stream of this peer may be served; then :meth:`close_stream` has to be called for it."""
+        is_stranger = peer not in self._met
         if self._streams[peer] >= STREAMS:
+            self._complain_once(peer, f"{peer} has {STREAMS} streams open")
             return False
-        if peer not in self._met and self._of_strangers(self._streams) >= self._strangers_streams:
+        if is_stranger and self._of_strangers(self._streams) >= self._strangers_streams:
+            self._complain_once(None, f"Strangers have {self._strangers_streams} streams open")
             return False
         self._streams[peer] += 1
         return True
+
+    def _complain_once(self, about: PeerID | None, what: str) -> None:
+        if about not in self._complained and len(self._complained) < MAX_COMPLAINTS:
+            self._complained.add(about)
+            logger.warning(f"{what}: further ones are refused")
 
     def close_stream(self, peer: PeerID) -> None:
         """A stream that was served has ended."""

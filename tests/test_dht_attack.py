@@ -131,7 +131,8 @@ def test_a_node_without_a_run_passes_its_records_on(is_stock):
         liar = hivemind.DHT(initial_peers=invited, host_maddrs=LOOPBACK, start=True)
         started.append(liar)
         for where in (RUNS_KEY, key):
-            assert liar.store(where, subkey=b"garbage", value="garbage", expiration_time=later) == is_stock
+            garbage = Flood(node.peer_id, where, [(b"garbage", b"\xc1")], later)
+            assert liar.run_coroutine(garbage, return_future=True).result(20) == is_stock
         stop_dht(started.pop(1))
         newcomer = start_dht(NetworkOptions(host_maddrs=LOOPBACK, initial_peers=invited))
         started.append(newcomer)
