@@ -20,8 +20,11 @@ from recipe.errors import InputError
 from swarm.address_book import peer_of_address
 from swarm.owners import owned_entries
 
-PROTOCOL = 7
-"""Raised when peers of two versions could no longer train together."""
+PROTOCOL = 8
+"""Raised when peers of two versions could no longer train together.
+
+8: progress records carry a lineage, which at step 0 is a digest of the weights; states are asked for piece by piece.
+"""
 
 RUNS_KEY = "swarm.runs"
 MAX_CARD_BYTES = 64 * 1024
