@@ -22,7 +22,7 @@ from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
-from swarm.checkpoints import kept_checkpoints, newest_checkpoint, sweep_checkpoints
+from swarm.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints
 from swarm.company import NeedsFullPeer
 from swarm.diloco import LocalSteps
 from swarm.guard import Guard
@@ -215,7 +215,16 @@ class Session:
             codec=self.recipe.codec,
             rank=self.recipe.powersgd_rank,
             local=LocalSteps.of(self.recipe),
+            max_step=max(self.recipe.total_steps, self.total_steps),
+            keep_own=self._keep_own,
         )
+
+    def _keep_own(self, step: int) -> None:
+        """This peer's weights are about to be replaced by others that are far from them."""
+        path = own_checkpoint(self.folder.checkpoints, step)
+        self.strategy.lightning_module.trainer.save_checkpoint(path, weights_only=False)
+        if path.exists():
+            logger.warning(f"The swarm's weights are far from this peer's own, which are kept in {path}")
 
     def _trainer(self) -> Trainer:
         leaving = self.options.leaving
@@ -248,7 +257,10 @@ class Session:
         target = self.options.leaving.target_accuracy
         if target is not None and accuracy >= target:
             return "target accuracy reached"
-        return "completed" if trainer.global_step >= self.total_steps else "time is up"
+        if trainer.global_step < self.total_steps:
+            return "time is up"
+        has_taken_part = self.metrics.updates > 0 or (self.resumed_step or 0) >= self.total_steps
+        return "completed" if has_taken_part else "over before this peer took part"
 
     def _write_summary(self, final: Status, seconds: float) -> None:
         self.folder.write_summary(
