@@ -214,6 +214,8 @@ class StateTransfer(Serving):
                 index = asked_for(request.metadata)
                 if index >= content.offer.num_pieces:
                     continue  # asked for before anybody could know
+                if upload.is_used_up:
+                    return
                 piece = content.data[piece_of(index)]
                 await self._uploads.turn(len(piece))
                 upload.send(index, len(piece))

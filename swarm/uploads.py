@@ -16,6 +16,7 @@ from hivemind.p2p import PeerID
 from swarm.download import JUDGE_SECONDS, SLOWEST_BYTES_PER_SECOND
 from swarm.download_messages import MAX_BUSY_SECONDS, PIECE_BYTES, Offer, digests_of, name_of_snapshot
 from swarm.rounds import MAX_GROUP_SIZE
+from swarm.window import MAX_WINDOW_BYTES
 
 MAX_STATE_UPLOADS = 2
 """At a time: whoever has the state soon hands it over as well."""
@@ -101,6 +102,12 @@ class Upload:
         """Whether all pieces have been sent."""
         content = self.snapshot.content
         return content is not None and len(self.sent) == content.offer.num_pieces
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether pieces were asked for so often that no line can have lost them."""
+        content = self.snapshot.content
+        return content is not None and self.sent_bytes > 2 * content.data.nbytes + MAX_WINDOW_BYTES
 
     @property
     def is_in_the_way(self) -> bool:

@@ -230,6 +230,26 @@ def test_who_asks_for_nothing_gets_nothing():
     run(test)
 
 
+def test_nobody_can_ask_for_the_same_piece_without_end(monkeypatch):
+    monkeypatch.setattr(uploads_module, "MAX_WINDOW_BYTES", PIECE_BYTES)
+
+    async def test():
+        donor = Averager()
+        reader, writer = await begin(donor, "a")
+
+        async def ask_again_and_again() -> None:
+            while True:
+                await P2P.send_protobuf(DownloadData(metadata=ask_for(0)), writer)
+                await P2P.receive_protobuf(DownloadData, reader)
+
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await ask_again_and_again()
+        assert donor._uploads.of["a"].sent_bytes < 2 * STATE_BYTES + 3 * PIECE_BYTES
+        writer.close()
+
+    run(test)
+
+
 def test_who_hangs_up_in_the_middle_can_go_on_for_a_while_and_is_forgotten_then(monkeypatch):
     async def test():
         donor = Averager()
