@@ -20,6 +20,7 @@ from pathlib import Path
 from analysis.calibration import machine_gflops
 from analysis.cells import Cell
 from analysis.measure import measure, rounds_of, steps_done
+from analysis.peer_processes import environment_without_peers
 from analysis.systems import RUN_ID, system_of
 from analysis.wan import sandbox
 from analysis.wan.lab import TOPOLOGY, Lab
@@ -80,7 +81,7 @@ class CellRun:
         command = self.system.command(self.system, self.cell, host, self.lab.hosts[0], self.runs, addresses)
         cores = own_cores(host.number, self.cell.peers)
         threads = max(1, len(os.sched_getaffinity(0)) // self.cell.peers)
-        variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "eth0", "INITIAL_PEERS": ""}
+        variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "eth0"}
         if self.cell.paced_rates:
             variables[VARIABLE] = str(self.cell.paced_rates[host.number - 1])
             variables[ALL_SAMPLES] = str(int(self.cell.paced_all_samples))
@@ -93,7 +94,7 @@ class CellRun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=_ROOT,
-                env=os.environ | variables,
+                env=environment_without_peers() | variables,
             )
 
     def _addresses(self, first: Host) -> tuple[str, ...]:

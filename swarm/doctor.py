@@ -41,8 +41,8 @@ STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 class DoctorOptions:
     """Check this machine, the way to a swarm and what is trained there. Nothing is joined, nobody takes notice."""
 
-    initial_peers: Annotated[tuple[str, ...], arg("ADDRESS ...")] = ()
-    """Addresses of peers that are there already; default: the variable INITIAL_PEERS."""
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
+    """Addresses of peers that are there already."""
     run_id: Annotated[str | None, arg("NAME")] = None
     """The run, where several share the addresses."""
     port: Annotated[int, arg("PORT")] = 0

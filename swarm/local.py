@@ -23,6 +23,7 @@ from rich.live import Live
 
 from recipe.errors import InputError
 from recipe.run_folder import check_name, make_writable
+from swarm.addresses import environment_without_peers
 from swarm.options import parse_options
 from swarm.processes import die_with_parent
 from swarm.status import Status, result_table, status_table, tensorboard_command
@@ -67,7 +68,7 @@ class LocalPeer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches this program, which asks the peers to leave
                 preexec_fn=lambda: die_with_parent(signal.SIGTERM, parent),
-                env={**os.environ, "OMP_NUM_THREADS": str(self.num_threads), "INITIAL_PEERS": ""},
+                env=environment_without_peers() | {"OMP_NUM_THREADS": str(self.num_threads)},
             )
 
     @property

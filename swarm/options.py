@@ -111,7 +111,9 @@ class PeerOptions:
     The recipe, which has to be equal on all peers, comes from the swarm when you join one.
     """
 
-    initial_peers: Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS; none: a new swarm")] = ()
+    initial_peers: Annotated[
+        tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS; without it, a new swarm")
+    ] = None
     """Addresses of peers that are there already, as they print them."""
     recipe: Annotated[
         str | None, arg("NAME", "digits", f"What a new swarm trains: {', '.join(PRESETS)}, or a recipe.json.")

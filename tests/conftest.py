@@ -62,7 +62,7 @@ def refused(tmp_path, capsys, monkeypatch):
     """Runs ``swarm.peer.main``, which has to refuse in one sentence; returns it."""
     from swarm import peer
 
-    monkeypatch.setenv("INITIAL_PEERS", "")
+    monkeypatch.delenv("INITIAL_PEERS", raising=False)
     monkeypatch.setenv("HIVEMIND_LOGLEVEL", "WARNING")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
