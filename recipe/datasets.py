@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset
 from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.datasets.folder import default_loader
+from torchvision.datasets.utils import check_md5
 
 from recipe.config import Recipe
 from recipe.errors import InputError
@@ -71,6 +72,8 @@ def prepare(recipe: Recipe, data_dir: Path) -> None:
         with FileLock(data_dir / ".download.lock"):
             CIFAR10(data_dir, download=True)
     except Exception as error:  # urllib, tarfile, pickle and torchvision each have their own
+        if damaged := damaged_cifar10(data_dir):
+            raise damaged from error
         raise InputError(
             f"CIFAR-10 cannot be downloaded into {data_dir} ({type(error).__name__}: {error}): connect this machine to "
             f"the network, or put {CIFAR10.filename} from {CIFAR10.url} into that folder (--data-dir)."
@@ -119,12 +122,31 @@ def _cifar10(_: Recipe, data_dir: Path) -> Splits:
     try:
         train, test = CIFAR10(data_dir, train=True), CIFAR10(data_dir, train=False)
     except Exception as error:  # torchvision raises RuntimeError, unpickling anything
+        if damaged := damaged_cifar10(data_dir):
+            raise damaged from error
         raise InputError(
             f"There is no complete CIFAR-10 in {data_dir} ({error}): put {CIFAR10.filename} from {CIFAR10.url} "
             "there, or name another --data-dir."
         ) from error
     first, second = _stratified(np.asarray(train.targets), 0.10)
     return Splits(Subset(train, first.tolist()), Subset(train, second.tolist()), test)
+
+
+def damaged_cifar10(data_dir: Path) -> InputError | None:
+    """What to say of the first file whose checksum is not the published one; None if there is none."""
+    batches = data_dir / CIFAR10.base_folder
+    published = [(batches / name, md5) for name, md5 in (*CIFAR10.train_list, *CIFAR10.test_list)]
+    published += [
+        (batches / CIFAR10.meta["filename"], CIFAR10.meta["md5"]),
+        (data_dir / CIFAR10.filename, CIFAR10.tgz_md5),
+    ]
+    for path, md5 in published:
+        if path.is_file() and not check_md5(path, md5):
+            return InputError(
+                f"{path} has the wrong checksum, so it is damaged or not the published file: delete it, and connect "
+                f"this machine to the network or put {CIFAR10.filename} from {CIFAR10.url} into {data_dir}."
+            )
+    return None
 
 
 def _imagefolder(recipe: Recipe, data_dir: Path) -> Splits:
