@@ -72,6 +72,7 @@ class Collaboration:
         self._pace = Pace()
         self._pending: PendingRound | None = None
         self.last_step: StepReport | None = None
+        self.waited_seconds = 0.0  # for others, before it began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
         self.tracker = ProgressTracker(dht, namespace, target_batch_size, name)
         shapes = [param.shape for param in self._gradients.params]
@@ -116,11 +117,13 @@ class Collaboration:
 
     def _wait_for_peers(self) -> None:
         """Peers that begin together wait for each other; whoever is here can take over the state meanwhile."""
+        began = time.perf_counter()
         while len(self.tracker.members) < self.options.min_peers and not self._should_stop():
             self.tracker.report(urgent=True, phase=WAITING)
             self.tracker.wait_refreshed(1.0)
             if self.tracker.swarm_step > self.step:
                 self._catch_up()
+            self.waited_seconds = time.perf_counter() - began
 
     def _catch_up(self, donor: PeerID | None = None) -> None:
         """Take over the swarm's state, or the donor's; what this peer has accumulated on other weights is dropped."""
