@@ -8,12 +8,20 @@ Exit status 1 if joining would fail.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # the imports below take a while
+    from recipe.interrupts import end_silently
+
+    end_silently()
+
 import json
 import math
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -27,6 +35,7 @@ from swarm.addresses import check_reachable, parse_initial_peers, reachable
 from swarm.checkup import Check, check_data, check_micro_batch, check_shared_memory, judged, machine_checks
 from swarm.lean_imports import lean_imports, silence_libraries
 from swarm.local import wide_console
+from swarm.processes import descendants, kill
 
 if TYPE_CHECKING:
     from swarm.visit import Visit  # takes seconds to import
@@ -180,5 +189,13 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     return int(fails)
 
 
+def _leave_at_once(signal_number: int, _frame: FrameType | None) -> None:
+    """An exception would be swallowed by some imports, and nothing that a check has begun is worth ending in order."""
+    kill(descendants(os.getpid()))
+    os._exit(128 + signal_number)
+
+
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _leave_at_once)
     sys.exit(main())

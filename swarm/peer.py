@@ -9,6 +9,11 @@ Ctrl-C leaves cleanly: the last averaged weights stay in checkpoints/, the other
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # the imports below take a while
+    from recipe.interrupts import end_silently
+
+    end_silently()
+
 import contextlib
 import importlib
 import os
@@ -22,6 +27,7 @@ from pathlib import Path
 
 from recipe.config import Recipe
 from recipe.errors import InputError
+from recipe.interrupts import raise_again
 from recipe.overrides import apply_overrides
 from recipe.presets import preset
 from recipe.run_folder import check_name, make_writable
@@ -50,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     clock = StartClock()
     reap()
     try:
+        raise_again()
         options = resumed(parse_options(arguments))
         print("Starting; importing torch takes about 10 s …", flush=True)
         silence_libraries()

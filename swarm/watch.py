@@ -10,6 +10,11 @@ The table shows what the peers say about themselves. It ends with Ctrl-C, or aft
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # the imports below take a while
+    from recipe.interrupts import end_silently
+
+    end_silently()
+
 import json
 import math
 import statistics
@@ -30,6 +35,7 @@ from rich.text import Text
 
 from recipe.command_line import arg
 from recipe.errors import InputError
+from recipe.interrupts import raise_again
 from swarm.addresses import check_reachable, parse_initial_peers
 from swarm.lean_imports import lean_imports, silence_libraries
 from swarm.local import wide_console
@@ -181,6 +187,7 @@ def watch(options: WatchOptions, show: Callable[[Sight], None]) -> Sight:
     from swarm.run_card import choose_card, read_cards
     from swarm.visit import progress_records
 
+    raise_again()  # from now on it is the usual end
     peers = parse_initial_peers(options.initial_peers)
     if not peers:
         raise InputError("Whom to ask is not known: give --initial-peers ADDRESS, as a running peer prints it.")
