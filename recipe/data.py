@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from recipe.augmentation import ImageView, TensorView
 from recipe.config import Recipe
+from recipe.damaged_images import ImagesByClass
 from recipe.datasets import Splits, TensorImages, open_splits, prepare
 from recipe.errors import InputError
 from recipe.sampler import PADDING, PeerBatches, PeerSampler, ShardBatches, stable_seed
@@ -105,7 +106,14 @@ class VisionData(L.LightningDataModule):
         return self._pass_over(test)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Counts here, where a batch leaves for training: loaders draw ahead, so their own count says too much."""
+        """Counts here, where a batch leaves for training: loaders draw ahead, so their own count says too much.
+
+        Raises:
+            InputError: too many of a folder's images cannot be read.
+        """
+        for part in vars(self._opened()).values():
+            if isinstance(part, ImagesByClass):
+                part.report()
         if self.trainer is not None and self.trainer.training:
             self.samples_trained += len(batch[1]) * self.trainer.world_size
         return batch

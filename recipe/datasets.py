@@ -4,18 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset
-from torchvision.datasets import CIFAR10, ImageFolder
-from torchvision.datasets.folder import default_loader
+from torchvision.datasets import CIFAR10
 from torchvision.datasets.utils import check_md5
 
 from recipe.config import Recipe
+from recipe.damaged_images import ImagesByClass
 from recipe.errors import InputError
 
 # The split belongs to the data set, not to a run: results with different recipe seeds stay comparable.
@@ -170,20 +169,13 @@ def _needed(folder: Path) -> bool:
     return folder.name != "test" or folder.exists()
 
 
-def _folder(folder: Path) -> ImageFolder:
+def _folder(folder: Path) -> ImagesByClass:
     try:
-        return ImageFolder(folder, loader=_open_image)
+        return ImagesByClass(folder)
     except OSError as error:
         raise InputError(
             f"{folder} holds no images by class ({error}): name a --data-dir with train/<class>/ and val/<class>/."
         ) from error
-
-
-def _open_image(path: str) -> Any:
-    try:
-        return default_loader(path)
-    except OSError as error:
-        raise InputError(f"{path} is no readable image ({error}): repair or remove the file.") from error
 
 
 def _synthetic(recipe: Recipe, _: Path) -> Splits:

@@ -33,6 +33,7 @@ from recipe.command_line import arg
 from recipe.errors import InputError
 from swarm.addresses import check_reachable, parse_initial_peers, reachable
 from swarm.checkup import Check, check_data, check_micro_batch, check_shared_memory, judged, machine_checks
+from swarm.image_check import check_images
 from swarm.lean_imports import lean_imports, silence_libraries
 from swarm.local import wide_console
 from swarm.processes import descendants, kill
@@ -62,6 +63,8 @@ class DoctorOptions:
     """Folder of the data set."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Where metrics and checkpoints are going to be."""
+    check_images: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Also read every image in --data-dir (a folder of images by class), and name those that are damaged."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print JSON instead of a table."""
 
@@ -72,6 +75,8 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     yield from machine
     if machine[0].state == "failed":
         return  # nothing else can be imported
+    if options.check_images:
+        yield check_images(options.data_dir.expanduser(), lambda line: print(line, file=sys.stderr, flush=True))
     try:
         peers = parse_initial_peers(options.initial_peers)
     except InputError as error:

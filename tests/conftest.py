@@ -10,7 +10,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 PROGRAMS = {
     *("analysis_lab", "analysis_wan", "launchers", "memory", "footprint", "exactness"),
-    *("nat", "notebooks", "peer", "peer_churn", "peer_input", "reachability", "soak"),
+    *("damaged_images", "nat", "notebooks", "peer", "peer_churn", "peer_input", "reachability", "soak"),
 }
 """Files that start swarms of whole programs: one after the other."""
 SWARMS = (
