@@ -30,6 +30,7 @@ from recipe.callbacks import StepMetrics
 from recipe.config import Recipe
 from recipe.data import VisionData
 from recipe.errors import InputError
+from recipe.model import check_samples
 from recipe.run_folder import RunFolder
 from recipe.sampler import stable_seed
 from recipe.task import VisionTask
@@ -124,6 +125,8 @@ class Session:
         self.data.batch_size = self.plan.micro_batch
         self.communication = Stopwatch()
         self.task = build_task(strategy_name, recipe, options.compute, self.communication)
+        if not options.compute.sync_batchnorm:
+            check_samples(self.task.model, self.plan.micro_batch, recipe.model)
         self.split = StepSplit(DataClock(), self.communication)
         self.stop_request = StopRequest(options.stops.max_time)
         self.snapshots = Snapshots(self.folder.checkpoints / "last.ckpt", options.files.snapshot_every, strategy_name)

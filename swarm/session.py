@@ -19,6 +19,7 @@ from recipe.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoi
 from recipe.config import Recipe
 from recipe.data import VisionData
 from recipe.errors import InputError
+from recipe.model import check_samples
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
@@ -94,6 +95,8 @@ class Session:
         if self.started_from is not None:
             path = self.started_from.expanduser()
             load_weights(self.task, read_checkpoint(path), path)
+        if given:
+            check_samples(self.task.model, given, self.recipe.model)
         self.micro_batch = (
             MicroBatch(given, math.nan, "given")
             if given

@@ -10,7 +10,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 PROGRAMS = {
     *("analysis_lab", "analysis_wan", "launchers", "memory", "footprint", "exactness"),
-    *("damaged_images", "nat", "notebooks", "peer", "peer_churn", "peer_input", "reachability", "soak"),
+    *("bootstrap", "damaged_images", "nat", "notebooks", "peer", "peer_churn", "peer_input", "reachability", "soak"),
 }
 """Files that start swarms of whole programs: one after the other."""
 SWARMS = (
@@ -25,6 +25,7 @@ SWARMS = (
         "meeting",
         "overlap",
         "guarded_peer",
+        "model_families",
     ),
     *("network", "doctor", "run_card", "owners", "repairs"),
 )
