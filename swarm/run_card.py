@@ -193,12 +193,16 @@ def choose_card(cards: Mapping[str, RunCard], run_id: str | None) -> RunCard:
     names = ", ".join(sorted(cards))
     if not cards:
         raise InputError(
-            "The initial peers know of no run: check that training has started there, or ask for another address."
+            "The initial peers know of no run: check that training has started there, or ask for another address; to "
+            "start a run there, give --recipe and --run-id as well."
         )
     if run_id is None and len(cards) > 1:
         raise InputError(f"Several runs are in this swarm: choose one with --run-id ({names}).")
     if run_id is not None and run_id not in cards:
-        raise InputError(f"No run {run_id!r} is in this swarm: give --run-id one of {names}, or leave it out.")
+        raise InputError(
+            f"No run {run_id!r} is in this swarm: give --run-id one of {names}, or leave it out; to start it there, "
+            "give --recipe as well."
+        )
     return cards[run_id] if run_id is not None else next(iter(cards.values()))
 
 
