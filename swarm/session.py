@@ -27,7 +27,8 @@ from swarm.checkpoints import kept_checkpoints, newest_checkpoint, sweep_checkpo
 from swarm.company import NeedsFullPeer
 from swarm.diloco import LocalSteps
 from swarm.guard import Guard
-from swarm.micro_batch import MicroBatch, measure_for_recipe, precision_on
+from swarm.micro_batch import MicroBatch, largest_sensible, measure_for_recipe, precision_on
+from swarm.micro_batch_review import MicroBatchReview
 from swarm.options import PeerOptions
 from swarm.processes import kill
 from swarm.reporting import FirstContribution, StatusReporter, SwarmMetrics
@@ -113,6 +114,8 @@ class Session:
         self._on_death = on_death
         self.guard = Guard(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
+        most = largest_sensible(self.recipe, self.data.num_train_samples)
+        self.review = MicroBatchReview(self.micro_batch, most, self.data, self.reporter.say)
 
     def _first_status(self) -> Status:
         return Status(
@@ -234,6 +237,7 @@ class Session:
                 FirstContribution(self.clock, self.reporter.say),
                 self.company,
                 self.guard,
+                self.review,
                 *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
             ],
             plugins=[AtomicCheckpointIO()],
@@ -268,7 +272,7 @@ class Session:
             swarm_samples=self.metrics.swarm_samples,
             updates=self.metrics.updates,
             complete_updates=self.metrics.complete_updates,
-            micro_batch=self.micro_batch.samples,
+            micro_batch=self.review.samples,
             start_seconds=self.clock.seconds,
         )
 

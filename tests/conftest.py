@@ -10,7 +10,19 @@ from xdist.scheduler import LoadScopeScheduling
 
 PROGRAMS = {
     *("analysis_lab", "analysis_wan", "launchers", "memory", "footprint", "exactness"),
-    *("bootstrap", "damaged_images", "nat", "notebooks", "peer", "peer_churn", "peer_input", "reachability", "soak"),
+    *(
+        *("bootstrap", "damaged_images", "micro_batch_review"),
+        "bootstrap",
+        "damaged_images",
+        "micro_batch_review",
+        "nat",
+        "notebooks",
+        "peer",
+        "peer_churn",
+        "peer_input",
+        "reachability",
+        "soak",
+    ),
 }
 """Files that start swarms of whole programs: one after the other."""
 SWARMS = (
