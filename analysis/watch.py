@@ -18,7 +18,8 @@ class Watch:
     """Writes `watch.jsonl` while a `with` block lasts.
 
     Each line: `time` (Unix seconds), `busy` (cores that were busy since the last line), `lab` (cores that processes of
-    this lab kept busy), `traffic` ({host: [bytes sent, bytes received] since the lab began}).
+    this lab kept busy), `memory` (bytes in use on the whole machine), `traffic` ({host: [bytes sent, bytes received]
+    since the lab began}).
 
     Args:
         lab: whose hosts.
@@ -48,7 +49,8 @@ class Watch:
                 now_busy, now_lab, now = busy_seconds(), self._lab_seconds(), time.monotonic()
                 elapsed = now - at
                 line = {"time": time.time(), "busy": (now_busy - busy) / elapsed, "lab": (now_lab - lab) / elapsed}
-                file.write(json.dumps(line | {"traffic": self._lab.traffic()}) + "\n")
+                line |= {"memory": psutil.virtual_memory().used, "traffic": self._lab.traffic()}
+                file.write(json.dumps(line) + "\n")
                 busy, lab, at = now_busy, now_lab, now
 
     def _lab_seconds(self) -> float:
