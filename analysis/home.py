@@ -93,9 +93,10 @@ def home_numbers(folder: Path, cell: Cell) -> dict[str, Any]:
     """What this module is about, as JSON values.
 
     Returns:
-        `updates` (a dict each: step, groups, alone, seconds, limits, over_limit), `whole_updates` (how many had all who
-        were there from the start), `worst_over_limit`, `median_over_limit`, `failed` (a dict each: host, step, reason),
-        `start`, `memory_gib` and, for a host that joins later, `late`. A number that is not known is None.
+        `updates` (a dict each: step, groups, missed, alone, seconds, limits, over_limit), `whole_updates` (how many
+        all who were there from the start made together), `worst_over_limit`, `median_over_limit`, `failed` (a dict
+        each: host, step, reason), `start`, `memory_gib` and, for a host that joins later, `late`. A number that is not
+        known is None.
     """
     hosts = _topology(folder, cell).hosts[: cell.peers]
     ends = _round_ends(folder, hosts)
@@ -150,6 +151,7 @@ def _updates(ends: Sequence[RoundEnd], cell: Cell, hosts: Sequence[Host]) -> lis
             {
                 "step": step,
                 "groups": [list(group) for group in groups],
+                "missed": sorted({name for group in groups for name in group} - {end.host for end in averaged}),
                 "alone": alone,
                 "seconds": seconds,
                 "limits": limits,
@@ -161,8 +163,10 @@ def _updates(ends: Sequence[RoundEnd], cell: Cell, hosts: Sequence[Host]) -> lis
 
 
 def _is_whole(update: dict[str, Any], at_start: Sequence[str]) -> bool:
-    """Whether there was one group, with all who were there from the start, and nobody went on alone."""
-    return len(update["groups"]) == 1 and set(at_start) <= set(update["groups"][0]) and not update["alone"]
+    """Whether all who were there from the start were in one group, and each of its members has its average."""
+    if len(update["groups"]) != 1 or update["missed"] or update["alone"]:
+        return False
+    return set(at_start) <= set(update["groups"][0])
 
 
 def _start_numbers(ends: Sequence[RoundEnd], starts: dict[str, Start], at_start: Sequence[str]) -> dict[str, Any]:
@@ -278,7 +282,7 @@ def _starts(folder: Path, hosts: Sequence[Host]) -> dict[str, Start]:
 
 
 def _most_memory(folder: Path) -> float | None:
-    """Of the whole machine while the cell ran, in GiB."""
+    """Of all processes of the cell, in GiB."""
     file = folder / "watch.jsonl"
     used = [line["memory"] for line in (read_metrics(file) if file.exists() else []) if "memory" in line]
     return max(used) / 2**30 if used else None
@@ -287,10 +291,13 @@ def _most_memory(folder: Path) -> float | None:
 def show(name: str, found: dict[str, Any], console: Console) -> None:
     """Prints what `home_numbers` found."""
     table = Table(title=name, title_justify="left")
-    for column in ("update", "who", "alone", "seconds", "computing", "sending", "over the greater"):
-        table.add_column(column, justify="left" if column in ("who", "alone") else "right")
+    for column in ("update", "who (missed it)", "alone", "seconds", "computing", "sending", "over the greater"):
+        table.add_column(column, justify="left" if column in ("who (missed it)", "alone") else "right")
     for update in found["updates"]:
-        groups = " | ".join(" ".join(group) for group in update["groups"])
+        missed = update["missed"]
+        groups = " | ".join(
+            " ".join(f"({name})" if name in missed else name for name in group) for group in update["groups"]
+        )
         limits = update["limits"] or {}
         numbers = (update["seconds"], limits.get("computing"), limits.get("sending"))
         shown = [_shown(number, ".1f") for number in numbers]
@@ -305,9 +312,9 @@ def lines_about(found: dict[str, Any]) -> list[str]:
     """The rest in sentences."""
     start, late = found["start"], found["late"]
     lines = [
-        f"{found['whole_updates']} of {len(found['updates'])} updates had all who were there from the start; an update "
-        f"took {_shown(found['median_over_limit'], '.2f')} (median) and {_shown(found['worst_over_limit'], '.2f')} "
-        "(worst) times the greater of computing and sending.",
+        f"{found['whole_updates']} of {len(found['updates'])} updates were made by all who were there from the start, "
+        f"together; an update took {_shown(found['median_over_limit'], '.2f')} (median) and "
+        f"{_shown(found['worst_over_limit'], '.2f')} (worst) times the greater of computing and sending.",
         f"First round with all of them: update {_shown(start['first_whole_step'], 'd')}, begun "
         f"{_shown(start['first_whole_round_begins_after'], '.1f')} s after the last one had begun to train.",
     ]
@@ -328,7 +335,7 @@ def lines_about(found: dict[str, Any]) -> list[str]:
             f"{_shown(before['worst'], '.1f')} s (worst), meanwhile {_shown(meanwhile['median'], '.1f')} s and "
             f"{_shown(meanwhile['worst'], '.1f')} s: {_shown(meanwhile['worst_over_usual'], '.2f')} times the median.",
         ]
-    lines.append(f"Memory in use on the machine: at most {_shown(found['memory_gib'], '.1f')} GiB.")
+    lines.append(f"Memory of all peers and the router: at most {_shown(found['memory_gib'], '.1f')} GiB.")
     return lines
 
 

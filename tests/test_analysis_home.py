@@ -93,6 +93,17 @@ def test_updates_are_compared_with_the_slowest_line_and_with_computing(files):
     assert found["worst_over_limit"] == pytest.approx(14.0 / 8.0)
 
 
+def test_who_was_in_a_group_and_has_no_average_has_missed_the_update(files, capsys):
+    for host in ("h1", "h3"):
+        files.rounds(host, averaged(1, 130.0, "h1 h2 h3"))
+    files.rounds("h2", {"time": 128.0, "step": 1, "outcome": "66 of 83 parts of the average arrived", "members": []})
+    found = home_numbers(files.folder, CELL)
+    assert found["updates"][0]["missed"] == ["h2"]
+    assert found["whole_updates"] == 0
+    assert analysis.main(["home", str(files.folder)]) == 0
+    assert "h1 (h2) h3" in capsys.readouterr().out
+
+
 def test_a_slow_downlink_counts_as_well(tmp_path):
     files = Files(tmp_path / "cell", CELL)
     topology = json.loads(load("home").with_hosts(3).to_json())
@@ -120,6 +131,7 @@ def test_every_failed_round_of_every_peer_is_there_with_its_reason(files):
 def test_the_first_whole_round_is_timed_from_the_last_one_that_began_to_train(files):
     files.rounds("h2", averaged(1, 118.0, "h1 h2"), averaged(2, 130.0, "h1 h2 h3"))
     files.rounds("h3", averaged(2, 131.0, "h1 h2 h3"))
+    files.rounds("h1", averaged(2, 130.0, "h1 h2 h3"))
     start = home_numbers(files.folder, CELL)["start"]
     assert start["seconds_from_command"] == {"h1": 8.0, "h2": 8.0, "h3": 8.0}, "the first micro-batch is training"
     assert start["parts"]["h3"] == {"imports": 3.0, "DHT": 1.0, "state": 4.0, "first micro-batch": 1.0}
