@@ -163,7 +163,8 @@ def run_cell(folder: Path) -> None:
     network = network_of(cell, folder)
     _empty(folder)
     began, speeds, problem = time.time(), [machine_gflops()], None
-    with Lab(network, folder) as lab, Watch(lab, folder / "watch.jsonl"):
+    with Lab(network, folder, congestion_control=cell.congestion_control) as lab, Watch(lab, folder / "watch.jsonl"):
+        congestion_control = lab.congestion_control_in_use()
         try:
             CellRun(cell, folder, lab).run()
         except RunError as error:
@@ -171,7 +172,8 @@ def run_cell(folder: Path) -> None:
     speeds.append(machine_gflops())
     rounds = rounds_of(folder, cell)
     result = measure(folder, cell, rounds) if problem is None else {"problems": [problem]}
-    result |= {"backend": lab.backend, "seconds": time.time() - began, "machine_gflops": speeds}
+    result |= {"backend": lab.backend, "congestion_control": congestion_control}
+    result |= {"seconds": time.time() - began, "machine_gflops": speeds}
     if measures_home(cell):
         result["home"] = home_numbers(folder, cell)
     write_json(folder / "result.json", result)

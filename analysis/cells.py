@@ -36,6 +36,8 @@ class Cell:
     """Standard deviation of the one-way delay."""
     loss: float = 0.0
     """Probability that a packet is lost."""
+    congestion_control: str | None = None
+    """TCP's algorithm on all hosts, such as cubic; None for the machine's default, which `grid.json` names."""
     topology: str | None = None
     """A topology's name or file in place of the four numbers above."""
     recipe: str = "synthetic"
@@ -129,8 +131,9 @@ class Cell:
         values = asdict(self) | {"repetition": 0, "recipe_fingerprint": self.full_recipe().fingerprint}
         if not self.paced_all_samples:  # came later: cells that do not use it keep their names
             del values["paced_all_samples"]
-        if self.last_joins_at_step is None:  # came later as well
-            del values["last_joins_at_step"]
+        for name in ("last_joins_at_step", "congestion_control"):  # came later as well
+            if values[name] is None:
+                del values[name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
