@@ -136,7 +136,7 @@ def limit_seconds(cell: Cell, members: Sequence[Host]) -> dict[str, float]:
 
 def _updates(ends: Sequence[RoundEnd], cell: Cell, hosts: Sequence[Host]) -> list[dict[str, Any]]:
     by_name = {host.name: host for host in hosts}
-    found, before = [], None
+    found, before, limits_before = [], None, {}
     for step in sorted({end.step for end in ends if end.outcome in ("averaged", "alone")}):
         averaged = [end for end in ends if end.step == step and end.outcome == "averaged"]
         alone = sorted(end.host for end in ends if end.step == step and end.outcome == "alone")
@@ -146,7 +146,9 @@ def _updates(ends: Sequence[RoundEnd], cell: Cell, hosts: Sequence[Host]) -> lis
         seconds = at - before if at is not None and before is not None else None
         known = [by_name[name] for group in groups for name in group if name in by_name]
         limits = limit_seconds(cell, known) if len(groups) == 1 and len(known) > 1 else None
-        limit = max(limits.values()) if limits else 0.0
+        # While somebody comes or goes, fewer compute for a part of the time: what limits the slower group counts.
+        both = [*limits.values(), *limits_before.values()] if limits else []
+        limit = max(both, default=0.0)
         found.append(
             {
                 "step": step,
@@ -158,7 +160,7 @@ def _updates(ends: Sequence[RoundEnd], cell: Cell, hosts: Sequence[Host]) -> lis
                 "over_limit": seconds / limit if seconds is not None and limit else None,
             }
         )
-        before = at
+        before, limits_before = at, limits or {}
     return found
 
 

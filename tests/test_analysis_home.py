@@ -91,6 +91,10 @@ def test_updates_are_compared_with_the_slowest_line_and_with_computing(files):
     assert third["limits"]["sending"] == pytest.approx(payload * 8 / 38e6), "the slowest line of these two: 40 up"
     assert third["limits"]["computing"] == pytest.approx(512 / 64)
     assert found["worst_over_limit"] == pytest.approx(14.0 / 8.0)
+    files.rounds("h2", averaged(4, 159.0, "h1 h2 h3"))
+    fourth = home_numbers(files.folder, CELL)["updates"][3]
+    assert fourth["limits"]["computing"] == pytest.approx(512 / 96)
+    assert fourth["over_limit"] == pytest.approx(7.0 / 8.0), "two computed for it until the first one came back"
 
 
 def test_who_was_in_a_group_and_has_no_average_has_missed_the_update(files, capsys):
