@@ -132,7 +132,8 @@ def _measure(options: Measure, console: Console) -> int:
 
 
 def _home(options: Home, console: Console) -> None:
-    from analysis.home import home_numbers, measures_home, show
+    from analysis.home import home_numbers, measures_home
+    from analysis.home_text import show
 
     files = [file for folder in options.runs for file in [folder / "cell.json", *sorted(folder.glob("*/cell.json"))]]
     cells = {file.parent: Cell.from_json(file.read_text()) for file in files if file.exists()}

@@ -27,14 +27,14 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from analysis.honest_swarm import START_SECONDS, HonestSwarm, SwarmError, wait_until
 from analysis.peer_processes import kill
 from analysis.results import interval
 from recipe.command_line import arg, at_least, exit_status
 from recipe.environment import describe_environment
 from recipe.errors import InputError
 from recipe.pacing import VARIABLE
-from recipe.run_folder import RunFolder, make_writable, read_metrics, write_json
-from swarm.local import LocalPeer
+from recipe.run_folder import make_writable, write_json
 
 ATTACKS = (
     *("claim", "silent-claim", "drip", "false-state", "near-state", "streams", "buffers", "records", "sound-records"),
@@ -42,13 +42,10 @@ ATTACKS = (
     "flip",
 )
 ATTACKER = Path(__file__).parents[1] / "tests" / "attackers.py"
-ATTACKER_NAME = "mallory"
 BEGINS = ("begins", "First contribution")
 """In the output of an attacker: from here on it attacks, or trains along."""
-START_SECONDS = 180.0
 RECOVERY_SECONDS = 120.0
 """A swarm that does not make an update of all its peers for so long has not got over the attack."""
-WARM_UP_STEPS = 3
 GOAL = 0.9
 COLUMNS = ("attack", "n", "without", "with", "ratio", "failed rounds", "named by", "problem")
 
@@ -98,104 +95,6 @@ class Window:
     """Of their logs, one from each of these."""
 
 
-class Swarm:
-    """Honest peers on the loopback address.
-
-    Args:
-        name: of the run.
-        options: how many, how fast.
-    """
-
-    def __init__(self, name: str, options: AttackOptions) -> None:
-        self.folder = options.output_dir / name
-        arguments = ["--recipe", "digits", "--run-id", name, "--output-dir", str(options.output_dir.resolve())]
-        arguments += ["--target-batch-size", str(options.target_batch_size), "--total-steps", "1000000"]
-        arguments += ["--validate-every-steps", "1000000", "--device", "cpu", "--batch-size", "16"]
-        arguments += ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--min-peers", str(options.peers)]
-        self.peers = [
-            LocalPeer(f"peer-{number}", self.folder / f"peer-{number}", list(arguments), num_threads=1)
-            for number in range(1, options.peers + 1)
-        ]
-        self.folders = [RunFolder(peer.folder) for peer in self.peers]
-        self.address = ""
-
-    def __enter__(self) -> Swarm:
-        try:
-            self._start()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def _start(self) -> None:
-        first, *others = self.peers
-        first.start(())
-        wait_until(lambda: first.status.addresses, self, START_SECONDS, "have an address")
-        self.address = first.status.addresses[0]
-        for peer in others:
-            peer.start((self.address,))
-        wait_until(lambda: len(self.moments()) >= WARM_UP_STEPS, self, START_SECONDS, "train")
-
-    def __exit__(self, *_: object) -> None:
-        for peer in self.peers:
-            if peer.process is not None:
-                kill(peer.process)
-
-    @property
-    def ended(self) -> list[str]:
-        """Why peers do not run any more: a sentence for each."""
-        over = [peer for peer in self.peers if peer.process is not None and not peer.is_running]
-        return [f"{peer.name} ended ({peer.status.ended or peer.last_words()})" for peer in over]
-
-    def moments(self) -> list[float]:
-        """Unix seconds of all updates, each when the first peer had it."""
-        firsts: dict[int, float] = {}
-        for folder in self.folders:
-            for line in _lines(folder.metrics):
-                if line.get("swarm/own_samples") is not None:
-                    firsts[line["step"]] = min(line["time"], firsts.get(line["step"], line["time"]))
-        return sorted(firsts.values())
-
-    def all_train_since(self, moment: float) -> bool:
-        """Whether each peer has since made an update with all the others."""
-        return all(
-            any(
-                line["time"] > moment and line.get("swarm/peers", 0) >= len(self.peers)
-                for line in _lines(folder.metrics)
-            )
-            for folder in self.folders
-        )
-
-    def failed_rounds(self, since: float, until: float) -> int:
-        """Of all peers."""
-        ends = [line for folder in self.folders for line in _lines(folder.rounds) if since < line["time"] <= until]
-        return sum(line["outcome"] not in ("averaged", "alone") for line in ends)
-
-    def log_sizes(self) -> list[int]:
-        """Bytes of each peer's log so far."""
-        return [peer.log.stat().st_size for peer in self.peers]
-
-    def naming_lines(self, since: Sequence[int], attacker_ids: set[str]) -> list[str]:
-        """The first line of each log that names the attacker, of what was written since; peers without one are left
-        out."""
-        found = []
-        for peer, size in zip(self.peers, since, strict=True):
-            with peer.log.open("rb") as log:
-                log.seek(size)
-                text = log.read().decode(errors="replace")
-            if line := first_naming(text, attacker_ids):
-                found.append(f"{peer.name}: {line[:200]}")
-        return found
-
-
-def first_naming(text: str, attacker_ids: set[str]) -> str | None:
-    """The first line with the attacker's name or one of its ids."""
-    for line in text.splitlines():
-        if ATTACKER_NAME in line or any(peer_id in line for peer_id in attacker_ids):
-            return line.strip()
-    return None
-
-
 def updates_per_second(moments: Sequence[float], since: float, until: float) -> float:
     """Of updates at these moments; an update that was half made when the time began counts half.
 
@@ -210,31 +109,12 @@ def updates_per_second(moments: Sequence[float], since: float, until: float) -> 
     return float(made[1] - made[0]) / (until - since)
 
 
-def wait_until(condition: Callable[[], Any], swarm: Swarm, seconds: float, what: str) -> None:
-    """Until it is true.
-
-    Raises:
-        SwarmError: a peer has ended, or time is up.
-    """
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if ended := swarm.ended:
-            raise SwarmError("; ".join(ended))
-        if time.monotonic() > deadline:
-            raise SwarmError(f"the peers did not {what} within {seconds:.0f} s")
-        time.sleep(0.2)
-
-
-class SwarmError(Exception):
-    """An honest swarm is not there any more, and why."""
-
-
 def measure(attack: str, options: AttackOptions, say: Callable[[str], None]) -> dict[str, Any]:
     """Returns an entry of `attacks.json`: `attack`, `pairs` (a calm and an attacked window each) and `problem`."""
     pairs: list[dict[str, Any]] = []
     problem = None
     try:
-        with Swarm(attack, options) as swarm:
+        with HonestSwarm(attack, options.output_dir, options.peers, options.target_batch_size) as swarm:
             for number in range(options.repeat):
                 order = (False, True) if number % 2 == 0 else (True, False)
                 windows = {attacked: _window(attack, attacked, swarm, options) for attacked in order}
@@ -247,7 +127,7 @@ def measure(attack: str, options: AttackOptions, say: Callable[[str], None]) -> 
     return {"attack": attack, "pairs": pairs, "problem": problem}
 
 
-def _window(attack: str, attacked: bool, swarm: Swarm, options: AttackOptions) -> Window:
+def _window(attack: str, attacked: bool, swarm: HonestSwarm, options: AttackOptions) -> Window:
     """Watches the swarm for a while, and then waits until all train together again."""
     sizes = swarm.log_sizes()
     with _attacker(attack, swarm, options) if attacked else contextlib.nullcontext() as output:
@@ -263,7 +143,7 @@ def _window(attack: str, attacked: bool, swarm: Swarm, options: AttackOptions) -
 
 
 @contextlib.contextmanager
-def _attacker(attack: str, swarm: Swarm, options: AttackOptions) -> Iterator[Path]:
+def _attacker(attack: str, swarm: HonestSwarm, options: AttackOptions) -> Iterator[Path]:
     """An attacker that knows the first peer's address; gives the file that its output goes to.
 
     It would have a computer of its own: here it gets what the honest peers leave.
@@ -283,14 +163,9 @@ def _attacker(attack: str, swarm: Swarm, options: AttackOptions) -> Iterator[Pat
         kill(process)
 
 
-def _ids(output: str, swarm: Swarm) -> set[str]:
+def _ids(output: str, swarm: HonestSwarm) -> set[str]:
     """Peer ids that an attacker says, without those of honest peers."""
-    honest = {address.rpartition("/")[2] for peer in swarm.peers for address in peer.status.addresses}
-    return set(re.findall(r"\bQm\w{44}\b", output)) - honest
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return read_metrics(file) if file.exists() else []
+    return set(re.findall(r"\bQm\w{44}\b", output)) - swarm.peer_ids
 
 
 def _text(file: Path) -> str:

@@ -6,7 +6,8 @@ import math
 import pytest
 
 from analysis import attacks
-from analysis.attacks import AttackOptions, first_naming, is_held, ratios, row, updates_per_second
+from analysis.attacks import AttackOptions, is_held, ratios, row, updates_per_second
+from analysis.honest_swarm import first_naming
 from recipe.errors import InputError
 
 

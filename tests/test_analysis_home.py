@@ -7,7 +7,8 @@ import pytest
 
 from analysis import __main__ as analysis
 from analysis.cells import Cell
-from analysis.home import STARTED, home_numbers, lines_about
+from analysis.home import STARTED, home_numbers
+from analysis.home_text import lines_about
 from analysis.measure import problems
 from analysis.payload import num_parameters, payload_bytes
 from analysis.systems import SYSTEMS, system_of
