@@ -44,6 +44,8 @@ ATTACKS = (
 ATTACKER = Path(__file__).parents[1] / "tests" / "attackers.py"
 BEGINS = ("begins", "First contribution")
 """In the output of an attacker: from here on it attacks, or trains along."""
+SETTLE_SECONDS = 20.0
+"""Records of an attacker that was killed are believed for 15 s."""
 RECOVERY_SECONDS = 120.0
 """A swarm that does not make an update of all its peers for so long has not got over the attack."""
 GOAL = 0.9
@@ -136,7 +138,8 @@ def _window(attack: str, attacked: bool, swarm: HonestSwarm, options: AttackOpti
         since = time.time()
         wait_until(lambda: time.time() - since > options.seconds, swarm, 2 * options.seconds, "train on")
         until = time.time()
-    wait_until(lambda: swarm.all_train_since(until), swarm, RECOVERY_SECONDS, "train together again")
+    settled = until + (SETTLE_SECONDS if attacked else 0.0)
+    wait_until(lambda: swarm.all_train_since(settled), swarm, RECOVERY_SECONDS, "train together again")
     lines = swarm.naming_lines(sizes, _ids(_text(output), swarm)) if output is not None else []
     rate = updates_per_second(swarm.moments(), since, until)
     return Window(attacked, rate, swarm.failed_rounds(since, until), len(lines), lines)
