@@ -82,6 +82,7 @@ def test_a_swarm_is_measured_without_and_with_an_attacker(tmp_path, monkeypatch,
     """Somebody who claims a step and does not answer, twice; how fast the swarm is meanwhile, a test does not judge."""
     for variable in (attacks.VARIABLE, "OMP_NUM_THREADS", "INITIAL_PEERS"):
         monkeypatch.setenv(variable, "1")  # main() sets them for its peers; this puts them back afterwards
+    monkeypatch.setattr(attacks, "SETTLE_SECONDS", 0.0)
     options = ["--repeat", "2", "--seconds", "4", "--peers", "2", "--target-batch-size", "64"]
     attacks.main(["claim", *options, "--output-dir", str(tmp_path / "out")])
     (result,) = json.loads((tmp_path / "out" / "attacks.json").read_text())["results"]
