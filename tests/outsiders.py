@@ -129,7 +129,7 @@ async def buffers(node: Outsider, count: int = 200) -> None:
 async def _hold_streams(node: Outsider, count: int, start: bytes, size: int = 0) -> None:
     """Open them, 50 at a time, and hold them; who is thrown out comes back, so often in all."""
     left, held, opened = 5 * count, [], 0
-    body = bytes(2**16)
+    body = memoryview(bytes(size))
 
     async def one() -> bool:
         try:
@@ -139,8 +139,8 @@ async def _hold_streams(node: Outsider, count: int, start: bytes, size: int = 0)
         held.append((reader, writer))
         with contextlib.suppress(OSError, TimeoutError):
             writer.write(start)
-            for _ in range(0, size, len(body)):
-                writer.write(body)
+            for begin in range(0, size, 2**16):
+                writer.write(body[begin : begin + 2**16])
                 await asyncio.wait_for(writer.drain(), 5)
         return True
 
@@ -150,8 +150,7 @@ async def _hold_streams(node: Outsider, count: int, start: bytes, size: int = 0)
         if missing > 0:
             left -= missing
             opened += sum(await asyncio.gather(*(one() for _ in range(missing))))
-            if len(held) == count or left == 0:
-                node.report(f"opened {opened} streams, {len(held)} are open")
+            node.report(f"opened {opened} streams, {len(held)} are open")
     node.report(f"opened {opened} streams in all, {len(held)} are open at the end")
     for _, writer in held:
         writer.close()
@@ -251,13 +250,25 @@ async def relay(node: Outsider) -> None:
         try:
             _, reader, writer = await node.p2p.call_binary_stream_handler(node.target, HOP)
             writer.write(RESERVE)
-            answer = await asyncio.wait_for(reader.read(256), 5)
+            answer = await asyncio.wait_for(_delimited(reader), 5)
             writer.close()
         except Exception as error:
-            node.report(f"no relay: {type(error).__name__}") if turn == 0 else None
+            if turn == 0:
+                node.report(f"no relay: {type(error).__name__}")
             continue
         is_given = b"\x28\x64" in answer  # status OK
         node.report(f"relay: {'reserved' if is_given else 'refused'} ({len(answer)} bytes)")
+
+
+async def _delimited(reader: asyncio.StreamReader) -> bytes:
+    """A message of at most 16 KiB behind its length, as libp2p sends them."""
+    size = shift = 0
+    while shift <= 14:
+        (byte,) = await reader.readexactly(1)
+        size, shift = size | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            break
+    return await reader.readexactly(min(size, 2**14))
 
 
 async def callbacks(node: Outsider, at_once: int = 100) -> None:
