@@ -14,7 +14,7 @@ import os
 import resource
 import time
 from collections.abc import AsyncIterator as Iterating
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
@@ -42,6 +42,8 @@ from swarm.squeeze import CHUNK_BYTES, squeeze
 LAB = ipaddress.ip_network("10.77.0.0/16")
 """Network of the lab's namespaces (:mod:`analysis.wan.topology`)."""
 MOST_BYTES = 2**30
+NAME = "mallory"
+"""Of all that attackers say they are."""
 RECORD_SECONDS = 15.0
 STORE_BYTES = 2**19
 """Of records in one call; p2pd takes 2 MiB."""
@@ -162,13 +164,13 @@ class Outsider:
             await asyncio.sleep(min(pause_seconds, self.remaining_seconds))
 
     async def members(self) -> dict[PeerID, PeerProgress]:
-        """Who trains, by what they say."""
+        """The first of those who train, by what they say, without what attackers have said."""
         found = await self.dht.get(self.progress_key, latest=True, return_future=True)
         records = {}
-        for peer, value in owned_entries(found, 64):
+        for peer, value in owned_entries(found, 1000):
             with contextlib.suppress(ValueError):
                 records[peer] = PeerProgress.from_bytes(value, get_dht_time())
-        return {peer: record for peer, record in records.items() if peer != self.p2p.peer_id}
+        return {peer: record for peer, record in records.items() if record.name != NAME}
 
     async def say(self, record: PeerProgress) -> None:
         """Store a record in this node's own name."""
@@ -205,15 +207,15 @@ class Outsider:
     async def schema_hash(self) -> bytes:
         return compute_schema_hash([(await self.steal_state()).vector])
 
-    async def store(self, key: str, records: Sequence[tuple[bytes, bytes]], expiration: float) -> int:
-        """Ask every member to store signed records, (subkey, signed value); how many the target took."""
+    async def store(
+        self, peers: Iterable[PeerID], key: str, records: Sequence[tuple[bytes, bytes]], expiration: float
+    ) -> int:
+        """Ask peers to store signed records, (subkey, signed value); how many the target took."""
         taken = 0
-        targets = [self.target, *(peer for peer in await self.members() if peer != self.target)]
-        for calls in _calls(key, records, expiration):
-            for peer in targets:
+        for call in _calls(key, records, expiration):
+            for peer in {self.target, *peers}:
                 try:
-                    call = DHTProtocol.get_stub(self.p2p, peer).rpc_store(calls, timeout=20)
-                    response = await call
+                    response = await _dht_stub(self.p2p, peer).rpc_store(call, timeout=20)
                 except Exception as error:  # it refuses, or is gone: both are what is found out here
                     self.report(f"{peer} did not answer a store: {error!r}")
                     continue
@@ -249,11 +251,11 @@ def attackers_dht(initial_peers: Sequence[str]) -> Iterator[Any]:
         stop_dht(dht)
 
 
-def record(name: str, step: int, **changes: Any) -> PeerProgress:
+def record(step: int, **changes: Any) -> PeerProgress:
     """A record of now that says the most a reader takes, unless it is told otherwise."""
     now = get_dht_time()
     fields = {"samples": 2**31, "rate": 1e7, "joined": now, "client_mode": False, "phase": TRAINING}
-    return PeerProgress(name, step, time=now, **{**fields, **changes})
+    return PeerProgress(NAME, step, time=now, **{**fields, **changes})
 
 
 async def hand_over(state: State, index: int) -> Iterating[averaging_pb2.DownloadData]:
@@ -309,6 +311,10 @@ def signed(signer: OwnedRecords, key: str, value: bytes, expiration: float) -> t
     """(subkey, signed value) of a record under a key of the DHT."""
     subkey, content = MSGPackSerializer.dumps(signer.local_public_key), MSGPackSerializer.dumps(value)
     return subkey, signer.sign_value(DHTRecord(DHTID.generate(source=key).to_bytes(), subkey, content, expiration))
+
+
+def _dht_stub(p2p: P2P, peer: PeerID) -> Any:
+    return ServicerBase.get_stub.__func__(DHTProtocol, p2p, peer)  # DHTProtocol has one that needs a node
 
 
 def _calls(key: str, records: Sequence[tuple[bytes, bytes]], expiration: float) -> Iterator[dht_pb2.StoreRequest]:

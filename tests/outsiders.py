@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
 
 from attack_tools import (
     RECORD_SECONDS,
@@ -30,14 +29,13 @@ from hivemind.p2p import P2P
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
+from swarm.owners import OwnedRecords
 from swarm.pulse import Pulse
 from swarm.reachability import NONCE_BYTES, CallMe, ReachabilityService
-from swarm.record import TRAINING
 from swarm.replies import parse_step
 from swarm.rounds import Ticket
 from swarm.run_card import PROTOCOL, RUNS_KEY, RunCard, read_cards
 
-NAME = "mallory"
 FALSE_STEP = 10**6
 DRIP_BYTES_PER_SECOND = 24_000
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
@@ -51,7 +49,7 @@ RESERVE = b"\x02\x08\x00"
 async def claim(node: Outsider) -> None:
     """a1: says that it is at step 1,000,000, and does not answer."""
     async for _ in node.turns(1.0):
-        await node.say(record(NAME, FALSE_STEP))
+        await node.say(record(FALSE_STEP))
 
 
 async def silent_claim(node: Outsider) -> None:
@@ -106,7 +104,7 @@ async def _offer(node: Outsider, give: Callable[[int], AsyncIterator[averaging_p
     await Pulse(node.p2p, node.namespace).answer()
     asked = 0
     async for _ in node.turns(1.0):
-        await node.say(record(NAME, step))
+        await node.say(record(step))
         if averager.asked != asked:
             asked = averager.asked
             node.report(f"asked for {asked} slices of the state of step {step}")
@@ -169,16 +167,23 @@ async def sound_records(node: Outsider, count: int = 2500) -> None:
     await _flood(node, sound_keys(count))
 
 
-async def _flood(node: Outsider, signers) -> None:
-    step = max((record.step for record in (await node.members()).values()), default=0)
+async def _flood(node: Outsider, signers: Iterable[OwnedRecords]) -> None:
+    """Store a record in each name, as fast as it goes: who reads them believes each for some seconds."""
+    members = await node.members()
+    step = max((record.step for record in members.values()), default=0)
     expiration = get_dht_time() + 600
     stored = made = 0
-    while some := list(islice(signers, 500)):
-        value = record(NAME, step, samples=0, rate=0.0).to_bytes()
+    signers = await asyncio.to_thread(list, signers)
+    node.report(f"made {len(signers)} keys")
+    for begin in range(0, len(signers), 500):
+        soon = record(step, samples=0, rate=0.0)
+        value = replace(soon, time=soon.time + 3).to_bytes()  # a clock may be so far off
         batch = await asyncio.to_thread(
-            lambda some=some, value=value: [signed(signer, node.progress_key, value, expiration) for signer in some]
+            lambda begin=begin, value=value: [
+                signed(signer, node.progress_key, value, expiration) for signer in signers[begin : begin + 500]
+            ]
         )
-        stored, made = stored + await node.store(node.progress_key, batch, expiration), made + len(batch)
+        stored, made = stored + await node.store(members, node.progress_key, batch, expiration), made + len(batch)
         if not node.remaining_seconds:
             break
     node.report(f"{stored} of {made} records were stored")
@@ -188,27 +193,28 @@ async def _flood(node: Outsider, signers) -> None:
 async def cards(node: Outsider, count: int = 1100) -> None:
     """f5: so many run cards of the same run with another learning rate."""
     found = await asyncio.to_thread(read_cards, node.dht, [f"/p2p/{node.target}"])
-    (card, *_) = found.values()
+    (card, *_), members = found.values(), await node.members()
     recipe = replace(card.recipe, learning_rate=card.recipe.learning_rate * 7)
     value, expiration = RunCard(PROTOCOL, card.run_id, recipe).to_bytes(), get_dht_time() + 600
     batch = await asyncio.to_thread(
         lambda: [signed(signer, RUNS_KEY, value, expiration) for signer in sound_keys(count)]
     )
-    node.report(f"{await node.store(RUNS_KEY, batch, expiration)} of {count} run cards were stored")
+    node.report(f"{await node.store(members, RUNS_KEY, batch, expiration)} of {count} run cards were stored")
     await asyncio.sleep(node.remaining_seconds)
 
 
 async def waiting(node: Outsider, at_once: int = 20) -> None:
     """g1, g2: each two seconds so many new identities that are in the next round, as they say, and cannot be called."""
+    members = await node.members()
     async for turn in node.turns(2.0, most=60):
+        members = await node.members() or members
         signers = list(sound_keys(at_once))
-        step = max((record.step for record in (await node.members()).values() if record.name != NAME), default=0)
-        said = record(NAME, step, samples=0, rate=1.0, client_mode=bool(turn % 2), phase=TRAINING).to_bytes()
+        step = max((record.step for record in members.values()), default=0)
+        said = record(step, samples=0, rate=1.0, client_mode=bool(turn % 2)).to_bytes()
         expiration = get_dht_time() + RECORD_SECONDS
-        stored = await node.store(
-            node.progress_key, [signed(signer, node.progress_key, said, expiration) for signer in signers], expiration
-        )
-        node.report(f"{stored} of {at_once} identities were stored as {TRAINING}")
+        batch = [signed(signer, node.progress_key, said, expiration) for signer in signers]
+        stored = await node.store(members, node.progress_key, batch, expiration)
+        node.report(f"{stored} of {at_once} identities were stored")
 
 
 # ---- doors -----------------------------------------------------------------------------------------------------------
