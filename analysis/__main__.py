@@ -4,6 +4,7 @@
     python -m analysis run my-grid.toml --repeat 3
     python -m analysis run peers --paced-samples-per-second 40
     python -m analysis measure runs/analysis/delay      # after a change of the gates, from the files that are there
+    python -m analysis home runs/analysis/home          # who was in each update of a swarm on home lines
     python -m analysis report runs/analysis/delay -o report/
 
 An experiment that was interrupted goes on where it stopped when the same command is given again.
@@ -21,7 +22,7 @@ import tyro
 from rich.console import Console
 
 from analysis.campaign import Campaign, outcome, summary_table
-from analysis.cells import load_grid, shipped_grids
+from analysis.cells import Cell, load_grid, shipped_grids
 from recipe.command_line import arg, exit_status
 from recipe.errors import InputError
 
@@ -39,6 +40,8 @@ class Run:
     """Only these systems."""
     paced_samples_per_second: Annotated[float | None, arg("SAMPLES", "as the experiment says")] = None
     """Speed of each host's pretended device."""
+    steps: Annotated[int | None, arg("UPDATES", "as the experiment says")] = None
+    """Updates of each cell, for a quick look."""
     again: bool = False
     """Run cells again whose result is invalid."""
     dry_run: bool = False
@@ -50,6 +53,15 @@ class Measure:
     """Work out finished cells once more from the files that they left, by the rules of this version."""
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], arg("FOLDER ...", text="Of experiments.")]
+
+
+@dataclass(frozen=True)
+class Home:
+    """Show who was in each update of a swarm, which rounds failed, and what a start or a late host took."""
+
+    runs: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]], arg("FOLDER ...", text="Of experiments or cells, finished or not.")
+    ]
 
 
 @dataclass(frozen=True)
@@ -69,10 +81,10 @@ class Report:
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if a cell gave no valid result, 2 for input that cannot work, 130 after Ctrl-C."""
     options = tyro.cli(
-        Run | Measure | Report, args=arguments, prog="python -m analysis", config=(tyro.conf.OmitArgPrefixes,)
+        Run | Measure | Home | Report, args=arguments, prog="python -m analysis", config=(tyro.conf.OmitArgPrefixes,)
     )
     console = Console() if sys.stdout.isatty() else Console(width=150)
-    programs = {Run: _run, Measure: _measure, Report: _report}
+    programs = {Run: _run, Measure: _measure, Home: _home, Report: _report}
     interrupted = "Interrupted; the same command goes on with the cells that are left."
     return exit_status(lambda: programs[type(options)](options, console), interrupted)
 
@@ -90,6 +102,8 @@ def _run(options: Run, console: Console) -> int:
     changes = {}
     if options.paced_samples_per_second is not None:
         changes["paced_samples_per_second"] = options.paced_samples_per_second
+    if options.steps is not None:
+        changes["steps"] = options.steps
     cells = list(grid.cells(options.repeat, **changes))
     if options.systems:
         known = dict.fromkeys(cell.system for cell in cells)
@@ -115,6 +129,19 @@ def _measure(options: Measure, console: Console) -> int:
     for name, result in results.items():
         console.print(f"{name}: {outcome(result)}", markup=False, highlight=False)
     return int(any(result["problems"] for result in results.values()))
+
+
+def _home(options: Home, console: Console) -> None:
+    from analysis.home import home_numbers, measures_home
+    from analysis.home_text import show
+
+    files = [file for folder in options.runs for file in [folder / "cell.json", *sorted(folder.glob("*/cell.json"))]]
+    cells = {file.parent: Cell.from_json(file.read_text()) for file in files if file.exists()}
+    swarms = {folder: cell for folder, cell in cells.items() if measures_home(cell)}
+    if not swarms:
+        raise InputError("There are no cells of our swarm: name folders that python -m analysis run has written.")
+    for folder, cell in swarms.items():
+        show(folder.name, home_numbers(folder, cell), console)
 
 
 if __name__ == "__main__":

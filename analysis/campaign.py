@@ -189,8 +189,17 @@ def _sentence(cell: Cell) -> str:
 def outcome(result: dict[str, Any]) -> str:
     """A line about a cell: how fast it was, or why it is invalid."""
     if result["problems"]:
-        return "invalid: " + "; ".join(result["problems"])
-    return f"{result['samples_per_second']:.1f} samples/s, {result['step_seconds']:.2f} s an update"
+        return "invalid: " + "; ".join(result["problems"]) + _who_took_part(result)
+    line = f"{result['samples_per_second']:.1f} samples/s, {result['step_seconds']:.2f} s an update"
+    return line + _who_took_part(result)
+
+
+def _who_took_part(result: dict[str, Any]) -> str:
+    """Of a swarm: see `analysis.home`."""
+    if not (found := result.get("home")):
+        return ""
+    whole = f"; all in {found['whole_updates']} of {len(found['updates'])} updates"
+    return f"{whole}, {len(found['failed'])} failed rounds"
 
 
 def _clock(seconds: float) -> str:

@@ -3,7 +3,8 @@
     python -m analysis.cell FOLDER        # FOLDER holds cell.json; everything else is written there
 
 FOLDER afterwards: `runs/` (run folders of the peers), `logs/` (what they printed), `commands.json`, `topology.json`,
-`router.jsonl`, `watch.jsonl`, and `result.json`, written last.
+`started.json` (Unix seconds at which each host's command was started), `router.jsonl`, `watch.jsonl`, and
+`result.json`, written last.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from pathlib import Path
 
 from analysis.calibration import machine_gflops
 from analysis.cells import Cell
+from analysis.home import STARTED, home_numbers, measures_home
 from analysis.measure import measure, rounds_of, steps_done
+from analysis.peer_processes import environment_without_peers
 from analysis.systems import RUN_ID, system_of
 from analysis.wan import sandbox
 from analysis.wan.lab import TOPOLOGY, Lab
@@ -54,6 +57,7 @@ class CellRun:
         self.runs, self.logs = folder / "runs", folder / "logs"
         self.processes: dict[str, subprocess.Popen] = {}
         self.commands: dict[str, list[str]] = {}
+        self.started: dict[str, float] = {}
         self.killed: set[str] = set()
         self.deadline = time.monotonic() + cell.time_limit_seconds
 
@@ -64,15 +68,15 @@ class CellRun:
             RunError: one failed, or time is up.
         """
         self.logs.mkdir()
-        first, *others = self.lab.hosts
+        first, *others = self.lab.hosts[: self.cell.peers_at_start]
         self._start(first, ())
-        addresses = self._addresses(first) if self.system.joins and others else ()
+        addresses = self._addresses(first) if self.system.joins and self.cell.peers > 1 else ()
         for host in others:
             self._start(host, addresses)
-        write_json(self.folder / "commands.json", self.commands)
         while any(process.poll() is None for process in self.processes.values()):
             self._check()
             self._kill_if_due()
+            self._start_last_if_due(addresses)
             time.sleep(_POLL_SECONDS)
         self._check()
 
@@ -80,11 +84,12 @@ class CellRun:
         command = self.system.command(self.system, self.cell, host, self.lab.hosts[0], self.runs, addresses)
         cores = own_cores(host.number, self.cell.peers)
         threads = max(1, len(os.sched_getaffinity(0)) // self.cell.peers)
-        variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "eth0", "INITIAL_PEERS": ""}
+        variables = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "eth0"}
         if self.cell.paced_rates:
             variables[VARIABLE] = str(self.cell.paced_rates[host.number - 1])
             variables[ALL_SAMPLES] = str(int(self.cell.paced_all_samples))
         self.commands[host.name] = command
+        self.started[host.name] = time.time()
         with (self.logs / f"{host.name}.log").open("wb") as log:
             self.processes[host.name] = self.lab.start(
                 host,
@@ -93,8 +98,10 @@ class CellRun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=_ROOT,
-                env=os.environ | variables,
+                env=environment_without_peers() | variables,
             )
+        write_json(self.folder / "commands.json", self.commands)
+        write_json(self.folder / STARTED, self.started)
 
     def _addresses(self, first: Host) -> tuple[str, ...]:
         """The first peer's address inside the lab, as soon as it has one."""
@@ -131,6 +138,13 @@ class CellRun:
             self.lab.unplug(last)  # before its kernel can tell the others
             os.killpg(self.processes[last.name].pid, signal.SIGKILL)
 
+    def _start_last_if_due(self, addresses: tuple[str, ...]) -> None:
+        first, last = self.lab.hosts[0], self.lab.hosts[-1]
+        if self.cell.last_joins_at_step is None or last.name in self.processes:
+            return
+        if steps_done(self.runs / RUN_ID / first.name) >= self.cell.last_joins_at_step:
+            self._start(last, addresses)
+
 
 def own_cores(number: int, peers: int) -> list[int]:
     """The cores of host `number` (1 is the first): its own where there are enough, so that no host takes another's."""
@@ -150,7 +164,8 @@ def run_cell(folder: Path) -> None:
     network = network_of(cell, folder)
     _empty(folder)
     began, speeds, problem = time.time(), [machine_gflops()], None
-    with Lab(network, folder) as lab, Watch(lab, folder / "watch.jsonl"):
+    with Lab(network, folder, congestion_control=cell.congestion_control) as lab, Watch(lab, folder / "watch.jsonl"):
+        congestion_control = lab.congestion_control_in_use()
         try:
             CellRun(cell, folder, lab).run()
         except RunError as error:
@@ -158,7 +173,10 @@ def run_cell(folder: Path) -> None:
     speeds.append(machine_gflops())
     rounds = rounds_of(folder, cell)
     result = measure(folder, cell, rounds) if problem is None else {"problems": [problem]}
-    result |= {"backend": lab.backend, "seconds": time.time() - began, "machine_gflops": speeds}
+    result |= {"backend": lab.backend, "congestion_control": congestion_control}
+    result |= {"seconds": time.time() - began, "machine_gflops": speeds}
+    if measures_home(cell):
+        result["home"] = home_numbers(folder, cell)
     write_json(folder / "result.json", result)
 
 

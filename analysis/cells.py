@@ -36,6 +36,8 @@ class Cell:
     """Standard deviation of the one-way delay."""
     loss: float = 0.0
     """Probability that a packet is lost."""
+    congestion_control: str | None = None
+    """TCP's algorithm on all hosts, such as cubic; None for the machine's default, which `grid.json` names."""
     topology: str | None = None
     """A topology's name or file in place of the four numbers above."""
     recipe: str = "synthetic"
@@ -56,6 +58,8 @@ class Cell:
     """How many times slower the last host's pretended device is."""
     kill_at_step: int | None = None
     """The last host is killed after this update (swarms only)."""
+    last_joins_at_step: int | None = None
+    """The last host is started when the first peer has made this update (swarms only)."""
     target_accuracy: float | None = None
     """Validation accuracy whose time is measured; the run goes on to its last step."""
     time_limit_seconds: float = 900.0
@@ -68,10 +72,16 @@ class Cell:
             raise InputError("peers, batch_size and repetition of a cell have to be at least 1.")
         if not 0 <= self.warm_up_steps < self.steps:
             raise InputError(f"{self.warm_up_steps} warm-up steps leave nothing of {self.steps} steps to measure.")
+        if self.kill_at_step is not None and self.last_joins_at_step is not None:
+            raise InputError("kill_at_step and last_joins_at_step are about the same host: give one of them.")
         if self.paced_samples_per_second is not None and self.paced_samples_per_second <= 0:
             raise InputError("paced_samples_per_second has to be more than 0.")
         if self.last_times_slower < 1 or (self.last_times_slower > 1 and self.paced_samples_per_second is None):
             raise InputError("last_times_slower is at least 1, and more only where paced_samples_per_second is given.")
+        if self.last_joins_at_step is not None and (self.last_joins_at_step < 1 or self.peers < 2):
+            raise InputError("last_joins_at_step is at least 1, and needs at least 2 peers.")
+        if self.last_joins_at_step is not None and self.last_joins_at_step >= self.steps:
+            raise InputError(f"last_joins_at_step has to be less than the {self.steps} steps of the cell.")
         self.full_recipe()
         if self.topology is None:  # else its file may be gone by now: see analysis/cell.py
             self.network()
@@ -98,6 +108,16 @@ class Cell:
         return uniform(self.peers, self.rtt_ms, self.bandwidth_mbps, jitter_ms=self.jitter_ms, loss=self.loss)
 
     @property
+    def peers_at_start(self) -> int:
+        """Peers that wait for each other before the first update: all but one that joins later."""
+        return self.peers - (self.last_joins_at_step is not None)
+
+    @property
+    def least_peers(self) -> int:
+        """An update in which fewer peers took part is no valid measurement: one may be killed, or join later."""
+        return self.peers - (self.kill_at_step is not None or self.last_joins_at_step is not None)
+
+    @property
     def paced_rates(self) -> list[float] | None:
         """Samples per second of each host's pretended device; None where compute is true."""
         if self.paced_samples_per_second is None:
@@ -111,6 +131,9 @@ class Cell:
         values = asdict(self) | {"repetition": 0, "recipe_fingerprint": self.full_recipe().fingerprint}
         if not self.paced_all_samples:  # came later: cells that do not use it keep their names
             del values["paced_all_samples"]
+        for name in ("last_joins_at_step", "congestion_control"):  # came later as well
+            if values[name] is None:
+                del values[name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
     @property

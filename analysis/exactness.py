@@ -23,7 +23,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from analysis.peer_processes import has_ended, kill
+from analysis.peer_processes import environment_without_peers, has_ended, kill
 from analysis.soak_result import weights_hash
 from recipe.command_line import arg, at_least, exit_status
 from recipe.config import Recipe
@@ -82,7 +82,7 @@ def _train(options: ExactnessOptions, run_id: str, way: list[str]) -> None:
     command += ["--validate-every-steps", str(options.rounds), "--batch-size", "32"]
     log_file = options.output_dir / f"{run_id}.log"
     with log_file.open("wb") as log:
-        environment = os.environ | {"INITIAL_PEERS": ""}
+        environment = environment_without_peers()
         swarm = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         try:
             while not has_ended(swarm, 1.0):

@@ -29,9 +29,10 @@ LABELS = {
     "kill_at_step": "killed",
     "last_times_slower": "times that the last peer is slower",
     "topology": "network",
+    "congestion_control": "TCP's congestion control",
 }
 LOGARITHMIC = ("bandwidth_mbps", "target_batch_size", "learning_rate")
-UNORDERED = ("topology", "kill_at_step")
+UNORDERED = ("topology", "kill_at_step", "congestion_control")
 _OFTEN = ("ddp", "ddp-fp16", "hivemind-tuned", "swarm-local-1-fp16", "swarm-local", "swarm-fp16", "hivemind")
 _TAB20 = matplotlib.colormaps["tab20"].colors  # each colour twice, the second time pale
 COLOURS = dict(zip(dict.fromkeys((*_OFTEN, *SYSTEMS)), _TAB20[::2] + _TAB20[1::2], strict=False))

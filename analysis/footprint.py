@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.measure import steps_done
-from analysis.peer_processes import has_ended, kill, parts
+from analysis.peer_processes import environment_without_peers, has_ended, kill, parts
 from analysis.results import interval
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
@@ -115,10 +115,10 @@ def _swarm_command(options: FootprintOptions, run_id: str, peer_options: Sequenc
 @contextlib.contextmanager
 def _started(command: list[str], options: FootprintOptions, name: str) -> Iterator[subprocess.Popen]:
     threads = str(max(1, (os.cpu_count() or 1) // options.peers))  # as swarm.local gives to each peer
-    variables = {VARIABLE: str(options.samples_per_second), "OMP_NUM_THREADS": threads, "INITIAL_PEERS": ""}
+    variables = {VARIABLE: str(options.samples_per_second), "OMP_NUM_THREADS": threads}
     with (options.output_dir / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | variables
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment_without_peers() | variables
         )
         try:
             yield process

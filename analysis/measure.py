@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from analysis.cells import Cell
+from analysis.home import home_numbers
 from analysis.payload import too_few_bytes
 from analysis.systems import RUN_ID, SYSTEMS
 from analysis.wan.router import VERY_LATE_MS
@@ -175,6 +176,8 @@ def measure_again(folder: Path) -> dict[str, Any]:
         cell = Cell.from_json((folder / "cell.json").read_text())
         result |= measure(folder, cell, rounds_of(folder, cell))
         result["problems"] += too_few_bytes(cell, result)
+        if "home" in result:  # of an earlier version, it has none
+            result["home"] = home_numbers(folder, cell)
         write_json(folder / "result.json", result)
     return result
 
@@ -202,10 +205,11 @@ def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[s
         found.append(f"the router missed {numbers['overflows']} packets")
     if numbers["received"] is not None and numbers["received"] < 1:
         found.append(f"an average was partial: {numbers['received']:.1%} of its parts arrived")
-    least = cell.peers - (cell.kill_at_step is not None)
     counted = [item.peers for item in rounds if item.peers is not None]
-    if counted and min(counted) < least:
+    if counted and min(counted) < cell.least_peers:
         found.append(f"only {min(counted)} of {cell.peers} peers took part in an update")
+    if counted and cell.last_joins_at_step is not None and max(counted) < cell.peers:
+        found.append("the last host never took part in an update")
     if counted and len(counted) < len(rounds):
         found.append(f"the first peer was not there in {len(rounds) - len(counted)} updates")
     return found

@@ -26,7 +26,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from analysis.peer_processes import has_ended, kill, parts
+from analysis.peer_processes import environment_without_peers, has_ended, kill, parts
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.pacing import VARIABLE
@@ -64,10 +64,11 @@ def measure(options: MemoryOptions, console: Console) -> dict[str, Any]:
     run_id = f"memory-{os.getpid()}"
     command = [sys.executable, "-m", "swarm.local", "--peers", str(len(NAMES)), "--run-id", run_id, *RECIPE]
     command += ["--output-dir", str(options.output_dir), "--total-steps", str(options.rounds), "--device", "cpu"]
-    variables = {VARIABLE: "4000", "OMP_NUM_THREADS": "1", "INITIAL_PEERS": ""}
+    variables = {VARIABLE: "4000", "OMP_NUM_THREADS": "1"}
     samples: list[dict[str, Any]] = []
     with (options.output_dir / "memory.log").open("wb") as log:
-        swarm = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | variables)
+        environment = environment_without_peers() | variables
+        swarm = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         try:
             while not has_ended(swarm, PERIOD_SECONDS):
                 sample = _sample(swarm.pid, options.output_dir / run_id)

@@ -43,7 +43,7 @@ def too_few_bytes(cell: Cell, result: dict[str, Any]) -> list[str]:
     sent, updates = _sent(result, system.joins)
     if cell.peers < 2 or cell.kill_at_step is not None or updates < 2 or payload is None:
         return []
-    expected = 2 * (cell.peers - 1) * payload * (updates - (1.0 if system.overlaps else 0.5))
+    expected = 2 * (cell.least_peers - 1) * payload * (updates - (1.0 if system.overlaps else 0.5))
     if sent >= WHOLE * expected:
         return []
     return [f"averages were partial: {sent / 1e6:.1f} of {expected / 1e6:.1f} MB crossed the network"]

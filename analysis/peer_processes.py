@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 
 import psutil
+
+
+def environment_without_peers() -> dict[str, str]:
+    """A copy of the environment for peers of an experiment, which have to join nobody else's swarm."""
+    return {name: value for name, value in os.environ.items() if name != "INITIAL_PEERS"}
 
 
 def parts(peer: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:

@@ -39,7 +39,9 @@ def machine_section(experiments: Sequence[Experiment]) -> Section:
     if any(name.endswith("+") for experiment in known for name in commits(experiment)):
         text.append("A + after a commit: there were changes that were not committed; these cells cannot be had again.")
     if (algorithm := known[0].grid.get("congestion_control")) is not None:
-        text.append(f"TCP's congestion control was the kernel's {algorithm}.")
+        chosen = {cell.congestion_control for experiment in known for cell in experiment.cells["cell"]} - {None}
+        others = f", or {' or '.join(sorted(chosen))} where the cell says so" if chosen else ""
+        text.append(f"TCP's congestion control was the kernel's {algorithm}{others}.")
     return Section("Machine", text)
 
 

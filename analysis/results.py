@@ -23,6 +23,7 @@ _SETTINGS = (
     "bandwidth_mbps",
     "jitter_ms",
     "loss",
+    "congestion_control",
     "topology",
     "last_times_slower",
     "paced_samples_per_second",

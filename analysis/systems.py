@@ -51,7 +51,7 @@ def swarm(system: System, cell: Cell, host: Host, _first: Host, output: Path, ad
             changes["validate_every_steps"] = max(1, recipe.validate_every_steps // local)
     command = [sys.executable, "-m", "swarm.peer", "--public-name", host.name, "--output-dir", str(output)]
     command += ["--host-maddrs", f"/ip4/{host.address}/tcp/{PORT}", "--device", "cpu", "--max-steps", str(steps)]
-    command += ["--batch-size", str(cell.batch_size), "--min-peers", str(cell.peers), *system.options]
+    command += ["--batch-size", str(cell.batch_size), "--min-peers", str(cell.peers_at_start), *system.options]
     if addresses:
         return [*command, "--initial-peers", *addresses]
     return [*command, "--run-id", RUN_ID, "--recipe", cell.recipe, *recipe_options(cell, changes)]
@@ -140,4 +140,6 @@ def system_of(cell: Cell) -> System:
     system = SYSTEMS[cell.system]
     if cell.kill_at_step is not None and not system.joins:
         raise InputError(f"{cell.system} ends when one of its processes does: leave out kill_at_step for it.")
+    if cell.last_joins_at_step is not None and system.command is not swarm:
+        raise InputError(f"{cell.system} waits for all of its processes: leave out last_joins_at_step for it.")
     return system

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from analysis.peer_processes import environment_without_peers
 from analysis.wan.lab import Lab
 from analysis.wan.topology import Host
 from recipe.errors import InputError
@@ -77,7 +78,7 @@ class Volunteer:
         """With the address of somebody who is there, if anybody is."""
         command = self.command(address)
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        variables = {VARIABLE: str(self.rate), "OMP_NUM_THREADS": "1", "INITIAL_PEERS": ""}
+        variables = {VARIABLE: str(self.rate), "OMP_NUM_THREADS": "1"}
         self.folder.status.unlink(missing_ok=True)
         with self.log.open("ab") as log, _a_terminal_that_counts():
             self.process = self.lab.start(
@@ -87,7 +88,7 @@ class Volunteer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=_ROOT,
-                env=os.environ | variables,
+                env=environment_without_peers() | variables,
             )
         self.started, self.ended = time.monotonic(), None
 
@@ -242,7 +243,7 @@ def calm_runs(lab: Lab, folder: Path, recipe: Sequence[str], steps: int, num_run
     and so unevenly that one run says little.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    variables = os.environ | {VARIABLE: CALM_SAMPLES_PER_SECOND, "OMP_NUM_THREADS": "1", "INITIAL_PEERS": ""}
+    variables = environment_without_peers() | {VARIABLE: CALM_SAMPLES_PER_SECOND, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "swarm.peer", "--output-dir", str(folder), *recipe, "--max-steps", str(steps)]
     command += ["--device", "cpu", "--batch-size", "16"]
     processes = []

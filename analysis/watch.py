@@ -1,4 +1,4 @@
-"""Watches a run from outside once a second: processor time, whose it was, and bytes on the hosts' links."""
+"""Watches a run from outside once a second: processor time, whose it was, bytes on the hosts' links, and memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import psutil
 from analysis.wan.lab import Lab
 
 PERIOD_SECONDS = 1.0
+MEMORY_SECONDS = 20.0
+"""Looking at memory takes the kernel milliseconds for each gigabyte."""
 
 
 class Watch:
     """Writes `watch.jsonl` while a `with` block lasts.
 
     Each line: `time` (Unix seconds), `busy` (cores that were busy since the last line), `lab` (cores that processes of
-    this lab kept busy), `traffic` ({host: [bytes sent, bytes received] since the lab began}).
+    this lab kept busy), `traffic` ({host: [bytes sent, bytes received] since the lab began}), and now and then `memory`
+    (bytes of all processes of this lab; what several share counts once).
 
     Args:
         lab: whose hosts.
@@ -41,6 +44,7 @@ class Watch:
 
     def _run(self) -> None:
         busy, lab, at = busy_seconds(), self._lab_seconds(), time.monotonic()
+        looked_at_memory = at
         with self._file.open("w", buffering=1) as file:
             closing = False
             while not closing:
@@ -48,7 +52,10 @@ class Watch:
                 now_busy, now_lab, now = busy_seconds(), self._lab_seconds(), time.monotonic()
                 elapsed = now - at
                 line = {"time": time.time(), "busy": (now_busy - busy) / elapsed, "lab": (now_lab - lab) / elapsed}
-                file.write(json.dumps(line | {"traffic": self._lab.traffic()}) + "\n")
+                line["traffic"] = self._lab.traffic()
+                if now - looked_at_memory >= MEMORY_SECONDS:
+                    line["memory"], looked_at_memory = lab_memory(), now
+                file.write(json.dumps(line) + "\n")
                 busy, lab, at = now_busy, now_lab, now
 
     def _lab_seconds(self) -> float:
@@ -60,6 +67,17 @@ class Watch:
                 continue
             self._seconds_of[process.pid] = used.user + used.system
         return sum(self._seconds_of.values())
+
+
+def lab_memory() -> int:
+    """Bytes of all processes in this process namespace: each one's own, and its share of what several have."""
+    found = 0
+    for process in psutil.process_iter():
+        try:
+            found += process.memory_full_info().pss
+        except psutil.Error:
+            continue
+    return found
 
 
 def busy_seconds() -> float:

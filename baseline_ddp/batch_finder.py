@@ -9,6 +9,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.tuner import Tuner
 
 from recipe.data import VisionData
+from recipe.model import fewest_samples
 from recipe.task import VisionTask
 
 STEPS_PER_TRIAL = 3
@@ -32,7 +33,7 @@ def find_largest_batch(task: VisionTask, data: VisionData, device: torch.device,
         Samples, at most `limit`.
     """
     logging.getLogger("lightning.pytorch.tuner.batch_size_scaling").setLevel(logging.WARNING)
-    data.batch_size = 1
+    data.batch_size = fewest = fewest_samples(task.model)
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
             accelerator="gpu" if device.type == "cuda" else "cpu",
@@ -52,8 +53,8 @@ def find_largest_batch(task: VisionTask, data: VisionData, device: torch.device,
             datamodule=data,
             mode="binsearch",
             steps_per_trial=STEPS_PER_TRIAL,
-            init_val=1,
+            init_val=fewest,
             margin=0.0,  # the largest that divides is taken, which is mostly less
             max_val=2 * limit,  # Lightning does not try the highest value itself
         )
-    return max(1, min(found or 1, limit))
+    return max(fewest, min(found or fewest, limit))

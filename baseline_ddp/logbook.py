@@ -96,7 +96,7 @@ def _times(summary: dict[str, Any]) -> dict[str, str]:
     shares = {f"of it {name}": f"{_time(seconds)} ({seconds / total:.1%})" for name, seconds in parts.items()}
     return {
         "whole training": _time(summary["seconds"]),
-        "training samples per second": f"{summary['samples_per_second']:,.1f}",
+        "training samples per second": _number(summary["samples_per_second"], ",.1f"),
         "steps, without validation": _time(sum(parts.values())),
         **shares,
     }
@@ -126,5 +126,5 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.2%}"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def _number(value: float | None, spec: str = ".4f") -> str:
+    return "-" if value is None else format(value, spec)

@@ -30,6 +30,7 @@ from recipe.callbacks import StepMetrics
 from recipe.config import Recipe
 from recipe.data import VisionData
 from recipe.errors import InputError
+from recipe.model import check_samples
 from recipe.run_folder import RunFolder
 from recipe.sampler import stable_seed
 from recipe.task import VisionTask
@@ -51,19 +52,38 @@ def run(options: BaselineOptions, recipe: Recipe) -> int:
     _silence_libraries()
     waiting = (options.compute.connect_timeout, options.compute.collective_timeout)
     with contextlib.nullcontext() if strategy_name == "single" else processes.connected(device, *waiting):
-        session = Session(options, recipe, processes, device, strategy_name, plan)
+        try:
+            session = Session(options, recipe, processes, device, strategy_name, plan)
+        except RunComplete as complete:
+            if processes.is_first:
+                print(complete, flush=True)
+            return 0
         session.train()
     # From here on the first process is alone; the others have nothing left to do and must not have to wait.
     return finish(session) if processes.is_first else 0
 
 
+class RunComplete(Exception):  # noqa: N818 (reads as what happened)
+    """There is nothing left to train, and the results are there; the message says so to a person."""
+
+
 @dataclass(frozen=True)
 class Beginning:
-    """What the first process decides for all."""
+    """What the first process decides for all.
+
+    Args:
+        checkpoint: that the run goes on from; None for a run that begins.
+        resumed_step: its step.
+        note: what a person should know of this choice; may be empty.
+        complete: why nothing is left to do; may be empty.
+    """
 
     run_id: str
     folder: Path
-    resumed_step: int | None
+    checkpoint: Path | None = None
+    resumed_step: int | None = None
+    note: str = ""
+    complete: str = ""
 
 
 class Session:
@@ -79,6 +99,7 @@ class Session:
 
     Raises:
         InputError: something that a person gave cannot work.
+        RunComplete: in all processes, if the run that is resumed has ended.
     """
 
     def __init__(
@@ -95,6 +116,8 @@ class Session:
         self.precision = options.compute.precision or recipe.precision
         self.remote = RemoteFile(options.files.best_checkpoint_url) if options.files.best_checkpoint_url else None
         self.beginning: Beginning = processes.first_does(self._begin)
+        if self.beginning.complete:
+            raise RunComplete(self.beginning.complete)
         self.folder = RunFolder(self.beginning.folder)
         self._seed()
         self.data = self._open_data()
@@ -102,6 +125,8 @@ class Session:
         self.data.batch_size = self.plan.micro_batch
         self.communication = Stopwatch()
         self.task = build_task(strategy_name, recipe, options.compute, self.communication)
+        if not options.compute.sync_batchnorm:
+            check_samples(self.task.model, self.plan.micro_batch, recipe.model)
         self.split = StepSplit(DataClock(), self.communication)
         self.stop_request = StopRequest(options.stops.max_time)
         self.snapshots = Snapshots(self.folder.checkpoints / "last.ckpt", options.files.snapshot_every, strategy_name)
@@ -124,19 +149,44 @@ class Session:
         run_id = files.run_id or f"{self.recipe.name}-{began}"
         name = files.name or f"{self.strategy_name}-{self.processes.size}"
         folder = RunFolder.create(files.output_dir, run_id, name)
-        snapshot = folder.checkpoints / "last.ckpt"
-        resumed_step = None
-        if files.resume or (self.processes.restarts and snapshot.exists()):
-            resumed_step = check_resumable(snapshot, self.recipe, self.strategy_name)
-        elif snapshot.exists():
-            raise InputError(f"{folder.path} holds a run already: add --resume, or choose another --run-id or --name.")
+        checkpoint, note = self._to_resume(folder)
+        resumed_step = None if checkpoint is None else check_resumable(checkpoint, self.recipe, self.strategy_name)
+        last_step = self.options.stops.max_steps or self.recipe.total_steps
+        if resumed_step is not None and resumed_step >= last_step and folder.summary.exists():
+            results = f"its results are in {folder.path / 'logbook.md'}"
+            complete = f"Run {run_id} is complete at step {resumed_step} of {last_step}: {results}."
+            return Beginning(run_id, folder.path.absolute(), complete=complete)
         forget_after(folder.metrics, -1 if resumed_step is None else resumed_step)
         if self.remote is not None:
             self.remote.check()
         folder.summary.unlink(missing_ok=True)  # it says that a run has ended
         folder.write_recipe(self.recipe)
         folder.write_environment()
-        return Beginning(run_id, folder.path.absolute(), resumed_step)
+        return Beginning(run_id, folder.path.absolute(), checkpoint, resumed_step, note)
+
+    def _to_resume(self, folder: RunFolder) -> tuple[Path | None, str]:
+        """The checkpoint that this run goes on from, None to begin; and what a person should know of that.
+
+        A run that was killed early has no snapshot yet, and maybe a best checkpoint, which holds as much.
+        """
+        snapshot, best = folder.checkpoints / "last.ckpt", folder.checkpoints / "best.ckpt"
+        resumes = self.options.files.resume or self.processes.restarts > 0
+        if snapshot.exists():
+            if not resumes:
+                raise InputError(
+                    f"{folder.path} holds a run already: add --resume, or choose another --run-id or --name."
+                )
+            return snapshot, ""
+        if not resumes:
+            return None, ""
+        if best.exists():
+            return best, f"There is no snapshot yet; {best} holds as much."
+        if self.options.files.resume and not folder.recipe.exists():
+            raise InputError(
+                f"--resume finds no run in {folder.path}: give the --run-id, --name and --output-dir of before, or "
+                "leave --resume out to begin one."
+            )
+        return None, "It was interrupted before its first snapshot: the run begins anew."
 
     def _seed(self) -> None:
         seed = stable_seed(self.recipe.seed, "process", self.processes.rank)
@@ -202,7 +252,7 @@ class Session:
         if self.processes.is_first:
             self._introduce()
         began = time.monotonic()
-        resumed = None if self.beginning.resumed_step is None else self.snapshots.path
+        resumed = self.beginning.checkpoint
         with self.stop_request.listening(speaks=self.processes.is_first):
             self.trainer.fit(self.task, self.data, ckpt_path=resumed, weights_only=True)
         self.seconds = time.monotonic() - began
@@ -214,8 +264,11 @@ class Session:
             f"{self.device.type}, precision {self.precision}; samples per update {self.plan}.\n"
             f"Run folder: {folder}"
         )
+        if self.beginning.note:
+            print(self.beginning.note)
         if self.beginning.resumed_step is not None:
-            print(f"Going on from the snapshot of step {self.beginning.resumed_step}.")
+            kind = "snapshot" if self.beginning.checkpoint == self.snapshots.path else "best checkpoint"
+            print(f"Going on from the {kind} of step {self.beginning.resumed_step}.")
         print(f"If it is interrupted: the same command with --run-id {self.beginning.run_id} --resume", flush=True)
 
 

@@ -19,10 +19,14 @@ from pathlib import Path
 
 if __name__ == "__main__":  # run as a file, Python puts this folder on the path instead of the repository's root
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from recipe.interrupts import end_silently
+
+    end_silently()
 
 from baseline_ddp.launch import launch_lines
 from baseline_ddp.options import parse_options
 from recipe.errors import InputError
+from recipe.interrupts import raise_again
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     from baseline_ddp.processes import RunFailed
     from baseline_ddp.session import run
 
+    raise_again()
     try:
         return test_checkpoint(options) if options.test else run(options, recipe)
     except InputError as error:

@@ -171,7 +171,7 @@ class _Volunteer:
 def _addresses(address: str | Sequence[str]) -> list[str]:
     values = [address] if isinstance(address, str) else list(address)
     try:
-        found = parse_initial_peers([value for value in values if value.strip()])
+        found = parse_initial_peers([value for value in values if value.strip()] or None)
     except InputError as error:
         raise CannotJoin(str(error)) from None
     if not found:

@@ -9,8 +9,9 @@ from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from recipe.config import Recipe
+from recipe.damaged_images import ImagesByClass
 from recipe.datasets import TensorImages
-from recipe.sampler import sample_randomness
+from recipe.sampler import PADDING, sample_randomness
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _STATISTICS = {
@@ -86,6 +87,8 @@ class ImageView(Dataset):
     def __getitem__(self, entry: Any) -> tuple[torch.Tensor, int]:
         if self.key is None:
             image, label = self.source[entry]
+            if isinstance(self.source, ImagesByClass) and self.source.is_damaged(entry):
+                label = PADDING  # another image stands in for it, which counts once
             return self.transform(image), label
         position, index = entry
         image, label = self.source[index]

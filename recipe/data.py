@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from recipe.augmentation import ImageView, TensorView
 from recipe.config import Recipe
+from recipe.damaged_images import ImagesByClass
 from recipe.datasets import Splits, TensorImages, open_splits, prepare
 from recipe.errors import InputError
 from recipe.sampler import PADDING, PeerBatches, PeerSampler, ShardBatches, stable_seed
@@ -52,6 +53,7 @@ class VisionData(L.LightningDataModule):
         self.num_workers = num_workers
         self.samples_trained = 0
         self._splits: Splits | None = None
+        self._batches: PeerBatches | None = None
 
     def prepare_data(self) -> None:
         """Downloads CIFAR-10 if it is missing."""
@@ -91,7 +93,17 @@ class VisionData(L.LightningDataModule):
         sampler.load_state_dict({"position": self.samples_trained})
         key = stable_seed(self.recipe.seed, self.identity, "augmentation")
         view = self._view(self._opened().train, key)
-        return self._loader(view, PeerBatches(sampler, self.batch_size, *self._share))
+        self._batches = PeerBatches(sampler, self.batch_size, *self._share)
+        return self._loader(view, self._batches)
+
+    def resize_micro_batch(self, samples: int) -> None:
+        """The training loader's next micro-batches are of another size; those that it has drawn ahead stay.
+
+        Samples keep their order and their random changes, which depend on their position alone.
+        """
+        self.batch_size = samples
+        if self._batches is not None:
+            self._batches.batch_size = samples
 
     def val_dataloader(self) -> DataLoader:
         """The validation part, once, in order."""
@@ -105,7 +117,14 @@ class VisionData(L.LightningDataModule):
         return self._pass_over(test)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Counts here, where a batch leaves for training: loaders draw ahead, so their own count says too much."""
+        """Counts here, where a batch leaves for training: loaders draw ahead, so their own count says too much.
+
+        Raises:
+            InputError: too many of a folder's images cannot be read.
+        """
+        for part in vars(self._opened()).values():
+            if isinstance(part, ImagesByClass):
+                part.report()
         if self.trainer is not None and self.trainer.training:
             self.samples_trained += len(batch[1]) * self.trainer.world_size
         return batch

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset
-from torchvision.datasets import CIFAR10, ImageFolder
-from torchvision.datasets.folder import default_loader
+from torchvision.datasets import CIFAR10
+from torchvision.datasets.utils import check_md5
 
 from recipe.config import Recipe
+from recipe.damaged_images import ImagesByClass
 from recipe.errors import InputError
 
 # The split belongs to the data set, not to a run: results with different recipe seeds stay comparable.
@@ -71,6 +71,8 @@ def prepare(recipe: Recipe, data_dir: Path) -> None:
         with FileLock(data_dir / ".download.lock"):
             CIFAR10(data_dir, download=True)
     except Exception as error:  # urllib, tarfile, pickle and torchvision each have their own
+        if damaged := damaged_cifar10(data_dir):
+            raise damaged from error
         raise InputError(
             f"CIFAR-10 cannot be downloaded into {data_dir} ({type(error).__name__}: {error}): connect this machine to "
             f"the network, or put {CIFAR10.filename} from {CIFAR10.url} into that folder (--data-dir)."
@@ -119,12 +121,31 @@ def _cifar10(_: Recipe, data_dir: Path) -> Splits:
     try:
         train, test = CIFAR10(data_dir, train=True), CIFAR10(data_dir, train=False)
     except Exception as error:  # torchvision raises RuntimeError, unpickling anything
+        if damaged := damaged_cifar10(data_dir):
+            raise damaged from error
         raise InputError(
             f"There is no complete CIFAR-10 in {data_dir} ({error}): put {CIFAR10.filename} from {CIFAR10.url} "
             "there, or name another --data-dir."
         ) from error
     first, second = _stratified(np.asarray(train.targets), 0.10)
     return Splits(Subset(train, first.tolist()), Subset(train, second.tolist()), test)
+
+
+def damaged_cifar10(data_dir: Path) -> InputError | None:
+    """What to say of the first file whose checksum is not the published one; None if there is none."""
+    batches = data_dir / CIFAR10.base_folder
+    published = [(batches / name, md5) for name, md5 in (*CIFAR10.train_list, *CIFAR10.test_list)]
+    published += [
+        (batches / CIFAR10.meta["filename"], CIFAR10.meta["md5"]),
+        (data_dir / CIFAR10.filename, CIFAR10.tgz_md5),
+    ]
+    for path, md5 in published:
+        if path.is_file() and not check_md5(path, md5):
+            return InputError(
+                f"{path} has the wrong checksum, so it is damaged or not the published file: delete it, and connect "
+                f"this machine to the network or put {CIFAR10.filename} from {CIFAR10.url} into {data_dir}."
+            )
+    return None
 
 
 def _imagefolder(recipe: Recipe, data_dir: Path) -> Splits:
@@ -148,20 +169,13 @@ def _needed(folder: Path) -> bool:
     return folder.name != "test" or folder.exists()
 
 
-def _folder(folder: Path) -> ImageFolder:
+def _folder(folder: Path) -> ImagesByClass:
     try:
-        return ImageFolder(folder, loader=_open_image)
+        return ImagesByClass(folder)
     except OSError as error:
         raise InputError(
             f"{folder} holds no images by class ({error}): name a --data-dir with train/<class>/ and val/<class>/."
         ) from error
-
-
-def _open_image(path: str) -> Any:
-    try:
-        return default_loader(path)
-    except OSError as error:
-        raise InputError(f"{path} is no readable image ({error}): repair or remove the file.") from error
 
 
 def _synthetic(recipe: Recipe, _: Path) -> Splits:

@@ -42,6 +42,24 @@ def build_model(recipe: Recipe) -> nn.Module:
     return module
 
 
+def fewest_samples(module: nn.Module) -> int:
+    """The smallest micro-batch that a model can be trained with: 2 with BatchNorm, else 1.
+
+    BatchNorm normalises over the samples of a micro-batch. Of a single one with a map of 1 x 1 it cannot, and torch
+    refuses; of a single larger one it could, but its statistics would be that image's alone.
+    """
+    return 2 if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()) else 1
+
+
+def check_samples(module: nn.Module, samples: int, model: str) -> None:
+    """Raises InputError if the model cannot be trained with micro-batches of so many samples."""
+    if samples < fewest_samples(module):
+        raise InputError(
+            f"{model} normalises over its micro-batch (BatchNorm), which needs 2 samples or more: give --batch-size 2, "
+            "or choose a model without it, such as a ViT."
+        )
+
+
 def _enlarge_positions(module: nn.Module) -> None:
     """Draws position embeddings as large as the patch embeddings they are added to (both have a deviation near 1).
 
@@ -72,7 +90,7 @@ def _create(recipe: Recipe, arguments: dict[str, int | float | str]) -> nn.Modul
         if "unexpected keyword argument" not in str(error) or not refused:
             raise
         return _create(recipe, _without(recipe, arguments, refused[0]))
-    except (AssertionError, ValueError, RuntimeError, OSError) as error:
+    except (AssertionError, ValueError, RuntimeError, OSError, ArithmeticError, LookupError) as error:
         if recipe.pretrained:
             raise _weights_missing(recipe, error) from error
         raise InputError(
@@ -124,7 +142,7 @@ def _check_forward(module: nn.Module, recipe: Recipe) -> None:
         try:
             with torch.no_grad():
                 module(images)
-        except (AssertionError, ValueError, RuntimeError):
+        except (AssertionError, ValueError, RuntimeError, ArithmeticError, LookupError):
             too_small = True
         module.train()
     if too_small:

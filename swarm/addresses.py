@@ -19,6 +19,9 @@ from recipe.errors import InputError
 
 EXAMPLE = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
+VARIABLE = "INITIAL_PEERS"
+"""Environment variable: addresses for whoever is not given ``--initial-peers``."""
+
 _FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6, "dns": 0, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
@@ -38,26 +41,36 @@ class Endpoint:
     port: int
 
 
-def parse_initial_peers(values: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+def parse_initial_peers(values: Sequence[str] | None, environment: Mapping[str, str] = os.environ) -> list[str]:
     """The swarm's known addresses, from ``--initial-peers`` or else from the variable INITIAL_PEERS.
 
     Both may separate addresses by spaces or commas. Duplicates go, the order stays, ``/ipfs/`` becomes ``/p2p/``.
-    An empty list means that the person asked for a new swarm.
+    An empty list means that the person asked for a new swarm: with neither of the two. One that is there and empty is
+    mostly a script's variable that was never set, whose user wants to join.
 
-    :raises InputError: an address is malformed, or ``--initial-peers`` was given without any.
+    :param values: of ``--initial-peers``; None where that was not given
+    :raises InputError: an address is malformed, or the option or the variable is there without any.
     """
-    source = "--initial-peers" if values else "INITIAL_PEERS"
-    text = " ".join(values) if values else environment.get("INITIAL_PEERS", "")
+    source = VARIABLE if values is None else "--initial-peers"
+    text = environment.get(VARIABLE) if values is None else " ".join(values)
+    if text is None:
+        return []
     words = [word.strip("'\"[]") for word in re.split(r"[\s,]+", text)]
     peers = list(dict.fromkeys(word.replace("/ipfs/", "/p2p/") for word in words if word))
-    if values and not peers:
-        raise InputError("--initial-peers is empty: give the address of a running peer, or drop it to start a swarm.")
+    if not peers:
+        drop = f"unset {VARIABLE}" if values is None else "drop the option"
+        raise InputError(f"{source} is empty: give the address of a running peer, or {drop} to start a new swarm.")
     for peer in peers:
         try:
             _parse(peer, own=False)
         except ValueError as error:
             raise InputError(f"{source}: `{peer}` cannot be used, {error}; an address looks like {EXAMPLE}.") from None
     return peers
+
+
+def environment_without_peers() -> dict[str, str]:
+    """A copy of the environment for peers of ours, which have to join nobody else's swarm."""
+    return {name: value for name, value in os.environ.items() if name != VARIABLE}
 
 
 def parse_own_address(value: str, option: str) -> Endpoint:

@@ -1,29 +1,66 @@
-"""How much of something may be used up in a time: a token bucket."""
+"""How much of something may be used up in a time: token buckets (RFC 2697 has the idea)."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 
 class Allowance:
-    """Full at first; what is spent comes back evenly.
+    """So much at once, and then as much as it refills.
 
-    :param amount: the most that can be spent at once, and in ``seconds`` once it is empty
-    :param seconds: in which an empty one is full again
+    :param most: at once
+    :param per_second: that come back
+    :param clock: in seconds
     """
 
-    def __init__(self, amount: float, seconds: float):
-        self._amount, self._seconds = amount, seconds
-        self._left, self._looked = amount, time.monotonic()
+    def __init__(self, most: float, per_second: float, clock: Callable[[], float] = time.monotonic):
+        self._most, self._per_second, self._clock = most, per_second, clock
+        self._left, self._looked_at = most, clock()
 
     @property
     def left(self) -> float:
-        """What may be spent now."""
-        now = time.monotonic()
-        self._left = min(self._amount, self._left + self._amount * (now - self._looked) / self._seconds)
-        self._looked = now
+        """What may be used up now."""
+        now = self._clock()
+        self._left = min(self._most, self._left + (now - self._looked_at) * self._per_second)
+        self._looked_at = now
         return self._left
 
     def spend(self, amount: float) -> None:
-        """So much has been used; it may become less than nothing."""
+        """So much has been used up; there may be less than nothing left."""
         self._left = self.left - amount
+
+    def take(self) -> bool:
+        """Whether it may be done once more, which is then counted."""
+        if self.left < 1:
+            return False
+        self.spend(1)
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether everything has come back: nothing is known about who used it."""
+        return self._left + (self._clock() - self._looked_at) * self._per_second >= self._most
+
+
+class Allowances:
+    """One for each name, as long as it is in use.
+
+    :param most: at once, by one name
+    :param per_second: that come back
+    :param names: that are remembered at most; while so many are in use, a further one may do nothing
+    """
+
+    def __init__(self, most: float, per_second: float, names: int = 4096):
+        self._most, self._per_second, self._names = most, per_second, names
+        self._of: dict[object, Allowance] = {}
+
+    def take(self, name: object) -> bool:
+        """Whether this name may do it once more, which is then counted."""
+        if name not in self._of:
+            if len(self._of) >= self._names:
+                self._of = {other: allowance for other, allowance in self._of.items() if not allowance.is_full}
+            if len(self._of) >= self._names:
+                return False
+            self._of[name] = Allowance(self._most, self._per_second)
+        return self._of[name].take()

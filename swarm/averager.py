@@ -27,13 +27,15 @@ from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
 from swarm.lanes import Lanes, count_lanes, in_thread
 from swarm.leftovers import use_socket_folder
 from swarm.outcomes import RoundReport
+from swarm.pipes import use_whole_pipes
 from swarm.processes import die_with_parent, stay_small
 from swarm.pulse import Pulse
 from swarm.rendezvous import Rendezvous
-from swarm.rounds import Behind, Group, Member, Refused, RoundFailed, ShortBatch, Ticket
+from swarm.rounds import MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, ShortBatch, Ticket, first_members
 from swarm.send_window import SendWindow
 from swarm.serving import tell_once
 from swarm.slow_members import SlowMembers
+from swarm.stream_limits import limits_of
 from swarm.transfer import StateTransfer
 
 logger = get_logger(__name__)
@@ -108,6 +110,7 @@ class SwarmAverager(StateTransfer):
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
         """As Hivemind's, which makes the trainer deaf to Ctrl-C meanwhile; here only the averager process is."""
+        use_whole_pipes(self)
         self.start()
         while await_ready and not self._ready.done():
             with contextlib.suppress(TimeoutError):
@@ -142,13 +145,14 @@ class SwarmAverager(StateTransfer):
         :returns: a future of a :class:`RoundReport`; raises Behind, Refused, RoundFailed or ShortBatch
         """
         future = MPFuture()
-        arguments = [ticket, tuple(members), patience_seconds, timeout_seconds, compute_seconds, future]
+        members = first_members(members, self.peer_id)
+        arguments = [ticket, members, patience_seconds, timeout_seconds, compute_seconds, future]
         self._outer_pipe.send(("_run_round", arguments, {}))
         return future
 
     def expect(self, peer_ids: Collection[PeerID]) -> None:
         """Tell a leader that is waiting whom to wait for, as peers come and go."""
-        self._outer_pipe.send(("_expect", [tuple(peer_ids)], {}))
+        self._outer_pipe.send(("_expect", [tuple(peer_ids)[:MAX_GROUP_SIZE]], {}))
 
     def set_step(self, step: int, lineage: bytes | None = None) -> None:
         """Tell those who knock which step this peer works on, and on which weights."""
@@ -268,6 +272,7 @@ class SwarmAverager(StateTransfer):
             ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
         faults.at("meeting", ticket.step)
         group = await meetings.meet(ticket, members, patience, asyncio.get_running_loop().time() + timeout)
+        limits_of(self._p2p).met(group.peer_ids)
         faults.at("met", ticket.step)
         met, group = time.perf_counter(), group.bounded(self._min_samples)
         if group.samples < self._min_samples:

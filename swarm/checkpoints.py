@@ -16,6 +16,8 @@ from recipe.errors import InputError
 logger = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 3
+OWN_PREFIX = "own-step-"
+"""Of what this peer had trained before it took over weights that are far from that; not gone on from by itself."""
 
 
 def kept_checkpoints(folder: Path, every_steps: int) -> list[ModelCheckpoint]:
@@ -49,7 +51,7 @@ def newest_checkpoint(folder: Path, needed: bool) -> tuple[Path | None, dict[str
     :param needed: nobody else holds a state: that all are damaged is an error then
     :raises InputError: all are damaged
     """
-    found = list(folder.glob("[!.]*.ckpt"))
+    found = [path for path in folder.glob("[!.]*.ckpt") if not path.name.startswith(OWN_PREFIX)]
     read = [(path, content) for path in found if (content := _read(path)) is not None]
     # Not the last one that was written: a clock may have been wrong.
     for path, content in sorted(read, key=lambda one: (one[1]["global_step"], one[0].stat().st_mtime), reverse=True):
@@ -60,6 +62,13 @@ def newest_checkpoint(folder: Path, needed: bool) -> tuple[Path | None, dict[str
     if found and needed:
         raise InputError(f"No checkpoint in {folder} can be read: delete the folder to begin anew.")
     return None, None
+
+
+def own_checkpoint(folder: Path, step: int) -> Path:
+    """Where this peer's own weights of this step go; those that were kept before are deleted."""
+    for older in folder.glob(f"{OWN_PREFIX}*.ckpt"):
+        older.unlink(missing_ok=True)
+    return folder / f"{OWN_PREFIX}{step}.ckpt"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -111,14 +111,14 @@ def check_disk(output_dir: Path) -> Check:
 
 def check_data(recipe: Recipe, data_dir: Path) -> Check:
     """Nothing is downloaded."""
-    from recipe.datasets import open_splits
+    from recipe.datasets import damaged_cifar10, open_splits
 
     try:
         splits = open_splits(recipe, data_dir)
     except InputError as error:
-        if recipe.dataset == "cifar10":
+        if recipe.dataset == "cifar10" and not damaged_cifar10(data_dir):
             return Check("data", "warning", f"no CIFAR-10 in {data_dir}", "the peer downloads 170 MB when it starts")
-        return Check("data", "failed", str(error), "name the folder with --data-dir")
+        return Check("data", "failed", str(error), "repair it, or name another folder with --data-dir")
     return Check("data", "ok", f"{recipe.dataset}: {len(splits.train):,} training samples")
 
 

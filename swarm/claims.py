@@ -65,19 +65,19 @@ class Claims:
             self._there.clear()  # they answer again
         self._there.update(peers)
 
-    def doubted(self, own: PeerProgress, others: dict[PeerID, PeerProgress]) -> set[PeerID]:
+    def doubted(self, own: PeerProgress, others: dict[PeerID, PeerProgress], has_trained: bool) -> set[PeerID]:
         """Those who claim to be ahead and may not be there; who has not begun to train has nothing to lose by it."""
-        if own.phase in (JOINING, WAITING):
+        if own.phase in (JOINING, WAITING) and not has_trained:
             return set()
         return {peer for peer, record in others.items() if record.step > own.step and peer not in self._there}
 
-    def silent(self, own: PeerProgress, others: dict[PeerID, PeerProgress]) -> set[PeerID]:
+    def silent(self, own: PeerProgress, others: dict[PeerID, PeerProgress], has_trained: bool) -> set[PeerID]:
         """Those of them who have just been called in vain."""
-        return {peer for peer in self.doubted(own, others) if peer in self._silent}
+        return {peer for peer in self.doubted(own, others, has_trained) if peer in self._silent}
 
-    def check(self, own: PeerProgress, others: dict[PeerID, PeerProgress]) -> None:
+    def check(self, own: PeerProgress, others: dict[PeerID, PeerProgress], has_trained: bool) -> None:
         """Call those who are doubted, some at a time, and note who has answered since."""
-        for peer in self.doubted(own, others):
+        for peer in self.doubted(own, others, has_trained):
             if len(self._calls) < MAX_CALLS and peer not in self._calls and peer not in self._silent:
                 self._calls[peer] = self._dht.run_coroutine(Call(self._namespace, peer), return_future=True)
                 self._calls[peer].add_done_callback(lambda _: self._on_answer())

@@ -20,6 +20,7 @@ from hivemind.utils import get_logger
 
 from recipe.errors import InputError
 from swarm.averager import SwarmAverager
+from swarm.catch_up import CatchUp, Progress
 from swarm.codecs import Codec
 from swarm.follower import Follower
 from swarm.gradients import GradientVector, averaged_tensors
@@ -27,8 +28,8 @@ from swarm.outcomes import RoundEvent, RoundReport, StepReport
 from swarm.pace import Pace
 from swarm.pending import PendingRound
 from swarm.progress import ProgressTracker
-from swarm.record import AVERAGING, JOINING, TRAINING, VALIDATING, WAITING
-from swarm.rounds import LINEAGE_BYTES, Behind, CollaborationOptions, Refused, RoundFailed, ShortBatch, Ticket
+from swarm.record import AVERAGING, TRAINING, VALIDATING, WAITING
+from swarm.rounds import LINEAGE_BYTES, MAX_STEP, Behind, CollaborationOptions, Refused, RoundFailed, ShortBatch, Ticket
 from swarm.state import SharedState
 from swarm.version import POLL_SECONDS, Version
 
@@ -48,6 +49,7 @@ class Collaboration:
     :param should_stop: asked while waiting; a true answer ends the wait
     :param codec: how gradients travel; equal on all peers
     :param apply: make an update that others have made already, with the average in ``param.grad``; optimizer.step
+    :param max_step: at which the run is over; nobody is believed to be further
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Collaboration:
         should_stop: Callable[[], bool] = lambda: False,
         codec: Codec | None = None,
         apply: Callable[[], None] | None = None,
+        max_step: int = MAX_STEP,
     ):
         self.options = options or CollaborationOptions()
         self.target_batch_size = target_batch_size
@@ -72,8 +75,9 @@ class Collaboration:
         self._pace = Pace()
         self._pending: PendingRound | None = None
         self.last_step: StepReport | None = None
+        self.waited_seconds = 0.0  # for others, before it began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
-        self.tracker = ProgressTracker(dht, namespace, target_batch_size, name)
+        self.tracker = ProgressTracker(dht, namespace, target_batch_size, name, max_step)
         shapes = [param.shape for param in self._gradients.params]
         self.averager = SwarmAverager(
             self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec, shapes
@@ -82,6 +86,7 @@ class Collaboration:
         self._follower = Follower(
             self.version, self.tracker, self.averager, self._gradients, apply or optimizer.step, should_stop
         )
+        self._catching_up = CatchUp(self._follower, self.version, self.tracker, self.options, should_stop)
 
     def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
         """What rounds average, and what newcomers download."""
@@ -103,12 +108,12 @@ class Collaboration:
 
         :raises InputError: a swarm is there but nobody hands over its state
         """
-        self.tracker.report(step=self.step)
+        self.tracker.holds(self.step, self.version.lineage)
         self.tracker.start()
         if not self.tracker.wait_refreshed(20):
             raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")
         if self.tracker.superiors:
-            self._catch_up()
+            self._wait_for_state()
         else:
             self._begin_step()
         self._wait_for_peers()
@@ -116,21 +121,47 @@ class Collaboration:
 
     def _wait_for_peers(self) -> None:
         """Peers that begin together wait for each other; whoever is here can take over the state meanwhile."""
+        began = time.perf_counter()
         while len(self.tracker.members) < self.options.min_peers and not self._should_stop():
             self.tracker.report(urgent=True, phase=WAITING)
             self.tracker.wait_refreshed(1.0)
             if self.tracker.swarm_step > self.step:
-                self._catch_up()
+                self._wait_for_state()
+            self.waited_seconds = time.perf_counter() - began
 
-    def _catch_up(self, donor: PeerID | None = None) -> None:
-        """Take over the swarm's state, or the donor's; what this peer has accumulated on other weights is dropped."""
-        self.tracker.report(samples=0)
-        if self.options.overlap:  # the donors are in the middle of a round, which should not wait for this peer
-            self.tracker.report(urgent=True, phase=JOINING)
-        if not self._follower.take_over(donor, self.options.join_timeout_seconds) and (self.samples or donor):
-            self.tracker.report(samples=self.samples)  # nothing has changed: what was accumulated still counts
-            return self.resume()
+    def _wait_for_state(self) -> None:
+        """Take over the swarm's state before anything is computed.
+
+        :raises InputError: nobody hands it over
+        """
+        self._catching_up.join()
         self._begin_step()
+
+    def _catch_up(self, donor: PeerID | None = None, is_told: bool = False) -> bool:
+        """Begin to take over the swarm's state, or the donor's; when it is here, what was computed before is dropped.
+
+        :param is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
+        :returns: whether this peer holds other weights already
+        """
+        return self._settle(self._catching_up.begin(donor, is_told))
+
+    def _settle(self, progress: Progress) -> bool:
+        if progress is Progress.OTHER_WEIGHTS:
+            self._begin_step()
+        elif progress is Progress.IN_VAIN:
+            self.tracker.report(samples=self.samples)  # nothing has changed: what was accumulated still counts
+            self.resume()
+        elif self._catching_up.is_behind:
+            self._pace.resume()
+        return progress is Progress.OTHER_WEIGHTS
+
+    def _is_catching_up(self) -> bool:
+        """Begin to catch up if somebody is ahead, or go on; whether there is no round to be begun now."""
+        if self._catching_up.is_running:
+            has_changed = self._settle(self._catching_up.go_on())
+        else:
+            has_changed = self.tracker.swarm_step > self.step and self._catch_up()
+        return has_changed or self._catching_up.is_behind
 
     def begin_backward(self, samples: int) -> None:
         """The backward pass of a micro-batch comes next; its gradients are means over ``samples``."""
@@ -148,17 +179,17 @@ class Collaboration:
     def _count(self, samples: int, loss: float) -> None:
         self._gradients.collect()
         self._pace.note(samples, loss)
-        self.tracker.report(samples=self.samples, rate=self._pace.samples_per_second, phase=TRAINING)
+        if self._catching_up.is_behind:
+            self._catching_up.report()
+        else:
+            self.tracker.report(samples=self.samples, rate=self._pace.samples_per_second, phase=TRAINING)
 
     def _synchronise(self) -> bool:
         """Begin or end a round, if it is time; True when an average has been handed over."""
         if self._pending is not None:
             self._pending.expect(self.tracker.members)
             return (self._pending.future.done() or self._is_over) and self._end_round()
-        if self.tracker.swarm_step > self.step:
-            self._catch_up()
-            return False
-        if not self._is_over:
+        if self._is_catching_up() or not self._is_over:
             return False
         if not self._gradients.is_finite:  # one NaN would spoil everybody's weights: this peer only listens this time
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
@@ -202,7 +233,7 @@ class Collaboration:
         self._pace.take()
         self._pace.resume()
         self.averager.set_step(self.step, self.version.lineage)
-        self.tracker.begin_step(self.step, group)
+        self.tracker.begin_step(self.step, self.version.lineage, group)
 
     def _begin_round(self) -> None:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
@@ -245,7 +276,7 @@ class Collaboration:
         self._take_back()
         self.tracker.wait_refreshed(5 * POLL_SECONDS)  # nobody came: gone, or have they gone on without us?
         if self.tracker.swarm_step > self.step:
-            self._catch_up()
+            self._catch_up(is_told=True)
             return False
         return self._update_alone(report)
 
@@ -255,7 +286,7 @@ class Collaboration:
         self._gradients.take_back(pending.ticket.samples)
         self._pace.give_back(pending.work)
         self.version.settled.set()
-        self.tracker.end_ahead(self.step, self.samples)
+        self.tracker.end_ahead(self.step, self.version.lineage, self.samples)
 
     def _update_alone(self, report: RoundReport | None) -> bool:
         if self.samples < self.target_batch_size or not self._gradients.is_finite:
@@ -278,17 +309,21 @@ class Collaboration:
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
             self.tracker.wait_refreshed(5 * POLL_SECONDS)
-        if isinstance(error, Behind) or self.tracker.swarm_step > self.step:
-            self._catch_up()
+        if isinstance(error, Behind):
+            self._catch_up(is_told=True)
 
     def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
         """Put the average where the optimizer finds it; the step belongs to the trainer until :meth:`finish_step`."""
         self.version.lock.acquire()  # nobody may download a half-made update
         self._gradients.hand_over()
-        self._strayed_from = self.version.strayed_from(ticket, report.group) if report else None
+        self._strayed_from = self._stray(ticket, report)
         self._handed_over_at = time.perf_counter()
         self.last_step = StepReport.of(ticket, computed, blocked, report)
         return True
+
+    def _stray(self, ticket: Ticket, report: RoundReport | None) -> PeerID | None:
+        """Whose state this peer has to take over, because its weights are not those of the others."""
+        return self.version.strayed_from(ticket, report.group, self._follower.last_donor) if report else None
 
     def finish_step(self) -> None:
         """The weights have been updated: the next step begins, or goes on if it has begun already."""
@@ -307,7 +342,7 @@ class Collaboration:
             self.version.settled.set()
             self._pace.resume()
             self.averager.set_step(self.step, self.version.lineage)
-            self.tracker.end_ahead(self.step, self.samples, group)
+            self.tracker.end_ahead(self.step, self.version.lineage, self.samples, group)
         else:
             self._begin_step(group)
         if self._strayed_from is not None:
@@ -315,6 +350,7 @@ class Collaboration:
 
     def leave(self) -> None:
         """Say goodbye and stop; the others train on."""
+        self._catching_up.cancel()
         if self._pending is not None:
             self._pending.settle()
         self.tracker.close()

@@ -205,13 +205,16 @@ class LocalCollaboration(Collaboration):
         self._count(samples, loss)
         vector = self._gradients
         vector.samples += samples
-        is_last = self._pending is None and self._is_over  # a round begins with all that has been computed
+        may_begin = self._pending is None and not self._catching_up.is_behind
+        is_last = may_begin and self._is_over  # a round begins with all that has been computed
         is_due = is_last or vector.samples >= self.local_batch_size
         if is_due and (dropped := vector.drop_own()):
             return self._leave_out(dropped)
         if not is_due:  # a round that began now would count samples that no local step has used
-            if self._pending is not None or self.tracker.swarm_step > self.step:
+            if self._pending is not None:
                 self._synchronise_all()
+            else:
+                self._is_catching_up()
             return False
         self._pace.keep()
         self._weights_may_be_why = False

@@ -8,12 +8,20 @@ Exit status 1 if joining would fail.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # the imports below take a while
+    from recipe.interrupts import end_silently
+
+    end_silently()
+
 import json
 import math
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -25,8 +33,10 @@ from recipe.command_line import arg
 from recipe.errors import InputError
 from swarm.addresses import check_reachable, parse_initial_peers, reachable
 from swarm.checkup import Check, check_data, check_micro_batch, check_shared_memory, judged, machine_checks
+from swarm.image_check import check_images
 from swarm.lean_imports import lean_imports, silence_libraries
 from swarm.local import wide_console
+from swarm.processes import descendants, kill
 
 if TYPE_CHECKING:
     from swarm.visit import Visit  # takes seconds to import
@@ -41,8 +51,8 @@ STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 class DoctorOptions:
     """Check this machine, the way to a swarm and what is trained there. Nothing is joined, nobody takes notice."""
 
-    initial_peers: Annotated[tuple[str, ...], arg("ADDRESS ...")] = ()
-    """Addresses of peers that are there already; default: the variable INITIAL_PEERS."""
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
+    """Addresses of peers that are there already."""
     run_id: Annotated[str | None, arg("NAME")] = None
     """The run, where several share the addresses."""
     port: Annotated[int, arg("PORT")] = 0
@@ -53,6 +63,8 @@ class DoctorOptions:
     """Folder of the data set."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
     """Where metrics and checkpoints are going to be."""
+    check_images: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Also read every image in --data-dir (a folder of images by class), and name those that are damaged."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print JSON instead of a table."""
 
@@ -63,6 +75,8 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     yield from machine
     if machine[0].state == "failed":
         return  # nothing else can be imported
+    if options.check_images:
+        yield check_images(options.data_dir.expanduser(), lambda line: print(line, file=sys.stderr, flush=True))
     try:
         peers = parse_initial_peers(options.initial_peers)
     except InputError as error:
@@ -180,5 +194,13 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     return int(fails)
 
 
+def _leave_at_once(signal_number: int, _frame: FrameType | None) -> None:
+    """An exception would be swallowed by some imports, and nothing that a check has begun is worth ending in order."""
+    kill(descendants(os.getpid()))
+    os._exit(128 + signal_number)
+
+
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _leave_at_once)
     sys.exit(main())

@@ -17,7 +17,8 @@ MAX_HOLDS, WITHIN_SECONDS = 4, 60.0
 class Door:
     """In a swarm of short steps a newcomer would find every group closed, if nobody waited for it.
 
-    Nobody can keep it open for good: it is held ``MAX_HOLDS`` times a minute for a peer, ``HOLD_SECONDS`` each time.
+    Nobody can keep it open for good: it is held ``MAX_HOLDS`` times a minute for a peer, some seconds each time, and
+    the leader waits for strangers with an allowance (:mod:`swarm.rendezvous`).
     """
 
     def __init__(self):
@@ -26,8 +27,8 @@ class Door:
         self.open_until = 0.0
         """System-wide monotonic seconds until which somebody may still come."""
 
-    def hold(self, peer: PeerID) -> None:
-        """The next group waits for this peer."""
+    def hold(self, peer: PeerID, seconds: float = HOLD_SECONDS) -> None:
+        """The next group waits so long for this peer."""
         now = time.monotonic()
         self._holds = {other: holds for other, holds in self._holds.items() if holds[-1] > now - WITHIN_SECONDS}
         holds = self._holds.get(peer, deque(maxlen=MAX_HOLDS))
@@ -36,10 +37,16 @@ class Door:
             return
         holds.append(now)
         self._holds[peer] = holds
-        self._until[peer] = self.open_until = now + HOLD_SECONDS
+        self._until[peer] = now + seconds
+        self.open_until = max(self.open_until, now + seconds)
 
     def awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:
         """For whom it is held, without those who have come."""
         now = time.monotonic()
         self._until = {peer: until for peer, until in self._until.items() if until > now and peer not in arrived}
         return set(self._until)
+
+    def seconds_left(self, peers: Collection[PeerID]) -> float:
+        """For which it is held for one of these at least."""
+        now = time.monotonic()
+        return max((self._until[peer] - now for peer in peers if peer in self._until), default=0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -101,7 +101,7 @@ class Keeper:
     def _find_others(self) -> None:
         own = self._dht.peer_id
         found = self._dht.get(self._key, latest=True, return_future=True).result(self._timeout_seconds)
-        others = addresses_in(found, own)
+        others = addresses_in(found, own, self._dht.acquaintances)
         if self._book is not None:
             earlier = [address for address in read_book(self._book) if not address.endswith(own.to_base58())]
             others = list(dict.fromkeys([*others, *earlier]))[:MAX_REMEMBERED]
@@ -109,11 +109,14 @@ class Keeper:
         self._dht.run_coroutine(_Call(others), return_future=True).result(self._timeout_seconds)
 
 
-def addresses_in(found: object, own: PeerID) -> list[str]:
-    """Addresses that others have published of themselves; anything else that is there is left out."""
+def addresses_in(found: object, own: PeerID, first: Container[PeerID] = ()) -> list[str]:
+    """Addresses that others have published of themselves; anything else that is there is left out.
+
+    :param first: whose addresses come first
+    """
     of_peers = (
         usable(value, peer_id=peer.to_base58())[:MAX_ADDRESSES]
-        for peer, value in owned_entries(found, MAX_REMEMBERED)
+        for peer, value in owned_entries(found, MAX_REMEMBERED + 1, first)
         if peer != own
     )
     return [address for addresses in of_peers for address in addresses][:MAX_REMEMBERED]

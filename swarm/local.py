@@ -6,6 +6,11 @@ python -m swarm.local --peers 3 --target-accuracy 0.95 --learning-rate 1e-3   # 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # the imports below take a while
+    from recipe.interrupts import end_silently
+
+    end_silently()
+
 import json
 import os
 import signal
@@ -22,7 +27,9 @@ from rich.console import Console
 from rich.live import Live
 
 from recipe.errors import InputError
+from recipe.interrupts import raise_again
 from recipe.run_folder import check_name, make_writable
+from swarm.addresses import environment_without_peers
 from swarm.options import parse_options
 from swarm.processes import die_with_parent
 from swarm.status import Status, result_table, status_table, tensorboard_command
@@ -67,7 +74,7 @@ class LocalPeer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches this program, which asks the peers to leave
                 preexec_fn=lambda: die_with_parent(signal.SIGTERM, parent),
-                env={**os.environ, "OMP_NUM_THREADS": str(self.num_threads), "INITIAL_PEERS": ""},
+                env=environment_without_peers() | {"OMP_NUM_THREADS": str(self.num_threads)},
             )
 
     @property
@@ -120,6 +127,7 @@ class LocalSwarm:
     def run(self) -> int:
         """Train to the end; Ctrl-C asks all peers to leave. Returns the exit status."""
         try:
+            raise_again()
             self._train()
         except KeyboardInterrupt:
             self.console.print("Asking all peers to leave, this takes a few seconds …")

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from recipe.config import Recipe
 from recipe.errors import InputError
+from recipe.model import fewest_samples
 
 AIM_SECONDS = 1.0
 MAX_SECONDS = 1.4  # the largest power of two below this takes 0.7 s or more, unless something else is the limit
@@ -71,14 +72,23 @@ def measure_for_recipe(model: nn.Module, recipe: Recipe, device: str, num_train_
     :param num_train_samples: a micro-batch is never larger
     """
     uses_gpu = device != "cpu" and torch.cuda.is_available()
-    return measure_micro_batch(
-        model,
-        (recipe.channels, recipe.image_size, recipe.image_size),
-        recipe.num_classes,
-        torch.device("cuda" if uses_gpu else "cpu"),
-        precision_on(device, recipe.precision) == "bf16-mixed",
-        largest_sensible(recipe, num_train_samples),
-    )
+    try:
+        return measure_micro_batch(
+            model,
+            (recipe.channels, recipe.image_size, recipe.image_size),
+            recipe.num_classes,
+            torch.device("cuda" if uses_gpu else "cpu"),
+            precision_on(device, recipe.precision) == "bf16-mixed",
+            largest_sensible(recipe, num_train_samples),
+        )
+    except (ValueError, IndexError, AssertionError, RuntimeError) as error:  # it can be built, but not trained
+        if isinstance(error, InputError):
+            raise
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(
+            f"{recipe.model} cannot be trained here on images of {recipe.image_size} px ({said[0][:200]}): set a "
+            "larger --image-size, choose another --model, or free memory."
+        ) from error
 
 
 def measure_micro_batch(
@@ -86,36 +96,37 @@ def measure_micro_batch(
 ) -> MicroBatch:
     """Largest power of two that fits the device's memory and takes at most 1.4 s, better about 1 s.
 
-    The module, its buffers and all random generators stay as they are. Decoding images does not count.
+    It is 2 at least for a model with BatchNorm, which cannot be trained with single samples. The module, its buffers
+    and all random generators stay as they are. Decoding images does not count.
 
     :param module: maps images (batch, channels, height, width) to logits (batch, num_classes); on the CPU
     :param sample_shape: (channels, height, width)
     :param num_classes: of the logits
     :param device: where training will compute
     :param bf16: whether training computes in bf16-mixed precision
-    :param most: a power of two that is never exceeded
-    :raises InputError: not even one sample fits
+    :param most: a power of two that is not exceeded, but by a model that needs more
+    :raises InputError: not even the fewest samples fit
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         probe = _Probe(module, sample_shape, num_classes, device, bf16)
         try:
-            return _search(probe, most)
+            return _search(probe, fewest_samples(module), most)
         finally:
             probe.release()
 
 
-def _search(probe: _Probe, most: int) -> MicroBatch:
-    probe.seconds(1)  # loads kernels, which on a GPU takes seconds
+def _search(probe: _Probe, fewest: int, most: int) -> MicroBatch:
+    probe.seconds(fewest)  # loads kernels, which on a GPU takes seconds
     deadline = time.perf_counter() + BUDGET_SECONDS
-    best, samples = None, 1
+    best, samples = None, fewest
     while True:
         seconds = probe.best_seconds(samples)
         if seconds is None and best is None:
-            raise InputError("This device has too little memory for one sample: give --device cpu, or free memory.")
+            raise InputError("This device has too little memory for this model: give --device cpu, or free memory.")
         if seconds is None:
             return MicroBatch(best.samples, best.seconds, "memory")
-        if seconds > MAX_SECONDS and samples > 1:
+        if seconds > MAX_SECONDS and best is not None:
             return MicroBatch(best.samples, best.seconds, "time")
         best = MicroBatch(samples, seconds, "time")
         if samples >= most:

@@ -2,13 +2,9 @@
 
 import contextlib
 import ipaddress
-import logging
-import os
 import shutil
-import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,24 +13,26 @@ from pathlib import Path
 
 import hivemind
 import psutil
-from hivemind.utils.mpfuture import MPFuture
+from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
-from swarm.addresses import check_port_free, check_reachable, classify, parse_own_address
-from swarm.leftovers import make_socket_folder, use_socket_folder
-from swarm.network_errors import explained, was_too_slow
+from swarm.address_book import peer_of_address
+from swarm.addresses import NobodyAnswers, check_port_free, check_reachable, classify, parse_own_address
+from swarm.dht_process import SwarmDHT
+from swarm.network_errors import explained, is_busy, was_too_slow
 from swarm.owners import OwnedRecords, prepare_identity, read_key
 from swarm.processes import (
+    allow_many_files,
     descendants,
-    die_with_parent,
     keep_signal_handlers,
     kill,
-    leave_terminal,
-    stay_small,
     use_fork,
 )
 from swarm.reachability import offer_call_backs
 from swarm.repairs import repair_hivemind
+
+BUSY_SECONDS = 1.0
+"""Before a peer that was too busy to answer is asked again."""
 
 repair_hivemind()
 
@@ -64,6 +62,8 @@ class NetworkOptions:
     """Ask the swarm first whether the identity is in use, which takes about a second."""
     startup_timeout_seconds: float = 60
     """How long p2pd may take to start; a busy machine needs far more than Hivemind's 15 s."""
+    patience_seconds: float = 30
+    """How long peers that are there, but do not answer in time, are asked again: some of them may be ending."""
 
     def __post_init__(self):
         if self.public_ip is None:
@@ -106,81 +106,45 @@ class NetworkOptions:
         return self.port or next((port for port in ports if port), 0)
 
 
-class SwarmDHT(hivemind.DHT):
-    """Hivemind's DHT, except that its process and p2pd end with the trainer, however that one ends.
-
-    The kernel tells the process when the *thread* that made it dies, so only the main thread may start one.
-    """
-
-    owner: bytes
-    """Subkey of this peer's own records."""
-    processes: tuple[psutil.Process, ...] = ()
-    """Everything below the DHT process (p2pd), noted when it was up."""
-
-    def __init__(self, *args, **kwargs):
-        self.sockets = make_socket_folder()
-        """Of those by which its processes talk to p2pd."""
-        super().__init__(*args, **kwargs)
-
-    def start(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("start the DHT on the main thread: its process dies with the thread that made it")
-        super().start()
-
-    def run(self) -> None:
-        """The life of the DHT process."""
-        os.environ.setdefault("GOMAXPROCS", "1")  # p2pd needs a hundredth of a core, not of each
-        # If two peers call each other at the same moment, each from the port that the other calls, TCP makes one
-        # connection of it, libp2p's handshake fails for want of one who was called, and neither tries again for 5 s.
-        os.environ.setdefault("LIBP2P_TCP_REUSEPORT", "false")
-        signal.signal(signal.SIGTERM, _end_at_once)
-        leave_terminal()
-        use_socket_folder(self.sockets)
-        die_with_parent(signal.SIGTERM, self._parent_pid)
-        stay_small()
-        logging.getLogger("asyncio").addFilter(lambda _: not self._failed())
-        try:
-            super().run()
-        finally:
-            kill(descendants(os.getpid()))
-
-    def _failed(self) -> bool:
-        """The trainer knows the error by now: no need for asyncio to print the tracebacks of abandoned pings."""
-        return self._ready.done() and self._ready.exception() is not None
-
-
-def _end_at_once(signal_number: int, _frame) -> None:
-    kill(descendants(os.getpid()))
-    if MPFuture._update_lock._semlock._is_mine():  # all of the trainer's children share it: see _launch
-        MPFuture._update_lock.release()
-    os._exit(128 + signal_number)
-
-
 def start_dht(options: NetworkOptions, meanwhile: Callable[[], None] = lambda: None) -> SwarmDHT:
     """Join the swarm of ``options.initial_peers``, or start a new one. Main thread only.
 
     :param meanwhile: done while the other process connects, such as further imports
-    :raises InputError: within 30 s, one sentence, no process left, when a port is taken, no initial peer answers as the
-        peer it should be, the clocks disagree by more than 3 s, the identity is unusable or taken; and when p2pd could
-        not start in ``startup_timeout_seconds``, twice.
+    :raises InputError: one sentence, no process left, when a port is taken, no initial peer answers as the peer it
+        should be, the clocks disagree by more than 3 s, the identity is unusable or taken, all within 30 s; when those
+        that are there are too busy to answer, for ``patience_seconds`` more; and when p2pd could not start in
+        ``startup_timeout_seconds``, twice.
     """
     use_fork()
+    allow_many_files()
     options.check()
     peers = check_reachable(options.initial_peers)
     with keep_signal_handlers(), tempfile.TemporaryDirectory() as folder:
         if options.identity_path is None:
             options = replace(options, identity_path=Path(folder) / "identity", check_identity=False)
             prepare_identity(options.identity_path)
-        start = time.monotonic()
-        try:
+        deadline = time.monotonic() + options.patience_seconds
+        while True:
             try:
-                return _launch(options, peers, meanwhile)
+                return _launch_twice(options, peers, meanwhile)
             except Exception as error:
-                if not was_too_slow(error, time.monotonic() - start):
-                    raise
-                return _launch(options, peers, meanwhile)
-        except Exception as error:
-            raise explained(error, options, peers) from None
+                sentence = explained(error, options, peers)
+                if not is_busy(error) or time.monotonic() > deadline:
+                    raise sentence from None
+            time.sleep(BUSY_SECONDS)
+            with contextlib.suppress(NobodyAnswers):  # nobody at this moment, which the next attempt will say
+                peers = check_reachable(options.initial_peers)
+
+
+def _launch_twice(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], None]) -> SwarmDHT:
+    """A second time if the first one was only too slow."""
+    start = time.monotonic()
+    try:
+        return _launch(options, peers, meanwhile)
+    except Exception as error:
+        if not was_too_slow(error, time.monotonic() - start):
+            raise
+        return _launch(options, peers, meanwhile)
 
 
 def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[str]:
@@ -233,6 +197,7 @@ def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], N
         dht.run_in_background(await_ready=False)
         meanwhile()
         _wait_until_ready(dht, options.startup_timeout_seconds + 30)
+        dht.meet(PeerID.from_base58(peer_of_address(address)) for address in options.initial_peers)
         if not options.client_mode:
             _finish(dht.run_coroutine(offer_call_backs, return_future=True), options.startup_timeout_seconds)
         dht.processes = tuple(descendants(dht.pid))

@@ -19,6 +19,11 @@ def was_too_slow(error: Exception, seconds: float) -> bool:
     return any(symptom in str(error) for symptom in symptoms) or ("bootstrap peers" in str(error) and seconds > 4)
 
 
+def is_busy(error: Exception) -> bool:
+    """Whether somebody is there and did not answer in time; another peer, or the same one a little later, may do so."""
+    return "responded to a ping" in str(error)
+
+
 def explained(error: Exception, options: NetworkOptions, peers: Sequence[str]) -> Exception:
     """The sentence for a person, or the error itself where there is nothing they gave that they could change."""
     text = str(error)

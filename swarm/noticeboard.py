@@ -78,7 +78,7 @@ class Noticeboard:
     def _read(self, coming: Future) -> dict[PeerID, PeerProgress]:
         found = coming.result(timeout=RECORD_SECONDS / 3)
         now, records = get_dht_time(), {}
-        for peer_id, value in owned_entries(found, 2 * MAX_GROUP_SIZE):
+        for peer_id, value in owned_entries(found, 2 * MAX_GROUP_SIZE, self._dht.acquaintances):
             try:
                 if peer_id != self._dht.peer_id:
                     records[peer_id] = PeerProgress.from_bytes(value, now)

@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 import tyro
 
 from recipe.command_line import arg, at_least, check_stops, read_options
+from recipe.config import Recipe
 from recipe.errors import InputError
-from recipe.overrides import RecipeOverrides
-from recipe.presets import PRESETS
+from recipe.overrides import RecipeOverrides, apply_overrides
+from recipe.presets import PRESETS, preset
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ class PeerOptions:
     The recipe, which has to be equal on all peers, comes from the swarm when you join one.
     """
 
-    initial_peers: Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS; none: a new swarm")] = ()
+    initial_peers: Annotated[
+        tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS; without it, a new swarm")
+    ] = None
     """Addresses of peers that are there already, as they print them."""
     recipe: Annotated[
         str | None, arg("NAME", "digits", f"What a new swarm trains: {', '.join(PRESETS)}, or a recipe.json.")
@@ -156,3 +159,17 @@ def parse_options(arguments: list[str] | None = None, prog: str = "python -m swa
     :raises SystemExit: status 2 for what is not an option, 0 for ``--help``
     """
     return read_options(PeerOptions, arguments, prog)
+
+
+def own_recipe(options: PeerOptions) -> Recipe:
+    """The recipe of a new swarm: a preset or a file, with the overrides of the command line."""
+    name = options.recipe or "digits"
+    path = Path(name)
+    if path.suffix == ".json":
+        try:
+            recipe = Recipe.from_json(path.read_bytes())
+        except OSError as error:
+            raise InputError(f"{path} cannot be read ({error.strerror}): give a preset or a recipe.json.") from error
+    else:
+        recipe = preset(name)
+    return apply_overrides(recipe, options.overrides)

@@ -9,6 +9,11 @@ Ctrl-C leaves cleanly: the last averaged weights stay in checkpoints/, the other
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # the imports below take a while
+    from recipe.interrupts import end_silently
+
+    end_silently()
+
 import contextlib
 import importlib
 import os
@@ -18,12 +23,10 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from recipe.config import Recipe
 from recipe.errors import InputError
-from recipe.overrides import apply_overrides
-from recipe.presets import preset
+from recipe.interrupts import raise_again
 from recipe.run_folder import check_name, make_writable
 from swarm.address_book import met_before
 from swarm.addresses import (
@@ -36,7 +39,7 @@ from swarm.addresses import (
 )
 from swarm.comeback import come_back, resumed, trained_before
 from swarm.lean_imports import lean_imports, silence_libraries
-from swarm.options import PeerOptions, parse_options
+from swarm.options import PeerOptions, own_recipe, parse_options
 from swarm.processes import descendants, kill, reap
 from swarm.start_clock import StartClock
 from swarm.status import program
@@ -50,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     clock = StartClock()
     reap()
     try:
+        raise_again()
         options = resumed(parse_options(arguments))
         print("Starting; importing torch takes about 10 s …", flush=True)
         silence_libraries()
@@ -104,7 +108,8 @@ class Peer:
         if self.initial_peers:
             try:
                 self.initial_peers = self._who_answers()
-                return None
+                # nobody may have begun there yet; only who names recipe and run wants to
+                return own_recipe(self.options) if self._may_begin else None
             except NobodyAnswers:
                 if self._stored is None:
                     raise
@@ -115,6 +120,11 @@ class Peer:
         if self.options.run_id is not None:  # it may go on without this peer, which has started it
             self.initial_peers = met_before(self.options.machine.output_dir, self.options.run_id)
         return recipe
+
+    @property
+    def _may_begin(self) -> bool:
+        """Whether a person has named both recipe and run, as whoever starts a run on others' DHT nodes has to."""
+        return bool(self.options.recipe and self.options.run_id)
 
     def _who_answers(self) -> list[str]:
         """The given addresses where something listens, or else those of peers that were met before."""
@@ -173,6 +183,9 @@ class Peer:
         recipe, run_id = self._new_recipe, self.options.run_id
         cards = read_cards(dht, self.initial_peers, run_id) if self.initial_peers else {}
         if recipe is not None and run_id not in cards:
+            if self.joins:
+                print(f"No peer trains run {run_id} there yet: this peer starts it.", flush=True)
+            self.joins = False
             return RunCard(PROTOCOL, run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}", recipe)
         self.joins = True
         card = choose_card(cards, run_id)
@@ -298,20 +311,6 @@ def _raise_interrupt(_signal_number: int) -> None:
 
 def _note_interrupt(_signal_number: int) -> None:
     pass
-
-
-def own_recipe(options: PeerOptions) -> Recipe:
-    """The recipe of a new swarm: a preset or a file, with the overrides of the command line."""
-    name = options.recipe or "digits"
-    path = Path(name)
-    if path.suffix == ".json":
-        try:
-            recipe = Recipe.from_json(path.read_bytes())
-        except OSError as error:
-            raise InputError(f"{path} cannot be read ({error.strerror}): give a preset or a recipe.json.") from error
-    else:
-        recipe = preset(name)
-    return apply_overrides(recipe, options.overrides)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
@@ -41,6 +42,15 @@ def stay_small() -> None:
     """
     gc.freeze()
     give_back_heap()
+
+
+def allow_many_files(most: int = 65_536) -> None:
+    """Let this process, and those that it will start, open as many files as the system lets it; a stream is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a further limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def leave_terminal() -> None:

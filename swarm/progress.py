@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -22,8 +22,9 @@ from swarm.absences import Absences
 from swarm.claims import Claims
 from swarm.distrust import MAX_BLAME_SECONDS, Distrust
 from swarm.noticeboard import RECORD_SECONDS, Noticeboard
+from swarm.reach import reach_of
 from swarm.record import AVERAGING, JOINING, REPORT_SECONDS, TRAINING, WAITING, Clocks, OwnClock, PeerProgress
-from swarm.rounds import MAX_GROUP_SIZE, Group, Member, RoundFailed
+from swarm.rounds import MAX_GROUP_SIZE, MAX_STEP, Group, Member, RoundFailed, first_members
 
 logger = get_logger(__name__)
 
@@ -37,12 +38,15 @@ class ProgressTracker(threading.Thread):
     :param namespace: run and recipe
     :param target_batch_size: samples over all peers per global update
     :param name: public name
+    :param max_step: at which the run is over; nobody is believed to be further
     """
 
-    def __init__(self, dht: DHT, namespace: str, target_batch_size: int, name: str):
+    def __init__(self, dht: DHT, namespace: str, target_batch_size: int, name: str, max_step: int = MAX_STEP):
         super().__init__(name="progress", daemon=True)
         self._dht, self._board = dht, Noticeboard(dht, f"{namespace}.progress")
-        self.target_batch_size = target_batch_size
+        self.target_batch_size, self._max_step = target_batch_size, max_step
+        self.has_trained = False
+        """Whether this peer has been in a group since it started: then it knows itself about where the swarm is."""
         self.peer_id: PeerID = dht.peer_id
         now = get_dht_time()
         self._own = PeerProgress(name, 0, 0, 0.0, now, now, bool(dht.client_mode), JOINING)
@@ -59,6 +63,7 @@ class ProgressTracker(threading.Thread):
         self._refreshes, self._clocks, self._own_clock = 0, Clocks(), OwnClock()
         self._telling: Future | None = None
         self._told, self._claims = self._own, Claims(dht, namespace, self._wake.set)
+        self._called_impossible: set[PeerID] = set()
 
     # ---- what this peer says ----------------------------------------------------------------------------------------
 
@@ -67,25 +72,39 @@ class ProgressTracker(threading.Thread):
         return self._own
 
     def report(self, *, urgent: bool = False, **changes) -> None:
-        """Change fields of the own record; it travels within ``REPORT_SECONDS``, or at once if ``urgent``."""
-        with self._lock:
-            self._own = replace(self._own, time=get_dht_time(), **changes)
+        """Change fields of the own record; it travels within ``REPORT_SECONDS``, or at once if ``urgent``.
+
+        What the weights are is only changed by :meth:`holds`.
+        """
+        if not changes.keys().isdisjoint({"step", "lineage"}):
+            raise TypeError("step and lineage belong together")
+        self._change(changes)
         if urgent:
             self._wake.set()
 
-    def begin_step(self, step: int, group: frozenset[PeerID] = frozenset()) -> None:
+    def holds(self, step: int, lineage: bytes, **changes) -> None:
+        """This peer has the weights of this step and lineage now; ``changes`` of other fields go with that."""
+        self._change({"step": step, "lineage": lineage, **changes})
+
+    def _change(self, changes: dict) -> None:
+        with self._lock:
+            self._own = replace(self._own, time=get_dht_time(), **changes)
+
+    def begin_step(self, step: int, lineage: bytes, group: frozenset[PeerID] = frozenset()) -> None:
         """A new step begins; ``group`` are those who finished the last one with us."""
         with self._lock:
             self._computing_since = get_dht_time()
             self._note(group)
-        self.report(step=step, ahead=False, samples=0, phase=TRAINING)
+        self.holds(step, lineage, ahead=False, samples=0, phase=TRAINING)
 
     def _note(self, group: frozenset[PeerID]) -> None:
         """These have finished a step with us: when they joined is not only what they say."""
         self._last_group, records = group, self._others | {self.peer_id: self._own}
         before = self._proven if len(self._proven) < 2 * MAX_GROUP_SIZE else {}
         self._proven = before | {peer: records[peer].joined for peer in group & records.keys()}
+        self.has_trained |= len(group) > 1
         self._claims.met(group)
+        self._dht.meet(group)
 
     def begin_ahead(self) -> None:
         """The present step ends in the background, and the next one begins."""
@@ -93,14 +112,14 @@ class ProgressTracker(threading.Thread):
             self._computing_since = get_dht_time()
         self.report(urgent=True, ahead=True, samples=0, phase=TRAINING)
 
-    def end_ahead(self, step: int, samples: int, group: frozenset[PeerID] | None = None) -> None:
+    def end_ahead(self, step: int, lineage: bytes, samples: int, group: frozenset[PeerID] | None = None) -> None:
         """The step in the background has ended: with ``group``, or in vain and nothing has begun."""
         with self._lock:
             if group is None:
                 self._recounted = get_dht_time()  # who is said to wait until now waits no more: the round has failed
             else:
                 self._note(group)
-        self.report(step=step, ahead=False, samples=samples, phase=TRAINING)
+        self.holds(step, lineage, ahead=False, samples=samples, phase=TRAINING)
 
     def resume(self) -> None:
         """A pause (validation, a checkpoint) ends."""
@@ -147,12 +166,35 @@ class ProgressTracker(threading.Thread):
 
     def _believed(self, followed: bool = True) -> dict[PeerID, PeerProgress]:
         """Without those whose claims did not hold or, if they are to be followed, may not."""
-        left_out = (self._claims.doubted if followed else self._claims.silent)(self._own, others := self.others)
-        return {
-            peer: record
-            for peer, record in others.items()
-            if peer not in left_out and peer not in self.distrusted and peer not in self._blamed
-        }
+        own, others = self._own, self.others
+        choose = self._claims.doubted if followed else self._claims.silent
+        left_out = choose(own, others, self.has_trained)
+        others = {p: record for p, record in self._trusted(others).items() if p not in left_out}
+        reach = self._reach(others)
+        believed = {peer: record for peer, record in others.items() if record.step <= reach(peer)}
+        for peer in others.keys() - believed.keys():
+            self._call_impossible_once(peer, others[peer])
+        return believed
+
+    def _trusted(self, records: dict[PeerID, PeerProgress]) -> dict[PeerID, PeerProgress]:
+        """Without those who have not kept their word lately, or have spoilt a round."""
+        left_out = (self.distrusted, self._blamed)
+        return {peer: record for peer, record in records.items() if not any(peer in peers for peers in left_out)}
+
+    def may_hold(self, peer: PeerID, step: int) -> bool:
+        """Whether the state of this step can be the swarm's, as far as this peer knows, if that peer hands it over."""
+        others = self._trusted(self.others)
+        return step <= self._reach(others)(peer)
+
+    def _reach(self, others: dict[PeerID, PeerProgress]) -> Callable[[PeerID], int]:
+        return reach_of(self._own.step, self._max_step, self.has_trained, self._proven, others)
+
+    def _call_impossible_once(self, peer: PeerID, record: PeerProgress) -> None:
+        has_been_said = peer in self._called_impossible or len(self._called_impossible) >= MAX_GROUP_SIZE
+        if record.step > self._own.step and not has_been_said:
+            self._called_impossible.add(peer)
+            said = f"Ignoring {record.name}, which claims to be at step {record.step}: nobody else is near that"
+            logger.warning(f"{said} (if this peer was away for long, start it again)")
 
     @property
     def members(self) -> list[Member]:
@@ -169,7 +211,7 @@ class ProgressTracker(threading.Thread):
             if not waits and record.phase != JOINING and record.step > self._absences.missed_at(peer):
                 awaited, is_proven = self._absences.is_over(peer, record.joined), proven.get(peer) == record.joined
                 members.append(Member(peer, record.joined, record.client_mode, awaited, is_proven))
-        return members
+        return first_members(members, self.peer_id)
 
     def met(self, group: Iterable[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
         """A group has met to end the present step: not all who were expected have come, and some were lost then."""
@@ -217,12 +259,14 @@ class ProgressTracker(threading.Thread):
         return max([self._own.step, *(r.step for p, r in records if self._can_ask(p, r) and r.phase != JOINING)])
 
     def donors(self, min_step: int) -> list[PeerID]:
-        """Full peers that claim to hold the state of ``min_step`` or later: the latest first, then the senior.
+        """Full peers that claim to hold the state of ``min_step`` or later: those first that have been in a group with
+        this peer, then the latest, then the senior.
 
         Where there is none, outbound-only ones.
         """
+        proven = self._proven
         candidates = sorted(
-            (record.client_mode, -record.step, record.joined, peer.to_bytes(), peer)
+            (record.client_mode, proven.get(peer) != record.joined, -record.step, record.joined, peer.to_bytes(), peer)
             for peer, record in self._believed().items()
             if self._can_ask(peer, record) and record.step >= min_step and record.phase != JOINING
         )
@@ -230,14 +274,17 @@ class ProgressTracker(threading.Thread):
 
     @property
     def superiors(self) -> list[PeerID]:
-        """Whose state counts and not ours: at a later step; or a full peer at ours, and here before us."""
+        """Whose state counts and not ours: at a later step; or a full one at ours, before us, with other weights."""
         own, believed = self._own, self._believed().items()
         mine = own.joined, self.peer_id.to_bytes()
         return [
             peer
             for peer, record in believed
             if (self._can_ask(peer, record) and record.step > own.step)
-            or (record.step == own.step and not record.client_mode and (record.joined, peer.to_bytes()) < mine)
+            or (
+                (record.step == own.step and record.lineage != own.lineage)
+                and (not record.client_mode and (record.joined, peer.to_bytes()) < mine)
+            )
         ]
 
     def _present(self) -> dict[PeerID, PeerProgress]:
@@ -271,8 +318,7 @@ class ProgressTracker(threading.Thread):
     def wait_refreshed(self, timeout_seconds: float) -> bool:
         """Wait until records that were asked for after this call have come."""
         with self._refreshed:
-            wanted = self._refreshes + 2  # the refresh that is running may have asked before
-            self._hurry()
+            wanted = self.ask_refreshed()
             deadline = time.monotonic() + timeout_seconds
             while self._refreshes < wanted:
                 remaining = deadline - time.monotonic()
@@ -281,6 +327,21 @@ class ProgressTracker(threading.Thread):
                 self._refreshed.wait(remaining)
                 self._hurry()
             return True
+
+    def ask_refreshed(self) -> int:
+        """Have the records read again; when :attr:`refreshes` is as large as what is returned, they have come."""
+        wanted = self._refreshes + 2  # the refresh that is running may have asked before
+        self._hurry()
+        return wanted
+
+    @property
+    def refreshes(self) -> int:
+        """How often the records have been read."""
+        return self._refreshes
+
+    def hurry(self) -> None:
+        """Somebody waits for :attr:`refreshes`."""
+        self._hurry()
 
     def _hurry(self) -> None:
         self._has_to_search = True
@@ -319,7 +380,7 @@ class ProgressTracker(threading.Thread):
         others = self._board.look(search)
         with self._lock:
             self._others = self._clocks.corrected(others, get_dht_time())
-        self._claims.check(self._own, others)
+        self._claims.check(self._own, others, self.has_trained)
 
     def close(self) -> None:
         """Stop, and tell the others that this peer has left."""

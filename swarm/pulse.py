@@ -119,6 +119,11 @@ class Pulse(ServicerBase):
         self._in_time = set(peers) if seconds <= self.late_seconds else set()
         self._usual.append(seconds)
 
+    @property
+    def usual_seconds(self) -> float:
+        """Of an exchange; 0 as long as there was none."""
+        return statistics.median(self._usual) if self._usual else 0.0
+
     def was_in_time(self, peer: PeerID) -> bool:
         """Whether it was there when the last exchange took no longer than usual."""
         return peer in self._in_time

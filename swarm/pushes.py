@@ -7,7 +7,6 @@ have. In a swarm where every node knows every other one, that is known already, 
 from __future__ import annotations
 
 import asyncio
-from itertools import islice
 from typing import Any
 
 from hivemind import DHT
@@ -17,7 +16,7 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from swarm.owners import plain
+from swarm.owners import peer_of, plain, records_of
 
 
 class Push:
@@ -49,7 +48,7 @@ class PushedHere:
 
     Hivemind's ``get`` would also give what this node has found earlier, which may have changed since.
 
-    :param most: entries
+    :param most: entries, those of acquaintances first
     :param max_bytes: of a value and its signature
     """
 
@@ -61,8 +60,11 @@ class PushedHere:
         found = node.protocol.storage.get(key)
         if found is None or not isinstance(found.value, DictionaryDHTValue):
             return None
-        entries = {}
-        for subkey, (value, expiration) in islice(found.value.items(), self.most):
+        entries, records = {}, records_of(node.protocol)
+        pushed = list(found.value.items())
+        if len(pushed) > self.most and records is not None:
+            pushed.sort(key=lambda entry: peer_of(entry[0]) not in records.met)
+        for subkey, (value, expiration) in pushed[: self.most]:
             if len(value) > self.max_bytes:
                 continue
             record = DHTRecord(key.to_bytes(), node.protocol.serializer.dumps(subkey), value, expiration)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import socket
-import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
 from recipe.errors import InputError
+from swarm.allowance import Allowance, Allowances
 
 logger = get_logger(__name__)
 
@@ -35,7 +35,8 @@ NONCE_BYTES = 16
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 8.0  # of a peer on a busy machine
 MAX_ASKED = 3
-CALLS_PER_MINUTE = 60
+CALLS_PER_MINUTE, CALLS_OF_A_PEER, CALLS_OF_A_HOST = 60, 5, 20
+"""That a peer makes for all, for one peer id, and for one IP address (behind which there may be many machines)."""
 
 
 @dataclass(frozen=True)
@@ -138,21 +139,27 @@ class ReachabilityService(ServicerBase):
 
     def __init__(self, p2p: P2P):
         self._p2p = p2p
-        self._calls: deque[float] = deque(maxlen=CALLS_PER_MINUTE)
+        self._calls = Allowance(CALLS_PER_MINUTE, CALLS_PER_MINUTE / 60)
+        self._of_peers = Allowances(CALLS_OF_A_PEER, CALLS_OF_A_PEER / 60)
+        self._of_hosts = Allowances(CALLS_OF_A_HOST, CALLS_OF_A_HOST / 60)
 
     async def rpc_call_back(self, request: CallMe, context: P2PContext) -> Called:
         """Connect to the asker's own address, at the port that it names."""
         host = await self._host_of(context.remote_id)
-        if host is None or not self._may_call():
+        if host is None or not self._may_call(context.remote_id, host):
             return Called("", False)
         return Called(host, await _says(host, request.port, request.nonce))
 
-    def _may_call(self) -> bool:
-        now = time.monotonic()
-        if len(self._calls) == CALLS_PER_MINUTE and now - self._calls[0] < 60:
+    def _may_call(self, peer_id: PeerID, host: str) -> bool:
+        """Names are free and addresses are not: who has one of each cannot use up what is for all."""
+        if not self._of_peers.take(peer_id):
             return False
-        self._calls.append(now)
-        return True
+        address = ipaddress.ip_address(host)
+        if not address.is_loopback:  # where a whole swarm may start
+            network = host if address.version == 4 else ipaddress.ip_network((host, 64), strict=False)
+            if not self._of_hosts.take(network):
+                return False
+        return self._calls.take()
 
     async def _host_of(self, peer_id: PeerID) -> str | None:
         """The other end of the direct TCP connection to a peer, as p2pd sees it."""

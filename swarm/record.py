@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import msgpack
 from hivemind.p2p import PeerID
 
-from swarm.rounds import MAX_SAMPLES, MAX_STEP
+from swarm.rounds import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP
 
 REPORT_SECONDS = 1.0  # how often a training peer reports and looks, unless the end of the step is nearer
 TOLERATED_SECONDS = 1.0  # that a clock may be off: records are as old anyway
@@ -39,6 +39,7 @@ class PeerProgress:
     :param phase: what it is doing, one of ``PHASES``
     :param loss: mean training loss of its last step, nan if it has none
     :param accuracy: its last validation accuracy between 0 and 1, nan if it has none
+    :param lineage: of its weights: which history of updates they came out of, or at step 0 which weights they are
     """
 
     name: str
@@ -52,6 +53,7 @@ class PeerProgress:
     loss: float = math.nan
     accuracy: float = math.nan
     ahead: bool = False
+    lineage: bytes = bytes(LINEAGE_BYTES)
 
     @property
     def round(self) -> int:
@@ -72,6 +74,7 @@ class PeerProgress:
                 float(self.loss),
                 float(self.accuracy),
                 self.ahead,
+                self.lineage,
             )
         )
 
@@ -81,7 +84,8 @@ class PeerProgress:
         if not isinstance(data, bytes) or len(data) > 512:
             raise ValueError("not a short bytestring")
         try:
-            name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead = msgpack.unpackb(data)
+            fields = msgpack.unpackb(data)
+            name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage = fields
         except Exception as error:
             raise ValueError(f"not a record: {error}") from error
         if type(name) is not str or not 1 <= len(name) <= MAX_NAME_LENGTH or not name.isprintable():
@@ -90,6 +94,8 @@ class PeerProgress:
             raise ValueError("a field of the wrong type")
         if type(client_mode) is not bool or type(ahead) is not bool:
             raise ValueError("a field of the wrong type")
+        if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
+            raise ValueError("a lineage of the wrong size")
         if not 0 <= step <= MAX_STEP or not 0 <= samples <= MAX_SAMPLES or not 0 <= phase < len(PHASES):
             raise ValueError("a number out of bounds")
         if any(type(value) is not float for value in (rate, joined, at, loss, accuracy)):
@@ -98,7 +104,7 @@ class PeerProgress:
             raise ValueError("a loss or an accuracy out of bounds")
         if not 0 <= rate <= MAX_RATE or not 0 <= joined <= at <= now + FUTURE_SECONDS:
             raise ValueError("a rate or a time out of bounds")
-        return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead)
+        return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead, lineage)
 
     def samples_by(self, now: float, round: int, computing_since: float, in_last_group: bool) -> float:
         """Samples it probably has by ``now`` for the update after ``round``; records are a little old always.

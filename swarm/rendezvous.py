@@ -22,9 +22,10 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
+from swarm.acquaintances import Acquaintances
 from swarm.allowance import Allowance
 from swarm.distrust import Distrust
-from swarm.door import Door
+from swarm.door import HOLD_SECONDS, Door
 from swarm.pulse import LOOK_SECONDS, Lookout, Pulse, unless
 from swarm.replies import group_reply, parse_group, parse_step, redirect, step_reply
 from swarm.rounds import LINEAGE_BYTES, MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
@@ -36,8 +37,13 @@ REDIRECT_SECONDS = 0.2  # between two knocks at a peer that was still following 
 # Both up to a half more or less: two who knock at each other's doors at the same moment should not do so again.
 WATCHED_SENIORS = 3  # by who follows one of them; more would be many calls in a large swarm
 REPLY_SECONDS = 4.0  # a peer that is alive answers a knock at once, whatever it is doing
-STRANGER_SECONDS, FORMING_SECONDS = 6.0, 30.0
-"""In a minute, for which a leader waits for nobody but strangers; the second while it knows nobody else."""
+STRANGER_SECONDS, STRANGER_SHARE = 20.0, 0.1
+"""For which a leader waits for nobody but strangers: so long at once, and then this share of the time."""
+FORMING_SECONDS, FORMING_SHARE = 30.0, 0.5
+"""The same while it knows nobody else."""
+HOLD_SHARE = 0.3
+"""Of a usual exchange, for which a group is held open for a peer that has all but the last average, and fetches it."""
+MAX_PURSUERS = 16
 SAY_AGAIN_SECONDS = 60.0
 CODE = averaging_pb2
 
@@ -74,10 +80,12 @@ class Rendezvous:
     ):
         self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
         self._shunned, self._said_shunned_at = shunned, -math.inf
-        self._known: dict[PeerID, None] = {}
-        """Those who have averaged with this peer, the latest last."""
-        self._stranger_patience = Allowance(STRANGER_SECONDS, 60.0)
-        self._forming_patience = Allowance(FORMING_SECONDS, 60.0)
+        self._known = Acquaintances()
+        """Those who have averaged with this peer."""
+        self._stranger_patience = Allowance(STRANGER_SECONDS, STRANGER_SHARE)
+        self._forming_patience = Allowance(FORMING_SECONDS, FORMING_SHARE)
+        self._pursuers: set[PeerID] = set()
+        """Who came with our weights to a closed group: it needs the average of that before it can come again."""
         self._min_samples, self.pulse = min_samples, pulse
         self._lobby: dict[PeerID, Guest] = {}
         self._arrivals = asyncio.Event()
@@ -95,6 +103,10 @@ class Rendezvous:
 
         :param lineage: of this peer's weights; None leaves out who has others only when the group is closed
         """
+        if step > self._step:
+            for peer in self._pursuers:
+                self.door.hold(peer, self._hold_seconds)
+            self._pursuers.clear()
         self._step, self._lineage = step, lineage
         for peer, guest in self._lobby.items():
             if guest.answer.done():
@@ -106,17 +118,18 @@ class Rendezvous:
             elif self._has_other_weights(guest.ticket):
                 guest.answer.set_result(CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY))
 
+    @property
+    def _hold_seconds(self) -> float:
+        """For which a group is held open at most."""
+        return max(HOLD_SECONDS, HOLD_SHARE * self.pulse.usual_seconds)
+
     def _has_other_weights(self, ticket: Ticket) -> bool:
         """Whether its sender is at this peer's step in another history."""
         return self._lineage is not None and ticket.step == self._step and ticket.lineage != self._lineage
 
     def met(self, peers: Iterable[PeerID]) -> None:
         """These have averaged with this peer: they are no strangers."""
-        for peer in peers:
-            self._known.pop(peer, None)
-            self._known[peer] = None
-        while len(self._known) > 4 * MAX_GROUP_SIZE:
-            self._known.pop(next(iter(self._known)))
+        self._known.add(peer for peer in peers if peer != self._p2p.peer_id)
 
     @property
     def step(self) -> int:
@@ -125,9 +138,6 @@ class Rendezvous:
     def reopen(self) -> None:
         """The round of the group that was closed last has failed: whoever was in it can come again."""
         self._closed_step = -1
-
-    def _awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:
-        return (self._expected | self.door.awaited(arrived)) - self._lookout.lost - set(arrived)
 
     def waits_for(self, step: int) -> bool:
         """Whether somebody has come to finish this step already."""
@@ -172,16 +182,17 @@ class Rendezvous:
         """Follow the first who leads, in this order; if that is nobody, lead."""
         own, loop = self._p2p.peer_id, asyncio.get_running_loop()
         seniors = order[: order.index(own)] if own in order else order
+        longest_meeting_seconds = 2 * patience_seconds + self._hold_seconds + REPLY_SECONDS
         for senior in seniors:
             self._watch(seniors[:WATCHED_SENIORS])
             if senior not in self._lookout.lost:
-                wait_until = min(deadline, loop.time() + 2 * patience_seconds + REPLY_SECONDS)
+                wait_until = min(deadline, loop.time() + longest_meeting_seconds)
                 if (group := await self._follow(senior, ticket, wait_until)) is not None:
                     return group
         if own not in order:
             return None
         self._watch(self._is_client)
-        wait_until = min(deadline, loop.time() + 2 * patience_seconds + REPLY_SECONDS)
+        wait_until = min(deadline, loop.time() + longest_meeting_seconds)
         return await self._lead(ticket, min(deadline, loop.time() + patience_seconds), seniors, wait_until)
 
     def _watch(self, peers: Collection[PeerID]) -> None:
@@ -197,9 +208,13 @@ class Rendezvous:
         while True:
             self._arrivals.clear()
             arrived = self._arrived(ticket)
-            remaining, awaited = patience_end - loop.time(), self._awaited(arrived)
+            expected = self._expected - self._lookout.lost - arrived
+            held = self.door.awaited(arrived) - self._lookout.lost
+            awaited, remaining = expected | held, self.door.seconds_left(held)
+            if expected:
+                remaining = max(remaining, patience_end - loop.time())
             self._watch(awaited)
-            only_strangers = awaited.isdisjoint(self._known)
+            only_strangers = not any(peer in self._known for peer in awaited)
             if only_strangers:
                 remaining = min(remaining, self._patience_with_strangers.left)
             if remaining <= 0 or not awaited or self._is_in_vain(ticket, arrived, awaited):
@@ -222,8 +237,7 @@ class Rendezvous:
     @property
     def _patience_with_strangers(self) -> Allowance:
         """Seconds for which this peer waits for nobody but strangers; while a swarm forms, all are."""
-        is_forming = not self._known.keys() - {self._p2p.peer_id}
-        return self._forming_patience if is_forming else self._stranger_patience
+        return self._stranger_patience if len(self._known) else self._forming_patience
 
     def _is_in_vain(self, ticket: Ticket, arrived: Collection[PeerID], awaited: Collection[PeerID]) -> bool:
         """Whether those who are missing say nothing, and those who are here have too few samples without them.
@@ -352,6 +366,13 @@ class Rendezvous:
             return CODE.MessageFromLeader(code=CODE.GROUP_IS_FULL)
         return None
 
+    def _hold_for(self, sender: PeerID, ticket: Ticket) -> None:
+        """It has come too late, and will come again when it has the average that it has missed."""
+        if (ticket.step, ticket.lineage) != (self._step, self._lineage):
+            self.door.hold(sender)  # that average is there already
+        elif len(self._pursuers) < MAX_PURSUERS:
+            self._pursuers.add(sender)
+
     async def serve(self, request: averaging_pb2.JoinRequest, context: P2PContext) -> AsyncIterator:
         """Somebody knocks at this peer's door: the server side of :meth:`_follow`."""
         sender = context.remote_id
@@ -366,10 +387,13 @@ class Rendezvous:
         answer = self._answer_at_once(request, sender, ticket)
         if answer is not None:
             if answer.code == CODE.CANCELLED and ticket.step <= self._step:
-                self.door.hold(sender)
+                self._hold_for(sender, ticket)
             yield answer
             return
-        guest = self._lobby[sender] = Guest(ticket)
+        before, guest = self._lobby.get(sender), Guest(ticket)
+        if before is not None and not before.answer.done():  # its second knock ends the first
+            before.answer.set_result(CODE.MessageFromLeader(code=CODE.CANCELLED))
+        self._lobby[sender] = guest
         self._lookout.came(sender)
         self._arrivals.set()
         try:

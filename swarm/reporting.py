@@ -240,7 +240,7 @@ class StatusReporter(L.Callback):
 
 
 class FirstContribution(L.Callback):
-    """Ends the phases ``state`` and ``first micro-batch`` of a clock, and says so.
+    """Ends the phases ``state`` (with ``waiting`` for others) and ``first micro-batch`` of a clock, and says so.
 
     :param clock: whose earlier phases have ended
     :param say: prints one line
@@ -251,7 +251,7 @@ class FirstContribution(L.Callback):
         self._contributed = False
 
     def on_train_start(self, trainer, pl_module) -> None:
-        self._clock.ends("state")
+        self._clock.ends("state", trainer.strategy.collaboration.waited_seconds)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         collaboration = trainer.strategy.collaboration

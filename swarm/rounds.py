@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import msgpack
@@ -93,6 +93,11 @@ class Member:
     def seniority(self) -> tuple[bool, float, bytes]:
         """Sort key that all who have met compute alike: the first full peer in this order leads."""
         return not self.proven, self.joined, self.peer_id.to_bytes()
+
+
+def first_members(members: Iterable[Member], me: PeerID) -> list[Member]:
+    """As many as a group can have: this peer, those who have been in a group with it, then by seniority."""
+    return sorted(members, key=lambda member: (member.peer_id != me, member.seniority))[:MAX_GROUP_SIZE]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,10 @@
 """The run card: a run's recipe, kept in the DHT by everyone who trains, so that a newcomer needs only an address."""
 
-import hashlib
 import json
 import logging
-import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,18 @@ from hivemind.utils.timed_storage import get_dht_time
 from recipe.config import Recipe
 from recipe.errors import InputError
 from swarm.address_book import peer_of_address
-from swarm.owners import owned_entries
+from swarm.dht_storage import MAX_CARDS
+from swarm.owners import RUNS_KEY, owned_entries
+from swarm.run_names import is_run_id, key_prefix
 
-PROTOCOL = 7
-"""Raised when peers of two versions could no longer train together."""
+PROTOCOL = 8
+"""Raised when peers of two versions could no longer train together.
 
-RUNS_KEY = "swarm.runs"
+8: progress records carry a lineage, which at step 0 is a digest of the weights; states are asked for piece by piece.
+"""
+
 MAX_CARD_BYTES = 64 * 1024
-MAX_CARDS = 1000
 MAX_DIGEST_LENGTH = 64
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class RunCard:
     classes: str = ""
 
     def __post_init__(self):
-        if not isinstance(self.run_id, str) or not _RUN_ID.fullmatch(self.run_id):
+        if not is_run_id(self.run_id):
             raise InputError(
                 f"The run id {str(self.run_id)[:80]!r} has to be 1 to 64 letters, digits, dots, dashes or underscores, "
                 "the first a letter or a digit: choose another --run-id."
@@ -58,11 +58,8 @@ class RunCard:
 
     @property
     def key_prefix(self) -> str:
-        """Start of all DHT keys of this run. Other recipes get others; no dots, they have a meaning to hivemind."""
-        name = self.run_id
-        if "." in name:  # "a.b" must not meet "a-b"
-            name = f"{name.replace('.', '-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-        return f"{name}-{self.recipe.fingerprint}"
+        """Start of all DHT keys of this run."""
+        return key_prefix(self.run_id, self.recipe.fingerprint)
 
     def to_bytes(self) -> bytes:
         """JSON of at most 64 KiB."""
@@ -159,7 +156,8 @@ def read_cards(
 ) -> dict[str, RunCard]:
     """The cards of the runs in this DHT by run id, as soon as there is one; empty after the timeout.
 
-    Malformed cards are left out (one line of log); of more than 1,000, the first are looked at.
+    Malformed cards are left out (one line of log); of more than 1,000, those of trusted peers and the first others are
+    looked at.
 
     :param trusted: addresses that a person gave: what the peers behind them say counts, if they say something, and
         otherwise what most peers say
@@ -167,9 +165,9 @@ def read_cards(
     :raises NewerProtocolError: there are cards of a later version, and none of ours.
     """
     deadline = time.monotonic() + timeout_seconds
-    peers = {peer_of_address(address) for address in trusted}
+    peers = {PeerID.from_base58(peer_of_address(address)) for address in trusted}
     while True:
-        said, refused = _valid_cards(_fetch(dht, deadline - time.monotonic()))
+        said, refused = _valid_cards(_fetch(dht, deadline - time.monotonic()), peers)
         pause_seconds = min(0.5, deadline - time.monotonic())
         if said or pause_seconds <= 0:
             break
@@ -180,7 +178,7 @@ def read_cards(
     if refused:
         logger.warning("%d run cards are left out, the first because: %s", len(refused), refused[0])
     said = {peer: card for peer, card in said.items() if card.run_id == run_id} or said
-    by_trusted = {peer: card for peer, card in said.items() if peer.to_base58() in peers}
+    by_trusted = {peer: card for peer, card in said.items() if peer in peers}
     votes = Counter((by_trusted or said).values())
     return {card.run_id: card for card, _ in reversed(votes.most_common())}  # of one name, what most say comes last
 
@@ -193,12 +191,16 @@ def choose_card(cards: Mapping[str, RunCard], run_id: str | None) -> RunCard:
     names = ", ".join(sorted(cards))
     if not cards:
         raise InputError(
-            "The initial peers know of no run: check that training has started there, or ask for another address."
+            "The initial peers know of no run: check that training has started there, or ask for another address; to "
+            "start a run there, give --recipe and --run-id as well."
         )
     if run_id is None and len(cards) > 1:
         raise InputError(f"Several runs are in this swarm: choose one with --run-id ({names}).")
     if run_id is not None and run_id not in cards:
-        raise InputError(f"No run {run_id!r} is in this swarm: give --run-id one of {names}, or leave it out.")
+        raise InputError(
+            f"No run {run_id!r} is in this swarm: give --run-id one of {names}, or leave it out; to start it there, "
+            "give --recipe as well."
+        )
     return cards[run_id] if run_id is not None else next(iter(cards.values()))
 
 
@@ -232,10 +234,10 @@ def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Any:
         return None
 
 
-def _valid_cards(found: Any) -> tuple[dict[PeerID, RunCard], list[InputError]]:
+def _valid_cards(found: Any, trusted: Container[PeerID]) -> tuple[dict[PeerID, RunCard], list[InputError]]:
     """The cards that can be used by who says so, and why the others cannot."""
     cards, refused = {}, []
-    for peer, value in owned_entries(found, MAX_CARDS):
+    for peer, value in owned_entries(found, MAX_CARDS, trusted):
         try:
             cards[peer] = RunCard.from_bytes(value)
         except InputError as error:

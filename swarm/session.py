@@ -19,14 +19,16 @@ from recipe.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoi
 from recipe.config import Recipe
 from recipe.data import VisionData
 from recipe.errors import InputError
+from recipe.model import check_samples
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
-from swarm.checkpoints import kept_checkpoints, newest_checkpoint, sweep_checkpoints
+from swarm.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints
 from swarm.company import NeedsFullPeer
 from swarm.diloco import LocalSteps
 from swarm.guard import Guard
-from swarm.micro_batch import MicroBatch, measure_for_recipe, precision_on
+from swarm.micro_batch import MicroBatch, largest_sensible, measure_for_recipe, precision_on
+from swarm.micro_batch_review import MicroBatchReview
 from swarm.options import PeerOptions
 from swarm.processes import kill
 from swarm.reporting import FirstContribution, StatusReporter, SwarmMetrics
@@ -94,6 +96,8 @@ class Session:
         if self.started_from is not None:
             path = self.started_from.expanduser()
             load_weights(self.task, read_checkpoint(path), path)
+        if given:
+            check_samples(self.task.model, given, self.recipe.model)
         self.micro_batch = (
             MicroBatch(given, math.nan, "given")
             if given
@@ -110,6 +114,8 @@ class Session:
         self._on_death = on_death
         self.guard = Guard(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
+        most = largest_sensible(self.recipe, self.data.num_train_samples)
+        self.review = MicroBatchReview(self.micro_batch, most, self.data, self.reporter.say)
 
     def _first_status(self) -> Status:
         return Status(
@@ -215,7 +221,16 @@ class Session:
             codec=self.recipe.codec,
             rank=self.recipe.powersgd_rank,
             local=LocalSteps.of(self.recipe),
+            max_step=max(self.recipe.total_steps, self.total_steps),
+            keep_own=self._keep_own,
         )
+
+    def _keep_own(self, step: int) -> None:
+        """This peer's weights are about to be replaced by others that are far from them."""
+        path = own_checkpoint(self.folder.checkpoints, step)
+        self.strategy.lightning_module.trainer.save_checkpoint(path, weights_only=False)
+        if path.exists():
+            logger.warning(f"The swarm's weights are far from this peer's own, which are kept in {path}")
 
     def _trainer(self) -> Trainer:
         leaving = self.options.leaving
@@ -231,6 +246,7 @@ class Session:
                 FirstContribution(self.clock, self.reporter.say),
                 self.company,
                 self.guard,
+                self.review,
                 *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
             ],
             plugins=[AtomicCheckpointIO()],
@@ -248,7 +264,10 @@ class Session:
         target = self.options.leaving.target_accuracy
         if target is not None and accuracy >= target:
             return "target accuracy reached"
-        return "completed" if trainer.global_step >= self.total_steps else "time is up"
+        if trainer.global_step < self.total_steps:
+            return "time is up"
+        has_taken_part = self.metrics.updates > 0 or (self.resumed_step or 0) >= self.total_steps
+        return "completed" if has_taken_part else "over before this peer took part"
 
     def _write_summary(self, final: Status, seconds: float) -> None:
         self.folder.write_summary(
@@ -265,7 +284,7 @@ class Session:
             swarm_samples=self.metrics.swarm_samples,
             updates=self.metrics.updates,
             complete_updates=self.metrics.complete_updates,
-            micro_batch=self.micro_batch.samples,
+            micro_batch=self.review.samples,
             start_seconds=self.clock.seconds,
         )
 

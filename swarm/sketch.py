@@ -6,6 +6,7 @@ Random projections keep distances (Johnson and Lindenstrauss 1984), and random s
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -20,25 +21,31 @@ _BLOCK = 4096
 
 
 class Sketch:
-    """Projections of weights on vectors of signs that are the same on every machine.
+    """Projections of weights on vectors of signs, which are the same on all peers whose weights have one lineage.
+
+    Nobody can choose weights in advance that look like others: the lineage is known when the weights are.
 
     :param weights: tensors, n numbers in all; the signs take n / 512 numbers
     """
 
     def __init__(self, weights: Sequence[torch.Tensor]):
         self._weights = list(weights)
-        generator = torch.Generator().manual_seed(0)
-        device = self._weights[0].device
-        self._columns = _signs(_BLOCK, generator).to(device)
-        self._rows = [_signs(-(-tensor.numel() // _BLOCK), generator).to(device) for tensor in self._weights]
 
     @torch.no_grad()
-    def take(self) -> tuple[float, ...]:
-        """Of the present weights: ``SIZE`` numbers, or none if they are not finite."""
+    def take(self, lineage: bytes) -> tuple[float, ...]:
+        """Of the present weights: ``SIZE`` numbers, or none if they are not finite.
+
+        :param lineage: the seed of the signs
+        """
+        seed = int.from_bytes(hashlib.sha256(lineage).digest()[:7], "big")
+        generator = torch.Generator().manual_seed(seed)
+        device = self._weights[0].device
+        columns = _signs(_BLOCK, generator).to(device)
         total = torch.zeros(SIZE, dtype=torch.float64)
-        for tensor, rows in zip(self._weights, self._rows, strict=True):
+        for tensor in self._weights:
+            rows = _signs(-(-tensor.numel() // _BLOCK), generator).to(device)
             blocks = F.pad(tensor.detach().reshape(-1).float(), (0, -tensor.numel() % _BLOCK)).view(-1, _BLOCK)
-            total += ((blocks @ self._columns) * rows).sum(0).double().cpu()
+            total += ((blocks @ columns) * rows).sum(0).double().cpu()
         return tuple(total.tolist()) if torch.isfinite(total).all() else ()
 
 
@@ -50,11 +57,12 @@ def relative_distance(one: Sequence[float], other: Sequence[float]) -> float:
     return math.dist(one, other) / norm if norm else 0.0
 
 
-def nearest_to_most(sketches: Sequence[Sequence[float]], candidates: Sequence[int]) -> int:
-    """Which candidate has the smallest median distance to all; every peer of a group chooses alike.
+def nearest_to_most(sketches: Sequence[Sequence[float]], candidates: Sequence[int]) -> list[int]:
+    """Candidates with the smallest median distance to all, and those whose weights are the same as theirs.
 
     :param sketches: of a group; some may be empty
     :param candidates: indices into them, at least one
+    :returns: indices, the nearest first; every peer of a group finds the same ones
     """
     known = np.array([sketch for sketch in sketches if len(sketch) == SIZE])
 
@@ -63,7 +71,14 @@ def nearest_to_most(sketches: Sequence[Sequence[float]], candidates: Sequence[in
             return math.inf
         return float(np.median(np.linalg.norm(known - np.array(sketches[index]), axis=1)))
 
-    return min(candidates, key=median_distance)
+    order = sorted(candidates, key=median_distance)
+    first = sketches[order[0]]
+    return [
+        index
+        for index in order
+        if index == order[0]
+        or (len(sketches[index]) == SIZE and relative_distance(sketches[index], first) <= TOLERANCE)
+    ]
 
 
 def _signs(rows: int, generator: torch.Generator) -> torch.Tensor:

@@ -25,11 +25,19 @@ class StartClock:
         self.seconds: dict[str, float] = {}
         """Phase: seconds, in order."""
 
-    def ends(self, phase: str) -> None:
-        """What happened since the last call was this phase."""
+    def ends(self, phase: str, waiting_seconds: float = 0.0) -> None:
+        """What happened since the last call was this phase.
+
+        :param waiting_seconds: at its end, for other peers: a part of its own
+        """
         now = time.time()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, now - self._since)
+        self._add(phase, now - self._since - waiting_seconds)
+        if waiting_seconds > 0:
+            self._add("waiting", waiting_seconds)
         self._since = now
+
+    def _add(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, seconds)
 
     def __str__(self) -> str:
         phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items())

@@ -6,6 +6,8 @@ checked against this peer's own model before anything is changed.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +17,11 @@ from torch import nn
 from swarm.rounds import LINEAGE_BYTES, MAX_STEP, RoundFailed
 
 MAX_SCALARS = 16
+NEVER_NEGATIVE = {
+    *("step", "exp_avg_sq", "max_exp_avg_sq", "exp_inf"),  # Adam and its kin
+    *("square_avg", "sum", "exp_avg_sq_row", "exp_avg_sq_col"),  # RMSprop, Adagrad, Adafactor
+}
+"""Statistics that count or add up squares: an optimizer takes their root, or a power of them."""
 
 
 @dataclass
@@ -52,6 +59,15 @@ class SharedState:
         return 2 * (model + statistics) + 2**20
 
     @torch.no_grad()
+    def digest(self) -> bytes:
+        """Of the model's names, types, shapes and bytes: peers with the same one hold the same weights."""
+        digest = hashlib.sha256()
+        for name, tensor in self.model.state_dict().items():
+            digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.digest()[:LINEAGE_BYTES]
+
+    @torch.no_grad()
     def export(self, step: int, lineage: bytes) -> tuple[dict, list[torch.Tensor]]:
         """Copy everything to the CPU.
 
@@ -74,31 +90,55 @@ class SharedState:
         :returns: its step and lineage
         :raises RoundFailed: it is not a state of this model
         """
+        self.check(description, tensors)
+        return self.take(description, tensors)
+
+    @torch.no_grad()
+    def take(self, description: dict, tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
+        """Take over a state that has been checked; returns its step and lineage."""
+        optimized, model_tensors = self.optimized, self.model_tensors
+        for own, new in zip(model_tensors, tensors[: len(model_tensors)], strict=True):
+            own.copy_(new)
+        for optimizer, param in optimized:
+            optimizer.state[param] = {}
+        for (index, key), new in zip(description["statistics"], tensors[len(model_tensors) :], strict=True):
+            optimizer, param = optimized[index]
+            # Adam's step counter stays on the CPU, statistics of the parameter's shape go where the parameter is
+            optimizer.state[param][key] = new.clone() if new.numel() == 1 else new.to(param.device, copy=True)
+        return description["step"], description["lineage"]
+
+    @torch.no_grad()
+    def check(self, description: dict, tensors: Sequence[torch.Tensor]) -> None:
+        """:raises RoundFailed: it is not a state of this model, or one that would break its optimizer"""
         optimized = self.optimized
-        step, lineage, statistics = self._check_description(description, optimized)
+        step, statistics = self._check_description(description, optimized)
         model_tensors = self.model_tensors
         if len(tensors) != len(model_tensors) + len(statistics):
             raise RoundFailed("the state has another number of tensors")
         received, received_statistics = tensors[: len(model_tensors)], tensors[len(model_tensors) :]
         for own, new in zip(model_tensors, received, strict=True):
             self._check_tensor(new, (own.shape,), own.dtype)
-        for (index, _), new in zip(statistics, received_statistics, strict=True):
-            self._check_tensor(new, (optimized[index][1].shape, torch.Size(()), torch.Size((1,))), None)
-
-        for own, new in zip(model_tensors, received, strict=True):
-            own.copy_(new)
-        for optimizer, param in optimized:
-            optimizer.state[param] = {}
+        # Local steps are more than global ones, and how many more depends on each peer's pace.
+        most_steps = MAX_STEP if self.anchors else step
         for (index, key), new in zip(statistics, received_statistics, strict=True):
-            optimizer, param = optimized[index]
-            # Adam's step counter stays on the CPU, statistics of the parameter's shape go where the parameter is
-            optimizer.state[param][key] = new.clone() if new.numel() == 1 else new.to(param.device, copy=True)
-        return step, lineage
+            self._check_tensor(new, (optimized[index][1].shape, torch.Size(()), torch.Size((1,))), None)
+            self._check_range(key, new, most_steps)
+
+    @torch.no_grad()
+    def distance_to(self, tensors: Sequence[torch.Tensor]) -> float:
+        """Relative distance ‖new - own‖ / ‖own‖ of the float tensors of a model whose state has been checked."""
+        difference, norm = 0.0, 0.0
+        for own, new in zip(self.model.state_dict(keep_vars=True).values(), tensors, strict=False):
+            if own.is_floating_point():
+                held = self.anchors.get(own, own).detach()
+                difference += float((new.to(held.device, torch.float32) - held.float()).square().sum())
+                norm += float(held.float().square().sum())
+        return math.sqrt(difference / norm) if norm > 0 else 0.0
 
     @staticmethod
     def _check_description(
         description: dict, optimized: Sequence[tuple[torch.optim.Optimizer, torch.Tensor]]
-    ) -> tuple[int, bytes, list[tuple[int, str]]]:
+    ) -> tuple[int, list[tuple[int, str]]]:
         try:
             step, lineage = description["step"], description["lineage"]
             statistics = [(index, key) for index, key in description["statistics"]]
@@ -118,7 +158,7 @@ class SharedState:
             keys.setdefault(id(optimized[index][0]), set()).add(found)
         if any(len(different) > 1 for different in keys.values()):
             raise RoundFailed("the state's optimizer statistics are incomplete")
-        return step, lineage, statistics
+        return step, statistics
 
     @staticmethod
     def _check_tensor(tensor: torch.Tensor, shapes: Sequence[torch.Size], dtype: torch.dtype | None) -> None:
@@ -126,3 +166,13 @@ class SharedState:
             raise RoundFailed(f"the state holds a tensor of shape {tuple(tensor.shape)} that does not fit this model")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise RoundFailed("the state is not finite")
+
+    @staticmethod
+    def _check_range(key: str, tensor: torch.Tensor, most_steps: int) -> None:
+        """A negative count or sum of squares would turn into a complex number, or NaN, in the middle of training."""
+        if key not in NEVER_NEGATIVE or not tensor.numel():
+            return
+        if float(tensor.min()) < 0:
+            raise RoundFailed(f"the state's statistic {key} is negative")
+        if key == "step" and float(tensor.max()) > most_steps:
+            raise RoundFailed(f"the state's optimizer has made {float(tensor.max()):.0f} steps, and not {most_steps}")

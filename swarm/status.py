@@ -85,7 +85,7 @@ class Status:
             peers = f"{self.num_peers} peer{'s' * (self.num_peers != 1)}"
             parts.append(f"{self.samples}/{self.target_batch_size} samples of {peers}")
         if self.rate is not None:
-            parts.append(f"{shown(self.rate, '.0f')} of {shown(self.swarm_rate, '.0f')} samples/s")
+            parts.append(f"{shown_rate(self.rate)} of {shown_rate(self.swarm_rate)} samples/s")
         if self.loss is not None:
             parts.append(f"loss {shown(self.loss, '.3f')}")
         if self.val_accuracy is not None:
@@ -96,6 +96,11 @@ class Status:
 def shown(value: float | None, spec: str) -> str:
     """A number, or a dash where there is none yet."""
     return "–" if value is None or not math.isfinite(value) else format(value, spec)
+
+
+def shown_rate(per_second: float | None) -> str:
+    """Whole numbers, but two digits of a small one: a large model on a processor makes less than one a second."""
+    return shown(per_second, ",.0f" if per_second is None or per_second >= 10 else ".2g")
 
 
 def percent(fraction: float | None) -> str:
@@ -126,14 +131,14 @@ def _cells(status: Status, wide: bool) -> dict[str, str | Text | ProgressBar]:
         "now": Text(status.ended or status.phase, style="green" if status.ended else "cyan"),
         "step": f"{status.step}/{status.total_steps}" if status.total_steps else "–",
         "peers": str(status.num_peers or "–"),
-        "samples/s": shown(status.rate, ".0f"),
+        "samples/s": shown_rate(status.rate),
         "loss": shown(status.loss, ".3f"),
         "accuracy": percent(status.val_accuracy),
     }
     if wide:
         filled = min(status.samples, status.target_batch_size)
         cells["batch"] = ProgressBar(total=status.target_batch_size, completed=filled, width=12)
-        cells["swarm's"] = shown(status.swarm_rate, ".0f")
+        cells["swarm's"] = shown_rate(status.swarm_rate)
         cells["share"] = percent(status.contributed / status.swarm_samples if status.swarm_samples else None)
         order = ("peer", "now", "step", "batch", "peers", "samples/s", "swarm's", "share", "loss", "accuracy")
         return {column: cells[column] for column in order}
@@ -159,7 +164,7 @@ def result_table(summaries: list[dict]) -> Table:
             percent(summary["complete_updates"] / summary["updates"] if summary["updates"] else None),
             f"{summary['samples']:,}",
             percent(summary["samples"] / total if total else None),
-            shown(summary["samples"] / max(summary["seconds"], 1e-9), ".0f"),
+            shown_rate(summary["samples"] / max(summary["seconds"], 1e-9)),
             percent(summary["val_accuracy"]),
         )
     return table

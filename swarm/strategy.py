@@ -29,7 +29,7 @@ from swarm.collaboration import Collaboration
 from swarm.diloco import LocalCollaboration, LocalSteps
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.processes import keep_signal_handlers
-from swarm.rounds import CollaborationOptions
+from swarm.rounds import MAX_STEP, CollaborationOptions
 
 EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
 
@@ -49,6 +49,8 @@ class SwarmStrategy(SingleDeviceStrategy):
     :param codec: how gradients travel: none (float32), fp16 or int8 (half, a quarter of the bytes), or powersgd
         (matrices as products of thin ones with ``rank`` columns); equal on all peers
     :param local: peers make optimizer steps of their own between global updates (DiLoCo); equal on all peers
+    :param max_step: at which the run is over; no peer is believed to be further
+    :param keep_own: called with this peer's step before weights that it has trained are replaced by far others
     :raises InputError: a Trainer or module that cannot work this way, or a network that does not answer
     """
 
@@ -69,6 +71,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         codec: str = "none",
         rank: int = 8,
         local: LocalSteps | None = None,
+        max_step: int = MAX_STEP,
+        keep_own: Callable[[int], None] = lambda step: None,
     ):
         super().__init__()
         if target_batch_size < 1:
@@ -80,6 +84,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
         self.dht, self._owns_dht = dht, dht is None
         self.stop_requested = stop_requested or threading.Event()
+        self.max_step, self.keep_own = max_step, keep_own
         self.collaboration: Collaboration | None = None
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
         self._micro_batch_samples = 0
@@ -144,7 +149,9 @@ class SwarmStrategy(SingleDeviceStrategy):
                 should_stop=self.stop_requested.is_set,
                 codec=self.codec,
                 apply=self._make_update,
+                max_step=self.max_step,
             )
+        self.collaboration.version.keep_own = self.keep_own
         self.collaboration.join()
         self._adopt_step(completed=self.collaboration.step)
         self._trainer.should_stop |= self.stop_requested.is_set()

@@ -1,16 +1,17 @@
 """The state of a swarm on its way from a peer that has it to one that joins or fell behind.
 
-All its tensors travel as one run of bytes, in slices side by side: a single stream does not fill a long link. So do the
+All its tensors travel as one run of bytes, in pieces that the one who downloads asks for (:mod:`swarm.pull`). So do the
 averages with which a newcomer makes the updates that it has missed meanwhile (:mod:`swarm.trail`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import math
 import multiprocessing as mp
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
@@ -19,22 +20,28 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
 
 from swarm import faults
-from swarm.download import NUM_SLICES, STREAM_SECONDS, Download, parse_request, slice_of
+from swarm.download import Arrived, Download, NoState
+from swarm.download_messages import Offer, Wish, asked_for, piece_of
 from swarm.exchange import until_caller_hangs_up
 from swarm.lanes import in_thread
 from swarm.packing import Layout, pack
+from swarm.pull import Pull
+from swarm.race import Race
 from swarm.rounds import MAX_GROUP_SIZE, RoundFailed
 from swarm.serving import Serving
-from swarm.squeeze import CHUNK_BYTES, squeeze
+from swarm.squeeze import squeeze
 from swarm.trail import Trail
-from swarm.uploads import Snapshot, Upload, make_room
+from swarm.uploads import Content, Snapshot, Upload, Uploads, content_of
 from swarm.version import POLL_SECONDS, wait_a_little
 
 logger = get_logger(__name__)
 
-LOOK_SECONDS = 0.5
 HANGS_SECONDS = 30.0
-SLOW_LINK_SECONDS = 600.0  # in which what was written has arrived
+WISH_SECONDS = 10.0
+"""In which who opens a stream says what for."""
+SWEEP_SECONDS = 5.0
+BROKEN_KEPT_SECONDS = 60.0
+"""What has arrived of a download that has failed; as long as its donor keeps it."""
 
 
 class StateTransfer(Serving):
@@ -44,7 +51,11 @@ class StateTransfer(Serving):
     """
 
     def __init__(self, *args, **kwargs):
-        self._uploads: dict[PeerID, Upload] = {}
+        self._set_up_transfer()
+        super().__init__(*args, **kwargs)
+
+    def _set_up_transfer(self) -> None:
+        self._uploads = Uploads()
         self._state_version = 0
         self._export: Snapshot | None = None
         """The one that the trainer is making."""
@@ -52,27 +63,43 @@ class StateTransfer(Serving):
         self._took_state: OrderedDict[PeerID, None] = OrderedDict()
         self._followed_until = mp.Value("d", 0.0)
         self._looks = mp.Value("q", 0)
+        self._arrived = mp.Array("d", [0.0] * len(Arrived._fields))
         self._answers_downloads: asyncio.Task | None = None
-        super().__init__(*args, **kwargs)
+        self._downloading: asyncio.Task | None = None
+        self._sweeping: asyncio.Task | None = None
+        self._broken: Download | None = None
+        """The last download that has failed with pieces that are of use."""
+        self._last_state_bytes = 0
 
     # ---- in the trainer process -----------------------------------------------------------------------------------
 
-    def download_state(self, peer_id: PeerID, max_bytes: int, **wishes):
-        """Download a peer's state in the background, or an average that it has kept.
+    def download_state(self, donors: Sequence[PeerID], max_bytes: int, **wishes):
+        """Download the state in the background, or an average that others have kept; one at a time.
 
+        :param donors: who may have it, the best first; where one is slow, others are tried beside it
         :param max_bytes: refuse to take more than this
         :param wishes: further ones, as for :class:`Download`
-        :returns: a future of (metadata, layout, bytes of the tensors for :func:`unpack`); raises RoundFailed with a
-            reason. The metadata of an average is (its step, the lineage before it, the lineage after it).
+        :returns: a future of (donor, metadata, layout, bytes of the tensors for :func:`unpack`); raises
+            :class:`NoState`. The metadata of an average is (its step, the lineage before it, the lineage after it).
         """
         future = MPFuture()
-        self._outer_pipe.send(("_download_state", [peer_id, max_bytes, wishes, future], {}))
+        self._outer_pipe.send(("_download_state", [tuple(donors), max_bytes, wishes, future], {}))
         return future
+
+    def cancel_download(self) -> None:
+        """Nobody waits for it any more."""
+        self._outer_pipe.send(("_cancel_download", [], {}))
 
     @property
     def looks(self) -> int:
         """Grows while a download is under way; if it does not, the averaging process stands still."""
         return self._looks.value
+
+    @property
+    def arrived(self) -> Arrived:
+        """How far the download is that is under way."""
+        donor, num_bytes, total_bytes, seconds_left = self._arrived[:]
+        return Arrived(int(donor), int(num_bytes), int(total_bytes), seconds_left)
 
     @property
     def is_followed(self) -> bool:
@@ -121,14 +148,15 @@ class StateTransfer(Serving):
 
     async def _keep_average(self, step: int, before: bytes, after: bytes, future: MPFuture | None = None) -> None:
         """For others, who do without it where there is no room for a copy: this update is made."""
-        if self._uploads:
+        self._uploads.sweep()
+        if self._uploads.of:
             self._keep_trail()
         try:
             with self.get_tensors() as (vector,):
                 await in_thread(self._trail.add, step, before, after, vector)
         except Exception:
             logger.debug("the average could not be kept for others", exc_info=True)
-        for upload in [*self._uploads.values()]:
+        for upload in [*self._uploads.of.values()]:
             if (other := upload.snapshot.average_of) is not None and self._trail.of(other) is None:
                 upload.end()  # who is so far behind does not catch up by it, and it takes memory
         if future is not None:
@@ -155,87 +183,109 @@ class StateTransfer(Serving):
         self._trail.keep()
         self._followed_until.value = self._trail.until
 
+    # ---- handing over -----------------------------------------------------------------------------------------------
+
     async def rpc_download_state(
-        self, request: averaging_pb2.DownloadData, context: P2PContext
+        self, requests: AsyncIterator[averaging_pb2.DownloadData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """Another peer takes over a slice of our state, or of the average of an update that we have made since.
+        """Another peer takes over our state, or the average of an update that we have made since, piece by piece.
 
         Who then asks for the average that comes next is as far as we are, and will come to its round.
         """
+        peer_id = context.remote_id
         try:
-            token, index, average_of = parse_request(request)
-        except ValueError as error:
-            logger.debug(f"{context.remote_id} asked for {error}")
+            wish = Wish.from_bytes((await asyncio.wait_for(anext(requests), WISH_SECONDS)).metadata)
+        except (ValueError, TimeoutError, StopAsyncIteration) as error:
+            logger.debug(f"{peer_id} asked for {error!r}")
             return
-        upload = self._upload_to(context.remote_id, token, average_of)
-        if upload is None:
-            if index == 0 and average_of == self._current_step() and context.remote_id in self._took_state:
-                self._handed_over_to(context.remote_id)
+        found = await self._upload_to(peer_id, wish)
+        if not isinstance(found, Upload):
+            if wish.average_of == self._current_step() and peer_id in self._took_state:
+                self._handed_over_to(peer_id)
+            yield averaging_pb2.DownloadData(metadata=found.to_bytes())
+            await until_caller_hangs_up()
             return
-        stream = asyncio.current_task()  # who is cancelled while it writes is closed by another task, later
+        upload, stream = found, asyncio.current_task()  # who is cancelled while it writes is closed by another task
         upload.streams.add(stream)
         try:
-            description, (content,), _ = await asyncio.shield(upload.snapshot.content)
-            if index == 0:
-                yield averaging_pb2.DownloadData(metadata=description)
-            chunks, digest = content.numpy()[slice_of(len(content), index)], hashlib.sha256()
-            for begin in range(0, len(chunks), CHUNK_BYTES):
-                chunk = chunks[begin : begin + CHUNK_BYTES]
-                digest.update(chunk)
-                yield averaging_pb2.DownloadData(tensor_part=squeeze(chunk))
-                upload.moved()
+            content = await asyncio.shield(upload.snapshot.ready)
+            yield averaging_pb2.DownloadData(metadata=content.offer.to_bytes())
+            async for request in requests:
+                index = asked_for(request.metadata)
+                if index >= content.offer.num_pieces:
+                    continue  # asked for before anybody could know
+                if upload.is_used_up:
+                    return
+                piece = content.data[piece_of(index)]
+                await self._uploads.turn(len(piece))
+                upload.send(index, len(piece))
+                self._uploads.count(peer_id, upload, len(piece))
+                if upload.is_complete:
+                    self._note_taken(peer_id)
+                yield averaging_pb2.DownloadData(tensor_part=squeeze(piece))
                 faults.at("giving state", self._current_step())
-            upload.sent += 1
-            if upload.sent == NUM_SLICES:
-                self._note_taken(context.remote_id)
-            yield averaging_pb2.DownloadData(metadata=digest.digest())  # nothing else in it: that was all
-            await until_caller_hangs_up(SLOW_LINK_SECONDS)
+        except ValueError as error:
+            logger.debug(f"{peer_id} asked for {error}")
         finally:
             upload.streams.discard(stream)
-            if not upload.streams and self._uploads.get(context.remote_id) is upload:
-                del self._uploads[context.remote_id]
+            self._uploads.sweep()
 
-    def _upload_to(self, peer_id: PeerID, token: bytes, average_of: int | None) -> Upload | None:
-        """The same for all slices of a download; a later one of that peer ends it.
+    async def _upload_to(self, peer_id: PeerID, wish: Wish) -> Upload | Offer:
+        """The same for all streams of a download; one that begins ends that peer's earlier one.
 
-        None if there are too many, or this average is not to be had.
+        An offer says that there is nothing, or not yet.
         """
         self._keep_trail()
-        upload = self._uploads.get(peer_id)
-        if upload is None or upload.token != token:
-            if upload is not None:
-                self._uploads.pop(peer_id).end()
-            snapshot = self._snapshot() if average_of is None else self._kept_average(average_of)
-            if snapshot is None:
-                return None
-            upload = self._uploads[peer_id] = Upload(token, snapshot)
+        self._sweep_later()
+        uploads = self._uploads
+        before = uploads.of.get(peer_id)
+        if wish.snapshot:
+            content = before.snapshot.content if before is not None else None
+            return before if content is not None and content.offer.snapshot == wish.snapshot else Offer()
+        if wish.average_of is None:
+            seconds = uploads.busy_seconds(peer_id, self._last_state_bytes)
+            if seconds > 0:
+                return Offer(busy_seconds=seconds)
+        if before is not None:
+            uploads.of.pop(peer_id).end()
+        uploads.sweep()
+        if len(uploads.of) >= 4 * MAX_GROUP_SIZE:
+            return Offer()
+        snapshot = self._snapshot() if wish.average_of is None else self._kept_average(peer_id, wish.average_of)
+        if snapshot is None:
+            return Offer()
+        upload = uploads.of[peer_id] = Upload(snapshot)
         return upload
 
     def _snapshot(self) -> Snapshot | None:
         """Of the present state; made once for all who ask for it now. None if too many others are on their way."""
         if self._export is not None and self._export.version == self._state_version:
             return self._export  # however often somebody asks and hangs up, the trainer makes one at a time
-        for upload in self._uploads.values():
-            if upload.snapshot.version == self._state_version:
-                return upload.snapshot
-        if not make_room(self._uploads.values()):
+        if (snapshot := self._uploads.snapshot_of(self._state_version)) is not None:
+            return snapshot
+        if not self._uploads.make_room():
             return None
-        content = asyncio.ensure_future(self._get_current_state_from_host_process())
-        self._export = export = Snapshot(self._state_version, content)
-        content.add_done_callback(lambda _: self._exported(export))
+        ready = asyncio.ensure_future(self._copy_state())
+        self._export = export = Snapshot(self._state_version, ready)
+        ready.add_done_callback(lambda _: self._exported(export))
         return export
+
+    async def _copy_state(self) -> Content:
+        description, (data,), _ = await self._get_current_state_from_host_process()
+        self._last_state_bytes = data.nbytes
+        return await in_thread(content_of, description, data.numpy())
 
     def _exported(self, export: Snapshot) -> None:
         if self._export is export:
             self._export = None  # those who read it keep it, and nobody else
 
-    def _kept_average(self, step: int) -> Snapshot | None:
-        if (kept := self._trail.of(step)) is None:
+    def _kept_average(self, peer_id: PeerID, step: int) -> Snapshot | None:
+        kept = self._trail.of(step)
+        if kept is None or self._uploads.has_used_up(peer_id, kept.vector.nbytes):
             return None
-        layout, content = pack([kept.vector])
-        ready = asyncio.get_running_loop().create_future()
-        ready.set_result((self.serializer.dumps(((step, kept.before, kept.after), layout)), (content,), None))
-        return Snapshot(None, ready, step)
+        layout, data = pack([kept.vector])
+        description = self.serializer.dumps(((step, kept.before, kept.after), layout))
+        return Snapshot(None, asyncio.ensure_future(in_thread(content_of, description, data.numpy())), step)
 
     def _note_taken(self, peer_id: PeerID) -> None:
         self._took_state[peer_id] = None
@@ -243,59 +293,98 @@ class StateTransfer(Serving):
         while len(self._took_state) > MAX_GROUP_SIZE:
             self._took_state.popitem(last=False)
 
-    async def _download_state(self, peer_id: PeerID, max_bytes: int, wishes: dict[str, Any], future: MPFuture) -> None:
+    def _sweep_later(self) -> None:
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.ensure_future(self._sweep())
+
+    async def _sweep(self) -> None:
+        """As long as there is something to be forgotten."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self._uploads.sweep()
+            if not self._uploads.of:
+                return
+
+    # ---- taking over ------------------------------------------------------------------------------------------------
+
+    async def _cancel_download(self) -> None:
+        if self._downloading is not None:
+            self._downloading.cancel()
+
+    async def _download_state(
+        self, donors: Sequence[PeerID], max_bytes: int, wishes: dict[str, Any], future: MPFuture
+    ) -> None:
+        await self._cancel_download()
+        self._downloading = asyncio.current_task()
+        self._arrived[:] = [0.0, 0.0, 0.0, math.inf]
         try:
-            download = Download(peer_id, max_bytes, **wishes)
-            future.set_result(await self._receive_state(download))
+            downloads = [self._begin_download(donor, max_bytes, wishes) for donor in donors]
+            race = Race(downloads, self._pull, self._until_lost)
+            try:
+                download = await race.run(self._look_at)
+            except BaseException:
+                self._keep_broken(race)
+                raise
+            future.set_result(await self._unpacked(download))
             if download.average_of is None:
                 self._took_over()
-        except TimeoutError:
-            future.set_exception(RoundFailed(f"{peer_id} did not answer for {STREAM_SECONDS:.0f} s"))
+        except asyncio.CancelledError:
+            future.set_exception(NoState({}, "it was given up"))
         except RoundFailed as error:
             future.set_exception(error)
         except Exception as error:
             logger.debug("state download failed", exc_info=True)
-            future.set_exception(RoundFailed(f"{peer_id} could not send its state: {type(error).__name__}: {error}"))
-
-    async def _receive_state(self, download: Download) -> tuple[Any, Layout, torch.Tensor]:
-        slices = [asyncio.ensure_future(self._receive_slice(download, index)) for index in range(NUM_SLICES)]
-        lost = asyncio.ensure_future(self._until_lost(download.donor))
-        all_slices = asyncio.gather(*slices)
-        try:
-            while not all_slices.done():
-                self._looks.value += 1
-                await asyncio.wait([all_slices, lost], timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if lost.done():
-                    raise RoundFailed(f"{download.donor} fell silent")
-                if not all_slices.done():
-                    download.judge()
-            await all_slices
+            future.set_exception(NoState({}, f"it could not be downloaded: {type(error).__name__}: {error}"))
         finally:
-            for task in (*slices, lost):
-                task.cancel()
-            await asyncio.gather(*slices, all_slices, return_exceptions=True)  # they hang up
+            if self._downloading is asyncio.current_task():
+                self._downloading = None
+
+    def _begin_download(self, donor: PeerID, max_bytes: int, wishes: dict[str, Any]) -> Download:
+        """Anew, or with what has arrived from this donor before its line broke down."""
+        broken = self._broken
+        if broken is None or (broken.donor, broken.average_of) != (donor, wishes.get("average_of")):
+            return Download(donor, max_bytes, **wishes)
+        self._broken = None
+        broken.is_awaited = wishes.get("is_awaited", False)
+        broken.begin_again()
+        return broken
+
+    def _keep_broken(self, race: Race) -> None:
+        if race.broken:
+            self._broken = kept = race.broken[-1]
+            asyncio.get_running_loop().call_later(BROKEN_KEPT_SECONDS, self._drop_broken, kept)
+
+    def _drop_broken(self, kept: Download) -> None:
+        if self._broken is kept:
+            self._broken = None
+
+    def _look_at(self, place: int, download: Download) -> None:
+        """The trainer process sees how far it is."""
+        self._looks.value += 1
+        if download.offer is not None:
+            self._arrived[:] = [place, download.num_bytes, download.offer.num_bytes, download.seconds_left]
+
+    def _pull(self, download: Download) -> Pull:
+        donor, name = download.donor, self._get_handle_name(self.prefix, "rpc_download_state")
+
+        async def open_stream() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            _, reader, writer = await self._p2p.call_binary_stream_handler(donor, name)
+            return reader, writer
+
+        def on_message() -> None:
+            self._heard_from(donor)
+            faults.at("taking state")
+
+        return Pull(download, open_stream, on_message)
+
+    async def _unpacked(self, download: Download) -> tuple[PeerID, Any, Layout, torch.Tensor]:
+        donor = download.donor
         try:
-            metadata, layout = self.serializer.loads(download.description)
-            content = torch.frombuffer(bytearray().join(download.slices), dtype=torch.uint8)
+            metadata, layout = self.serializer.loads(download.offer.description)
         except Exception as error:
-            raise RoundFailed(f"{download.donor} did not send its state: {error!r}") from error
-        try:
-            content.share_memory_()  # as it would be on its way to the trainer, who would wait for it for good
+            raise NoState({donor: f"it did not send its state: {error!r}"}) from error
+        try:  # as it would be on its way to the trainer, who would wait for it for good
+            content = await in_thread(download.content.share_memory_)
         except RuntimeError as error:
-            raise RoundFailed("there is no room for the state in shared memory: make /dev/shm larger") from error
-        return metadata, layout, content
-
-    async def _receive_slice(self, download: Download, index: int) -> None:
-        stub = self.get_stub(self._p2p, download.donor, namespace=self.prefix)
-        stream = await asyncio.wait_for(stub.rpc_download_state(download.request(index)), STREAM_SECONDS)
-        try:
-            async for message in stream:
-                if download.take(index, message):
-                    break
-                self._heard_from(download.donor)
-                faults.at("taking state")
-            else:
-                raise RoundFailed(f"{download.donor} broke off")
-            await download.complete.wait()  # the donor forgets its snapshot when nobody reads it any more
-        finally:
-            await stream.aclose()
+            raise NoState({}, "there is no room for the state in shared memory: make /dev/shm larger") from error
+        return donor, metadata, layout, content

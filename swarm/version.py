@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
@@ -20,6 +20,8 @@ logger = get_logger(__name__)
 POLL_SECONDS = 0.2
 SKETCH_EVERY = 8
 """Updates between two comparisons of the weights, the same on all peers."""
+FAR = 0.1
+"""Relative distance between weights, from which on those that are replaced are kept."""
 SETTLE_SECONDS = 5.0  # less than the silence after which a download is given up
 
 
@@ -32,7 +34,10 @@ def wait_a_little(future: Future) -> None:
 
 
 class Version:
-    """The shared state with its step and its lineage, the name of the round that it came out of.
+    """The shared state with its step and its lineage.
+
+    The lineage names the history that weights came out of: the round that made them, or at step 0 a digest of them,
+    since peers that begin with the same recipe hold the same weights and have nothing to download from each other.
 
     :param state: parameters, buffers and optimizer statistics
     :param step: global updates that they have seen
@@ -42,9 +47,11 @@ class Version:
     def __init__(self, state: SharedState, step: int, weights: Sequence[torch.Tensor]):
         self.state, self.step = state, step
         self._sketch = Sketch(weights)
-        self.lineage = os.urandom(LINEAGE_BYTES)
+        self.lineage = os.urandom(LINEAGE_BYTES) if step else state.digest()
         self.untouched = True
         """Nothing but this peer's own start."""
+        self.keep_own: Callable[[int], None] = lambda step: None
+        """Called before weights that this peer has trained are replaced by others that are far from them."""
         self.lock = threading.Lock()
         self.settled = threading.Event()
         """Not while the next update is on its way: who downloads then could not take part in it, nor have it."""
@@ -58,25 +65,29 @@ class Version:
 
     def ticket(self, samples: int, loss: float, client_mode: bool) -> Ticket:
         """For a round that begins on these weights."""
-        sketch = self._sketch.take() if self.step % SKETCH_EVERY == 0 else ()
+        sketch = self._sketch.take(self.lineage) if self.step % SKETCH_EVERY == 0 else ()
         return Ticket(self.step, samples, client_mode, loss, self.lineage, sketch)
 
     @staticmethod
-    def strayed_from(own: Ticket, group: Group) -> PeerID | None:
+    def strayed_from(own: Ticket, group: Group, last_donor: PeerID | None = None) -> PeerID | None:
         """Whose state to take over, because this peer's weights are not those of most of its group.
 
-        They came out of the same updates: other hardware rounds them otherwise, faulty memory changes them.
+        They came out of the same updates: other hardware rounds them otherwise, faulty memory changes them, and a donor
+        may have lied.
+
+        :param last_donor: whose state this peer has taken over last: asked again only where there is nobody else
         """
         sketches = [ticket.sketch for ticket in group.tickets]
         if all(relative_distance(own.sketch, sketch) <= TOLERANCE for sketch in sketches):
             return None
-        donors = [index for index, ticket in enumerate(group.tickets) if not ticket.client_mode]
-        donor = nearest_to_most(sketches, donors)
-        distance = relative_distance(own.sketch, sketches[donor])
+        full = [index for index, ticket in enumerate(group.tickets) if not ticket.client_mode]
+        healers = nearest_to_most(sketches, full)
+        distance = relative_distance(own.sketch, sketches[healers[0]])
         if distance <= TOLERANCE:
             return None
         logger.warning(f"The weights of step {own.step} are {distance:.1%} off the swarm's, which are taken over")
-        return group.peer_ids[donor]
+        others = [index for index in healers if group.peer_ids[index] != last_donor]
+        return group.peer_ids[(others or healers)[0]]
 
     def advance(self, lineage: bytes) -> None:
         """An update has been made; ``lineage`` names the round that it came out of."""
@@ -87,5 +98,9 @@ class Version:
 
         :raises RoundFailed: it is not a state of this model
         """
-        self.step, self.lineage = self.state.load(description, tensors)
+        self.state.check(description, tensors)
+        both_trained = self.step > 0 and description["step"] > 0
+        if both_trained and self.state.distance_to(tensors) > FAR:
+            self.keep_own(self.step)
+        self.step, self.lineage = self.state.take(description, tensors)
         self.untouched = False

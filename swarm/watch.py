@@ -10,6 +10,11 @@ The table shows what the peers say about themselves. It ends with Ctrl-C, or aft
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # the imports below take a while
+    from recipe.interrupts import end_silently
+
+    end_silently()
+
 import json
 import math
 import statistics
@@ -30,10 +35,11 @@ from rich.text import Text
 
 from recipe.command_line import arg
 from recipe.errors import InputError
+from recipe.interrupts import raise_again
 from swarm.addresses import check_reachable, parse_initial_peers
 from swarm.lean_imports import lean_imports, silence_libraries
 from swarm.local import wide_console
-from swarm.status import percent, shown
+from swarm.status import percent, shown, shown_rate
 
 if TYPE_CHECKING:
     from swarm.record import PeerProgress
@@ -51,8 +57,8 @@ RISEN_TIMES, RISEN_BY = 2.0, 0.5
 class WatchOptions:
     """Show who trains in a swarm, and how far they are. Nothing is joined, nobody takes notice."""
 
-    initial_peers: Annotated[tuple[str, ...], arg("ADDRESS ...")] = ()
-    """Addresses of peers that are there; default: the variable INITIAL_PEERS."""
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
+    """Addresses of peers that are there."""
     run_id: Annotated[str | None, arg("NAME")] = None
     """The run, where several share the addresses."""
     seconds: Annotated[float | None, arg("SECONDS", "until Ctrl-C")] = None
@@ -142,7 +148,7 @@ class Sight:
         peers = f"{len(self.records)} peer{'s' * (len(self.records) != 1)}"
         head = (
             f"run {self.card.run_id}: {recipe.model} on {recipe.dataset} · step {self.step}/{recipe.total_steps} · "
-            f"{peers} · {rate:,.0f} samples/s · {pace} updates a minute"
+            f"{peers} · {shown_rate(rate)} samples/s · {pace} updates a minute"
         )
         is_still = still > 2 * LOOK_SECONDS or not self.made_progress
         last = f"no new update for {still:.0f} s" if is_still else "updates are being made"
@@ -154,7 +160,7 @@ class Sight:
                 escape(record.name),
                 record.phase,
                 str(record.step),
-                f"{record.rate:,.0f}",
+                shown_rate(record.rate),
                 shown(record.loss, ".3f"),
                 percent(record.accuracy),
                 _duration(now - record.joined),
@@ -181,6 +187,7 @@ def watch(options: WatchOptions, show: Callable[[Sight], None]) -> Sight:
     from swarm.run_card import choose_card, read_cards
     from swarm.visit import progress_records
 
+    raise_again()  # from now on it is the usual end
     peers = parse_initial_peers(options.initial_peers)
     if not peers:
         raise InputError("Whom to ask is not known: give --initial-peers ADDRESS, as a running peer prints it.")

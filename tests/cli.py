@@ -16,6 +16,7 @@ from typing import TypeVar
 import psutil
 
 from recipe.run_folder import RunFolder
+from swarm.addresses import environment_without_peers
 from swarm.processes import die_with_parent, kill
 from swarm.status import Status
 
@@ -66,7 +67,7 @@ class Program:
             die_with_parent(signal.SIGTERM, parent)
             os.nice(nice)
 
-        own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "INITIAL_PEERS": "", "PYTHONUNBUFFERED": "1"}
+        own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*prefix, python, "-m", module, *arguments],
@@ -76,7 +77,7 @@ class Program:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=prepare,
-                env={**os.environ, **own, **environment},
+                env={**environment_without_peers(), **own, **environment},
             )
 
     @property

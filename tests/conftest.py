@@ -10,7 +10,19 @@ from xdist.scheduler import LoadScopeScheduling
 
 PROGRAMS = {
     *("analysis_lab", "analysis_wan", "launchers", "memory", "footprint", "exactness"),
-    *("nat", "notebooks", "peer", "peer_churn", "peer_input", "reachability", "soak"),
+    *(
+        *("bootstrap", "damaged_images", "micro_batch_review"),
+        "bootstrap",
+        "damaged_images",
+        "micro_batch_review",
+        "nat",
+        "notebooks",
+        "peer",
+        "peer_churn",
+        "peer_input",
+        "reachability",
+        "soak",
+    ),
 }
 """Files that start swarms of whole programs: one after the other."""
 SWARMS = (
@@ -25,6 +37,7 @@ SWARMS = (
         "meeting",
         "overlap",
         "guarded_peer",
+        "model_families",
     ),
     *("network", "doctor", "run_card", "owners", "repairs"),
 )
@@ -62,7 +75,7 @@ def refused(tmp_path, capsys, monkeypatch):
     """Runs ``swarm.peer.main``, which has to refuse in one sentence; returns it."""
     from swarm import peer
 
-    monkeypatch.setenv("INITIAL_PEERS", "")
+    monkeypatch.delenv("INITIAL_PEERS", raising=False)
     monkeypatch.setenv("HIVEMIND_LOGLEVEL", "WARNING")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

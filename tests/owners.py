@@ -12,7 +12,7 @@ from hivemind.dht.validation import DHTRecord
 @cache
 def subkey_of(name: str) -> bytes:
     """The subkey of the records of a peer that is called so."""
-    modulus = 2**1023 + int.from_bytes(hashlib.sha512(name.encode()).digest(), "big") * 2 + 1
+    modulus = 2**2047 + int.from_bytes(hashlib.sha512(name.encode()).digest(), "big") * 2 + 1
     key = RSAPublicNumbers(65537, modulus).public_key()
     return b"[owner:" + key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"]"
 

@@ -60,14 +60,26 @@ def test_separators_duplicates_quotes_and_ipfs():
     first, second, third = local(1), local(2), local(3)
     values = [f"{first},{second}", f"'{first}'", f"[{third.replace('/p2p/', '/ipfs/')}]"]
     assert parse_initial_peers(values, {"INITIAL_PEERS": "ignored"}) == [first, second, third]
-    assert parse_initial_peers([], {"INITIAL_PEERS": f" {second}, {first}\n{second} "}) == [second, first]
+    assert parse_initial_peers(None, {"INITIAL_PEERS": f" {second}, {first}\n{second} "}) == [second, first]
 
 
-def test_nothing_given_starts_a_swarm_but_an_empty_option_is_refused():
-    assert parse_initial_peers([], {}) == []
-    assert parse_initial_peers([], {"INITIAL_PEERS": "  "}) == []
-    with pytest.raises(InputError, match="--initial-peers is empty"):
-        parse_initial_peers(["", " ,"], {})
+def test_nothing_given_starts_a_swarm():
+    assert parse_initial_peers(None, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "environment", "sentence"),
+    [
+        ([], {}, "--initial-peers is empty: give the address of a running peer, or drop the option to start a new"),
+        (["", " ,"], {"INITIAL_PEERS": local(1)}, "--initial-peers is empty: "),
+        (None, {"INITIAL_PEERS": ""}, "INITIAL_PEERS is empty: give the address of a running peer, or unset INITIAL_P"),
+        (None, {"INITIAL_PEERS": "  "}, "INITIAL_PEERS is empty: "),
+    ],
+)
+def test_an_empty_option_or_variable_starts_nothing(values, environment, sentence):
+    with pytest.raises(InputError) as caught:
+        parse_initial_peers(values, environment)
+    assert str(caught.value).startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +116,7 @@ def test_nothing_given_starts_a_swarm_but_an_empty_option_is_refused():
 def test_bad_addresses_are_named_with_the_reason_and_an_example(address, reason):
     for values, environment, source in [
         ([local(1), address], {}, "--initial-peers"),
-        ([], {"INITIAL_PEERS": address}, "INITIAL_PEERS"),
+        (None, {"INITIAL_PEERS": address}, "INITIAL_PEERS"),
     ]:
         with pytest.raises(InputError) as caught:
             parse_initial_peers(values, environment)

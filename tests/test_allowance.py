@@ -4,18 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarm import allowance
+from swarm.allowance import Allowance, Allowances
 
 
-@pytest.fixture
-def clock(monkeypatch):
+def test_it_is_full_at_first_and_comes_back_evenly():
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(allowance, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
-
-
-def test_it_is_full_at_first_and_comes_back_evenly(clock):
-    seconds = allowance.Allowance(6.0, 60.0)
+    seconds = Allowance(6.0, 0.1, lambda: clock.now)
     assert seconds.left == 6.0
     seconds.spend(7.0)
     assert seconds.left == -1.0
@@ -23,3 +17,11 @@ def test_it_is_full_at_first_and_comes_back_evenly(clock):
     assert seconds.left == pytest.approx(1.0)
     clock.now += 1000.0
     assert seconds.left == 6.0
+
+
+def test_each_name_has_its_own_and_names_are_bounded():
+    allowances = Allowances(most=2, per_second=0.0, names=3)
+    assert [allowances.take("a") for _ in range(3)] == [True, True, False]
+    assert allowances.take("b")
+    assert allowances.take("c")
+    assert not allowances.take("d"), "while so many are in use"

@@ -7,6 +7,7 @@ import pytest
 from analysis import __main__ as analysis
 from analysis.wan import sandbox
 from recipe.errors import InputError
+from recipe.run_folder import read_metrics
 
 
 def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
@@ -17,6 +18,7 @@ def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
         pytest.skip(str(error))
     grid = tmp_path / "small.toml"
     settings = 'recipe = "digits"\ndepth = 1\nsteps = 4\nwarm_up_steps = 1\nbatch_size = 32\nrtt_ms = 20'
+    settings += '\ncongestion_control = "reno"'
     grid.write_text(f'question = "Does it run?"\n[cell]\n{settings}\n[grid]\nsystem = ["swarm"]\n')
     command = ["run", str(grid), "--output-dir", str(tmp_path), "--paced-samples-per-second", "500"]
     status = analysis.main(command)
@@ -25,6 +27,10 @@ def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
     found = json.loads((folder / "result.json").read_text())
     assert found.get("samples_per_second", 0) > 100, found["problems"]
     assert found["bytes_per_sample"] > 100
+    assert found["congestion_control"] == "reno"
+    assert found["home"]["whole_updates"] >= 1, "the rounds that the peers wrote down are found"
+    assert set(found["home"]["start"]["parts"]) == {"h1", "h2"}
+    assert all("state" in parts for parts in found["home"]["start"]["parts"].values())
     assert [item["step"] for item in found["all_rounds"]] == [1, 2, 3, 4]
     assert {item["peers"] for item in found["all_rounds"]} == {2}
     of_the_machine = ("the machine was saturated", "other programs", "the router was late")
@@ -34,3 +40,29 @@ def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
     assert "1 of 1 cells have a result already" in capsys.readouterr().out
     assert "our swarm, synchronous, 2 peers, 20 ms" in printed
     assert min(found["machine_gflops"]) > 0
+
+
+def test_the_last_host_is_started_after_an_update_of_the_others(tmp_path):
+    """It finds a swarm that trains, and the cell says what it waited for, and what its coming cost the others."""
+    try:
+        sandbox.wrapped([])
+    except InputError as error:
+        pytest.skip(str(error))
+    grid = tmp_path / "late.toml"
+    settings = 'recipe = "digits"\ndepth = 1\npeers = 3\nsteps = 12\nrtt_ms = 20\npaced_samples_per_second = 50'
+    settings += "\nlast_joins_at_step = 2"
+    grid.write_text(f'question = "Late?"\n[cell]\n{settings}\n[grid]\nsystem = ["swarm-local-1-fp16"]\n')
+    analysis.main(["run", str(grid), "--output-dir", str(tmp_path)])
+    (folder,) = (tmp_path / "late").glob("*/")
+    found = json.loads((folder / "result.json").read_text())
+    started = json.loads((folder / "started.json").read_text())
+    metrics = read_metrics(folder / "runs/run/h1/metrics.jsonl")
+    second_update = next(line["time"] for line in metrics if line["step"] == 2)
+    assert max(started["h1"], started["h2"]) < second_update < started["h3"]
+    assert found["home"]["updates"][0]["groups"] == [["h1", "h2"]], "nobody waited for it"
+    late = found["home"]["late"]
+    assert late["first_step"] > 2, found["problems"]
+    assert late["parts"]["state"] > 0
+    assert late["first_round_ends_after"] > late["first_round_begins_after"] > 0
+    assert late["others_before"]["median"] > 0
+    assert not any("took part" in problem for problem in found["problems"])

@@ -1,5 +1,6 @@
 """Killed at a random update and resumed, a run is the one that was never killed."""
 
+import json
 import os
 import random
 import resource
@@ -111,6 +112,49 @@ def test_a_finished_run_goes_on(tmp_path):
     assert run_cluster(1, arguments(parts, "single", "--resume"), log=tmp_path / "log") == [0]
     again = [line for line in losses(parts, "single") if line[0] != 7 or line in losses(whole, "single")]
     assert sorted(again) == sorted(losses(whole, "single"))  # step 7 was also validated, as the end of the first part
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_a_complete_run_has_nothing_to_resume(tmp_path, strategy):
+    size, log = PROCESSES[strategy], tmp_path / "log"
+    options = arguments(tmp_path, strategy, "--max-steps", 2)
+    folder = tmp_path / "run" / f"{strategy}-{size}"
+    assert run_cluster(size, options, log=log) == [0] * size
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    log.write_text("")
+    assert run_cluster(size, [*options, "--resume"], log=log) == [0] * size
+    assert f"Run run is complete at step 2 of 2: its results are in {folder / 'logbook.md'}." in log.read_text()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_results_that_a_kill_has_cost_are_made_again(tmp_path):
+    options, folder = arguments(tmp_path, "single", "--max-steps", 2), tmp_path / "run" / "single-1"
+    assert run_cluster(1, options, log=tmp_path / "log") == [0]
+    (folder / "summary.json").unlink()
+    assert run_cluster(1, [*options, "--resume"], log=tmp_path / "log") == [0], (tmp_path / "log").read_text()
+    assert json.loads((folder / "summary.json").read_text())["outcome"] == "completed"
+    assert "| training samples per second | - |" in (folder / "logbook.md").read_text()
+
+
+@pytest.mark.parametrize(("killed_at", "said"), [(2, "the run begins anew"), (5, "best.ckpt holds as much")])
+def test_killed_before_its_first_snapshot(tmp_path, killed_at, said):
+    """A validation, and with it best.ckpt, comes after update 4."""
+    whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
+    whole.mkdir()
+    killed.mkdir()
+    late = ["--snapshot-every", 100]
+    assert run_cluster(1, arguments(whole, "single", *late), log=log) == [0]
+    with Cluster(1, train_and_die, arguments(killed, "single", *late), 0, killed_at, 1, log=log) as cluster:
+        cluster.processes[0].join(100)
+    assert not (killed / "run" / "single-1" / "checkpoints" / "last.ckpt").exists()
+    assert run_cluster(1, arguments(killed, "single", *late, "--resume"), log=log) == [0], log.read_text()
+    assert said in log.read_text()
+    assert sorted(losses(killed, "single")) == sorted(losses(whole, "single"))
+
+
+def test_a_run_that_never_was_cannot_be_resumed(tmp_path):
+    assert run_cluster(1, arguments(tmp_path, "single", "--resume"), log=tmp_path / "log") == [2]
+    assert "--resume finds no run in" in (tmp_path / "log").read_text()
 
 
 def test_another_recipe_or_strategy_is_refused(tmp_path):

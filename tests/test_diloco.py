@@ -223,9 +223,10 @@ class Told(L.Callback):
         collaboration = trainer.strategy.collaboration
         catch_up = collaboration._catch_up
 
-        def tell(donor=None):
-            catch_up(donor)
-            self._line.put("replaced" if donor else "caught up")
+        def tell(donor=None, is_told=False):
+            has_changed = catch_up(donor, is_told)
+            self._line.put("replaced" if donor and has_changed else "caught up")
+            return has_changed
 
         collaboration._catch_up = tell
 

@@ -41,7 +41,7 @@ def address() -> Iterator[str]:
 @pytest.fixture
 def examine(tmp_path, monkeypatch):
     """Runs the doctor; returns the exit status and the checks by name."""
-    monkeypatch.setenv("INITIAL_PEERS", "")
+    monkeypatch.delenv("INITIAL_PEERS", raising=False)
 
     def run(*arguments: str) -> tuple[int, dict[str, Check]]:
         said: list[str] = []

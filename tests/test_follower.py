@@ -1,4 +1,4 @@
-"""Whose state a peer takes over when the first attempt fails."""
+"""Whose state a peer takes over when the first attempt fails, and that it trains on meanwhile."""
 
 from concurrent.futures import Future
 from threading import Event
@@ -10,11 +10,9 @@ from torch import nn
 
 from recipe.errors import InputError
 from swarm import follower as follower_module
-from swarm.donors import Donors
-from swarm.download import SLOWEST_BYTES_PER_SECOND, TooSlow
+from swarm.download import Arrived, NoState
 from swarm.follower import Follower
 from swarm.packing import pack
-from swarm.rounds import RoundFailed
 from swarm.state import SharedState
 from swarm.version import Version
 
@@ -30,28 +28,42 @@ def follower(version: Version, tracker, averager=None) -> Follower:
     return Follower(version, tracker, averager, gradients, None, lambda: False)
 
 
-def catch_up(version: Version, tracker, averager) -> bool:
-    return follower(version, tracker, averager).catch_up(timeout_seconds=20)
+def catch_up(version: Version, tracker, averager, timeout_seconds: float = 20, joins: bool = True) -> bool:
+    """To the end, as a newcomer does."""
+    follows = follower(version, tracker, averager)
+    follows.begin(None, timeout_seconds, joins=joins)
+    while (outcome := follows.poll()) is None:
+        follows.wait_a_little()
+    return outcome
 
 
 class Donor:
-    """Its line fails some times before the state arrives."""
+    """Its line fails some times before the state arrives; averages it has none."""
 
-    looks = 0
+    looks, arrived = 0, Arrived()
 
-    def __init__(self, source: Version, failures: int):
-        self.source, self.failures, self.asked = source, failures, 0
+    def __init__(self, source: Version, failures: int, busy_seconds: float = 0.0):
+        self.source, self.failures, self.busy_seconds, self.asked = source, failures, busy_seconds, 0
+        self.vector, self.cancelled = torch.zeros(3), 0
 
-    def download_state(self, peer_id, max_bytes, min_bytes_per_second) -> Future:
+    def download_state(self, donors, max_bytes, average_of=None, is_awaited=False) -> Future:
         future: Future = Future()
+        if average_of is not None:
+            future.set_exception(NoState({}, "it has none"))
+            return future
         self.asked += 1
-        if self.asked <= self.failures:
-            future.set_exception(RoundFailed("its line is dead"))
+        if self.asked <= self.failures and self.busy_seconds:
+            future.set_exception(NoState({}, "", self.busy_seconds))
+        elif self.asked <= self.failures:
+            future.set_exception(NoState({donors[0]: "its line is dead"}))
         else:
             description, tensors = self.source.export()
             layout, content = pack(tensors)
-            future.set_result((description, layout, content))
+            future.set_result((donors[0], description, layout, content))
         return future
+
+    def cancel_download(self) -> None:
+        self.cancelled += 1
 
     def check_alive(self) -> None:
         pass
@@ -62,7 +74,8 @@ class Tracker:
 
     def __init__(self):
         self.others, self._looks, self.trusted, self.has_come_back = {"anna": None}, 0, False, False
-        self.swarm_step, self.distrusted = 0, self
+        self.others = {"anna": SimpleNamespace(step=0)}
+        self.swarm_step, self.distrusted, self.refreshes, self.reach = 0, self, 0, 10**9
 
     @property
     def superiors(self) -> list[str]:
@@ -73,6 +86,9 @@ class Tracker:
 
     def name_of(self, peer: str) -> str:
         return peer
+
+    def may_hold(self, peer: str, step: int) -> bool:
+        return step <= self.reach
 
     @property
     def is_distrusted(self) -> bool:
@@ -89,8 +105,12 @@ class Tracker:
     def came_back(self) -> None:
         self.has_come_back = True
 
-    def wait_refreshed(self, timeout_seconds: float) -> None:
+    def ask_refreshed(self) -> int:
         self._looks = max(0, self._looks - 1)
+        return self.refreshes
+
+    def hurry(self) -> None:
+        pass
 
 
 def test_a_newcomer_tries_again_who_could_not_hand_over_the_state():
@@ -101,10 +121,18 @@ def test_a_newcomer_tries_again_who_could_not_hand_over_the_state():
     assert tracker.has_come_back
 
 
+def test_a_newcomer_waits_for_busy_donors_and_blames_nobody(caplog):
+    newcomer, donor, tracker = make(0), Donor(make(7), failures=2, busy_seconds=0.1), Tracker()
+    assert catch_up(newcomer, tracker, donor, timeout_seconds=0.05), "what they announce does not count"
+    assert donor.asked == 3
+    assert not tracker.is_distrusted
+    assert "handed over to others first" in caplog.text
+
+
 def test_who_has_trained_goes_on_without_who_claims_to_be_ahead():
     member, donor, tracker = make(5), Donor(make(7), failures=1), Tracker()
     member.advance(b"a round")
-    assert not catch_up(member, tracker, donor)
+    assert not catch_up(member, tracker, donor, joins=False)
     assert (member.step, donor.asked) == (6, 1)
 
 
@@ -124,29 +152,87 @@ class Stalling(Tracker):
     def cannot_hand_over(self, peer: str) -> None:
         self.given_up.append(peer)
 
-    def wait_refreshed(self, timeout_seconds: float) -> None:
+    def ask_refreshed(self) -> int:
         Event().wait(0.02)
+        return self.refreshes
 
 
 def test_who_has_trained_does_not_end_because_nobody_hands_over_a_state():
     member, newcomer, donor = make(5), make(0), Donor(make(7), failures=10**9)
     member.advance(b"a round")
     tracker = Stalling()
-    assert not follower(member, tracker, donor).catch_up(timeout_seconds=0.2)
+    assert not catch_up(member, tracker, donor, timeout_seconds=0.2, joins=False)
     assert {*tracker.given_up[-2:]} == {"anna", "ben"}, "nobody is asked again at once"
     assert "cleo" not in tracker.given_up, "it is where we are, and was not asked"
     assert member.step == 6
     with pytest.raises(InputError, match=r"could not be downloaded in 0 s \(its line is dead\)"):
-        follower(newcomer, Stalling(), donor).catch_up(timeout_seconds=0.2)
+        catch_up(newcomer, Stalling(), donor, timeout_seconds=0.2)
 
 
-class StoppedAverager:
+class Pending(Donor):
+    """The state comes when the test says so."""
+
+    def __init__(self, source: Version):
+        super().__init__(source, 0)
+        self.coming: list[Future] = []
+
+    def download_state(self, donors, max_bytes, **wishes) -> Future:
+        if "average_of" in wishes:
+            return super().download_state(donors, max_bytes, **wishes)
+        self.coming.append(Future())
+        return self.coming[-1]
+
+    def come(self) -> None:
+        self.coming[-1].set_result(Donor(self.source, 0).download_state(["anna"], 0).result())
+
+
+def test_who_has_trained_computes_on_while_the_state_is_on_its_way():
+    member, donor, tracker = make(5), Pending(make(7)), Tracker()
+    member.advance(b"a round")
+    follows = follower(member, tracker, donor)
+    follows.begin(None, 20)
+    for _ in range(100):
+        assert follows.poll() is None
+        assert (member.step, len(donor.coming)) == (6, 1), "nothing has changed, and nobody waits"
+    donor.come()
+    assert follows.poll() is True
+    assert (member.step, follows.is_running) == (7, False)
+
+
+def test_a_state_that_this_peer_has_overtaken_is_not_taken_over_and_nobody_is_to_blame():
+    member, donor, tracker = make(5), Pending(make(7)), Tracker()
+    member.advance(b"a round")
+    follows = follower(member, tracker, donor)
+    follows.begin(None, 20)
+    assert follows.poll() is None
+    member.advance(b"another round")
+    member.advance(b"one more")
+    donor.come()
+    assert follows.poll() is False
+    assert (member.step, member.lineage) == (8, b"one more")
+    assert not tracker.is_distrusted
+
+
+def test_who_leaves_ends_its_download():
+    donor = Pending(make(7))
+    follows = follower(make(0), Tracker(), donor)
+    follows.begin(None, 20)
+    assert follows.poll() is None
+    follows.cancel()
+    assert not follows.is_running
+    assert donor.cancelled == 1
+
+
+class StoppedAverager(Donor):
     """Its process has been stopped while it downloaded, and says nothing any more."""
 
     looks, is_killed = 0, False
 
-    def download_state(self, peer_id, max_bytes, min_bytes_per_second) -> Future:
-        return Future()
+    def __init__(self):
+        super().__init__(make(7), 0)
+
+    def download_state(self, donors, max_bytes, **wishes) -> Future:
+        return Future() if "average_of" not in wishes else super().download_state(donors, max_bytes, **wishes)
 
     def kill(self) -> None:
         self.is_killed = True
@@ -165,60 +251,30 @@ def test_an_averaging_process_that_is_stopped_while_it_downloads_is_ended(monkey
     assert averager.looks == 3, "it was waited for as long as it showed that it was there"
 
 
-class Lines:
-    """Each donor sends so many bytes per second."""
-
-    looks = 0
-
-    def __init__(self, source: Version, rates: dict[str, float]):
-        self.source, self.rates, self.asked = source, rates, []
-
-    def download_state(self, peer_id, max_bytes, min_bytes_per_second) -> Future:
-        self.asked.append(peer_id)
-        if (rate := self.rates[peer_id]) >= min_bytes_per_second:
-            return Donor(self.source, failures=0).download_state(peer_id, max_bytes, min_bytes_per_second)
-        future: Future = Future()
-        future.set_exception(TooSlow(rate))
-        return future
-
-    def check_alive(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("rates", "asked"),
-    [
-        ({"anna": 1e5, "ben": 3e7, "cleo": 3e7}, ["anna", "ben"]),
-        ({"anna": 1e5, "ben": 3e5, "cleo": 2e5, "dan": 3e7}, ["anna", "ben", "cleo", "ben"]),
-        ({"anna": 1e5}, ["anna"]),
-        ({"anna": 1e4, "ben": 1e5}, ["anna", "ben", "ben"]),
-    ],
-    ids=["another one is faster", "all who were tried are slow", "nobody else", "one is far too slow"],
-)
-def test_a_slow_donor_is_left_for_a_faster_one(rates, asked):
-    newcomer, lines, tracker = make(0), Lines(make(7), rates), Tracker()
-    tracker.others = dict.fromkeys(rates)
-    assert catch_up(newcomer, tracker, lines)
-    assert (newcomer.step, lines.asked) == (7, asked)
+def test_how_far_a_download_is_can_be_seen(monkeypatch, caplog):
+    monkeypatch.setattr(follower_module, "TELL_SECONDS", 0.0)
+    donor = Pending(make(7))
+    donor.arrived = Arrived(0, 31_000_000, 70_000_000, 40.2)
+    follows = follower(make(0), Tracker(), donor)
+    follows.begin(None, 20, joins=True)
+    assert follows.poll() is None
+    assert follows.poll() is None
+    assert "state: 31 of 70 MB from anna, 40 s left" in caplog.text
 
 
 def test_who_is_behind_does_not_take_over_the_step_that_it_has():
-    """However fast the line: it would be as far behind afterwards."""
-    member, lines, tracker = make(5), Lines(make(7), {"anna": 1e5, "cleo": 3e7}), Tracker()
+    member, donor, tracker = make(5), Donor(make(7), failures=0), Tracker()
     tracker.others = {"anna": SimpleNamespace(step=7), "cleo": SimpleNamespace(step=5)}
-    tracker.swarm_step = 7
-    tracker.donors = lambda min_step: [peer for peer, record in tracker.others.items() if record.step >= min_step]
-    assert catch_up(member, tracker, lines)
-    assert (member.step, lines.asked) == (7, ["anna"])
+    tracker.swarm_step, asked = 7, []
 
+    def donors(min_step: int) -> list[str]:
+        asked.append(min_step)
+        return [peer for peer, record in tracker.others.items() if record.step >= min_step]
 
-def test_when_all_slow_donors_have_left_the_others_are_asked():
-    donors = Donors()
-    for peer in ("anna", "ben", "cleo"):
-        donors.was_slow(peer, 1e5)
-    assert [peer for peer, _ in donors.in_order(["dan", "eve"])] == ["dan", "eve"]
-    donors.was_slow("dan", 2e5)
-    assert donors.in_order(["dan", "eve"]) == [("dan", SLOWEST_BYTES_PER_SECOND)]
+    tracker.donors = donors
+    assert catch_up(member, tracker, donor)
+    assert member.step == 7
+    assert 6 in asked, "the state of a later step was asked for"
 
 
 def test_a_newcomer_does_not_wait_for_who_has_left():
@@ -233,23 +289,31 @@ def test_a_true_state_under_a_false_claim_is_not_taken_over():
     member, donor, tracker = make(5), Donor(make(6), failures=0), Tracker()
     tracker.others["anna"] = SimpleNamespace(step=10**6)
     member.advance(b"a round")
-    assert not catch_up(member, tracker, donor)
+    assert not catch_up(member, tracker, donor, joins=False)
     assert (member.step, member.lineage) == (6, b"a round")
     assert not tracker.trusted
 
 
-def test_a_state_of_a_step_that_nobody_can_have_made_is_not_taken_over():
+@pytest.mark.parametrize(("claimed", "reach"), [(7, 10**9), (10**6, 106)])
+def test_a_state_of_a_step_that_nobody_can_have_made_is_not_taken_over(claimed, reach, caplog):
+    """Whatever its donor says: it is the others who have to be near it."""
     member, donor, tracker = make(5), Donor(make(10**6), failures=0), Tracker()
-    tracker.others["anna"] = SimpleNamespace(step=7)
+    tracker.others["anna"], tracker.reach = SimpleNamespace(step=claimed), reach
     member.advance(b"a round")
-    assert not catch_up(member, tracker, donor)
+    assert not catch_up(member, tracker, donor, joins=False)
     assert (member.step, donor.asked) == (6, 1)
+    assert "No state from anna: it holds step 1000000, and nobody else is near that" in caplog.text
 
 
 def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():
     member, tracker = make(5), Tracker()
-    assert follower(member, tracker).find_healer() == "anna"
+    healed = follower(member, tracker)
+    assert healed.find_healer() == "anna"
+    tracker.others["ben"] = SimpleNamespace(step=0)
+    healed.last_donor = "anna"
+    assert {healed.find_healer() for _ in range(20)} == {"ben"}, "not from whom these weights came"
     tracker.others = {}
+    assert follower(make(0), Tracker()).find_healer() is None, "nobody has better ones than the recipe"
     assert follower(member, tracker).find_healer() is None, "they are finite: the data may be the reason"
     with torch.no_grad():
         next(member.state.model.parameters()).fill_(torch.nan)

@@ -14,10 +14,10 @@ from swarm.averager import SwarmAverager
 from swarm.diloco import LocalSteps
 from swarm.follower import Follower
 from swarm.gradients import GradientVector
+from swarm.pull import Pull
 from swarm.rounds import RoundFailed
 from swarm.strategy import SwarmStrategy
 from swarm.trail import MAX_AVERAGES, Trail
-from swarm.transfer import StateTransfer
 
 SLOW_SECONDS = 1.5
 """Some updates of a swarm that needs 0.2 s for each."""
@@ -72,24 +72,24 @@ def take_part(name, initial_peers, line, plan, options, num_peers, min_peers=1, 
         made up for; how often it downloaded a state
     """
     downloads, followed = [], []
-    receive, follow, fetch = StateTransfer._receive_slice, Follower.follow, Follower._download
+    pull, follow, fetch = Pull.run, Follower._follow, Follower._download
 
-    async def receive_slowly(self, download, index):
-        await receive(self, download, index)
-        if download.average_of is None:
+    async def pull_slowly(self):
+        await pull(self)
+        if self._download.average_of is None:
             await asyncio.sleep(SLOW_SECONDS)
 
     def count_updates(self, donor):
-        followed.append(follow(self, donor))
+        followed.append((yield from follow(self, donor)))
         return followed[-1]
 
-    def count_downloads(self, *arguments, **options):
+    def count_downloads(self, *arguments):
         downloads.append(arguments)
-        return fetch(self, *arguments, **options)
+        return (yield from fetch(self, *arguments))
 
-    Follower.follow, Follower._download = count_updates, count_downloads
+    Follower._follow, Follower._download = count_updates, count_downloads
     if slow:
-        StateTransfer._receive_slice = receive_slowly
+        Pull.run = pull_slowly
     with running_dht(initial_peers, line) as dht:
         patient = replace(patience(min_peers), overlap=options.pop("overlap", False))
         strategy = SwarmStrategy(64, "following", dht=dht, name=name, options=patient, **options)
@@ -158,7 +158,7 @@ def test_who_has_lost_an_average_gets_it_from_another_and_needs_no_state(codec):
             peers.start(name, train_with_a_loss, Plan(compute_seconds=0.03), codec)
         found = peers.results()
     (weights, joined_at), optimizer, followed, num_downloads = found["b"]
-    assert (joined_at, num_downloads) == (0, 1), "the state of the beginning, as everybody"
+    assert (joined_at, num_downloads) == (0, 0), "everybody begins with the same weights"
     assert followed == 1
     for name in "ac":
         (theirs, _), their_optimizer, *_ = found[name]

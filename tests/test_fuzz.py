@@ -19,6 +19,7 @@ from recipe.presets import digits
 from recipe.run_folder import read_metrics
 from swarm.address_book import MAX_REMEMBERED, read_book, usable
 from swarm.addresses import parse_initial_peers
+from swarm.download_messages import SLICE_BYTES, Offer, Wish
 from swarm.keeper import addresses_in
 from swarm.owners import owned_entries
 from swarm.packing import pack, unpack
@@ -108,7 +109,11 @@ def refused(parse: Callable, data: object, kind: type[Exception] = ValueError) -
 
 
 RECORD = PeerProgress("anna", 5, 96, 31.4, NOW - 60, NOW - 1, False, "training").to_bytes()
+WISH = Wish(7, b"").to_bytes()
+OFFER = Offer(0.0, bytes(16), 3 * SLICE_BYTES, (bytes(32),) * 3, b"description").to_bytes()
 PARSERS = {
+    "wish": (Wish.from_bytes, WISH),
+    "offer": (lambda data: Offer.from_bytes(data, 10 * SLICE_BYTES), OFFER),
     "progress": (lambda data: PeerProgress.from_bytes(data, NOW), RECORD),
     "ticket": (Ticket.from_bytes, TICKET.to_bytes()),
     "call": (CallMe.FromString, CallMe(31337, bytes(NONCE_BYTES)).SerializeToString()),

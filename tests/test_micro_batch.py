@@ -7,9 +7,19 @@ import pytest
 import torch
 from torch import nn
 
+from recipe.errors import InputError
+from recipe.model import build_model
+from recipe.overrides import OTHER_MODEL
 from recipe.presets import preset
 from recipe.task import VisionTask
-from swarm.micro_batch import BUDGET_SECONDS, MAX_SECONDS, largest_sensible, measure_micro_batch, precision_on
+from swarm.micro_batch import (
+    BUDGET_SECONDS,
+    MAX_SECONDS,
+    largest_sensible,
+    measure_for_recipe,
+    measure_micro_batch,
+    precision_on,
+)
 
 CPU = torch.device("cpu")
 
@@ -21,7 +31,6 @@ class Slow(nn.Module):
         super().__init__()
         self.seconds_per_sample = seconds_per_sample
         self.linear = nn.Linear(3, 2)
-        self.norm = nn.BatchNorm1d(2)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         until = time.perf_counter() + self.seconds_per_sample * len(images)
@@ -75,6 +84,34 @@ def test_bfloat16_is_not_imitated(monkeypatch, is_native):
 
 def test_one_sample_is_the_least():
     assert measure(Slow(1.5), most=64).samples == 1
+
+
+class SlowNorm(Slow):
+    """Normalises what it sees over the micro-batch, which one sample alone does not allow."""
+
+    def __init__(self, seconds_per_sample: float):
+        super().__init__(seconds_per_sample)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.norm(super().forward(images))
+
+
+def test_batchnorm_gets_two_samples_at_least():
+    assert measure(SlowNorm(0.8), most=64).samples == 2
+    assert [measure(SlowNorm(0.0001), most).samples for most in (1, 2, 64)] == [2, 2, 64]
+
+
+def test_a_resnet_on_tiny_images():
+    recipe = replace(preset("digits"), **OTHER_MODEL | {"model": "resnet18"})
+    assert measure_for_recipe(build_model(recipe), replace(recipe, target_batch_size=16), "cpu").samples == 2
+
+
+def test_a_model_that_can_be_built_but_not_trained():
+    recipe = replace(preset("digits"), **OTHER_MODEL | {"model": "resnet18"})
+    model = nn.Sequential(nn.Conv2d(1, 10, 8), nn.InstanceNorm2d(10), nn.Flatten())
+    with pytest.raises(InputError, match=r"resnet18 cannot be trained here on images of 8 px \(Expected more than 1 s"):
+        measure_for_recipe(model, recipe, "cpu")
 
 
 def test_it_leaves_no_trace():

@@ -1,6 +1,8 @@
 """Real DHT processes on loopback: they start, explain themselves when they cannot, and never outlive the trainer."""
 
+import asyncio
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -9,15 +11,19 @@ import stat
 import sys
 import threading
 import time
+from queue import Queue
 
 import hivemind.dht.protocol
 import psutil
 import pytest
+from hivemind.p2p import P2P
 from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
+from swarm import network
+from swarm.addresses import check_reachable
 from swarm.network import NetworkOptions, SwarmDHT, start_dht, stop_dht, visible_addresses
-from swarm.owners import prepare_identity
+from swarm.owners import RUNS_KEY, prepare_identity
 from swarm.processes import descendants
 
 pytestmark = pytest.mark.timeout(60)
@@ -75,8 +81,8 @@ def test_start_join_store_and_clean_shutdown(first, dhts):
     (address,) = visible_addresses(joined)
     assert address.startswith("/ip4/127.0.0.1/tcp/")
     assert address.endswith(f"/p2p/{joined.peer_id}")
-    assert joined.store("key", subkey=joined.owner, value="value", expiration_time=time.time() + 60)
-    assert joined.get("key").value[joined.owner].value == "value"
+    assert joined.store(RUNS_KEY, subkey=joined.owner, value="value", expiration_time=time.time() + 60)
+    assert joined.get(RUNS_KEY).value[joined.owner].value == "value"
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
     processes = [psutil.Process(joined.pid), *joined.processes]
@@ -158,6 +164,55 @@ def test_no_peer_at_all_behind_the_address(capfd):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{STRANGER_ID}"
         assert "No peer with the expected id answers" in refusal(options(address), capfd)
+
+
+@contextlib.contextmanager
+def busy_peer():
+    """A p2pd that does not answer as a node of the DHT before it is let. Yields its address and what lets it."""
+    address, let, answers = Queue(), threading.Event(), threading.Event()
+
+    async def run():
+        p2p = await P2P.create(host_maddrs=LOOPBACK, startup_timeout=60)
+        address.put(str((await p2p.get_visible_maddrs())[0]))
+        await asyncio.to_thread(let.wait)
+        node = await hivemind.dht.DHTNode.create(p2p=p2p)
+        answers.set()
+        await asyncio.to_thread(ended.wait)
+        await node.shutdown()
+        await p2p.shutdown()
+
+    def answer():
+        let.set()
+        assert answers.wait(20)
+
+    ended = threading.Event()
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    try:
+        yield address.get(timeout=60), answer
+    finally:
+        let.set()
+        ended.set()
+        thread.join()
+
+
+def test_a_peer_that_is_too_busy_is_asked_again(dhts, monkeypatch, capfd):
+    asked = []
+
+    def reachable_ones(addresses):
+        asked.append(addresses)
+        if len(asked) == 4:
+            answer()
+        return check_reachable(addresses)
+
+    monkeypatch.setattr(network, "check_reachable", reachable_ones)
+    with busy_peer() as (address, answer):
+        assert "too busy to answer" in refusal(options(address, patience_seconds=0), capfd)
+        assert len(asked) == 1, "no patience"
+        asked.append("so that it answers at the third attempt")
+        dhts.append(start_dht(options(address)))
+        assert len(asked) == 4
+        stop_dht(dhts.pop())
 
 
 class FastClock(SwarmDHT):

@@ -11,11 +11,13 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 from test_record import RECORD
 
 from swarm.absences import MAX_WAITED_FOR
+from swarm.acquaintances import Acquaintances
 from swarm.claims import Call
 from swarm.noticeboard import RECORD_SECONDS
 from swarm.owners import peer_of
 from swarm.progress import ProgressTracker
 from swarm.pushes import Push, PushedHere
+from swarm.reach import MAX_AHEAD
 from swarm.record import (
     AVERAGING,
     JOINING,
@@ -27,6 +29,8 @@ from swarm.record import (
 from swarm.rounds import LINEAGE_BYTES, Group, Ticket
 from tests.owners import subkey_of
 
+LINEAGE, OTHER = b"L" * LINEAGE_BYTES, b"O" * LINEAGE_BYTES
+
 
 class FakeDHT:
     """Keeps the records of one key in a dictionary."""
@@ -36,6 +40,10 @@ class FakeDHT:
         self.peer_id = peer_of(self.owner)
         self.records = {}
         self.searches, self.is_told, self.answers = 0, True, True
+        self.acquaintances = Acquaintances()
+
+    def meet(self, peers):
+        self.acquaintances.add(peers)
 
     def store(self, key, subkey, value, expiration_time, return_future):
         self.records[subkey] = ValueWithExpiration(value, expiration_time)
@@ -102,7 +110,7 @@ def test_the_step_is_over_with_the_target_batch(swarm):
 def test_the_step_is_over_when_somebody_is_averaging_it(swarm):
     swarm.says("anna", samples=1, phase=AVERAGING, step=3)
     assert not swarm.tracker.step_is_over
-    swarm.tracker.begin_step(3)
+    swarm.tracker.begin_step(3, LINEAGE)
     assert swarm.tracker.step_is_over
 
 
@@ -126,7 +134,7 @@ def test_a_group_that_met_too_early_counts_again(swarm):
 def test_samples_of_a_whole_new_step_begin_at_zero(swarm):
     anna = swarm.says("anna", samples=90, rate=10.0)
     swarm.tracker.report(samples=20)
-    swarm.tracker.begin_step(1, frozenset([anna]))
+    swarm.tracker.begin_step(1, LINEAGE, frozenset([anna]))
     assert swarm.tracker.own.samples == 0
     assert swarm.tracker.samples_by_now() < 10
 
@@ -156,18 +164,18 @@ def test_members_are_those_who_have_joined_and_still_speak(swarm):
 def test_who_waits_at_an_earlier_step_takes_over_ours_first(swarm):
     """So two who begin with one checkpoint between them begin together."""
     own = swarm.dht.peer_id
-    swarm.tracker.begin_step(20)
+    swarm.tracker.begin_step(20, LINEAGE)
     swarm.says("anna", step=0, phase=WAITING)
     assert swarm.members == {own}
     anna = swarm.says("anna", step=20, phase=WAITING)
     ben = swarm.says("ben", step=19)
     assert swarm.members == {own, anna, ben}, "records are a little old"
-    swarm.tracker.begin_step(21, frozenset([own, anna]))
+    swarm.tracker.begin_step(21, LINEAGE, frozenset([own, anna]))
     assert swarm.members == {own, anna, ben}, "that of one who has begun with us, too"
 
 
 def test_who_was_missed_is_expected_again_once_it_has_caught_up(swarm):
-    swarm.tracker.begin_step(5)
+    swarm.tracker.begin_step(5, LINEAGE)
     anna = swarm.says("anna", step=5)
     swarm.tracker.missed([anna])
     assert anna not in swarm.members
@@ -181,7 +189,7 @@ def test_who_never_comes_keeps_nobody_waiting_by_saying_that_it_has_come_back(sw
 
     anna, joined, waited = swarm.says("anna", step=3), get_dht_time() - 50, 0
     for step in range(3, 10):
-        swarm.tracker.begin_step(step)
+        swarm.tracker.begin_step(step, LINEAGE)
         swarm.says("anna", step=step, joined=joined + step)
         if awaited(anna):
             waited += 1
@@ -199,11 +207,11 @@ def test_who_was_missed_is_awaited_again_once_it_has_taken_over_our_state(swarm)
         return [member.awaited for member in swarm.tracker.members if member.peer_id == peer]
 
     anna = swarm.says("anna", step=3, joined=joined, samples=60, rate=1.0)
-    swarm.tracker.begin_step(3)
+    swarm.tracker.begin_step(3, LINEAGE)
     assert awaited(anna) == [True]
     swarm.tracker.missed([anna])
     assert awaited(anna) == []
-    swarm.tracker.begin_step(4)
+    swarm.tracker.begin_step(4, LINEAGE)
     swarm.says("anna", step=4, joined=joined, samples=60, rate=1.0)
     assert awaited(anna) == [False], "it trains in the other half of a divided network"
     assert swarm.tracker.samples_by_now() == 0, "and its samples are of no use here"
@@ -225,8 +233,10 @@ def test_the_senior_is_who_joined_first_and_can_be_dialled(swarm):
     swarm.tracker.report(joined=joined - 50)
     swarm.says("ben", joined=joined - 40)
     assert not swarm.tracker.superiors
-    swarm.says("clara", joined=joined - 60)
-    assert swarm.tracker.superiors
+    clara = swarm.says("clara", joined=joined - 60, lineage=OTHER)
+    assert swarm.tracker.superiors == [clara]
+    swarm.tracker.holds(0, OTHER)
+    assert swarm.tracker.superiors == [], "with the same weights there is nothing to be taken over"
 
 
 def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_older(swarm):
@@ -238,9 +248,9 @@ def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_olde
         return [member.peer_id for member in sorted(swarm.tracker.members, key=lambda member: member.seniority)]
 
     assert order() == [stranger, own, anna], "of those whom it does not know, this peer believes it"
-    swarm.tracker.begin_step(1, frozenset([own, anna]))
+    swarm.tracker.begin_step(1, LINEAGE, frozenset([own, anna]))
     assert order() == [own, anna, stranger]
-    swarm.tracker.begin_step(2, frozenset([own]))
+    swarm.tracker.begin_step(2, LINEAGE, frozenset([own]))
     assert order() == [own, anna, stranger], "also in the other half of a network that was divided"
     swarm.says("anna", joined=2.0)
     assert order() == [own, stranger, anna], "now she says something else"
@@ -249,7 +259,7 @@ def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_olde
 def test_who_waited_in_a_round_that_failed_waits_no_more(swarm):
     swarm.says("anna", phase=AVERAGING, age=0.1)
     assert swarm.tracker.step_is_over
-    swarm.tracker.end_ahead(0, 10)
+    swarm.tracker.end_ahead(0, LINEAGE, 10)
     assert not swarm.tracker.step_is_over, "the record is older than the failure"
     swarm.says("anna", phase=AVERAGING)
     assert swarm.tracker.step_is_over, "it waits again"
@@ -301,7 +311,7 @@ def test_who_claims_to_be_ahead_has_to_answer_first(swarm, caplog):
     assert caplog.text.count("Ignoring liar, which claims to be at step 1000000 and does not answer") == 1
 
     ben = swarm.says("ben")
-    swarm.tracker.begin_step(0, frozenset({swarm.tracker.peer_id, ben}))
+    swarm.tracker.begin_step(0, LINEAGE, frozenset({swarm.tracker.peer_id, ben}))
     swarm.says("ben", step=1)
     assert swarm.tracker.swarm_step == 1, "it has been in a group with this peer"
     swarm.dht.answers = True
@@ -309,11 +319,82 @@ def test_who_claims_to_be_ahead_has_to_answer_first(swarm, caplog):
     assert swarm.tracker.swarm_step == 2
     swarm.says("liar", step=1, samples=5)
     assert liar not in swarm.members, "it is not called again so soon"
-    swarm.tracker.report(step=1)
+    swarm.tracker.holds(1, LINEAGE)
     assert liar in swarm.members, "at the same step it claims nothing"
-    swarm.says("liar", step=10**6)
+    swarm.says("liar", step=50)
     swarm.tracker.report(phase=JOINING)
-    assert swarm.tracker.swarm_step == 10**6, "who joins has nothing to lose"
+    assert swarm.tracker.swarm_step == 2, "who has trained is not a newcomer again"
+
+
+def test_who_joins_has_nothing_to_lose(swarm):
+    swarm.dht.answers = False
+    swarm.tracker.report(phase=JOINING)
+    swarm.says("anna", step=500)
+    assert swarm.tracker.swarm_step == 500
+
+
+# ---- how far others can be ------------------------------------------------------------------------------------------
+
+
+def test_what_the_weights_are_is_told_as_one():
+    tracker = Swarm().tracker
+    with pytest.raises(TypeError):
+        tracker.report(step=3)
+    tracker.holds(3, OTHER, samples=5)
+    assert (tracker.own.step, tracker.own.lineage, tracker.own.samples) == (3, OTHER, 5)
+
+
+def test_a_newcomer_wants_a_second_word_where_there_is_one(swarm, caplog):
+    swarm.tracker.report(phase=JOINING)
+    liar = swarm.says("liar", step=10**6)
+    assert swarm.tracker.superiors == [liar], "nobody says otherwise"
+    anna = swarm.says("anna", step=500)
+    for _ in range(2):
+        assert swarm.tracker.superiors == swarm.tracker.donors(min_step=1) == [anna]
+    assert swarm.tracker.swarm_step == 500
+    assert not swarm.tracker.may_hold(liar, 10**6)
+    assert swarm.tracker.may_hold(anna, 500 + 60)
+    assert caplog.text.count("Ignoring liar, which claims to be at step 1000000") == 1
+    swarm.says("ben", step=10**6, phase=JOINING)
+    assert swarm.tracker.swarm_step == 500, "who has just come itself is no witness"
+
+
+def test_who_has_trained_knows_about_how_far_the_others_can_be(swarm):
+    own, joined = swarm.tracker.peer_id, get_dht_time() - 50
+    ben = swarm.says("ben", step=10, joined=joined)
+    swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben}))
+    for name, step in (("liar", 10**6), ("accomplice", 10**6)):
+        swarm.says(name, step=step)
+    assert swarm.tracker.swarm_step == 10, "nobody whom this peer knows is near that"
+    assert swarm.members == {own, ben}
+    swarm.says("ben", step=11, joined=joined)
+    liar = swarm.says("liar", step=12)
+    assert swarm.tracker.donors(min_step=11) == [ben, liar], "those first whom this peer knows"
+    swarm.says("ben", step=10 + MAX_AHEAD + 1, joined=joined)
+    swarm.says("accomplice", step=10 + MAX_AHEAD + 1)
+    assert swarm.tracker.swarm_step == 12, "it knows one alone, and that one says too much"
+
+
+def test_who_has_slept_for_long_believes_two_whom_it_knows(swarm):
+    own, joined = swarm.tracker.peer_id, get_dht_time() - 50
+    anna, ben = swarm.says("anna", step=10, joined=joined), swarm.says("ben", step=10, joined=joined)
+    swarm.tracker.begin_step(10, LINEAGE, frozenset({own, anna, ben}))
+    swarm.says("anna", step=5000, joined=joined)
+    assert swarm.tracker.swarm_step == 10
+    swarm.says("ben", step=5003, joined=joined)
+    assert swarm.tracker.swarm_step == 5003
+    swarm.says("anna", step=10**6, joined=joined)
+    assert swarm.tracker.swarm_step == 5003, "of two who say different things the one that says less"
+
+
+def test_nobody_is_further_than_the_run_is_long():
+    swarm = Swarm()
+    swarm.tracker._max_step = 1000
+    swarm.tracker.report(phase=JOINING)
+    swarm.says("liar", step=1001)
+    assert swarm.tracker.superiors == []
+    anna = swarm.says("anna", step=1000)
+    assert swarm.tracker.superiors == [anna]
 
 
 def test_who_fails_again_is_distrusted_for_longer(swarm, monkeypatch):
@@ -338,7 +419,7 @@ def test_an_outbound_only_peer_counts_for_full_ones_if_it_is_ahead_of_them(swarm
     swarm.tracker.cannot_hand_over(anna)
     assert swarm.tracker.swarm_step == 0
     assert anna in swarm.members, "it has not promised anything"
-    swarm.tracker.report(step=5)
+    swarm.tracker.holds(5, LINEAGE)
     assert swarm.tracker.superiors == [], "at the same step the others follow a full peer"
 
 

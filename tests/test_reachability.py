@@ -13,8 +13,10 @@ from hivemind.p2p import P2P
 
 from recipe.presets import preset
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.owners import prepare_identity
+from swarm.owners import peer_of, prepare_identity
 from swarm.reachability import (
+    CALLS_OF_A_HOST,
+    CALLS_OF_A_PEER,
     CALLS_PER_MINUTE,
     NONCE_BYTES,
     Called,
@@ -27,6 +29,7 @@ from swarm.reachability import (
 from swarm.role import measured
 from swarm.run_card import PROTOCOL, RunCard, publish_card
 from tests.cli import START_SECONDS, PeerProgram, reaping
+from tests.owners import subkey_of
 
 pytestmark = pytest.mark.timeout(300)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -145,7 +148,7 @@ def test_only_the_nonce_counts_and_only_so_often():
         await service.add_p2p_handlers(asked)
         stub = ReachabilityService.get_stub(asker, asked.peer_id)
         try:
-            return [await stub.rpc_call_back(CallMe(port, NONCE), timeout=20) for _ in range(CALLS_PER_MINUTE + 1)]
+            return [await stub.rpc_call_back(CallMe(port, NONCE), timeout=20) for _ in range(CALLS_OF_A_PEER + 1)]
         finally:
             await asker.shutdown()
             await asked.shutdown()
@@ -154,6 +157,19 @@ def test_only_the_nonce_counts_and_only_so_often():
     *answers, refused = asyncio.run(ask())
     assert set(answers) == {Called("127.0.0.1", False)}
     assert refused == Called("", False)
+
+
+def test_one_outsider_does_not_use_up_what_is_for_all():
+    peers = [peer_of(subkey_of(f"{number}")) for number in range(200)]
+    service = ReachabilityService(None)
+    assert [service._may_call(peers[0], "127.0.0.1") for _ in range(CALLS_OF_A_PEER + 1)][-2:] == [True, False]
+    called = sum(service._may_call(peer, "203.0.113.5") for peer in peers)
+    assert called == CALLS_OF_A_HOST, "under however many names"
+    others = [service._may_call(peer_of(subkey_of(f"honest {host}")), f"198.51.100.{host}") for host in range(10)]
+    assert all(others)
+    called += sum(others) + CALLS_OF_A_PEER
+    called += sum(service._may_call(peer, f"192.0.2.{number}") for number, peer in enumerate(peers[100:]))
+    assert called == CALLS_PER_MINUTE
 
 
 def test_two_outbound_only_peers_alone_are_told_what_is_missing(dht, address, tmp_path):

@@ -21,6 +21,7 @@ from recipe.datasets import TensorImages, _stratified, open_splits
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.sampler import PeerBatches, sample_randomness
+from swarm.checkup import check_data
 
 ROOT = Path(__file__).parent.parent
 
@@ -235,6 +236,19 @@ def test_cifar10_that_cannot_be_downloaded(tmp_path, monkeypatch):
         data.setup()
 
 
+def test_a_damaged_file_of_cifar10_is_named(cifar_folder, monkeypatch):
+    monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
+    damaged = cifar_folder / CIFAR10.base_folder / "data_batch_3"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    data = VisionData(preset("cifar10-vit-tiny"), cifar_folder)
+    for use in (data.prepare_data, data.setup):
+        with pytest.raises(InputError) as caught:
+            use()
+        assert str(caught.value).startswith(f"{damaged} has the wrong checksum, ")
+        assert "delete it, and connect this machine to the network or put cifar-10-python.tar.gz" in str(caught.value)
+    assert check_data(data.recipe, cifar_folder).found.startswith(f"{damaged} has the wrong checksum")
+
+
 @pytest.fixture
 def image_folder(tmp_path):
     for part, count in (("train", 4), ("val", 2)):
@@ -279,10 +293,3 @@ def test_imagefolder_errors(image_folder, tmp_path):
     Image.new("RGB", (20, 20)).save(image_folder / "val" / "emu" / "0.png")
     with pytest.raises(InputError, match="different class folders"):
         VisionData(folder_recipe(), image_folder, batch_size=2).setup()
-
-
-def test_a_damaged_image_is_named(image_folder):
-    damaged = image_folder / "val" / "cat" / "0.png"
-    damaged.write_bytes(b"no image")
-    with pytest.raises(InputError, match=r"cat.0\.png"):
-        next(iter(VisionData(folder_recipe(), image_folder, batch_size=2).val_dataloader()))

@@ -23,12 +23,14 @@ from swarm.record import (
 from swarm.rounds import MAX_STEP
 
 NOW = 1_700_000_000.0
-RECORD = PeerProgress("anna", 12, 96, 250.0, NOW - 60, NOW - 1, False, TRAINING, 1.25, 0.5)
+RECORD = PeerProgress("anna", 12, 96, 250.0, NOW - 60, NOW - 1, False, TRAINING, 1.25, 0.5, lineage=b"0123456789abcdef")
 FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
+FIELDS += ("ahead", "lineage")
 
 
 def packed(**changes) -> bytes:
     """The record's bytes with some fields replaced by whatever."""
+    assert changes.keys() <= set(FIELDS)
     return msgpack.packb(
         list({**dict(zip(FIELDS, msgpack.unpackb(RECORD.to_bytes()), strict=True)), **changes}.values())
     )
@@ -79,12 +81,17 @@ def test_unknown_loss_and_accuracy_survive_the_wire():
         {"phase": "training"},
         {"loss": None},
         {"accuracy": "0.5"},
+        {"ahead": 1},
+        {"lineage": b"short"},
+        {"lineage": "a string of 16"},
+        {"lineage": None},
     ],
     ids=lambda changes: "-".join(f"{key}={value!r}"[:24] for key, value in changes.items()),
 )
 def test_records_that_no_honest_peer_sends(changes):
+    data = packed(**changes)
     with pytest.raises(ValueError, match=r"."):
-        PeerProgress.from_bytes(packed(**changes), NOW)
+        PeerProgress.from_bytes(data, NOW)
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 513, "text", None, 7, msgpack.packb([1, 2]), msgpack.packb({})])

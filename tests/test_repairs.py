@@ -8,11 +8,17 @@ from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the
 
 import psutil
 import pytest
+from hivemind.dht.node import _SearchState
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.p2p.servicer import ServicerBase
 from hivemind.proto.averaging_pb2 import DownloadData
+from hivemind.utils import ValueWithExpiration
+from hivemind.utils.multiaddr import Multiaddr
 
 from swarm import repairs
+from swarm.served_stream import MAX_MESSAGE_BYTES
 
 pytestmark = pytest.mark.timeout(60)
 repairs.repair_hivemind()
@@ -27,6 +33,14 @@ class Answers(ServicerBase):
     async def rpc_call(self, request: DownloadData, context: P2PContext) -> DownloadData:
         self.answered.set()
         return request
+
+    async def rpc_wait(self, request: DownloadData, context: P2PContext) -> DownloadData:
+        await self.flooded.wait()
+        return request
+
+    async def rpc_one(self, request: DownloadData, context: P2PContext) -> AsyncIterator[DownloadData]:
+        self.answered.set()
+        yield request
 
     async def rpc_first(
         self, requests: AsyncIterator[DownloadData], context: P2PContext
@@ -116,7 +130,7 @@ def test_a_stream_whose_handler_has_ended_is_closed_although_its_caller_goes_on(
 
 def test_a_message_that_is_too_long_is_not_read():
     async def one():
-        yield DownloadData(metadata=bytes(repairs.MAX_MESSAGE_BYTES))
+        yield DownloadData(metadata=bytes(MAX_MESSAGE_BYTES))
 
     async def happens(stub, answers):
         answers.flooded.set()
@@ -127,3 +141,62 @@ def test_a_message_that_is_too_long_is_not_read():
             await stream.aclose()
 
     between_two(happens)
+
+
+@pytest.mark.parametrize("end", [float("inf"), float("nan"), 1e300])
+def test_an_answer_that_is_said_to_stay_for_ever_ends_no_search(end):
+    def found(*subkeys: bytes, until: float) -> ValueWithExpiration:
+        entries = DictionaryDHTValue()
+        for subkey in subkeys:
+            entries.store(subkey, b"value", time.time() + 60)
+        return ValueWithExpiration(entries, until)
+
+    async def run():
+        search = _SearchState(DHTID.generate(), sufficient_expiration_time=float("inf"))
+        search.add_candidate(found(b"liar", until=end), DHTID.generate())
+        assert not search.finished
+        search.add_candidate(found(b"anna", b"ben", until=time.time() + 60), DHTID.generate())
+        assert {b"anna", b"ben"} <= {subkey for subkey, _ in search.binary_value.items()}
+
+    asyncio.run(run())
+
+
+HOP = "/libp2p/circuit/relay/0.2.0/hop"
+"""The protocol by which somebody asks a relay to connect it with another peer."""
+
+
+def test_strangers_traffic_is_not_relayed(monkeypatch):
+    async def relays(stub) -> bool:
+        try:
+            _, _, writer = await stub._p2p.call_binary_stream_handler(stub._peer, HOP)
+        except P2PDaemonError:
+            return False
+        writer.close()
+        return True
+
+    async def not_here(stub, answers):
+        assert not await relays(stub)
+        (address,) = await stub._p2p.get_visible_maddrs()
+        target = await P2P.create([str(address)], host_maddrs=None, no_listen=True, dht_mode="client")
+        try:
+            arguments = psutil.Process(target._child.pid).cmdline()
+            assert "-relayService=0" in arguments
+            await Answers().add_p2p_handlers(target)
+            ours = Answers.get_stub(stub._p2p, target.peer_id)
+            assert await asyncio.wait_for(ours.rpc_call(DownloadData(metadata=b"x")), 10), "over its own connection"
+            third = await P2P.create([str(address)], host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="client")
+            try:
+                circuit = Multiaddr(f"{address}/p2p-circuit")
+                with pytest.raises(P2PDaemonError):
+                    await asyncio.wait_for(third._client.connect(target.peer_id, [circuit]), 20)
+            finally:
+                await third.shutdown()
+        finally:
+            await target.shutdown()
+
+    async def there(stub, answers):
+        assert await relays(stub), "p2pd does so by default"
+
+    between_two(not_here)
+    monkeypatch.setattr(P2P, "_make_process_args", staticmethod(P2P._make_process_args.__wrapped__))
+    between_two(there)

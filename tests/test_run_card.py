@@ -11,13 +11,13 @@ import pytest
 
 from recipe.errors import InputError
 from recipe.presets import digits
+from swarm.dht_storage import MAX_CARDS
 from swarm.keeper import Keeper
 from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.owners import RUNS_KEY, peer_of
 from swarm.run_card import (
     MAX_CARD_BYTES,
-    MAX_CARDS,
     PROTOCOL,
-    RUNS_KEY,
     NewerProtocolError,
     RunCard,
     check_overrides,
@@ -226,6 +226,7 @@ class BrokenDHT:
     """Counts the stores that it fails, and what it returns for reads."""
 
     owner = subkey_of("broken")
+    acquaintances = ()
 
     def __init__(self, entries=None):
         self.stores, self.entries, self.twice = 0, entries, threading.Event()
@@ -260,3 +261,12 @@ def test_hostile_answers_to_a_read_are_no_cards():
     assert read_cards(BrokenDHT(entry({own: good}))) == {"mine": card()}
     crowd = {subkey_of(f"{i}"): entry(card(f"run{i}").to_bytes()) for i in range(MAX_CARDS + 20)}
     assert len(read_cards(BrokenDHT(entry(crowd)))) == MAX_CARDS
+
+
+def test_the_card_of_who_invited_is_found_behind_any_number_of_others():
+    entry = dataclasses.make_dataclass("Entry", ["value"])
+    lie = entry(card("mine", learning_rate=9.0).to_bytes())
+    crowd = {subkey_of(f"liar {number}"): lie for number in range(10_000)}
+    crowd[subkey_of("organiser")] = entry(card("mine").to_bytes())
+    invited = [f"/ip4/203.0.113.5/tcp/31337/p2p/{peer_of(subkey_of('organiser'))}"]
+    assert read_cards(BrokenDHT(entry(crowd)), invited) == {"mine": card()}

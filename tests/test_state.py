@@ -10,6 +10,7 @@ from torch import nn
 from swarm.packing import pack, unpack
 from swarm.rounds import LINEAGE_BYTES, MAX_STEP, RoundFailed
 from swarm.state import SharedState
+from swarm.version import Version
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
@@ -68,6 +69,55 @@ def test_a_fresh_state_resets_the_statistics():
     assert_equal(everything(joiner), everything(donor))
 
 
+def test_what_a_negative_maximum_would_do_is_refused():
+    donor, joiner = make(1, "amsgrad"), make(2, "amsgrad")
+    train(donor)
+    with pytest.raises(RoundFailed, match="max_exp_avg_sq is negative"):
+        joiner.load(*with_statistic(*donor.export(3, LINEAGE), "max_exp_avg_sq", lambda s: spoil(s, -1.0)))
+
+
+def test_local_steps_may_be_more_than_global_ones():
+    donor, joiner = make(1), make(2)
+    train(donor, steps=40)
+    with pytest.raises(RoundFailed, match="has made 40 steps, and not 3"):
+        joiner.load(*donor.export(3, LINEAGE))
+    joiner.anchors = {param: param for param in joiner.model.parameters()}
+    assert joiner.load(*donor.export(3, LINEAGE)) == (3, LINEAGE)
+
+
+def test_equal_weights_have_one_digest_and_others_another():
+    assert make(1).digest() == make(1).digest() == make(1, "sgd").digest()
+    different = [make(1), make(2), make(1, width=7), make(1), make(1)]
+    next(different[3].model.buffers()).add_(1e-6)
+    different[4].model[3].double()
+    assert len({state.digest() for state in different}) == len(different)
+    first, other = Version(make(1), 0, [torch.zeros(1)]), Version(make(1), 0, [torch.zeros(1)])
+    assert first.lineage == other.lineage
+    assert Version(make(1), 1, [torch.zeros(1)]).lineage != Version(make(1), 1, [torch.zeros(1)]).lineage
+
+
+def test_own_weights_are_kept_before_far_ones_replace_them():
+    donor, own = make(1), make(1)
+    train(donor)
+    train(own, steps=2)
+    kept = []
+    version = Version(own, 2, list(own.model.parameters()))
+    version.keep_own = lambda step: kept.append((step, own.model[0].weight.clone()))
+    near = donor.export(3, LINEAGE)
+    assert 0 < own.distance_to(near[1]) < 0.1
+    version.load(*near)
+    assert kept == []
+    before = own.model[0].weight.detach().clone()
+    description, tensors = donor.export(3, LINEAGE)
+    version.load(
+        description, [-tensor if tensor.is_floating_point() else tensor for tensor in tensors[:2]] + tensors[2:]
+    )
+    ((step, weight),) = kept
+    assert step == 3
+    assert_equal(weight, before)
+    assert_equal(own.model[0].weight, -before)
+
+
 def test_an_exported_state_does_not_change_any_more():
     donor = make(1)
     train(donor)
@@ -100,6 +150,15 @@ def spoil(tensor: torch.Tensor, value: float) -> torch.Tensor:
     return tensor
 
 
+def with_statistic(description, tensors, key: str, change) -> tuple:
+    """The state with the first statistic of this name changed."""
+    tensors = list(tensors)
+    number = next(n for n, (_, name) in enumerate(description["statistics"]) if name == key)
+    place = len(tensors) - len(description["statistics"]) + number
+    tensors[place] = change(tensors[place])
+    return description, tensors
+
+
 SPOILED = {
     "another model": lambda d, t: make(3, width=7).export(3, LINEAGE),
     "a missing tensor": lambda d, t: (d, t[:-1]),
@@ -108,6 +167,11 @@ SPOILED = {
     "NaN in a weight": lambda d, t: (d, [spoil(t[0], float("nan")), *t[1:]]),
     "inf in a weight": lambda d, t: (d, [spoil(t[0], float("inf")), *t[1:]]),
     "NaN in a statistic": lambda d, t: with_statistics(d, t, lambda s: spoil(s, float("nan"))),
+    "a negative step of the optimizer": lambda d, t: with_statistic(d, t, "step", lambda s: -s),
+    "more steps than there were": lambda d, t: with_statistic(d, t, "step", lambda s: s + 1),
+    "NaN in the optimizer's step": lambda d, t: with_statistic(d, t, "step", lambda s: s * torch.nan),
+    "a negative sum of squares": lambda d, t: with_statistic(d, t, "exp_avg_sq", lambda s: spoil(s, -1e-9)),
+    "all of it negated": lambda d, t: (d, [-x for x in t]),
     "a transposed weight": lambda d, t: (d, [t[0].transpose(0, -1), *t[1:]]),
     "a broadcastable weight": lambda d, t: (d, [t[0][:1], *t[1:]]),
     "a weight in another precision": lambda d, t: (d, [t[0].double(), *t[1:]]),

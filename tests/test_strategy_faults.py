@@ -1,13 +1,18 @@
 """Peers come late, fail, die or go astray, and the others train on without harm."""
 
+import asyncio
 import time
 from functools import partial
 from itertools import chain, pairwise
+from threading import Event, Thread
+from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import lightning as L
 import psutil
 import pytest
 import torch
+from hivemind.p2p import P2PContext
+from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.utils import get_dht_time
 from strategy_runs import (
     Plan,
@@ -27,9 +32,12 @@ from swarm_peers import FORK_SERVER, Peers, running_dht
 from torch.nn import functional as F
 
 from swarm import faults
+from swarm.averager import SwarmAverager
 from swarm.noticeboard import Noticeboard
 from swarm.record import TRAINING, PeerProgress
+from swarm.state import SharedState
 from swarm.strategy import SwarmStrategy
+from swarm.transfer import StateTransfer
 
 pytestmark = pytest.mark.timeout(180)
 IMPOSSIBLE = 10**6
@@ -252,20 +260,22 @@ class Cosmic(L.Callback):
                 next(pl_module.parameters()).mul_(self._factor)
 
 
-def train_with_a_fault(name, initial_peers, line, plan, target, steps, callbacks):
+def train_with_a_fault(name, initial_peers, line, plan, target, steps, callbacks, folder):
     with running_dht(initial_peers, line) as dht:
         strategy = SwarmStrategy(target, "fault", dht=dht, name=name, options=patience(3))
         record = Record(line)
-        trainer_for(strategy, [*callbacks, record], max_steps=steps).fit(Task(plan), loader(ord(name)))
+        trainer = trainer_for(strategy, [*callbacks, record], max_steps=steps)
+        strategy.keep_own = lambda step: trainer.save_checkpoint(folder / f"{name}-{step}.ckpt")
+        trainer.fit(Task(plan), loader(ord(name)))
         return record.updates
 
 
 @pytest.mark.parametrize("factor", [1.5, torch.nan])
-def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor):
+def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor, tmp_path):
     plan = Plan(clip=None, compute_seconds=0.02)
     with Peers() as peers:
         for name in "abc":
-            peers.start(name, train_with_a_fault, plan, 96, 12, [Cosmic(4, factor)] if name == "b" else [])
+            peers.start(name, train_with_a_fault, plan, 96, 12, [Cosmic(4, factor)] if name == "b" else [], tmp_path)
         found = {name: {update.step: update for update in updates} for name, updates in peers.results().items()}
     assert_same_bits(found["a"][4].weights, found["c"][4].weights)
     with pytest.raises(AssertionError):
@@ -273,6 +283,13 @@ def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor):
     assert_same_bits(found["a"][12].weights, found["c"][12].weights)
     assert_same_bits(found["a"][12].weights, found["b"][12].weights)
     assert all(torch.isfinite(weight).all() for weight in found["a"][12].weights.values())
+    kept = [path.name for path in tmp_path.iterdir()]
+    if factor == 1.5:
+        assert len(kept) == 1, "what was far from the swarm's weights, before these replaced it"
+        assert kept[0].startswith("b-")
+        checkpoint = torch.load(tmp_path / kept[0], weights_only=False)["state_dict"]
+        distance = (checkpoint["net.0.weight"] - found["a"][8].weights["0.weight"]).norm()
+        assert distance > 0.2 * found["a"][8].weights["0.weight"].norm()
 
 
 # ---- claims that do not hold ----------------------------------------------------------------------------------------
@@ -281,23 +298,28 @@ def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor):
 class BesideAStranger(L.Callback):
     """Ends training ten updates after this peer has read a record of a step that nobody has made."""
 
-    def __init__(self, line):
-        self.asked, self._seen_at, self._line = [], None, line
+    def __init__(self, line, step: int = IMPOSSIBLE):
+        self.asked, self._seen_at, self._line, self._step = [], None, line, step
+        self.updates_beside_a_download = 0
 
     def on_train_start(self, trainer, pl_module):
         averager = trainer.strategy.collaboration.averager
         download = averager.download_state
 
-        def ask(peer_id, *args, **kwargs):
-            self.asked.append(str(peer_id))
-            return download(peer_id, *args, **kwargs)
+        def ask(donors, *args, **kwargs):
+            self.asked.extend(map(str, donors))
+            return download(donors, *args, **kwargs)
 
         averager.download_state = ask
         self._line.put("trains")
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if any(record.step == IMPOSSIBLE for record in trainer.strategy.collaboration.tracker.others.values()):
+        collaboration = trainer.strategy.collaboration
+        if any(record.step == self._step for record in collaboration.tracker.others.values()):
             self._seen_at = trainer.global_step if self._seen_at is None else self._seen_at
+            if collaboration._catching_up.is_running and collaboration.samples == 0:
+                self.updates_beside_a_download += 1
+        if self._seen_at is not None:
             trainer.should_stop = trainer.global_step >= self._seen_at + 10
 
 
@@ -332,3 +354,69 @@ def test_nobody_stops_for_a_stranger_who_claims_to_be_ahead():
     for asked, step in members.values():
         assert asked == []
         assert 10 <= step < IMPOSSIBLE
+
+
+NEAR = 90
+"""A step that others may have come to, for all that a peer knows."""
+
+
+def train_beside_a_liar(name, initial_peers, line, step):
+    with running_dht(initial_peers, line) as dht:
+        strategy = SwarmStrategy(64, "test", namespace="claims", dht=dht, name=name, options=patience(2))
+        beside, task = BesideAStranger(line, step), Task(Plan(compute_seconds=0.03))
+        trainer = trainer_for(strategy, [beside])
+        trainer.fit(task, loader(ord(name)))
+        weights = {name: tensor.clone() for name, tensor in task.net.state_dict().items()}
+        return beside.asked, beside.updates_beside_a_download, trainer.global_step, weights
+
+
+def lie(name, initial_peers, line, claimed: int, comes: bool):
+    """Claims a step, answers calls, and hands over a state of a step that nobody has made, with its weights negated."""
+    with running_dht(initial_peers, line) as dht:
+        task = Task(Plan())
+        state = SharedState(task, [torch.optim.AdamW(task.parameters())])
+        with torch.no_grad():
+            for param in task.parameters():
+                param.neg_()
+        if not comes:
+            StateTransfer.rpc_download_state = keep_waiting
+        vector = torch.zeros(sum(param.numel() for param in task.parameters())).share_memory_()
+        averager = SwarmAverager(vector, dht, "claims", lambda: state.export(IMPOSSIBLE, bytes(16)), 64)
+        averager.set_step(IMPOSSIBLE)
+        board, told = Noticeboard(dht, "claims.progress"), Event()
+        line.put(str(dht.peer_id))
+        waiting = Thread(target=lambda: (line.get(), told.set()), daemon=True)
+        waiting.start()
+        while not told.wait(1.0):
+            now = get_dht_time()
+            record = PeerProgress(name, claimed, 10**6, 1e3, 0.0, now, False, TRAINING)
+            board.post(record).result(10)
+        averager.shutdown()
+
+
+async def keep_waiting(self, requests: AsyncIterator[DownloadData], context: P2PContext) -> AsyncIterator[DownloadData]:
+    """Answers nothing."""
+    await asyncio.Event().wait()
+    yield DownloadData()
+
+
+@pytest.mark.parametrize(
+    ("claimed", "comes"), [(IMPOSSIBLE, True), (NEAR, True), (NEAR, False)], ids=["far", "near", "nothing comes"]
+)
+def test_nobody_takes_over_a_step_that_cannot_be_and_nobody_waits_for_it(claimed, comes):
+    with Peers(timeout_seconds=120) as peers:
+        for name in "ab":
+            peers.start(name, train_beside_a_liar, claimed)
+        for name in "ab":
+            peers.message(name)
+        peers.start("z", lie, claimed, comes)
+        liar = peers.message("z")
+        found = peers.results("a", "b")
+        peers["z"].tell("enough")
+        peers.results("z")
+    for asked, updates_beside_a_download, step, weights in found.values():
+        assert 10 <= step < IMPOSSIBLE, "it has made its own updates to the end"
+        assert all(torch.isfinite(weight).all() for weight in weights.values())
+        assert (liar in asked) == (claimed == NEAR)
+        if not comes:
+            assert updates_beside_a_download >= 5, "it trained on"

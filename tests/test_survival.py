@@ -7,6 +7,8 @@ import resource
 import signal
 import socket
 import warnings
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,10 +19,11 @@ from recipe.errors import InputError
 from recipe.loggers import PatientTensorBoardLogger
 from recipe.run_folder import RunFolder
 from swarm.address_book import MAX_REMEMBERED, met_before, read_book, usable, write_book
-from swarm.checkpoints import newest_checkpoint, sweep_checkpoints
+from swarm.checkpoints import newest_checkpoint, own_checkpoint, sweep_checkpoints
 from swarm.keeper import addresses_in
 from swarm.owners import peer_of
 from swarm.pace import MAX_DROPPED, Pace
+from swarm.session import Session
 from tests.owners import subkey_of
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -89,6 +92,31 @@ def test_mutated_addresses_are_addresses_or_left_out():
         assert all(address.startswith("/") and "/p2p/" in address for address in found)
 
 
+# ---- how a run ends ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("updates", "resumed_step", "step", "outcome"),
+    [
+        (3, None, 10, "completed"),
+        (0, 10, 10, "completed"),
+        (0, None, 10, "over before this peer took part"),
+        (0, 9, 10**6, "over before this peer took part"),
+        (3, None, 9, "time is up"),
+    ],
+)
+def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, step, outcome):
+    session = SimpleNamespace(
+        guard=SimpleNamespace(found=None),
+        stop_requested=Event(),
+        options=SimpleNamespace(leaving=SimpleNamespace(target_accuracy=None)),
+        total_steps=10,
+        metrics=SimpleNamespace(updates=updates),
+        resumed_step=resumed_step,
+    )
+    assert Session._outcome(session, SimpleNamespace(global_step=step, callback_metrics={})) == outcome
+
+
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
 
 
@@ -98,6 +126,11 @@ def save(path, step: int) -> None:
 
 def test_the_newest_checkpoint_that_can_be_read(tmp_path):
     assert newest_checkpoint(tmp_path, needed=True) == (None, None)
+    save(own_checkpoint(tmp_path, 7), step=7)
+    save(own_checkpoint(tmp_path, 9), step=9)
+    assert [path.name for path in tmp_path.iterdir()] == ["own-step-9.ckpt"], (
+        "the newest of these, and never gone on from"
+    )
     for number, name in enumerate(("best.ckpt", "step=50.ckpt", "last.ckpt", ".last.ckpt.7.tmp")):
         save(tmp_path / name, step=number)
         os.utime(tmp_path / name, (number, number))

@@ -1,36 +1,52 @@
-"""How much memory a donor gives to those who download."""
+"""How much memory and traffic a donor gives to those who download."""
 
 import asyncio
-import time
 
+import numpy as np
 import pytest
 import torch
 
 from swarm import trail, uploads
+from swarm.download_messages import MAX_BUSY_SECONDS, PIECE_BYTES
 from swarm.trail import Trail
-from swarm.uploads import MAX_SNAPSHOTS, STALLED_SECONDS, Snapshot, Upload, make_room
+from swarm.uploads import (
+    KEEP_SECONDS,
+    MAX_SNAPSHOTS,
+    MAX_STATE_UPLOADS,
+    STALLED_SECONDS,
+    Snapshot,
+    Upload,
+    Uploads,
+    content_of,
+)
 
 
 def upload(version: int | None, num_bytes: int = 8) -> Upload:
-    content = asyncio.get_running_loop().create_future()
-    content.set_result((b"", (torch.zeros(num_bytes, dtype=torch.uint8),), None))
-    return Upload(b"", Snapshot(version, content))
+    ready = asyncio.get_running_loop().create_future()
+    ready.set_result(content_of(b"", np.zeros(num_bytes, np.uint8)))
+    return Upload(Snapshot(version, ready))
 
 
 def test_who_takes_nothing_any_more_makes_room_for_others():
     async def run():
-        held = [upload(version) for version in range(MAX_SNAPSHOTS)]
-        for one in held:
-            one.streams.add(asyncio.ensure_future(asyncio.Event().wait()))
-        assert make_room(held[1:])
-        assert not make_room(held)
-        held[3].moved_at = time.monotonic() - 2 * STALLED_SECONDS
-        assert make_room(held)
-        await asyncio.sleep(0)
-        assert [stream.done() for one in held for stream in one.streams] == [one is held[3] for one in held]
-        held[3].moved()
-        assert not make_room(held)
-        assert make_room([upload(None) for _ in range(2 * MAX_SNAPSHOTS)]), "averages are kept anyway"
+        held = Uploads()
+        for version in range(MAX_SNAPSHOTS - 1):
+            held.of[version] = upload(version)
+        assert held.make_room()
+        held.of[99] = upload(99)
+        assert not held.make_room()
+        stream = asyncio.ensure_future(asyncio.Event().wait())
+        held.of[3].streams.add(stream)
+        held.of[3].moved_at -= 2 * STALLED_SECONDS
+        assert held.make_room()
+        await asyncio.wait([stream])
+        assert 3 not in held.of
+        averages = Uploads()
+        averages.of = {number: upload(None) for number in range(2 * MAX_SNAPSHOTS)}
+        assert averages.make_room(), "averages are kept anyway"
+        averages.of[0].moved_at -= 2 * KEEP_SECONDS
+        averages.sweep()
+        assert 0 not in averages.of
 
     asyncio.run(run())
 
@@ -38,16 +54,63 @@ def test_who_takes_nothing_any_more_makes_room_for_others():
 def test_large_states_are_held_twice_at_most(monkeypatch):
     monkeypatch.setattr(uploads, "MAX_HELD_BYTES", 1000)
 
+    def has_room(*held: Upload) -> bool:
+        all_of_them = Uploads()
+        all_of_them.of = dict(enumerate(held))
+        return all_of_them.make_room()
+
     async def run():
-        assert make_room([upload(1, 5000)])
-        assert not make_room([upload(1, 600), upload(2, 600)])
-        assert make_room([upload(1, 400), upload(2, 400)])
+        assert has_room(upload(1, 5000))
+        assert not has_room(upload(1, 600), upload(2, 600))
+        assert has_room(upload(1, 400), upload(2, 400))
         same = upload(1, 900)
-        assert make_room([same, Upload(b"", same.snapshot)]), "shared, so it counts once"
-        being_made = Upload(b"", Snapshot(3, asyncio.get_running_loop().create_future()))
-        assert make_room([being_made])
-        assert make_room([upload(1, 400), being_made])
-        assert not make_room([upload(1, 600), being_made]), "it will be as large"
+        assert has_room(same, Upload(same.snapshot)), "shared, so it counts once"
+        being_made = Upload(Snapshot(3, asyncio.get_running_loop().create_future()))
+        assert has_room(being_made)
+        assert has_room(upload(1, 400), being_made)
+        assert not has_room(upload(1, 600), being_made), "it will be as large"
+
+    asyncio.run(run())
+
+
+def test_others_wait_as_long_as_the_first_needs_for_the_rest():
+    async def run():
+        busy = Uploads()
+        for number in range(MAX_STATE_UPLOADS):
+            one = busy.of[number] = upload(1, 100 * PIECE_BYTES)
+            one.began -= 10.0
+            for index in range(20 * (number + 1)):
+                one.send(index, PIECE_BYTES)
+        assert busy.busy_seconds("another", 100 * PIECE_BYTES) == pytest.approx(10 * 60 / 40, rel=0.1)
+        assert busy.busy_seconds(0, 100 * PIECE_BYTES) == 0.0, "its own download ends with that"
+        busy.of[0].began -= 10_000.0
+        assert busy.busy_seconds("another", 100 * PIECE_BYTES) == 0.0, "who hardly takes anything is in nobody's way"
+
+    asyncio.run(run())
+
+
+def test_nobody_gets_the_state_without_end():
+    """Four of them in an hour, and the averages that follow."""
+
+    async def run():
+        now, size = 0.0, 2**28
+        quota = Uploads(clock=lambda: now)
+        one, average = upload(1, size), upload(None, size)
+        for _ in range(4):
+            assert quota.busy_seconds("anna", size) == 0.0
+            quota.count("anna", one, size)
+        assert quota.busy_seconds("anna", size) == MAX_BUSY_SECONDS
+        assert quota.busy_seconds("ben", size) == 0.0
+        assert not quota.has_used_up("anna", size)
+        for _ in range(60):
+            quota.count("anna", average, size)
+        assert quota.has_used_up("anna", size)
+        now = 900.0
+        assert quota.busy_seconds("anna", size) == 0.0, "one has become free again"
+        small = upload(1, 1000)
+        for _ in range(200):
+            quota.count("cleo", small, 1000)
+        assert quota.busy_seconds("cleo", 1000) == 0.0, "a small model costs little"
 
     asyncio.run(run())
 

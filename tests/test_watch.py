@@ -71,9 +71,11 @@ def test_how_often_updates_are_made():
 
 
 def test_bad_input_is_refused(capsys, monkeypatch):
-    monkeypatch.setenv("INITIAL_PEERS", "")
+    monkeypatch.delenv("INITIAL_PEERS", raising=False)
     assert main([]) == 2
-    assert "--initial-peers" in capsys.readouterr().err
+    assert "give --initial-peers ADDRESS" in capsys.readouterr().err
+    assert main(["--initial-peers"]) == 2
+    assert "--initial-peers is empty" in capsys.readouterr().err
 
 
 def test_a_swarm_that_stands_still_and_one_that_does_not(monkeypatch, capsys):

@@ -114,6 +114,11 @@ class Lab:
                 f"or give {' or '.join(sorted(known - {self.congestion_control}))}."
             )
 
+    def congestion_control_in_use(self) -> str:
+        """TCP's algorithm on the first host, as its kernel says: all hosts have the same."""
+        command = inside(self.hosts[0], ["cat", str(_SYSCTL / "ipv4/tcp_congestion_control")])
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     def _start_router(self) -> None:
         command = [sys.executable, "-m", "analysis.wan.router", str(self.folder / TOPOLOGY), str(self.report)]
         self._router = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT)

@@ -1,0 +1,115 @@
+"""A folder of images in which some files cannot be read: they are skipped, up to a limit, and named once each."""
+
+import logging
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
+
+from recipe.errors import InputError
+
+LIMIT_FRACTION, LIMIT_LEAST, LIMIT_MOST = 0.01, 10, 100
+"""So many files of a folder may be damaged: 1 % of them, but 10 in a small folder, and never more than 100."""
+
+logger = logging.getLogger(__name__)
+
+
+class DamagedImage(InputError):  # noqa: N818 (reads as what happened)
+    """A file that holds no image, or half of one.
+
+    Args:
+        path: of the file.
+        reason: what its decoder says.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} is no readable image ({reason}): repair or remove the file.")
+        self.reason = reason
+
+
+class ImagesByClass(ImageFolder):
+    """torchvision's `ImageFolder`, in which the next readable file stands in for one that cannot be read.
+
+    All peers with the same files therefore see the same samples. What the processes of a loader find is shared with the
+    one that made them, which tells a person of it and ends with too much of it: see `report`.
+
+    Args:
+        folder: with a folder of images for each class.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, loader=open_image)
+        self._is_damaged = multiprocessing.RawArray("B", len(self.samples))
+        self._reported: set[int] = set()
+
+    @property
+    def limit(self) -> int:
+        """So many damaged files are skipped; one more ends the training."""
+        share = int(LIMIT_FRACTION * len(self))
+        return min(max(LIMIT_LEAST, min(share, LIMIT_MOST)), len(self) - 1)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        """(PIL image, class) of the file, or of the next one that can be read.
+
+        Where there is none within `limit` files the image is black; `report` then raises before it is trained on.
+        """
+        for place in range(index, index + self.limit + 1):
+            try:
+                return super().__getitem__(place % len(self))
+            except DamagedImage:
+                self._is_damaged[place % len(self)] = 1
+        return Image.new("RGB", (1, 1)), self.targets[index]
+
+    def is_damaged(self, index: int) -> bool:
+        """Whether another file stood in for this one when it was last asked for."""
+        return bool(self._is_damaged[index])
+
+    def report(self) -> None:
+        """Names the damaged files that have been found since the last report, in the log.
+
+        Raises:
+            InputError: there are too many.
+        """
+        marks = np.frombuffer(self._is_damaged, np.uint8)
+        if np.count_nonzero(marks) == len(self._reported):
+            return
+        found = np.flatnonzero(marks).tolist()
+        for index in found:
+            if index not in self._reported:
+                self._reported.add(index)
+                path, _ = self.samples[index]
+                if len(self._reported) > self.limit:
+                    raise InputError(
+                        f"{len(found)} of {len(self):,} images in {self.root} cannot be read, such as {path} "
+                        f"({damage(path)}): repair or remove them; `python -m swarm.doctor --data-dir "
+                        f"{Path(self.root).parent} --check-images` names them all."
+                    )
+                count = f"{len(self._reported)} of {len(self):,}, at most {self.limit}"
+                logger.warning(f"{path} is no readable image ({damage(path)}) and is skipped ({count}).")
+
+
+def damage(path: str) -> str:
+    """Why a file holds no image; empty if it holds one."""
+    try:
+        open_image(path)
+    except DamagedImage as error:
+        return error.reason
+    return ""
+
+
+def open_image(path: str) -> Any:
+    """A PIL image in RGB.
+
+    Raises:
+        DamagedImage: the file is none, is cut off, or cannot be read.
+    """
+    try:
+        return default_loader(path)
+    except MemoryError:
+        raise
+    except Exception as error:  # every format's decoder has its own
+        raise DamagedImage(path, (str(error) or type(error).__name__).splitlines()[0][:200]) from error

@@ -1,0 +1,36 @@
+"""Peers that this one has dealt with: a stranger can have as many names as it likes, these have done something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hivemind.p2p import PeerID
+
+MAX_ACQUAINTANCES = 4096
+
+
+class Acquaintances:
+    """Who was given by a person, or has been in a group with this peer; of more than 4,096, the latest."""
+
+    def __init__(self, peers: Iterable[PeerID] = ()):
+        self._peers: dict[PeerID, None] = {}
+        self.add(peers)
+
+    def add(self, peers: Iterable[PeerID]) -> list[PeerID]:
+        """Note them; returns those that were not known before."""
+        new = []
+        for peer in peers:
+            if peer in self._peers:
+                del self._peers[peer]
+            else:
+                new.append(peer)
+            self._peers[peer] = None
+        while len(self._peers) > MAX_ACQUAINTANCES:
+            del self._peers[next(iter(self._peers))]
+        return new
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._peers
+
+    def __len__(self) -> int:
+        return len(self._peers)

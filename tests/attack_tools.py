@@ -1,0 +1,334 @@
+"""What all attackers need: where they may attack, a node of their own, keys that cost nothing, and an honest state.
+
+For tests of our own peers on this machine. An attacker refuses every address that is neither loopback nor in the lab's
+network, and looks again at where it is connected before it begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import math
+import os
+import resource
+import time
+from collections.abc import AsyncIterator as Iterating
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
+
+import torch
+from cryptography.hazmat.primitives.asymmetric import rsa
+from hivemind.averaging.averager import compute_schema_hash
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.servicer import ServicerBase
+from hivemind.proto import averaging_pb2, dht_pb2
+from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
+
+from recipe.errors import InputError
+from swarm.download import NUM_SLICES, Download, slice_of
+from swarm.network import NetworkOptions, own_addresses, start_dht, stop_dht
+from swarm.owners import OwnedRecords, owned_entries
+from swarm.packing import pack, unpack
+from swarm.record import TRAINING, PeerProgress
+from swarm.squeeze import CHUNK_BYTES, squeeze
+
+LAB = ipaddress.ip_network("10.77.0.0/16")
+"""Network of the lab's namespaces (:mod:`analysis.wan.topology`)."""
+MOST_BYTES = 2**30
+NAME = "mallory"
+"""Of all that attackers say they are."""
+RECORD_SECONDS = 15.0
+STORE_BYTES = 2**19
+"""Of records in one call; p2pd takes 2 MiB."""
+
+Report = Callable[[str], None]
+
+
+# ---- where an attacker may attack ------------------------------------------------------------------------------------
+
+
+def in_lab() -> bool:
+    """Whether this network namespace has no address but loopback and the lab's: then nothing else can be reached."""
+    found = [ipaddress.ip_address(address) for address in own_addresses()]
+    elsewhere = [address for address in found if not address.is_loopback]
+    return bool(elsewhere) and all(address in LAB for address in elsewhere)
+
+
+def listening_host() -> str:
+    """The address that an attacker listens on."""
+    return next(address for address in reversed(own_addresses()) if in_lab() or address.startswith("127."))
+
+
+def check_address(address: str) -> None:
+    """:raises InputError: a multiaddress that no attacker may call"""
+    parts = address.split("/")
+    try:
+        host = ipaddress.ip_address(parts[2])
+    except (IndexError, ValueError):
+        raise InputError(f"{address} is not refused only if it begins with /ip4/127.0.0.1 or the lab's.") from None
+    if not (host.is_loopback or (in_lab() and host in LAB)):
+        raise InputError(f"{address} is neither loopback nor in the lab: attackers call nobody else.")
+
+
+async def check_connections(p2p: P2P) -> None:
+    """:raises InputError: this node is connected to somebody outside this machine and outside the lab"""
+    own = set(own_addresses())
+    for peer in await p2p.list_peers():
+        for address in peer.addrs:
+            if str(address).split("/")[2] not in own:
+                check_address(str(address))
+
+
+# ---- a node ----------------------------------------------------------------------------------------------------------
+
+
+class SwarmAverager(ServicerBase):
+    """Stands for an averaging process: its class name is that of the wire protocol.
+
+    :param hand_over: what it sends to who asks for its state
+    """
+
+    def __init__(self, hand_over: Callable[[int], Iterating[averaging_pb2.DownloadData]]):
+        self._hand_over = hand_over
+        self.asked = 0
+        """Downloads of slices that others have begun."""
+
+    async def rpc_download_state(
+        self, request: averaging_pb2.DownloadData, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        self.asked += 1
+        async for message in self._hand_over(request.metadata[16] if len(request.metadata) > 16 else 0):
+            yield message
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+
+
+@dataclass
+class State:
+    """A training state as it travels."""
+
+    description: dict
+    tensors: list[torch.Tensor]
+
+    @property
+    def num_model_tensors(self) -> int:
+        return len(self.tensors) - len(self.description["statistics"])
+
+    @property
+    def vector(self) -> torch.Tensor:
+        """Zeros of the shape of what a round averages: all parameters and float buffers."""
+        model = self.tensors[: self.num_model_tensors]
+        return torch.zeros(sum(tensor.numel() for tensor in model if tensor.is_floating_point()))
+
+
+class Outsider:
+    """A node that nobody has invited, which knows one address.
+
+    :param target: the peer behind that address
+    :param namespace: of the run: the start of all its keys
+    """
+
+    def __init__(self, dht: Any, p2p: P2P, target: PeerID, namespace: str, report: Report, seconds: float):
+        self.dht, self.p2p, self.target, self.namespace, self.report = dht, p2p, target, namespace, report
+        self._end = time.monotonic() + seconds
+
+    @property
+    def progress_key(self) -> str:
+        return f"{self.namespace}.progress"
+
+    @property
+    def remaining_seconds(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    async def turns(self, pause_seconds: float, most: int = 10_000) -> AsyncIterator[int]:
+        """Numbers from 0, so long apart, until the attack's time is over."""
+        for turn in range(most):
+            if not self.remaining_seconds:
+                return
+            yield turn
+            await asyncio.sleep(min(pause_seconds, self.remaining_seconds))
+
+    async def members(self) -> dict[PeerID, PeerProgress]:
+        """The first of those who train, by what they say, without what attackers have said."""
+        found = await self.dht.get(self.progress_key, latest=True, return_future=True)
+        records = {}
+        for peer, value in owned_entries(found, 1000):
+            with contextlib.suppress(ValueError):
+                records[peer] = PeerProgress.from_bytes(value, get_dht_time())
+        return {peer: record for peer, record in records.items() if record.name != NAME}
+
+    async def say(self, record: PeerProgress) -> None:
+        """Store a record in this node's own name."""
+        expiration = get_dht_time() + RECORD_SECONDS
+        key, subkey, value = self.progress_key, self.dht.owner, record.to_bytes()
+        await self.dht.store(key, subkey=subkey, value=value, expiration_time=expiration, return_future=True)
+
+    def averager(self, peer: PeerID) -> Any:
+        """Stub of a peer's averaging process."""
+        return SwarmAverager.get_stub(self.p2p, peer, namespace=self.namespace)
+
+    async def open_stream(self, method: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream to the target's averaging process, on which nothing has been sent."""
+        name = SwarmAverager._get_handle_name(self.namespace, method)
+        _, reader, writer = await self.p2p.call_binary_stream_handler(self.target, name)
+        return reader, writer
+
+    async def steal_state(self) -> State:
+        """The target's, which it hands to everybody."""
+        download = Download(self.target, MOST_BYTES)
+
+        async def slice_at(index: int) -> None:
+            stream = await self.averager(self.target).rpc_download_state(download.request(index))
+            async for message in stream:
+                if download.take(index, message):
+                    await download.complete.wait()
+                    return
+
+        await asyncio.wait_for(asyncio.gather(*map(slice_at, range(NUM_SLICES))), 30)
+        description, layout = MSGPackSerializer.loads(download.description)
+        content = torch.frombuffer(bytearray().join(download.slices), dtype=torch.uint8)
+        return State(description, unpack(layout, content))
+
+    async def schema_hash(self) -> bytes:
+        return compute_schema_hash([(await self.steal_state()).vector])
+
+    async def store(
+        self, peers: Iterable[PeerID], key: str, records: Sequence[tuple[bytes, bytes]], expiration: float
+    ) -> int:
+        """Ask peers to store signed records, (subkey, signed value); how many the target took."""
+        taken = 0
+        for call in _calls(key, records, expiration):
+            for peer in {self.target, *peers}:
+                try:
+                    response = await _dht_stub(self.p2p, peer).rpc_store(call, timeout=20)
+                except Exception as error:  # it refuses, or is gone: both are what is found out here
+                    self.report(f"{peer} did not answer a store: {error!r}")
+                    continue
+                taken += sum(response.store_ok) if peer == self.target else 0
+        return taken
+
+
+@contextlib.asynccontextmanager
+async def outsider(
+    dht: Any, initial_peers: Sequence[str], namespace: str, report: Report, seconds: float
+) -> Iterating[Outsider]:
+    p2p = await dht.replicate_p2p()
+    await check_connections(p2p)
+    target = PeerID.from_base58(initial_peers[0].rsplit("/", 1)[1])
+    yield Outsider(dht, p2p, target, namespace, report, seconds)
+
+
+@contextlib.contextmanager
+def attackers_dht(initial_peers: Sequence[str]) -> Iterator[Any]:
+    """A DHT node with an identity of its own and as many open files as there may be.
+
+    :raises InputError: an address that no attacker may call
+    """
+    for address in initial_peers:
+        check_address(address)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    host_maddrs = (f"/ip4/{listening_host()}/tcp/0",)
+    dht = start_dht(NetworkOptions(initial_peers=tuple(initial_peers), host_maddrs=host_maddrs))
+    try:
+        yield dht
+    finally:
+        stop_dht(dht)
+
+
+def record(step: int, **changes: Any) -> PeerProgress:
+    """A record of now that says the most a reader takes, unless it is told otherwise."""
+    now = get_dht_time()
+    fields = {"samples": 2**31, "rate": 1e7, "joined": now, "client_mode": False, "phase": TRAINING}
+    return PeerProgress(NAME, step, time=now, **{**fields, **changes})
+
+
+async def hand_over(state: State, index: int) -> Iterating[averaging_pb2.DownloadData]:
+    """A slice of a state, as an honest donor sends it."""
+    import hashlib
+
+    layout, content = pack(state.tensors)
+    if index == 0:
+        yield averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps((state.description, layout)))
+    part, digest = content.numpy()[slice_of(len(content), index)], hashlib.sha256()
+    for begin in range(0, len(part), CHUNK_BYTES):
+        chunk = part[begin : begin + CHUNK_BYTES]
+        digest.update(chunk)
+        yield averaging_pb2.DownloadData(tensor_part=squeeze(chunk))
+    yield averaging_pb2.DownloadData(metadata=digest.digest())
+    await asyncio.sleep(60)  # until the caller hangs up
+
+
+# ---- keys that cost nothing ------------------------------------------------------------------------------------------
+
+
+def keys_of_one_modulus(count: int) -> Iterator[OwnedRecords]:
+    """One RSA modulus, many exponents: different subkeys, and peer ids, for no computing."""
+    numbers = rsa.generate_private_key(65537, 2048).private_numbers()
+    exponent = 65537
+    for _ in range(count):
+        exponent += 2
+        while math.gcd(exponent, (numbers.p - 1) * (numbers.q - 1)) != 1:
+            exponent += 2
+        yield _signer(numbers.p, numbers.q, exponent)
+
+
+def sound_keys(count: int) -> Iterator[OwnedRecords]:
+    """Keys that look like anybody's, each pair of some primes: as many as one likes for little computing."""
+    primes: list[int] = []
+    while len(primes) * (len(primes) - 1) // 2 < count:
+        numbers = rsa.generate_private_key(65537, 2048).private_numbers()
+        primes += [numbers.p, numbers.q]
+    for (p, q), _ in zip(combinations(primes, 2), range(count), strict=False):
+        yield _signer(p, q, 65537)
+
+
+def _signer(p: int, q: int, exponent: int) -> OwnedRecords:
+    private = pow(exponent, -1, (p - 1) * (q - 1))
+    public = rsa.RSAPublicNumbers(exponent, p * q)
+    numbers = rsa.RSAPrivateNumbers(p, q, private, private % (p - 1), private % (q - 1), pow(q, -1, p), public)
+    key = RSAPrivateKey.__new__(RSAPrivateKey)
+    key._private_key = numbers.private_key(unsafe_skip_rsa_key_validation=True)
+    return OwnedRecords(key)
+
+
+def signed(signer: OwnedRecords, key: str, value: bytes, expiration: float) -> tuple[bytes, bytes]:
+    """(subkey, signed value) of a record under a key of the DHT."""
+    subkey, content = MSGPackSerializer.dumps(signer.local_public_key), MSGPackSerializer.dumps(value)
+    return subkey, signer.sign_value(DHTRecord(DHTID.generate(source=key).to_bytes(), subkey, content, expiration))
+
+
+def _dht_stub(p2p: P2P, peer: PeerID) -> Any:
+    return ServicerBase.get_stub.__func__(DHTProtocol, p2p, peer)  # DHTProtocol has one that needs a node
+
+
+def _calls(key: str, records: Sequence[tuple[bytes, bytes]], expiration: float) -> Iterator[dht_pb2.StoreRequest]:
+    size = max(1, STORE_BYTES // max((len(subkey) + len(value) for subkey, value in records), default=1))
+    for begin in range(0, len(records), size):
+        some = records[begin : begin + size]
+        yield dht_pb2.StoreRequest(
+            keys=[DHTID.generate(source=key).to_bytes()] * len(some),
+            subkeys=[subkey for subkey, _ in some],
+            values=[value for _, value in some],
+            expiration_time=[expiration] * len(some),
+            in_cache=[False] * len(some),
+        )
+
+
+def random_lineage() -> bytes:
+    return os.urandom(16)

@@ -1,0 +1,144 @@
+"""Thousands of signed records of strangers in the DHT: the run goes on, and who was invited finds it."""
+
+import itertools
+import time
+from dataclasses import replace
+
+import hivemind
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
+
+from recipe.presets import digits
+from swarm.dht_process import SwarmDHT
+from swarm.dht_storage import MAX_CARDS, MAX_RECORDS
+from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.noticeboard import Noticeboard
+from swarm.owners import RUNS_KEY, OwnedRecords
+from swarm.record import TRAINING, PeerProgress
+from swarm.run_card import PROTOCOL, RunCard, publish_card, read_cards
+
+pytestmark = pytest.mark.timeout(120)
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+CARD = RunCard(PROTOCOL, "run", digits())
+CARDS, RECORDS = 1200, 2300
+
+
+def cheap_keys():
+    """Sound keys at no cost: each pair of some primes makes one."""
+    pairs = [rsa.generate_private_key(65537, 2048).private_numbers() for _ in range(35)]
+    for p, q in itertools.combinations([prime for pair in pairs for prime in (pair.p, pair.q)], 2):
+        modulus, d = p * q, pow(65537, -1, (p - 1) * (q - 1))
+        numbers = rsa.RSAPrivateNumbers(
+            p, q, d, d % (p - 1), d % (q - 1), pow(q, -1, p), rsa.RSAPublicNumbers(65537, modulus)
+        )
+        key = RSAPrivateKey.__new__(RSAPrivateKey)
+        key._private_key = numbers.private_key(unsafe_skip_rsa_key_validation=True)
+        yield key
+
+
+class Flood:
+    """Asks a node to store records of many owners under one key; runs in the DHT process.
+
+    :returns: how many were stored
+    """
+
+    def __init__(self, victim: PeerID, key: str, records: list[tuple[bytes, bytes]], expiration_time: float):
+        self.victim, self.key, self.records, self.expiration_time = victim, key, records, expiration_time
+
+    async def __call__(self, _dht, node) -> int:
+        key, stored = DHTID.generate(source=self.key), 0
+        for begin in range(0, len(self.records), 100):
+            subkeys, values = zip(*self.records[begin : begin + 100], strict=True)
+            ends = [self.expiration_time] * len(subkeys)
+            answer = await node.protocol.call_store(self.victim, [key] * len(subkeys), values, ends, subkeys=subkeys)
+            stored += sum(answer or [])
+        return stored
+
+
+def signed(key: str, said: bytes, owners: list[OwnedRecords], expiration_time: float) -> list[tuple[bytes, bytes]]:
+    """The same value by each owner."""
+    records = []
+    for owner in owners:
+        subkey, value = MSGPackSerializer.dumps(owner.local_public_key), MSGPackSerializer.dumps(said)
+        record = DHTRecord(DHTID.generate(source=key).to_bytes(), subkey, value, expiration_time)
+        records.append((owner.local_public_key, owner.sign_value(record)))
+    return records
+
+
+def progress(name: str, step: int) -> PeerProgress:
+    now = get_dht_time()
+    return PeerProgress(name, step, 0, 0.0, now - 1, now, False, TRAINING)
+
+
+def test_a_flood_of_records_hides_nobody_who_is_known():
+    started = [start_dht(NetworkOptions(host_maddrs=LOOPBACK))]
+    try:
+        organiser, invited = started[0], tuple(visible_addresses(started[0]))
+        attacker = start_dht(NetworkOptions(host_maddrs=LOOPBACK, initial_peers=invited))
+        started.append(attacker)
+        liars = [OwnedRecords(key) for key in itertools.islice(cheap_keys(), RECORDS)]
+        later = time.time() + 110
+        false = RunCard(PROTOCOL, "run", replace(digits(), learning_rate=9.0)).to_bytes()
+        cards = signed(RUNS_KEY, false, liars[:CARDS], later)
+        stored = attacker.run_coroutine(Flood(organiser.peer_id, RUNS_KEY, cards, later), return_future=True).result(60)
+        assert MAX_CARDS / 2 < stored <= MAX_CARDS
+
+        assert publish_card(organiser, CARD) in (True, False)  # whether the attacker takes it as well
+        newcomer = start_dht(NetworkOptions(host_maddrs=LOOPBACK, initial_peers=invited))
+        started.append(newcomer)
+        assert read_cards(newcomer, invited) == {"run": CARD}
+
+        key = f"{CARD.key_prefix}.progress"
+        boards = [Noticeboard(dht, key) for dht in (organiser, newcomer)]
+        boards[0].post(progress("organiser", 7)).result(20)
+        lies = signed(key, progress("liar", 10**6).to_bytes(), liars, later)
+        stored = attacker.run_coroutine(Flood(organiser.peer_id, key, lies, later), return_future=True).result(60)
+        assert MAX_RECORDS / 2 < stored < MAX_RECORDS
+
+        organiser.meet([newcomer.peer_id])
+        boards[1].post(progress("newcomer", 7)).result(20)
+        for board, other in zip(boards, (newcomer, organiser), strict=True):
+            seen = board.look(search=True)
+            assert seen[other.peer_id].step == 7
+            assert next(iter(seen)) == other.peer_id, "it is read first"
+    finally:
+        for dht in reversed(started):
+            stop_dht(dht)
+
+
+@pytest.mark.parametrize("is_stock", [True, False])
+def test_a_node_without_a_run_passes_its_records_on(is_stock):
+    """Hivemind's own node stores anything that anybody gives it; that does no harm to what else it has."""
+    started = []
+    try:
+        node = (
+            hivemind.DHT(host_maddrs=LOOPBACK, start=True)
+            if is_stock
+            else start_dht(NetworkOptions(host_maddrs=LOOPBACK))
+        )
+        started.append(node)
+        invited = tuple(str(address) for address in node.get_visible_maddrs())
+        member = start_dht(NetworkOptions(host_maddrs=LOOPBACK, initial_peers=invited))
+        started.append(member)
+        key, later = f"{CARD.key_prefix}.progress", time.time() + 100
+        assert publish_card(member, CARD)
+        assert Noticeboard(member, key).post(progress("member", 7)).result(20)
+        liar = hivemind.DHT(initial_peers=invited, host_maddrs=LOOPBACK, start=True)
+        started.append(liar)
+        for where in (RUNS_KEY, key):
+            garbage = Flood(node.peer_id, where, [(b"garbage", b"\xc1")], later)
+            assert liar.run_coroutine(garbage, return_future=True).result(20) == is_stock
+        stop_dht(started.pop(1))
+        newcomer = start_dht(NetworkOptions(host_maddrs=LOOPBACK, initial_peers=invited))
+        started.append(newcomer)
+        assert read_cards(newcomer, invited) == {"run": CARD}
+        (seen,) = Noticeboard(newcomer, key).look(search=True).values()
+        assert seen.step == 7
+    finally:
+        for dht in reversed(started):
+            stop_dht(dht) if isinstance(dht, SwarmDHT) else dht.shutdown()
