@@ -37,7 +37,7 @@ class Door:
             return
         holds.append(now)
         self._holds[peer] = holds
-        self._until[peer] = now + seconds
+        self._until[peer] = max(now + seconds, self._until.get(peer, 0.0))
         self.open_until = max(self.open_until, now + seconds)
 
     def awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:

@@ -43,7 +43,7 @@ RECORDS_LAG = 2
 """Updates that others may have made since they wrote what they hold, in a fast swarm."""
 TELL_SECONDS = 5.0
 """From one line about a download to the next."""
-RETRY_SECONDS = 2.0
+PAUSE_SECONDS, RETRY_SECONDS = 0.5, 10.0
 """Before who is behind, and could not catch up, tries again."""
 MAX_WAIT_SECONDS = 600.0
 """Which busy donors may announce, in all, without that it counts against those that a newcomer waits at most."""
@@ -144,8 +144,11 @@ class Follower:
         if (yield from self._catch_up(timeout_seconds, joins)):
             yield from self._follow(self._who_may_have_averages())
             return True
-        if is_told and not followed:
-            yield from self._until_refreshed(RETRY_SECONDS, at_least=True)
+        retry_until = time.monotonic() + RETRY_SECONDS
+        while is_told and not followed and time.monotonic() < retry_until and not self._should_stop():
+            # The group has closed without this peer: as soon as its average is there, the next one waits for it.
+            yield from self._until_refreshed(PAUSE_SECONDS, at_least=True)
+            followed = yield from self._follow_somebody()
         return followed
 
     def _follow_somebody(self) -> Steps:

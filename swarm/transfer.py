@@ -217,7 +217,6 @@ class StateTransfer(Serving):
                 if upload.is_used_up:
                     return
                 piece = content.data[piece_of(index)]
-                await self._uploads.turn(len(piece))
                 upload.send(index, len(piece))
                 self._uploads.count(peer_id, upload, len(piece))
                 if upload.is_complete:

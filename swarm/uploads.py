@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -27,8 +26,6 @@ KEEP_SECONDS = 60.0
 """After the last request, so that a download whose line has broken down can go on."""
 STALLED_SECONDS = 10.0
 """Without a request, after which an upload is in nobody's way."""
-ROUND_BYTES_PER_SECOND = 128_000.0
-"""Of all uploads together while a round of this peer's is being exchanged: 1 Mbit/s."""
 STATES_PER_HOUR, AVERAGES_PER_HOUR = 4, 60
 """That a peer id gets."""
 FREE_BYTES_PER_HOUR = 2.0**28
@@ -146,31 +143,8 @@ class Uploads:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self.of: dict[PeerID, Upload] = {}
-        self._rounds, self._no_round, self._next_turn = 0, asyncio.Event(), 0.0
-        self._no_round.set()
         self._used: OrderedDict[tuple[PeerID, bool], tuple[float, float]] = OrderedDict()
         """Bytes that a peer id has got (of averages, if so) less what it may have got since, and when that was."""
-
-    # ---- rounds come first ------------------------------------------------------------------------------------------
-
-    def round_begins(self) -> None:
-        """Gradients are being exchanged: uploads nearly stand still."""
-        self._rounds += 1
-        self._no_round.clear()
-
-    def round_ends(self) -> None:
-        """As many times as it has begun."""
-        self._rounds -= 1
-        if not self._rounds:
-            self._no_round.set()
-
-    async def turn(self, num_bytes: int) -> None:
-        """Wait until so many bytes may be sent."""
-        if self._rounds:
-            now = self._clock()
-            self._next_turn = max(self._next_turn, now) + num_bytes / ROUND_BYTES_PER_SECOND
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._no_round.wait(), self._next_turn - now)
 
     # ---- who gets something -----------------------------------------------------------------------------------------
 

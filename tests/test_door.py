@@ -27,6 +27,16 @@ def test_it_is_held_until_the_peer_comes_or_some_seconds_have_passed(clock):
     assert held.awaited(arrived=set()) == set()
 
 
+def test_a_short_hold_does_not_end_a_long_one(clock):
+    held = door.Door()
+    held.hold("a", 15.0)
+    held.hold("a")
+    clock.now += 2 * door.HOLD_SECONDS
+    assert held.awaited(arrived=set()) == {"a"}
+    assert held.seconds_left({"a", "b"}) == 15.0 - 2 * door.HOLD_SECONDS
+    assert held.seconds_left({"b"}) == 0.0
+
+
 def test_nobody_can_hold_it_for_good(clock):
     held, seconds = door.Door(), 0
     while clock.now < 1000 + 600:

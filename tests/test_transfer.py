@@ -499,23 +499,6 @@ def test_what_has_arrived_is_of_use_in_the_next_attempt():
     run(test)
 
 
-def test_while_a_round_is_exchanged_uploads_nearly_stand_still():
-    async def test():
-        donor = Averager()
-        uploads = donor._uploads
-        uploads.round_begins()
-        uploads.round_begins()
-        uploads.round_ends()
-        taking = asyncio.ensure_future(fetch(donor, "a"))
-        await asyncio.sleep(1.2)
-        sent = uploads.of["a"].sent_bytes
-        assert 0 < sent <= 5 * PIECE_BYTES, "about 128 kB/s"
-        uploads.round_ends()
-        assert value_of(await taking) == 1
-
-    run(test)
-
-
 @pytest.mark.parametrize("bit", ["size", "index"])
 def test_what_nobody_has_asked_for_is_refused(bit):
     async def test():
