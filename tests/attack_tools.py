@@ -32,12 +32,12 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from recipe.errors import InputError
-from swarm.download import NUM_SLICES, Download, slice_of
+from swarm.download_messages import Offer, Wish, ask_for, asked_for, digests_of, name_of_snapshot, piece_of
 from swarm.network import NetworkOptions, own_addresses, start_dht, stop_dht
 from swarm.owners import OwnedRecords, owned_entries
 from swarm.packing import pack, unpack
 from swarm.record import TRAINING, PeerProgress
-from swarm.squeeze import CHUNK_BYTES, squeeze
+from swarm.squeeze import squeeze, unsqueeze
 
 LAB = ipaddress.ip_network("10.77.0.0/16")
 """Network of the lab's namespaces (:mod:`analysis.wan.topology`)."""
@@ -49,6 +49,9 @@ STORE_BYTES = 2**19
 """Of records in one call; p2pd takes 2 MiB."""
 
 Report = Callable[[str], None]
+Messages = Iterating[averaging_pb2.DownloadData]
+HandOver = Callable[[Messages], Messages]
+"""What answers the requests for pieces that follow a wish."""
 
 
 # ---- where an attacker may attack ------------------------------------------------------------------------------------
@@ -95,16 +98,17 @@ class SwarmAverager(ServicerBase):
     :param hand_over: what it sends to who asks for its state
     """
 
-    def __init__(self, hand_over: Callable[[int], Iterating[averaging_pb2.DownloadData]]):
-        self._hand_over = hand_over
+    def __init__(self, hand_over: HandOver):
+        self.hand_over = hand_over
         self.asked = 0
-        """Downloads of slices that others have begun."""
+        """Streams that others have opened for its state."""
 
     async def rpc_download_state(
-        self, request: averaging_pb2.DownloadData, context: P2PContext
+        self, requests: AsyncIterator[averaging_pb2.DownloadData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         self.asked += 1
-        async for message in self._hand_over(request.metadata[16] if len(request.metadata) > 16 else 0):
+        await anext(requests)  # what it wants: there is only one thing
+        async for message in self.hand_over(requests):
             yield message
 
     async def rpc_join_group(
@@ -146,6 +150,7 @@ class Outsider:
     def __init__(self, dht: Any, p2p: P2P, target: PeerID, namespace: str, report: Report, seconds: float):
         self.dht, self.p2p, self.target, self.namespace, self.report = dht, p2p, target, namespace, report
         self._end = time.monotonic() + seconds
+        self.stolen: State | None = None
 
     @property
     def progress_key(self) -> str:
@@ -190,19 +195,25 @@ class Outsider:
 
     async def steal_state(self) -> State:
         """The target's, which it hands to everybody."""
-        download = Download(self.target, MOST_BYTES)
+        num_pieces = asyncio.get_running_loop().create_future()
 
-        async def slice_at(index: int) -> None:
-            stream = await self.averager(self.target).rpc_download_state(download.request(index))
-            async for message in stream:
-                if download.take(index, message):
-                    await download.complete.wait()
-                    return
+        async def requests() -> Messages:
+            yield averaging_pb2.DownloadData(metadata=Wish().to_bytes())
+            for index in range(await num_pieces):
+                yield averaging_pb2.DownloadData(metadata=ask_for(index))
+            await asyncio.sleep(60)  # until everything is here, and the stream is closed
 
-        await asyncio.wait_for(asyncio.gather(*map(slice_at, range(NUM_SLICES))), 30)
-        description, layout = MSGPackSerializer.loads(download.description)
-        content = torch.frombuffer(bytearray().join(download.slices), dtype=torch.uint8)
-        return State(description, unpack(layout, content))
+        async def answers() -> tuple[Offer, bytes]:
+            stream = await self.averager(self.target).rpc_download_state(requests())
+            offer = Offer.from_bytes((await anext(stream)).metadata, MOST_BYTES)
+            num_pieces.set_result(offer.num_pieces)
+            pieces = [unsqueeze((await anext(stream)).tensor_part) for _ in range(offer.num_pieces)]
+            await stream.aclose()
+            return offer, b"".join(pieces)
+
+        offer, content = await asyncio.wait_for(answers(), 30)
+        description, layout = MSGPackSerializer.loads(offer.description)
+        return State(description, unpack(layout, torch.frombuffer(bytearray(content), dtype=torch.uint8)))
 
     async def schema_hash(self) -> bytes:
         return compute_schema_hash([(await self.steal_state()).vector])
@@ -258,20 +269,26 @@ def record(step: int, **changes: Any) -> PeerProgress:
     return PeerProgress(NAME, step, time=now, **{**fields, **changes})
 
 
-async def hand_over(state: State, index: int) -> Iterating[averaging_pb2.DownloadData]:
-    """A slice of a state, as an honest donor sends it."""
-    import hashlib
+def offer_of(state: State, num_bytes: int | None = None) -> tuple[Offer, bytes]:
+    """The offer of a state with right digests, and its bytes.
 
-    layout, content = pack(state.tensors)
-    if index == 0:
-        yield averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps((state.description, layout)))
-    part, digest = content.numpy()[slice_of(len(content), index)], hashlib.sha256()
-    for begin in range(0, len(part), CHUNK_BYTES):
-        chunk = part[begin : begin + CHUNK_BYTES]
-        digest.update(chunk)
-        yield averaging_pb2.DownloadData(tensor_part=squeeze(chunk))
-    yield averaging_pb2.DownloadData(metadata=digest.digest())
-    await asyncio.sleep(60)  # until the caller hangs up
+    :param num_bytes: zeros of this number are offered in place of the state
+    """
+    layout, packed = pack(state.tensors)
+    content = packed.numpy() if num_bytes is None else torch.zeros(num_bytes, dtype=torch.uint8).numpy()
+    description, digests = MSGPackSerializer.dumps((state.description, layout)), digests_of(content)
+    return Offer(0.0, name_of_snapshot(description, digests), len(content), digests, description), content.tobytes()
+
+
+async def hand_over(state: State, requests: Messages) -> Messages:
+    """A state, as an honest donor sends it."""
+    offer, content = offer_of(state)
+    yield averaging_pb2.DownloadData(metadata=offer.to_bytes())
+    async for request in requests:
+        index = asked_for(request.metadata)
+        if index < offer.num_pieces:
+            piece = torch.frombuffer(bytearray(content[piece_of(index)]), dtype=torch.uint8)
+            yield averaging_pb2.DownloadData(tensor_part=squeeze(piece.numpy()))
 
 
 # ---- keys that cost nothing ------------------------------------------------------------------------------------------

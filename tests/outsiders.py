@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from attack_tools import (
     RECORD_SECONDS,
+    HandOver,
+    Messages,
     Outsider,
     State,
     SwarmAverager,
     attackers_dht,
     hand_over,
     keys_of_one_modulus,
+    offer_of,
     outsider,
     random_lineage,
     record,
@@ -27,8 +30,9 @@ from attack_tools import (
 )
 from hivemind.p2p import P2P
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils import get_dht_time
 
+from swarm.download_messages import asked_for, piece_of
 from swarm.owners import OwnedRecords
 from swarm.pulse import Pulse
 from swarm.reachability import NONCE_BYTES, CallMe, ReachabilityService
@@ -50,12 +54,13 @@ async def claim(node: Outsider) -> None:
     """a1: says that it is at step 1,000,000, and does not answer."""
     async for _ in node.turns(1.0):
         await node.say(record(FALSE_STEP))
+        node.report(f"says that it is at step {FALSE_STEP}")
 
 
 async def silent_claim(node: Outsider) -> None:
     """a2: the same, and answers calls; its state never comes."""
 
-    async def nothing(_index: int) -> AsyncIterator[averaging_pb2.DownloadData]:
+    async def nothing(_requests: Messages) -> Messages:
         await asyncio.sleep(node.remaining_seconds)
         yield averaging_pb2.DownloadData()
 
@@ -65,49 +70,76 @@ async def silent_claim(node: Outsider) -> None:
 async def drip(node: Outsider) -> None:
     """a3: the same; its state comes, at 24 kB/s."""
     state = await node.steal_state()
-    bytes_in_turn = DRIP_BYTES_PER_SECOND // 8 // 5  # eight slices, five messages a second each
+    state.description["step"] = FALSE_STEP
+    offer, content = offer_of(state, num_bytes=sum(tensor.nbytes for tensor in state.tensors))
 
-    async def slowly(index: int) -> AsyncIterator[averaging_pb2.DownloadData]:
-        if index == 0:
-            description = {**state.description, "step": FALSE_STEP}
-            yield averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps((description, [])))
-        async for _ in node.turns(0.2):
-            chunk = averaging_pb2.DownloadData()
-            chunk.tensor_part.buffer = bytes(bytes_in_turn)
-            yield chunk
+    async def slowly(requests: Messages) -> Messages:
+        yield averaging_pb2.DownloadData(metadata=offer.to_bytes())
+        async for request in requests:
+            index = asked_for(request.metadata)
+            if index < offer.num_pieces:
+                piece = content[piece_of(index)]
+                await asyncio.sleep(len(piece) / DRIP_BYTES_PER_SECOND)
+                message = averaging_pb2.DownloadData()
+                message.tensor_part.buffer = piece
+                yield message
 
     await _offer(node, slowly, FALSE_STEP)
 
 
 async def false_state(node: Outsider) -> None:
     """a4: the same, and hands over a state of step 1,000,000: that of an honest peer, weights x -1."""
-    await _offer_negated(node, FALSE_STEP)
+    await _offer(node, await _negated(node, FALSE_STEP), FALSE_STEP)
 
 
 async def near_state(node: Outsider) -> None:
     """a4 with a step that could be: 500 more than the swarm has made."""
-    members = await node.members()
-    await _offer_negated(node, max(record.step for record in members.values()) + 500)
+    step = await _swarm_step(node) + 500
+    await _offer(node, await _negated(node, step), step)
 
 
-async def _offer_negated(node: Outsider, step: int) -> None:
-    state = await node.steal_state()
-    tensors = [-tensor if tensor.is_floating_point() else tensor for tensor in state.tensors[: state.num_model_tensors]]
-    description = {**state.description, "step": step, "lineage": random_lineage()}
-    false = State(description, tensors + state.tensors[state.num_model_tensors :])
-    await _offer(node, lambda index: hand_over(false, index), step)
+async def next_state(node: Outsider) -> None:
+    """a4 with a step to which the swarm will have come in a moment: 30 more than it has made, again and again."""
+    averager = await _answer(node, await _negated(node, await _swarm_step(node) + 30))
+    async for turn in node.turns(2.0):
+        step = await _swarm_step(node) + 30
+        if turn:
+            averager.hand_over = await _negated(node, step, keep=turn % 8 != 0)
+        await _claim_to_have(node, averager, step)
 
 
-async def _offer(node: Outsider, give: Callable[[int], AsyncIterator[averaging_pb2.DownloadData]], step: int) -> None:
+async def _swarm_step(node: Outsider) -> int:
+    return max((record.step for record in (await node.members()).values()), default=0)
+
+
+async def _negated(node: Outsider, step: int, keep: bool = False) -> HandOver:
+    """An honest peer's state with weights x -1 and another step; the one that was stolen before, if it may be kept."""
+    if not keep or node.stolen is None:
+        node.stolen = await node.steal_state()
+    honest, num_weights = node.stolen, node.stolen.num_model_tensors
+    weights = [-tensor if tensor.is_floating_point() else tensor for tensor in honest.tensors[:num_weights]]
+    description = {**honest.description, "step": step, "lineage": random_lineage()}
+    false = State(description, weights + honest.tensors[num_weights:])
+    return lambda requests: hand_over(false, requests)
+
+
+async def _offer(node: Outsider, give: HandOver, step: int) -> None:
+    averager = await _answer(node, give)
+    async for _ in node.turns(1.0):
+        await _claim_to_have(node, averager, step)
+
+
+async def _answer(node: Outsider, give: HandOver) -> SwarmAverager:
+    """From now on it answers as a peer does."""
     averager = SwarmAverager(give)
     await averager.add_p2p_handlers(node.p2p, namespace=node.namespace)
     await Pulse(node.p2p, node.namespace).answer()
-    asked = 0
-    async for _ in node.turns(1.0):
-        await node.say(record(step))
-        if averager.asked != asked:
-            asked = averager.asked
-            node.report(f"asked for {asked} slices of the state of step {step}")
+    return averager
+
+
+async def _claim_to_have(node: Outsider, averager: SwarmAverager, step: int) -> None:
+    await node.say(record(step))
+    node.report(f"says that it is at step {step}; was asked {averager.asked} times for its state")
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
@@ -293,6 +325,7 @@ ATTACKS: dict[str, Callable[[Outsider], Awaitable[None]]] = {
     "drip": drip,
     "false-state": false_state,
     "near-state": near_state,
+    "next-state": next_state,
     "streams": streams,
     "buffers": buffers,
     "records": records,
