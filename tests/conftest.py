@@ -9,36 +9,14 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 PROGRAMS = {
-    *("analysis_lab", "analysis_wan", "launchers", "memory", "footprint", "exactness"),
-    *(
-        *("bootstrap", "damaged_images", "micro_batch_review"),
-        "bootstrap",
-        "damaged_images",
-        "micro_batch_review",
-        "nat",
-        "notebooks",
-        "peer",
-        "peer_churn",
-        "peer_input",
-        "reachability",
-        "soak",
-    ),
+    *("analysis_attacks", "analysis_lab", "analysis_wan", "attacks", "bootstrap", "damaged_images", "exactness"),
+    *("footprint", "interrupts", "launchers", "memory", "micro_batch_review", "nat", "notebooks", "peer", "peer_churn"),
+    *("peer_input", "reachability", "soak"),
 }
 """Files that start swarms of whole programs: one after the other."""
 SWARMS = (
-    *(
-        "strategy_faults",
-        "following",
-        "exchange",
-        "exchange_faults",
-        "strategy",
-        "diloco",
-        "pulse",
-        "meeting",
-        "overlap",
-        "guarded_peer",
-        "model_families",
-    ),
+    *("strategy_faults", "following", "exchange", "exchange_faults", "strategy", "diloco", "pulse", "meeting", "overlap"),
+    *("guarded_peer", "model_families", "pipes", "streams", "dht_attack"),
     *("network", "doctor", "run_card", "owners", "repairs"),
 )
 """Files that fork peers: one after the other as well, beside the programs."""
