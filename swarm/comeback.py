@@ -101,7 +101,7 @@ def come_back(make_peer: Callable[[bool], Any], again: bool, has_trained: bool, 
                 if has_trained:
                     limit = f"for {alone_after_seconds:.0f} s; then this peer goes on alone with its last checkpoint"
                 print(f"{told}\nTrying again, {limit}.", file=sys.stderr, flush=True)
-        signal.signal(signal.SIGINT, leave)
+        signal.signal(signal.SIGINT, lambda signal_number, _frame: leave(signal_number))
         with lean_imports():
             importlib.import_module("swarm.session")  # takes seconds, which are not lost now
         time.sleep(RETRY_SECONDS)

@@ -151,6 +151,7 @@ class ProgressTracker(threading.Thread):
         """These have spoilt a round or held it up: they are not met for a while, each further time for longer."""
         for peer, what in blamed.items():
             self._blamed.add(peer)
+            self._proven.pop(peer, None)  # its word counts again when it has been in a group again
             logger.warning(f"{self.name_of(peer)} {what}: it is left out for a while")
 
     def why(self, error: RoundFailed) -> str:

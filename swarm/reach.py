@@ -26,7 +26,7 @@ def reach_of(
 
     If this peer knows others that it has been in a group with, one of them has to be about as far. Who has trained
     itself knows that few updates can have been made since, unless two such peers say otherwise: a laptop may have
-    slept. Who has just come needs a second word, where there is one.
+    slept. A stranger is not ahead of all of them. Who has just come needs a second word, where there is one.
 
     :param own_step: of this peer
     :param max_step: at which the run is over
@@ -47,6 +47,8 @@ def reach_of(
         limits = [max_step]
         if second is not None:
             limits.append(max(second, own_step) + MAX_APART)
+        if has_trained and known and peer not in known:
+            limits.append(max(own_step, *known.values()))
         if has_trained and (second is None or peer not in known):
             limits.append(own_step + MAX_AHEAD)
         return min(limits)

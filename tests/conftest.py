@@ -15,8 +15,8 @@ PROGRAMS = {
 }
 """Files that start swarms of whole programs: one after the other."""
 SWARMS = (
-    *("strategy_faults", "following", "exchange", "exchange_faults", "strategy", "diloco", "pulse", "meeting", "overlap"),
-    *("guarded_peer", "model_families", "pipes", "streams", "dht_attack"),
+    *("strategy_faults", "following", "exchange", "exchange_faults", "strategy", "diloco", "pulse", "meeting"),
+    *("overlap", "guarded_peer", "model_families", "pipes", "streams", "dht_attack"),
     *("network", "doctor", "run_card", "owners", "repairs"),
 )
 """Files that fork peers: one after the other as well, beside the programs."""

@@ -368,11 +368,24 @@ def test_who_has_trained_knows_about_how_far_the_others_can_be(swarm):
     assert swarm.tracker.swarm_step == 10, "nobody whom this peer knows is near that"
     assert swarm.members == {own, ben}
     swarm.says("ben", step=11, joined=joined)
-    liar = swarm.says("liar", step=12)
+    swarm.says("liar", step=12)
+    assert swarm.tracker.donors(min_step=11) == [ben], "a stranger is not ahead of all whom this peer knows"
+    liar = swarm.says("liar", step=11)
     assert swarm.tracker.donors(min_step=11) == [ben, liar], "those first whom this peer knows"
     swarm.says("ben", step=10 + MAX_AHEAD + 1, joined=joined)
     swarm.says("accomplice", step=10 + MAX_AHEAD + 1)
-    assert swarm.tracker.swarm_step == 12, "it knows one alone, and that one says too much"
+    assert swarm.tracker.swarm_step == 11, "it knows one alone, and that one says too much"
+
+
+def test_the_word_of_who_has_spoilt_a_round_counts_again_after_a_group_with_it(swarm):
+    own, joined = swarm.tracker.peer_id, get_dht_time() - 50
+    ben, liar = swarm.says("ben", step=10, joined=joined), swarm.says("liar", step=10, joined=joined)
+    swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben, liar}))
+    swarm.says("liar", step=20, joined=joined)
+    assert swarm.tracker.swarm_step == 20
+    swarm.tracker.blame({liar: "sent nonsense"})
+    swarm.tracker._blamed.end(liar)  # as when its time is over
+    assert swarm.tracker.swarm_step == 10
 
 
 def test_who_has_slept_for_long_believes_two_whom_it_knows(swarm):
