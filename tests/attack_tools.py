@@ -44,6 +44,8 @@ LAB = ipaddress.ip_network("10.77.0.0/16")
 MOST_BYTES = 2**30
 NAME = "mallory"
 """Of all that attackers say they are."""
+own_name = NAME
+"""What this one calls itself: the name, and what it does, so that what is said of it is not said of others."""
 RECORD_SECONDS = 15.0
 STORE_BYTES = 2**19
 """Of records in one call; p2pd takes 2 MiB."""
@@ -175,7 +177,7 @@ class Outsider:
         for peer, value in owned_entries(found, 1000):
             with contextlib.suppress(ValueError):
                 records[peer] = PeerProgress.from_bytes(value, get_dht_time())
-        return {peer: record for peer, record in records.items() if record.name != NAME}
+        return {peer: record for peer, record in records.items() if not record.name.startswith(NAME)}
 
     async def say(self, record: PeerProgress) -> None:
         """Store a record in this node's own name."""
@@ -266,7 +268,7 @@ def record(step: int, **changes: Any) -> PeerProgress:
     """A record of now that says the most a reader takes, unless it is told otherwise."""
     now = get_dht_time()
     fields = {"samples": 2**31, "rate": 1e7, "joined": now, "client_mode": False, "phase": TRAINING}
-    return PeerProgress(NAME, step, time=now, **{**fields, **changes})
+    return PeerProgress(own_name, step, time=now, **{**fields, **changes})
 
 
 def offer_of(state: State, num_bytes: int | None = None) -> tuple[Offer, bytes]:

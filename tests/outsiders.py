@@ -11,7 +11,9 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
+import attack_tools
 from attack_tools import (
+    NAME,
     RECORD_SECONDS,
     HandOver,
     Messages,
@@ -352,6 +354,7 @@ def attack(
     :param sizes: of the attack, if not the usual ones
     :raises InputError: an address that no attacker may call, or that does not answer
     """
+    attack_tools.own_name = f"{NAME} {name}"
     with attackers_dht(initial_peers) as dht:
         if namespace is None:
             (card, *_) = read_cards(dht, initial_peers).values()

@@ -165,7 +165,7 @@ def test_a_stranger_harms_nobody(run, kind, word, sizes):
         felt(peers, kind, word)
         run.trains_on(3 * TOGETHER if "records" in kind else TOGETHER)  # they are searched each five seconds only
         if kind in LIARS:
-            wait_until(lambda: NAME in run.said(), 30, "the liar is named")
+            wait_until(lambda: f"{NAME} {kind}" in run.said(), 30, "the liar is named")
             run.trains_on(3)
         if kind == "streams":
             for peer, before in zip(run.peers, run.before, strict=True):

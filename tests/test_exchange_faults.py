@@ -17,6 +17,7 @@ from averaging_rounds import (
     say_goodbye,
 )
 from hivemind.averaging.partition import TensorPartContainer
+from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto.averaging_pb2 import PART_FOR_AVERAGING, PROTOCOL_VIOLATION, AveragingData
 from hivemind.utils.asyncio import as_aiter
@@ -26,7 +27,7 @@ from swarm.exchange import SENT_A_BAD_AVERAGE, SENT_NONSENSE, ExactAllReduceRunn
 from swarm.outcomes import RoundReport
 from swarm.pulse import LATE_SECONDS
 from swarm.rendezvous import Rendezvous
-from swarm.rounds import LINEAGE_BYTES, RoundFailed, Ticket
+from swarm.rounds import LINEAGE_BYTES, Behind, RoundFailed, Ticket
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -102,21 +103,24 @@ def two_rounds(name, initial_peers, line, vector, samples, stops):
         return dht.peer_id, averager.vector.clone(), reports
 
 
-def two_rounds_of_all(name, initial_peers, line, vector):
-    """Two rounds, each with everybody. Returns (peer id, how each of them ended)."""
+NUM_ROUNDS = 4
+
+
+def rounds_of_all(name, initial_peers, line, vector):
+    """Rounds, each with everybody. Returns (peer id, how each of them ended)."""
     with running_dht(initial_peers, line) as dht:
         averager = averager_for(vector, dht, "none")
         members, outcomes = meet_everyone(line, dht), []
-        for step in range(2):
+        for step in range(NUM_ROUNDS):
             try:
                 outcomes.append(run_round(averager, members, vector, 10, step))
-            except RoundFailed as error:
+            except (RoundFailed, Behind) as error:  # the second: the others have met without this peer
                 outcomes.append(error)
         say_goodbye(line, averager)
         return dht.peer_id, outcomes
 
 
-def two_rounds_with_bad_averages(*arguments):
+def rounds_with_bad_averages(*arguments):
     """The same, but the averages of this peer's share are not finite."""
     encode = ExactAllReduceRunner._encode_now
 
@@ -124,7 +128,7 @@ def two_rounds_with_bad_averages(*arguments):
         return encode(self, part_index, torch.full_like(average, torch.inf))
 
     ExactAllReduceRunner._encode_now = spoil
-    return two_rounds_of_all(*arguments)
+    return rounds_of_all(*arguments)
 
 
 def one_round_with_two_streams(*arguments):
@@ -232,37 +236,38 @@ def test_a_sender_of_nan_is_left_out():
     assert [*report.blamed.values()] == [SENT_NONSENSE]
 
 
-def test_who_sends_numbers_that_would_overflow_is_named_and_not_met_again():
-    """Finite ones: times its samples, or added to the others', they would not be."""
-    vectors = {"a": torch.full((200_000,), 1.0), "b": torch.full((200_000,), 4.0), "c": torch.full((200_000,), 3e38)}
-    found = run_one_round({name: (vector,) for name, vector in vectors.items()}, two_rounds_of_all)
-    liar, _ = found["c"]
+def assert_left_out(found: dict, liar: PeerID, what: set[str]) -> None:
+    """It has spoilt at most three rounds, was named for that, and the others have met without it."""
     for name in "ab":
-        _, (first, second) = found[name]
-        assert isinstance(first, RoundFailed), "it has spoilt its own share as well"
-        assert [*first.blamed] == [liar]
-        assert isinstance(second, RoundReport), second
-        assert liar not in second.group.peer_ids
-        assert len(second.group.peer_ids) == 2
-        assert second.complete
+        _, outcomes = found[name]
+        failed = [outcome for outcome in outcomes if not isinstance(outcome, RoundReport)]
+        assert len(failed) <= NUM_ROUNDS - 1
+        blamed = [outcome.blamed for outcome in outcomes if getattr(outcome, "blamed", None)]
+        assert blamed, "it was named"
+        assert {liar} == {peer for named in blamed for peer in named}, "and nobody else"
+        assert {said for named in blamed for said in named.values()} <= what
+        last = outcomes[-1]
+        assert isinstance(last, RoundReport), last
+        assert liar not in last.group.peer_ids
+        assert len(last.group.peer_ids) == 2
+        assert last.complete
+
+
+def test_who_sends_numbers_that_would_overflow_is_named_and_not_met_again():
+    """Finite ones: times its samples, or added to the others', they would not be. It spoils its own share as well."""
+    vectors = {"a": torch.full((200_000,), 1.0), "b": torch.full((200_000,), 4.0), "c": torch.full((200_000,), 3e38)}
+    found = run_one_round({name: (vector,) for name, vector in vectors.items()}, rounds_of_all)
+    assert_left_out(found, found["c"][0], {SENT_NONSENSE, SENT_A_BAD_AVERAGE})
 
 
 def test_a_reducer_of_averages_that_are_not_finite_is_named_and_not_met_again():
-    found = {}
-    with Peers(timeout_seconds=80) as peers:
+    with Peers(timeout_seconds=120) as peers:
         for name in "abc":
-            function = two_rounds_with_bad_averages if name == "c" else two_rounds_of_all
+            function = rounds_with_bad_averages if name == "c" else rounds_of_all
             peers.start(name, function, torch.full((200_000,), float(ord(name))))
         introduce(peers)
         found = dismiss(peers)
-    liar, _ = found["c"]
-    for name in "ab":
-        _, (first, second) = found[name]
-        assert isinstance(first, RoundFailed), first
-        assert first.blamed == {liar: SENT_A_BAD_AVERAGE}
-        assert isinstance(second, RoundReport), second
-        assert second.group.peer_ids.count(liar) == 0
-        assert second.complete
+    assert_left_out(found, found["c"][0], {SENT_A_BAD_AVERAGE})
 
 
 def test_an_average_of_nan_is_not_taken_over():
