@@ -129,6 +129,7 @@ class Sight:
         """Without what nobody has said yet."""
         peers = [
             {key: value for key, value in vars(record).items() if value == value}  # NaN is no JSON
+            | {"lineage": record.lineage.hex()}
             for record in self.records
         ]
         still = time.monotonic() - self.updated_at

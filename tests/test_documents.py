@@ -12,6 +12,7 @@ from baseline_ddp.options import parse_options as parse_baseline_options
 from recipe.presets import PRESETS, preset
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
+from swarm.doctor import main as doctor_main
 from swarm.options import PeerOptions, parse_options
 from swarm.watch import WatchOptions
 from swarm.watch import main as watch_main
@@ -92,7 +93,7 @@ def test_baseline_commands_are_understood(command):
 
 
 def test_options_in_the_text_exist(capsys):
-    for parse in (parse_options, parse_baseline_options, watch_main):
+    for parse in (parse_options, parse_baseline_options, watch_main, doctor_main):
         with pytest.raises(SystemExit):
             parse(["--help"])
     known = set(re.findall(r"--[a-z0-9-]+", capsys.readouterr().out))
