@@ -219,7 +219,8 @@ def main(arguments: list[str] | None = None) -> int:
     def run() -> int:
         options.check()
         make_writable(options.output_dir)
-        os.environ |= {VARIABLE: str(options.paced_samples_per_second), "INITIAL_PEERS": "", "OMP_NUM_THREADS": "1"}
+        os.environ |= {VARIABLE: str(options.paced_samples_per_second), "OMP_NUM_THREADS": "1"}
+        os.environ.pop("INITIAL_PEERS", None)
         environment = describe_environment()
         del environment["command_line"]  # the options say it, without this machine's folders
         kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
