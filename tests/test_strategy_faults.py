@@ -57,7 +57,7 @@ def test_a_late_joiner_takes_over_the_state_and_counts():
     assert learning_rate == pytest.approx(0.01 * learning_rate_factor(step), rel=1e-6)
     first = joiner.updates[0]
     assert first.own_samples > 0
-    assert first.step - step in (1, 2), "at once, unless the machine was busy while an update was made"
+    assert 1 <= first.step - step <= 4, "at once, unless the machine was busy while updates were made"
     assert first.global_step == first.scheduler_step == first.step
     for name in "ab":
         with_joiner = [update for update in found[name].updates if joiner.peer_id in update.peer_ids]
