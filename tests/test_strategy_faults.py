@@ -352,7 +352,7 @@ def test_nobody_stops_for_a_stranger_who_claims_to_be_ahead():
 
 
 NEAR = 90
-"""A step that others may have come to, for all that a peer knows."""
+"""A step that members may have come to: what a stranger says of it is not believed all the same."""
 
 
 def train_beside_a_liar(name, initial_peers, line, step):
