@@ -106,12 +106,12 @@ class CatchUp:
         self._follower.cancel()
 
     def _poll(self, wait_seconds: float) -> Progress:
-        before = self._version.step, self._version.lineage
+        changes_before = self._version.changes
         deadline = time.monotonic() + wait_seconds
         while (outcome := self._follower.poll()) is None and time.monotonic() < deadline and not self._should_stop():
             self._follower.wait_a_little()
         if not self._follower.is_running:
             self._behind_since = None
-        if outcome or before != (self._version.step, self._version.lineage):
-            return Progress.OTHER_WEIGHTS
+        if self._version.changes != changes_before:
+            return Progress.OTHER_WEIGHTS  # now: who trains on from these makes local steps, which are its own
         return Progress.NOTHING if outcome is None else Progress.IN_VAIN

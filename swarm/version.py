@@ -48,6 +48,8 @@ class Version:
         self.state, self.step = state, step
         self._sketch = Sketch(weights)
         self.lineage = os.urandom(LINEAGE_BYTES) if step else state.digest()
+        self.changes = 0
+        """How often the weights have changed: by an update, or because another peer's were taken over."""
         self.untouched = True
         """Nothing but this peer's own start."""
         self.keep_own: Callable[[int], None] = lambda step: None
@@ -92,6 +94,7 @@ class Version:
     def advance(self, lineage: bytes) -> None:
         """An update has been made; ``lineage`` names the round that it came out of."""
         self.step, self.lineage, self.untouched = self.step + 1, lineage, False
+        self.changes += 1
 
     def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> None:
         """Take over a downloaded state; whoever calls holds the lock.
@@ -104,3 +107,4 @@ class Version:
             self.keep_own(self.step)
         self.step, self.lineage = self.state.take(description, tensors)
         self.untouched = False
+        self.changes += 1

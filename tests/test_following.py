@@ -1,6 +1,7 @@
 """A newcomer whose line is slower than the swarm makes the updates that it has missed, on a state that it has once."""
 
 import asyncio
+import time
 from dataclasses import replace
 from itertools import cycle
 
@@ -83,9 +84,9 @@ def take_part(name, initial_peers, line, plan, options, num_peers, min_peers=1, 
         followed.append((yield from follow(self, donor)))
         return followed[-1]
 
-    def count_downloads(self, *arguments):
+    def count_downloads(self, *arguments, **wishes):
         downloads.append(arguments)
-        return (yield from fetch(self, *arguments))
+        return (yield from fetch(self, *arguments, **wishes))
 
     Follower._follow, Follower._download = count_updates, count_downloads
     if slow:
@@ -165,6 +166,41 @@ def test_who_has_lost_an_average_gets_it_from_another_and_needs_no_state(codec):
         assert set(theirs) - set(weights) == {8}, "it has not made that update in a round"
         assert_same_bits(theirs[12], weights[12])
         torch.testing.assert_close(their_optimizer, optimizer, rtol=0, atol=0)
+
+
+def train_beside_a_slow_answer(name, initial_peers, line):
+    """The first time that there is no further average, this takes a second to find out."""
+    fetch, waits = Follower._fetch_average, []
+
+    def fetch_slowly(self, donors):
+        try:
+            return (yield from fetch(self, donors))
+        except RoundFailed:
+            until = time.monotonic() + SLOW_SECONDS
+            while not waits and time.monotonic() < until:
+                yield None
+            waits.append(until)
+            raise
+
+    if name == "b":
+        lose_an_average(7)
+        Follower._fetch_average = fetch_slowly
+    options = {"overlap": True, "local": LocalSteps(2, 0.7, 0.9), "codec": "fp16"}
+    return take_part(name, initial_peers, line, Plan(compute_seconds=0.03), options, 3, min_peers=3, max_steps=40)
+
+
+def test_local_steps_beside_following_do_not_change_the_common_weights():
+    with Peers(timeout_seconds=90) as peers:
+        for name in "abc":
+            peers.start(name, train_beside_a_slow_answer)
+        found = peers.results()
+    (weights, _), _, followed, num_downloads = found["b"]
+    assert (followed >= 1, num_downloads) == (True, 0)
+    (theirs, _), *_ = found["a"]
+    common = [step for step in theirs.keys() & weights.keys() if step > 8]
+    assert common, "it came back"
+    for step in common:
+        assert_same_bits(theirs[step], weights[step])
 
 
 def train_alone(name, initial_peers, line):
