@@ -54,6 +54,7 @@ class CatchUp:
         self._follower, self._version, self._tracker = follower, version, tracker
         self._options, self._should_stop = options, should_stop
         self._behind_since: float | None = None
+        self._polled_at = -math.inf
 
     @property
     def is_running(self) -> bool:
@@ -86,8 +87,14 @@ class CatchUp:
         return self._poll(SHORT_SECONDS if self.is_behind else 0.0)
 
     def go_on(self) -> Progress:
-        """As far as that is possible now; who is behind computes in vain, so it waits a little."""
-        return self._poll(POLL_SECONDS if self.is_behind else 0.0) if self.is_running else Progress.NOTHING
+        """As far as that is possible now.
+
+        Who is behind computes in vain, most likely, and others may hold a group open for it: it waits for as long as it
+        has computed. So a liar, who tells it so, slows it down by half at most.
+        """
+        computed_seconds = min(time.monotonic() - self._polled_at, LONG_SECONDS)
+        wait_seconds = max(POLL_SECONDS, computed_seconds) if self.is_behind else 0.0
+        return self._poll(wait_seconds) if self.is_running else Progress.NOTHING
 
     def report(self) -> None:
         """The others learn that this peer is behind.
@@ -110,6 +117,7 @@ class CatchUp:
         deadline = time.monotonic() + wait_seconds
         while (outcome := self._follower.poll()) is None and time.monotonic() < deadline and not self._should_stop():
             self._follower.wait_a_little()
+        self._polled_at = time.monotonic()
         if not self._follower.is_running:
             self._behind_since = None
         if self._version.changes != changes_before:
