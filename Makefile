@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup ## three volunteers train a ViT together on this machine
-	@$(RUN) -m swarm.local --peers 3
+	@$(RUN) -m swarm demo --peers 3
 
 test: setup ## run all tests
 	@$(RUN) -m pytest
@@ -39,7 +39,7 @@ scaling: setup ## the same recipe under DDP with one and with two processes
 	@$(RUN) -m baseline_ddp.scaling --repetitions 3
 
 bench: setup ## what the swarm costs against a plain Trainer, taking turns
-	@$(RUN) -m swarm.bench
+	@$(RUN) -m swarm bench
 
 MINUTES ?= 30
 soak: setup ## five peers on an emulated internet, and a fault every half minute (MINUTES=30)

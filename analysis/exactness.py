@@ -77,7 +77,7 @@ def measure(options: ExactnessOptions, console: Console) -> dict[str, Any]:
 
 
 def _train(options: ExactnessOptions, run_id: str, way: list[str]) -> None:
-    command = [sys.executable, "-m", "swarm.local", "--peers", str(options.peers), "--run-id", run_id, *way]
+    command = [sys.executable, "-m", "swarm", "demo", "--peers", str(options.peers), "--run-id", run_id, *way]
     command += ["--output-dir", str(options.output_dir), "--total-steps", str(options.rounds), "--device", "cpu"]
     command += ["--validate-every-steps", str(options.rounds), "--batch-size", "32"]
     log_file = options.output_dir / f"{run_id}.log"

@@ -92,7 +92,7 @@ def measure(options: FootprintOptions, peer_options: Sequence[str], console: Con
 
 
 def _names(options: FootprintOptions) -> list[str]:
-    """As python -m swarm.local calls them."""
+    """As swarm demo calls them."""
     return [f"peer-{number}" for number in range(1, options.peers + 1)]
 
 
@@ -108,7 +108,7 @@ def _plain_command(options: FootprintOptions, run_id: str) -> list[str]:
 
 
 def _swarm_command(options: FootprintOptions, run_id: str, peer_options: Sequence[str]) -> list[str]:
-    words = [sys.executable, "-m", "swarm.local", "--peers", str(options.peers)]
+    words = [sys.executable, "-m", "swarm", "demo", "--peers", str(options.peers)]
     return [*words, *_common(options, run_id), *peer_options]
 
 

@@ -34,7 +34,7 @@ from recipe.run_folder import RunFolder, make_writable, write_json
 
 PERIOD_SECONDS = 1.0
 NAMES = ("peer-1", "peer-2")
-"""As python -m swarm.local calls them."""
+"""As swarm demo calls them."""
 ALL = "all"
 COLUMNS = ("peer", "process", "MB", "growth, MB over 1,000 rounds", "noise, MB", "growth of the resident sets, MB")
 RECIPE = ["--depth", "1", "--embed-dim", "32", "--num-heads", "2", "--validate-every-steps", "500"]
@@ -62,7 +62,7 @@ def measure(options: MemoryOptions, console: Console) -> dict[str, Any]:
         InputError: the peers ended before they had made the rounds.
     """
     run_id = f"memory-{os.getpid()}"
-    command = [sys.executable, "-m", "swarm.local", "--peers", str(len(NAMES)), "--run-id", run_id, *RECIPE]
+    command = [sys.executable, "-m", "swarm", "demo", "--peers", str(len(NAMES)), "--run-id", run_id, *RECIPE]
     command += ["--output-dir", str(options.output_dir), "--total-steps", str(options.rounds), "--device", "cpu"]
     variables = {VARIABLE: "4000", "OMP_NUM_THREADS": "1"}
     samples: list[dict[str, Any]] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from typing import Protocol
 
-from swarm.local import Lines, wide_console
-from swarm.status import Status
+from swarm.cli.demo import Lines, wide_console
+from swarm.peer.status import Status
 
 
 class Display(Protocol):

@@ -23,9 +23,9 @@ from peers.platforms import Platform, detect
 from recipe.durations import positive
 from recipe.errors import InputError
 from recipe.run_folder import check_name, make_writable
-from swarm.addresses import parse_initial_peers
-from swarm.processes import die_with_parent
-from swarm.status import Status
+from swarm.network.addresses import parse_initial_peers
+from swarm.peer.status import Status
+from swarm.runtime.processes import die_with_parent
 
 POLL_SECONDS = 0.5
 LEAVE_SECONDS = 20.0
@@ -48,7 +48,7 @@ def preview(address: str | Sequence[str] = "", *, device: str = "auto", data_dir
     :raises CannotJoin: there is no address, or it is malformed
     """
     platform, addresses = detect(), _addresses(address)
-    command = [sys.executable, "-m", "swarm.doctor", "--json", "--device", device, "--data-dir", str(data_dir)]
+    command = [sys.executable, "-m", "swarm", "doctor", "--json", "--device", device, "--data-dir", str(data_dir)]
     command += ["--output-dir", str(platform.storage), "--initial-peers", *addresses]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:

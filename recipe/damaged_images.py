@@ -85,7 +85,7 @@ class ImagesByClass(ImageFolder):
                 if len(self._reported) > self.limit:
                     raise InputError(
                         f"{len(found)} of {len(self):,} images in {self.root} cannot be read, such as {path} "
-                        f"({damage(path)}): repair or remove them; `python -m swarm.doctor --data-dir "
+                        f"({damage(path)}): repair or remove them; `swarm doctor --data-dir "
                         f"{Path(self.root).parent} --check-images` names them all."
                     )
                 count = f"{len(self._reported)} of {len(self):,}, at most {self.limit}"

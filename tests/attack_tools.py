@@ -32,12 +32,12 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from recipe.errors import InputError
-from swarm.download_messages import Offer, Wish, ask_for, asked_for, digests_of, name_of_snapshot, piece_of
-from swarm.network import NetworkOptions, own_addresses, start_dht, stop_dht
-from swarm.owners import OwnedRecords, owned_entries
-from swarm.packing import pack, unpack
-from swarm.record import TRAINING, PeerProgress
-from swarm.squeeze import squeeze, unsqueeze
+from swarm.membership.progress_record import TRAINING, PeerProgress
+from swarm.network.dht_options import NetworkOptions, own_addresses, start_dht, stop_dht
+from swarm.network.signed_records import OwnedRecords, owned_entries
+from swarm.state_sync.download_messages import Offer, Wish, ask_for, asked_for, digests_of, name_of_snapshot, piece_of
+from swarm.state_sync.serialization import pack, unpack
+from swarm.state_sync.squeeze import squeeze, unsqueeze
 
 LAB = ipaddress.ip_network("10.77.0.0/16")
 """Network of the lab's namespaces (:mod:`analysis.wan.topology`)."""

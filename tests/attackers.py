@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 
-from swarm.lean_imports import lean_imports  # noqa: E402
+from swarm.runtime.fast_imports import lean_imports  # noqa: E402
 
 with lean_imports():
     import members

@@ -3,10 +3,10 @@
 import torch
 from swarm_peers import Line, Peers, running_dht
 
-from swarm.averager import SwarmAverager
-from swarm.codecs import Codec
-from swarm.outcomes import RoundReport
-from swarm.rounds import LINEAGE_BYTES, Member, RoundFailed, Ticket
+from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.compression import Codec
+from swarm.protocol.messages import LINEAGE_BYTES, Member, RoundFailed, Ticket
+from swarm.protocol.round_report import RoundReport
 
 NAMES = ("a", "b", "c")
 PATIENCE_SECONDS, TIMEOUT_SECONDS = 10.0, 30.0

@@ -1,4 +1,4 @@
-"""Runs ``python -m swarm.peer`` and ``python -m swarm.local`` as people do, and leaves no process behind."""
+"""Runs ``python -m swarm.peer`` and ``swarm demo`` as people do, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import TypeVar
 import psutil
 
 from recipe.run_folder import RunFolder
-from swarm.addresses import environment_without_peers
-from swarm.processes import die_with_parent, kill
-from swarm.status import Status
+from swarm.network.addresses import environment_without_peers
+from swarm.peer.status import Status
+from swarm.runtime.processes import die_with_parent, kill
 
 START_SECONDS = 180
 """A process imports for 10 s, and far longer when others compute on the same two cores."""

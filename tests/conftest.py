@@ -51,7 +51,7 @@ def pytest_xdist_make_scheduler(config, log) -> Lanes:
 @pytest.fixture
 def refused(tmp_path, capsys, monkeypatch):
     """Runs ``swarm.peer.main``, which has to refuse in one sentence; returns it."""
-    from swarm import peer
+    from swarm.peer import main as peer
 
     monkeypatch.delenv("INITIAL_PEERS", raising=False)
     monkeypatch.setenv("HIVEMIND_LOGLEVEL", "WARNING")

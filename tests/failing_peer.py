@@ -4,12 +4,12 @@ import os
 import sys
 
 from recipe.errors import InputError
-from swarm.peer import main
+from swarm.peer.main import main
 
 
 def break_later() -> None:
     """The third update fails."""
-    from swarm.collaboration import Collaboration
+    from swarm.training.coordinator import Collaboration
 
     finish = Collaboration.finish_step
 

@@ -3,12 +3,12 @@
 import os
 import sys
 
-from swarm import comeback
-from swarm.lean_imports import lean_imports
-from swarm.peer import main
+from swarm.peer import rejoin as comeback
+from swarm.peer.main import main
+from swarm.runtime.fast_imports import lean_imports
 
 with lean_imports():
-    from swarm import company
+    from swarm.peer import reachable_peer_check as company
 
 if __name__ == "__main__":
     comeback.ALONE_SECONDS = 1.0

@@ -16,9 +16,9 @@ import torch
 from attack_tools import check_address, listening_host
 from hivemind.compression import CompressionInfo
 
-from swarm.exchange import ExactAllReduceRunner
-from swarm.progress import ProgressTracker
-from swarm.state import SharedState
+from swarm.averaging.allreduce import ExactAllReduceRunner
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.state_sync.training_state import SharedState
 
 SLOW_SECONDS = 0.8
 
@@ -121,7 +121,7 @@ def train(lie: str, initial_peers: Sequence[str], seconds: float, output_dir: Pa
     for address in initial_peers:
         check_address(address)
     LIES[lie]()
-    from swarm.peer import main
+    from swarm.peer.main import main
 
     arguments = ["--initial-peers", *initial_peers, "--public-name", "mallory", "--output-dir", str(output_dir)]
     arguments += ["--max-time", f"00:{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"]

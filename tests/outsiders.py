@@ -34,13 +34,13 @@ from hivemind.p2p import P2P
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
-from swarm.download_messages import asked_for, piece_of
-from swarm.owners import OwnedRecords
-from swarm.pulse import Pulse
-from swarm.reachability import NONCE_BYTES, CallMe, ReachabilityService
-from swarm.replies import parse_step
-from swarm.rounds import Ticket
-from swarm.run_card import PROTOCOL, RUNS_KEY, RunCard, read_cards
+from swarm.averaging.matchmaking_messages import parse_step
+from swarm.membership.failure_detector import Pulse
+from swarm.membership.run_manifest import PROTOCOL, RUNS_KEY, RunCard, read_cards
+from swarm.network.reachability import NONCE_BYTES, CallMe, ReachabilityService
+from swarm.network.signed_records import OwnedRecords
+from swarm.protocol.messages import Ticket
+from swarm.state_sync.download_messages import asked_for, piece_of
 
 FALSE_STEP = 10**6
 DRIP_BYTES_PER_SECOND = 24_000

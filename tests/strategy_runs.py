@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from swarm.rounds import CollaborationOptions
-from swarm.strategy import SwarmStrategy
+from swarm.protocol.messages import CollaborationOptions
+from swarm.training.strategy import SwarmStrategy
 
 FEATURES, CLASSES, NUM_SAMPLES, MICRO_BATCH = 12, 4, 512, 8
 

@@ -28,11 +28,13 @@ import torch
 from hivemind.utils.asyncio import _AsyncContextWrapper
 from hivemind.utils.mpfuture import MPFuture
 
-from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.processes import descendants, kill
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.runtime.processes import descendants, kill
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
-FORK_SERVER.set_forkserver_preload(["pytest", "recipe.trainer", "recipe.task", "recipe.data", "swarm.strategy"])
+FORK_SERVER.set_forkserver_preload(
+    ["pytest", "recipe.trainer", "recipe.task", "recipe.data", "swarm.training.strategy"]
+)
 
 
 _helper_runs: list[bool] = []

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from recipe.errors import InputError
-from swarm.addresses import (
+from swarm.network.addresses import (
     EXAMPLE,
     check_port_free,
     check_reachable,

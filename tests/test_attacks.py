@@ -22,9 +22,9 @@ from torch import nn
 
 from recipe.errors import InputError
 from recipe.run_folder import read_metrics
-from swarm.reachability import measure_reachability
-from swarm.run_card import read_cards
-from swarm.strategy import SwarmStrategy
+from swarm.membership.run_manifest import read_cards
+from swarm.network.reachability import measure_reachability
+from swarm.training.strategy import SwarmStrategy
 
 pytestmark = pytest.mark.timeout(300)
 LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")

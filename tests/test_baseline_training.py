@@ -38,8 +38,8 @@ def train_in_a_swarm(output_dir: str) -> None:
     from recipe.data import VisionData
     from recipe.task import VisionTask
     from recipe.trainer import build_trainer
-    from swarm.network import NetworkOptions, start_dht, stop_dht
-    from swarm.strategy import SwarmStrategy
+    from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
+    from swarm.training.strategy import SwarmStrategy
 
     dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))
     try:

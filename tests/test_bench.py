@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from recipe.errors import InputError
-from swarm.bench import PLAIN, SWARM, BenchOptions, Turns, _cpu_seconds_beside, compare, result_table
-from swarm.processes import descendants
+from swarm.cli.bench import PLAIN, SWARM, BenchOptions, Turns, _cpu_seconds_beside, compare, result_table
+from swarm.runtime.processes import descendants
 
 pytestmark = pytest.mark.timeout(180)
 

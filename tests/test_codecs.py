@@ -6,7 +6,7 @@ from hivemind.compression import CompressionInfo, Float16Compression
 from hypothesis import given
 from hypothesis import strategies as some
 
-from swarm.codecs import BLOCK, CODECS, BlockwiseInt8, Codec, ErrorFeedback
+from swarm.averaging.compression import BLOCK, CODECS, BlockwiseInt8, Codec, ErrorFeedback
 
 INT8 = BlockwiseInt8()
 

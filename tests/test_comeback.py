@@ -7,8 +7,8 @@ import pytest
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import RunFolder
-from swarm.comeback import resumed
-from swarm.options import parse_options
+from swarm.peer.options import parse_options
+from swarm.peer.rejoin import resumed
 
 
 def checkpoint(output_dir, run_id: str, name: str, written_at: float, file: str = "last.ckpt") -> RunFolder:

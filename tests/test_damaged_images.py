@@ -15,7 +15,7 @@ from recipe.data import VisionData
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.sampler import PADDING
-from swarm import doctor
+from swarm.cli import doctor
 from tests.cli import PeerProgram, reaping
 
 pytestmark = pytest.mark.timeout(300)

@@ -14,13 +14,13 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from recipe.presets import digits
-from swarm.dht_process import SwarmDHT
-from swarm.dht_storage import MAX_CARDS, MAX_RECORDS
-from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.noticeboard import Noticeboard
-from swarm.owners import RUNS_KEY, OwnedRecords
-from swarm.record import TRAINING, PeerProgress
-from swarm.run_card import PROTOCOL, RunCard, publish_card, read_cards
+from swarm.membership.progress_record import TRAINING, PeerProgress
+from swarm.membership.progress_store import Noticeboard
+from swarm.membership.run_manifest import PROTOCOL, RunCard, publish_card, read_cards
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.network.dht_process import SwarmDHT
+from swarm.network.dht_storage import MAX_CARDS, MAX_RECORDS
+from swarm.network.signed_records import RUNS_KEY, OwnedRecords
 
 pytestmark = pytest.mark.timeout(120)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)

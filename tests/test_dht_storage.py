@@ -15,11 +15,11 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.crypto import RSAPrivateKey
 
 from recipe.presets import digits
-from swarm import dht_storage
-from swarm.dht_storage import MAX_CARDS, MAX_KEY_BYTES, MAX_OTHER_RUNS, MAX_RECORDS, BoundedStorage, KnownKeys
-from swarm.owners import MAX_CARD_VALUE_BYTES, RUNS_ID, OwnedRecords, peer_of
-from swarm.pushes import PushedHere
-from swarm.run_card import PROTOCOL, RunCard
+from swarm.membership.run_manifest import PROTOCOL, RunCard
+from swarm.network import dht_storage
+from swarm.network.dht_storage import MAX_CARDS, MAX_KEY_BYTES, MAX_OTHER_RUNS, MAX_RECORDS, BoundedStorage, KnownKeys
+from swarm.network.record_push import PushedHere
+from swarm.network.signed_records import MAX_CARD_VALUE_BYTES, RUNS_ID, OwnedRecords, peer_of
 from tests.owners import subkey_of
 
 pytestmark = pytest.mark.timeout(60)

@@ -9,11 +9,11 @@ from swarm_peers import Peers, running_dht
 from torch import nn
 
 from recipe.errors import InputError
-from swarm.codecs import CODECS, ErrorFeedback
-from swarm.diloco import LocalSteps, PseudoGradient
-from swarm.rounds import CollaborationOptions
-from swarm.state import SharedState
-from swarm.strategy import SwarmStrategy
+from swarm.averaging.compression import CODECS, ErrorFeedback
+from swarm.protocol.messages import CollaborationOptions
+from swarm.state_sync.training_state import SharedState
+from swarm.training.local_steps import LocalSteps, PseudoGradient
+from swarm.training.strategy import SwarmStrategy
 
 TAKE_OVER = LocalSteps(steps=1, learning_rate=1.0, momentum=0.0)
 

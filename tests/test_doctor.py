@@ -12,11 +12,12 @@ from dataclasses import replace
 import pytest
 
 from recipe.presets import preset
-from swarm import checkup, doctor
-from swarm.checkup import Check
-from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.run_card import PROTOCOL, RunCard, publish_card
-from swarm.visit import Traffic, vectors_sent
+from swarm.cli import checks as checkup
+from swarm.cli import doctor
+from swarm.cli.checks import Check
+from swarm.cli.probe import Traffic, vectors_sent
+from swarm.membership.run_manifest import PROTOCOL, RunCard, publish_card
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 
 pytestmark = pytest.mark.timeout(180)
 STRANGER = "/ip4/127.0.0.1/tcp/{port}/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"

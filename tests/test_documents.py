@@ -12,10 +12,10 @@ from baseline_ddp.options import parse_options as parse_baseline_options
 from recipe.presets import PRESETS, preset
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
-from swarm.doctor import main as doctor_main
-from swarm.options import PeerOptions, parse_options
-from swarm.watch import WatchOptions
-from swarm.watch import main as watch_main
+from swarm.cli.doctor import main as doctor_main
+from swarm.cli.watch import WatchOptions
+from swarm.cli.watch import main as watch_main
+from swarm.peer.options import PeerOptions, parse_options
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -80,10 +80,10 @@ def test_peer_commands_are_understood(command):
     assert options.recipe is None or options.recipe in PRESETS
 
 
-@pytest.mark.parametrize("command", commands("swarm.watch"))
+@pytest.mark.parametrize("command", commands("swarm watch"))
 def test_watch_commands_are_understood(command):
     arguments = shlex.split(command)
-    tyro.cli(WatchOptions, args=arguments[arguments.index("swarm.watch") + 1 :])
+    tyro.cli(WatchOptions, args=arguments[arguments.index("watch") + 1 :])
 
 
 @pytest.mark.parametrize("command", commands("baseline_ddp/train.py"))

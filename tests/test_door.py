@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarm import door
-from swarm.rounds import MAX_GROUP_SIZE
+from swarm.averaging import joiner_grace as door
+from swarm.protocol.messages import MAX_GROUP_SIZE
 
 
 @pytest.fixture

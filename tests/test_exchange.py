@@ -15,9 +15,9 @@ from averaging_rounds import (
 )
 from swarm_peers import Peers, running_dht
 
-from swarm.averager import SwarmAverager
-from swarm.outcomes import RoundReport
-from swarm.rounds import LINEAGE_BYTES
+from swarm.averaging.averager import SwarmAverager
+from swarm.protocol.messages import LINEAGE_BYTES
+from swarm.protocol.round_report import RoundReport
 
 pytestmark = pytest.mark.timeout(180)
 SIZES = (1, 1000, 700_001)

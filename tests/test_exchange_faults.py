@@ -23,11 +23,11 @@ from hivemind.proto.averaging_pb2 import PART_FOR_AVERAGING, PROTOCOL_VIOLATION,
 from hivemind.utils.asyncio import as_aiter
 from swarm_peers import Peers, running_dht
 
-from swarm.exchange import SENT_A_BAD_AVERAGE, SENT_NONSENSE, ExactAllReduceRunner
-from swarm.outcomes import RoundReport
-from swarm.pulse import LATE_SECONDS
-from swarm.rendezvous import Rendezvous
-from swarm.rounds import LINEAGE_BYTES, Behind, RoundFailed, Ticket
+from swarm.averaging.allreduce import SENT_A_BAD_AVERAGE, SENT_NONSENSE, ExactAllReduceRunner
+from swarm.averaging.matchmaking import Rendezvous
+from swarm.membership.failure_detector import LATE_SECONDS
+from swarm.protocol.messages import LINEAGE_BYTES, Behind, RoundFailed, Ticket
+from swarm.protocol.round_report import RoundReport
 
 pytestmark = pytest.mark.timeout(180)
 

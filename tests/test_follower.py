@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from recipe.errors import InputError
-from swarm import follower as follower_module
-from swarm.download import Arrived, NoState
-from swarm.follower import Follower
-from swarm.packing import pack
-from swarm.state import SharedState
-from swarm.version import Version
+from swarm.state_sync.download import Arrived, NoState
+from swarm.state_sync.serialization import pack
+from swarm.state_sync.state_version import Version
+from swarm.state_sync.training_state import SharedState
+from swarm.training import follower as follower_module
+from swarm.training.follower import Follower
 
 
 def make(step: int) -> Version:

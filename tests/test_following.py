@@ -11,14 +11,14 @@ import torch
 from strategy_runs import Plan, Task, assert_same_bits, loader, patience, trainer_for
 from swarm_peers import Peers, running_dht
 
-from swarm.averager import SwarmAverager
-from swarm.diloco import LocalSteps
-from swarm.follower import Follower
-from swarm.gradients import GradientVector
-from swarm.pull import Pull
-from swarm.rounds import RoundFailed
-from swarm.strategy import SwarmStrategy
-from swarm.trail import MAX_AVERAGES, Trail
+from swarm.averaging.averager import SwarmAverager
+from swarm.protocol.messages import RoundFailed
+from swarm.state_sync.average_log import MAX_AVERAGES, Trail
+from swarm.state_sync.pull import Pull
+from swarm.training.follower import Follower
+from swarm.training.gradient_buffer import GradientVector
+from swarm.training.local_steps import LocalSteps
+from swarm.training.strategy import SwarmStrategy
 
 SLOW_SECONDS = 1.5
 """Some updates of a swarm that needs 0.2 s for each."""

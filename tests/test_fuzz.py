@@ -17,20 +17,20 @@ from recipe.data import VisionData
 from recipe.errors import InputError
 from recipe.presets import digits
 from recipe.run_folder import read_metrics
-from swarm.address_book import MAX_REMEMBERED, read_book, usable
-from swarm.addresses import parse_initial_peers
-from swarm.download_messages import SLICE_BYTES, Offer, Wish
-from swarm.keeper import addresses_in
-from swarm.owners import owned_entries
-from swarm.packing import pack, unpack
-from swarm.reachability import NONCE_BYTES, Called, CallMe
-from swarm.record import PeerProgress
-from swarm.replies import group_reply, parse_group, parse_step
-from swarm.rounds import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Group, RoundFailed, Ticket
-from swarm.run_card import PROTOCOL, RunCard
-from swarm.session import newest_checkpoint
-from swarm.squeeze import CHUNK_BYTES, squeeze, unsqueeze
-from swarm.status import Status
+from swarm.averaging.matchmaking_messages import group_reply, parse_group, parse_step
+from swarm.membership.announcer import addresses_in
+from swarm.membership.progress_record import PeerProgress
+from swarm.membership.run_manifest import PROTOCOL, RunCard
+from swarm.network.addresses import parse_initial_peers
+from swarm.network.known_peers import MAX_REMEMBERED, read_book, usable
+from swarm.network.reachability import NONCE_BYTES, Called, CallMe
+from swarm.network.signed_records import owned_entries
+from swarm.peer.session import newest_checkpoint
+from swarm.peer.status import Status
+from swarm.protocol.messages import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Group, RoundFailed, Ticket
+from swarm.state_sync.download_messages import SLICE_BYTES, Offer, Wish
+from swarm.state_sync.serialization import pack, unpack
+from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
 from tests.owners import subkey_of
 
 pytestmark = pytest.mark.timeout(300)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from swarm.guard import LOOK_SECONDS, Guard
+from swarm.peer.supervisor import LOOK_SECONDS, Guard
 
 
 @pytest.fixture

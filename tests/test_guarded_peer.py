@@ -5,7 +5,7 @@ import time
 import psutil
 import pytest
 
-from swarm.start_clock import STARTED
+from swarm.peer.startup_timer import STARTED
 from tests.cli import TINY, PeerProgram, Program, reaping
 from tests.test_peer import summary_of
 

@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PROGRAMS = {
     "peer": ["-m", "swarm.peer"],
-    "watch": ["-m", "swarm.watch"],
-    "doctor": ["-m", "swarm.doctor"],
-    "local": ["-m", "swarm.local"],
+    "watch": ["-m", "swarm", "watch"],
+    "doctor": ["-m", "swarm", "doctor"],
+    "local": ["-m", "swarm", "demo"],
     "train": ["baseline_ddp/train.py"],
 }
 OWN_MODULE = b"recipe.interrupts"

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 
-from swarm.codecs import Codec, ErrorFeedback
-from swarm.lanes import count_lanes, lane_of
-from swarm.rounds import LINEAGE_BYTES, Group, Ticket
+from swarm.averaging.compression import Codec, ErrorFeedback
+from swarm.averaging.striped_allreduce import count_lanes, lane_of
+from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
 
 
 def group_of(full: int, outbound_only: int = 0) -> Group:

@@ -22,8 +22,8 @@ import pytest
 import yaml
 
 from recipe.run_folder import RunFolder
-from swarm.options import parse_options
-from swarm.status import Status
+from swarm.peer.options import parse_options
+from swarm.peer.status import Status
 from tests.cli import START_SECONDS, PeerProgram, Program, live_peer, reaping, wait_until
 
 pytestmark = pytest.mark.timeout(600)

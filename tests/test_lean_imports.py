@@ -7,9 +7,9 @@ import pytest
 
 STEP = """
 import gc, sys
-from swarm.lean_imports import lean_imports
+from swarm.runtime.fast_imports import lean_imports
 with lean_imports():
-    import swarm.network, swarm.session
+    import swarm.network.dht_options, swarm.peer.session
 assert gc.isenabled()
 import torch
 from recipe.optimizer import build_optimizer

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm import leftovers
-from swarm.leftovers import remember, sweep_earlier
+from swarm.peer import stale_files as leftovers
+from swarm.peer.stale_files import remember, sweep_earlier
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 import torch
 from swarm_peers import Peers, running_dht
 
-from swarm.averager import SwarmAverager
-from swarm.rendezvous import Rendezvous
-from swarm.rounds import LINEAGE_BYTES, MAX_SAMPLES, Member, Refused, Ticket
+from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.matchmaking import Rendezvous
+from swarm.protocol.messages import LINEAGE_BYTES, MAX_SAMPLES, Member, Refused, Ticket
 
 pytestmark = pytest.mark.timeout(120)
 

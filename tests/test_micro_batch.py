@@ -12,7 +12,7 @@ from recipe.model import build_model
 from recipe.overrides import OTHER_MODEL
 from recipe.presets import preset
 from recipe.task import VisionTask
-from swarm.micro_batch import (
+from swarm.training.batch_size_finder import (
     BUDGET_SECONDS,
     MAX_SECONDS,
     largest_sensible,

@@ -10,8 +10,9 @@ import torch
 
 from recipe.data import VisionData
 from recipe.presets import preset
-from swarm import micro_batch, micro_batch_review
-from swarm.micro_batch_review import MICRO_BATCHES, UPDATES, MicroBatchRule
+from swarm.training import batch_size_finder as micro_batch
+from swarm.training import batch_size_review as micro_batch_review
+from swarm.training.batch_size_review import MICRO_BATCHES, UPDATES, MicroBatchRule
 
 
 def judged(rule: MicroBatchRule, seconds_per_sample: float, updates: int, has_room: bool = True) -> list[int]:
@@ -83,7 +84,7 @@ def test_samples_keep_their_order_whatever_the_size():
 @pytest.mark.timeout(200)
 def test_in_a_real_run(tmp_path, capsys, monkeypatch):
     """A peer whose measurement found a machine so busy that it chose single samples; the clock alone is made up."""
-    from swarm import peer
+    from swarm.peer import main as peer
     from tests.cli import TINY
 
     monkeypatch.delenv("INITIAL_PEERS", raising=False)

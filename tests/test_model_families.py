@@ -15,9 +15,9 @@ from recipe.presets import preset
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
-from swarm.micro_batch import measure_for_recipe
-from swarm.rounds import CollaborationOptions
-from swarm.strategy import SwarmStrategy
+from swarm.protocol.messages import CollaborationOptions
+from swarm.training.batch_size_finder import measure_for_recipe
+from swarm.training.strategy import SwarmStrategy
 
 FAMILIES = (
     *("resnet18", "regnetx_002", "mobilenetv3_small_050", "efficientnet_b0", "convnext_atto", "levit_128s"),

@@ -20,11 +20,11 @@ from hivemind.p2p import P2P
 from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
-from swarm import network
-from swarm.addresses import check_reachable
-from swarm.network import NetworkOptions, SwarmDHT, start_dht, stop_dht, visible_addresses
-from swarm.owners import RUNS_KEY, prepare_identity
-from swarm.processes import descendants
+from swarm.network import dht_options as network
+from swarm.network.addresses import check_reachable
+from swarm.network.dht_options import NetworkOptions, SwarmDHT, start_dht, stop_dht, visible_addresses
+from swarm.network.signed_records import RUNS_KEY, prepare_identity
+from swarm.runtime.processes import descendants
 
 pytestmark = pytest.mark.timeout(60)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)

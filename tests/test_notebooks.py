@@ -17,7 +17,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 
 from recipe.run_folder import RunFolder
-from swarm.status import Status
+from swarm.peer.status import Status
 from tests.cli import START_SECONDS, PeerProgram, live_peer
 
 pytestmark = pytest.mark.timeout(900)

@@ -7,9 +7,9 @@ from hivemind.utils import get_dht_time
 from test_progress import FakeDHT
 from test_record import RECORD
 
-from swarm import noticeboard
-from swarm.noticeboard import LATE_SECONDS, RECORD_SECONDS, SEARCH_SECONDS, Noticeboard
-from swarm.owners import peer_of
+from swarm.membership import progress_store as noticeboard
+from swarm.membership.progress_store import LATE_SECONDS, RECORD_SECONDS, SEARCH_SECONDS, Noticeboard
+from swarm.network.signed_records import peer_of
 from tests.owners import subkey_of
 
 
@@ -65,7 +65,7 @@ def test_who_is_alone_or_has_to_be_sure_searches(board):
 
 def test_now_and_then_all_search(board, monkeypatch):
     later = noticeboard.time.monotonic() + SEARCH_SECONDS + 0.1
-    monkeypatch.setattr("swarm.noticeboard.time.monotonic", lambda: later)
+    monkeypatch.setattr("swarm.membership.progress_store.time.monotonic", lambda: later)
     assert board.searches() == 1
     assert board.searches() == 0
 

@@ -9,8 +9,8 @@ from strategy_runs import Plan, Samples, Task, assert_same_bits, loader, patienc
 from swarm_peers import Peers, running_dht
 from torch.nn import functional as F
 
-from swarm.rounds import CollaborationOptions
-from swarm.strategy import SwarmStrategy
+from swarm.protocol.messages import CollaborationOptions
+from swarm.training.strategy import SwarmStrategy
 
 STEPS = 12
 TARGET = 64

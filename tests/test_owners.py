@@ -15,13 +15,13 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from recipe.presets import digits
-from swarm.allowance import Allowance
-from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.noticeboard import Noticeboard
-from swarm.owners import RUNS_KEY, OwnedRecords, owned_entries, peer_of
-from swarm.pushes import PushedHere
-from swarm.record import TRAINING, PeerProgress
-from swarm.run_card import PROTOCOL, RunCard, publish_card, read_cards
+from swarm.membership.progress_record import TRAINING, PeerProgress
+from swarm.membership.progress_store import Noticeboard
+from swarm.membership.run_manifest import PROTOCOL, RunCard, publish_card, read_cards
+from swarm.network.allowance import Allowance
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.network.record_push import PushedHere
+from swarm.network.signed_records import RUNS_KEY, OwnedRecords, owned_entries, peer_of
 from tests.owners import Sign, subkey_of
 
 pytestmark = pytest.mark.timeout(60)

@@ -19,9 +19,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
 from recipe.task import VisionTask
-from swarm.address_book import write_book
-from swarm.owners import prepare_identity
-from swarm.start_clock import STARTED
+from swarm.network.known_peers import write_book
+from swarm.network.signed_records import prepare_identity
+from swarm.peer.startup_timer import STARTED
 from tests.cli import START_SECONDS, TINY, PeerProgram, Program, reaping
 
 pytestmark = pytest.mark.timeout(300)
@@ -63,11 +63,11 @@ class FinishedRun:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Iterator[FinishedRun]:
-    """``python -m swarm.local --peers 3 --max-steps 20``, run to its end."""
+    """``swarm demo --peers 3 --max-steps 20``, run to its end."""
     output_dir = tmp_path_factory.mktemp("finished")
     with reaping() as programs:
         arguments = ["--peers", "3", "--output-dir", str(output_dir), "--run-id", "whole", "--max-steps", "20"]
-        program = Program("swarm.local", [*arguments, *VALIDATED], output_dir / "local.log")
+        program = Program("swarm", ["demo", *arguments, *VALIDATED], output_dir / "local.log")
         programs.append(program)
         yield FinishedRun(program, program.wait(2 * START_SECONDS), output_dir)
 
@@ -239,7 +239,7 @@ def ended_early(tmp_path_factory) -> Iterator[dict[str, Program]]:
     with reaping() as programs:
         for run_id in ("interrupted", "refusing"):
             arguments = ["--peers", "2", "--output-dir", str(output_dir), "--run-id", run_id, *TINY]
-            programs.append(Program("swarm.local", arguments, output_dir / f"{run_id}.log"))
+            programs.append(Program("swarm", ["demo", *arguments], output_dir / f"{run_id}.log"))
         interrupted, refusing = programs
         second_log = output_dir / "interrupted" / "peer-2" / "peer.log"
         interrupted.wait_until(lambda: second_log.exists() and second_log.read_text(), "the second peer starts")

@@ -105,7 +105,7 @@ def test_a_wrong_option_of_a_local_swarm(tmp_path):
     """Refused before any peer starts."""
     with reaping() as programs:
         started = [
-            Program("swarm.local", ["--output-dir", str(tmp_path), *arguments], tmp_path / f"{number}.log")
+            Program("swarm", ["demo", "--output-dir", str(tmp_path), *arguments], tmp_path / f"{number}.log")
             for number, arguments in enumerate((["--port", "31337"], ["--target-accuracy", "95"], ["--lerning-rate"]))
         ]
         programs += started

@@ -8,13 +8,13 @@ import torch
 from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
-from swarm import pending
-from swarm.averager import SwarmAverager
-from swarm.codecs import Codec
-from swarm.pace import Work
-from swarm.pending import PendingRound
-from swarm.rounds import LINEAGE_BYTES, CollaborationOptions, Member, RoundFailed, Ticket
-from swarm.version import wait_a_little
+from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.compression import Codec
+from swarm.protocol.messages import LINEAGE_BYTES, CollaborationOptions, Member, RoundFailed, Ticket
+from swarm.runtime.async_utils import wait_a_little
+from swarm.training import inflight_round as pending
+from swarm.training.inflight_round import PendingRound
+from swarm.training.throughput import Work
 
 
 class StoppedAverager:

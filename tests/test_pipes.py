@@ -12,8 +12,8 @@ from averaging_rounds import averager_for, contribution, meet_everyone, run_one_
 from hivemind.p2p import PeerID
 from swarm_peers import running_dht
 
-from swarm.pipes import WholePipe
-from swarm.rounds import MAX_GROUP_SIZE, Member, first_members
+from swarm.protocol.messages import MAX_GROUP_SIZE, Member, first_members
+from swarm.runtime.pipes import WholePipe
 
 pytestmark = pytest.mark.timeout(120)
 STRANGERS = 2046

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from recipe.errors import InputError
-from swarm.codecs import Codec
-from swarm.powersgd import LowRank
-from swarm.rounds import LINEAGE_BYTES, Group, Ticket
+from swarm.averaging.compression import Codec
+from swarm.averaging.powersgd import LowRank
+from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
 
 SHAPES, SIZE = [(40, 30), (7,), (16, 4, 3, 3), (5, 5)], 40 * 30 + 7 + 16 * 36 + 25 + 3
 """Two matrices worth it at rank 4, a vector, a matrix too small, and three numbers of buffers."""

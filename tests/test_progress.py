@@ -10,15 +10,10 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from test_record import RECORD
 
-from swarm.absences import MAX_WAITED_FOR
-from swarm.acquaintances import Acquaintances
-from swarm.claims import Call
-from swarm.noticeboard import RECORD_SECONDS
-from swarm.owners import peer_of
-from swarm.progress import ProgressTracker
-from swarm.pushes import Push, PushedHere
-from swarm.reach import MAX_AHEAD
-from swarm.record import (
+from swarm.membership.claim_bounds import MAX_AHEAD
+from swarm.membership.liveness_probe import Call
+from swarm.membership.peer_backoff import MAX_WAITED_FOR
+from swarm.membership.progress_record import (
     AVERAGING,
     JOINING,
     TRAINING,
@@ -26,7 +21,12 @@ from swarm.record import (
     WAITING,
     PeerProgress,
 )
-from swarm.rounds import LINEAGE_BYTES, Group, Ticket
+from swarm.membership.progress_store import RECORD_SECONDS
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.network.acquaintances import Acquaintances
+from swarm.network.record_push import Push, PushedHere
+from swarm.network.signed_records import peer_of
+from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
 from tests.owners import subkey_of
 
 LINEAGE, OTHER = b"L" * LINEAGE_BYTES, b"O" * LINEAGE_BYTES
@@ -412,7 +412,7 @@ def test_nobody_is_further_than_the_run_is_long():
 
 def test_who_fails_again_is_distrusted_for_longer(swarm, monkeypatch):
     anna, now = swarm.says("anna", step=7), 100.0
-    monkeypatch.setattr("swarm.distrust.time.monotonic", lambda: now)
+    monkeypatch.setattr("swarm.membership.distrust.time.monotonic", lambda: now)
     for seconds in (10, 20, 40, 60, 60):
         swarm.tracker.distrusted.add(anna)
         now += seconds - 1
@@ -444,7 +444,7 @@ def test_outbound_only_peers_cannot_ask_each_other():
 
 
 def test_who_sets_the_clock_is_told_what_it_may_mean(swarm, caplog, monkeypatch):
-    monkeypatch.setattr("swarm.progress.OwnClock.set_by_seconds", lambda self: 40.2)
+    monkeypatch.setattr("swarm.membership.progress_tracker.OwnClock.set_by_seconds", lambda self: 40.2)
     swarm.tracker._look_at_clock()
     assert "was just set by +40 s" in caplog.text
 

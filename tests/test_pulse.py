@@ -9,8 +9,9 @@ from averaging_rounds import averager_for, introduce, meet_everyone, run_round, 
 from hivemind.p2p import P2P
 from swarm_peers import Peers, running_dht
 
-from swarm import faults, pulse
-from swarm.rounds import Behind, RoundFailed
+from swarm.membership import failure_detector as pulse
+from swarm.protocol.messages import Behind, RoundFailed
+from swarm.runtime import fault_injection as faults
 
 pytestmark = pytest.mark.timeout(120)
 SIZE = 200_000

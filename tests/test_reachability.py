@@ -12,9 +12,9 @@ import pytest
 from hivemind.p2p import P2P
 
 from recipe.presets import preset
-from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.owners import peer_of, prepare_identity
-from swarm.reachability import (
+from swarm.membership.run_manifest import PROTOCOL, RunCard, publish_card
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.network.reachability import (
     CALLS_OF_A_HOST,
     CALLS_OF_A_PEER,
     CALLS_PER_MINUTE,
@@ -26,8 +26,8 @@ from swarm.reachability import (
     _conclusion,
     measure_reachability,
 )
-from swarm.role import measured
-from swarm.run_card import PROTOCOL, RunCard, publish_card
+from swarm.network.role import measured
+from swarm.network.signed_records import peer_of, prepare_identity
 from tests.cli import START_SECONDS, PeerProgram, reaping
 from tests.owners import subkey_of
 

@@ -21,7 +21,7 @@ from recipe.datasets import TensorImages, _stratified, open_splits
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.sampler import PeerBatches, sample_randomness
-from swarm.checkup import check_data
+from swarm.cli.checks import check_data
 
 ROOT = Path(__file__).parent.parent
 

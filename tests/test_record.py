@@ -9,7 +9,7 @@ import msgpack
 import pytest
 from test_rounds import mutated
 
-from swarm.record import (
+from swarm.membership.progress_record import (
     FUTURE_SECONDS,
     JOINING,
     MAX_RATE,
@@ -20,7 +20,7 @@ from swarm.record import (
     OwnClock,
     PeerProgress,
 )
-from swarm.rounds import MAX_STEP
+from swarm.protocol.messages import MAX_STEP
 
 NOW = 1_700_000_000.0
 RECORD = PeerProgress("anna", 12, 96, 250.0, NOW - 60, NOW - 1, False, TRAINING, 1.25, 0.5, lineage=b"0123456789abcdef")
@@ -156,6 +156,6 @@ def test_the_clocks_of_others_are_corrected_only_if_they_are_clearly_off():
 def test_a_clock_that_is_set_is_noticed_once(monkeypatch):
     clock, system_time = OwnClock(), time.time
     assert clock.set_by_seconds() == 0.0
-    monkeypatch.setattr("swarm.record.time.time", lambda: system_time() - 40)
+    monkeypatch.setattr("swarm.membership.progress_record.time.time", lambda: system_time() - 40)
     assert clock.set_by_seconds() == pytest.approx(-40, abs=0.9)
     assert clock.set_by_seconds() == 0.0

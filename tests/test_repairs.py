@@ -17,8 +17,8 @@ from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.utils import ValueWithExpiration
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarm import repairs
-from swarm.served_stream import MAX_MESSAGE_BYTES
+from swarm.network import hivemind_patches as repairs
+from swarm.network.served_stream import MAX_MESSAGE_BYTES
 
 pytestmark = pytest.mark.timeout(60)
 repairs.repair_hivemind()

@@ -2,7 +2,7 @@
 
 import logging
 
-from swarm.repeats import MAX_KINDS, QUIET_SECONDS, Repeats
+from swarm.runtime.log_filters import MAX_KINDS, QUIET_SECONDS, Repeats
 
 
 class Screen:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from swarm.reporting import PatientConsole
+from swarm.peer.callbacks import PatientConsole
 
 
 class Broken(io.StringIO):

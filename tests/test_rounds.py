@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hivemind.p2p import PeerID
 
-from swarm.outcomes import RoundEvent, RoundReport
-from swarm.rounds import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP, Group, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.messages import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP, Group, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.round_report import RoundEvent, RoundReport
 
 LINEAGE = bytes(range(LINEAGE_BYTES))
 TICKETS = [

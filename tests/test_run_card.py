@@ -11,11 +11,8 @@ import pytest
 
 from recipe.errors import InputError
 from recipe.presets import digits
-from swarm.dht_storage import MAX_CARDS
-from swarm.keeper import Keeper
-from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.owners import RUNS_KEY, peer_of
-from swarm.run_card import (
+from swarm.membership.announcer import Keeper
+from swarm.membership.run_manifest import (
     MAX_CARD_BYTES,
     PROTOCOL,
     NewerProtocolError,
@@ -25,6 +22,9 @@ from swarm.run_card import (
     publish_card,
     read_cards,
 )
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.network.dht_storage import MAX_CARDS
+from swarm.network.signed_records import RUNS_KEY, peer_of
 from tests.owners import subkey_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -209,7 +209,7 @@ def test_reading_waits_for_the_first_card_and_leaves_out_bad_ones(dhts, caplog):
     publisher.start()
     assert read_cards(first) == {"mine": card()}
     publisher.join()
-    (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.run_card")
+    (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.membership.run_manifest")
     assert warning.startswith("1 run cards are left out")
 
 
@@ -249,7 +249,7 @@ def test_the_keeper_survives_errors_and_logs_them_once(caplog):
     keeper = Keeper(dht, card(), period_seconds=0.05)
     assert dht.twice.wait(10)
     keeper.stop()
-    (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.keeper")
+    (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.membership.announcer")
     assert "BrokenPipeError" in warning
 
 

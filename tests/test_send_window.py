@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarm import send_window
-from swarm.send_window import LONG_SECONDS, MAX_PARTS, QUICK_SECONDS, START_PARTS, PartsOnTheWay, SendWindow
+from swarm.averaging import send_window
+from swarm.averaging.send_window import LONG_SECONDS, MAX_PARTS, QUICK_SECONDS, START_PARTS, PartsOnTheWay, SendWindow
 
 
 @pytest.fixture

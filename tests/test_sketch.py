@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from swarm.rounds import LINEAGE_BYTES, Group, Ticket
-from swarm.sketch import SIZE, TOLERANCE, Sketch, nearest_to_most, relative_distance
-from swarm.version import Version
+from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
+from swarm.state_sync.state_version import Version
+from swarm.state_sync.weight_sketch import SIZE, TOLERANCE, Sketch, nearest_to_most, relative_distance
 
 LINEAGE = bytes(range(16))
 SHAPES = [(300, 40), (7,), (64, 3, 4, 4), (1,), (5000,)]

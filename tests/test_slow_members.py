@@ -1,6 +1,6 @@
 """Who holds everybody up, round after round, is left out; a slow line that the swarm can bear is not."""
 
-from swarm.slow_members import MAX_SLOW_ROUNDS, SlowMembers
+from swarm.averaging.slow_members import MAX_SLOW_ROUNDS, SlowMembers
 
 MEMBERS = ["fast", "slow"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm.start_clock import STARTED, StartClock
+from swarm.peer.startup_timer import STARTED, StartClock
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from swarm.packing import pack, unpack
-from swarm.rounds import LINEAGE_BYTES, MAX_STEP, RoundFailed
-from swarm.state import SharedState
-from swarm.version import Version
+from swarm.protocol.messages import LINEAGE_BYTES, MAX_STEP, RoundFailed
+from swarm.state_sync.serialization import pack, unpack
+from swarm.state_sync.state_version import Version
+from swarm.state_sync.training_state import SharedState
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),

@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from swarm.status import Status, result_table, shown_rate, status_table
+from swarm.peer.status import Status, result_table, shown_rate, status_table
 
 
 @pytest.mark.parametrize(

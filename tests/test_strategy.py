@@ -35,8 +35,8 @@ from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
-from swarm.processes import descendants
-from swarm.strategy import SwarmStrategy
+from swarm.runtime.processes import descendants
+from swarm.training.strategy import SwarmStrategy
 
 pytestmark = pytest.mark.timeout(180)
 TOLERANCE = 2e-6  # absolute, of losses around 1 and weights below 1: about ten times what was seen

@@ -27,12 +27,12 @@ from strategy_runs import (
 from swarm_peers import FORK_SERVER, Peers, running_dht
 from torch.nn import functional as F
 
-from swarm import faults
-from swarm.averager import SwarmAverager
-from swarm.noticeboard import Noticeboard
-from swarm.record import JOINING, TRAINING, PeerProgress
-from swarm.state import SharedState
-from swarm.strategy import SwarmStrategy
+from swarm.averaging.averager import SwarmAverager
+from swarm.membership.progress_record import JOINING, TRAINING, PeerProgress
+from swarm.membership.progress_store import Noticeboard
+from swarm.runtime import fault_injection as faults
+from swarm.state_sync.training_state import SharedState
+from swarm.training.strategy import SwarmStrategy
 
 pytestmark = pytest.mark.timeout(180)
 IMPOSSIBLE = 10**6

@@ -15,13 +15,13 @@ from hivemind.proto.averaging_pb2 import DownloadData
 from swarm_peers import Peers, running_dht
 from test_repairs import Answers, between_two
 
-from swarm import served_stream, stream_limits
-from swarm.averager import SwarmAverager
-from swarm.owners import peer_of
-from swarm.processes import allow_many_files
-from swarm.repairs import CALLS
-from swarm.rounds import LINEAGE_BYTES, Ticket
-from swarm.stream_limits import BUFFERED_BYTES, STRANGERS_BYTES, STREAMS, StreamLimits
+from swarm.averaging.averager import SwarmAverager
+from swarm.network import served_stream, stream_limits
+from swarm.network.hivemind_patches import CALLS
+from swarm.network.signed_records import peer_of
+from swarm.network.stream_limits import BUFFERED_BYTES, STRANGERS_BYTES, STREAMS, StreamLimits
+from swarm.protocol.messages import LINEAGE_BYTES, Ticket
+from swarm.runtime.processes import allow_many_files
 from tests.owners import subkey_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -302,6 +302,6 @@ async def _knock(dht, other, averager) -> None:
 def _addresses(dht):
     from hivemind.utils.multiaddr import Multiaddr
 
-    from swarm.network import visible_addresses
+    from swarm.network.dht_options import visible_addresses
 
     return [Multiaddr(address.rpartition("/p2p/")[0]) for address in visible_addresses(dht)]

@@ -18,12 +18,12 @@ from recipe.data import VisionData
 from recipe.errors import InputError
 from recipe.loggers import PatientTensorBoardLogger
 from recipe.run_folder import RunFolder
-from swarm.address_book import MAX_REMEMBERED, met_before, read_book, usable, write_book
-from swarm.checkpoints import newest_checkpoint, own_checkpoint, sweep_checkpoints
-from swarm.keeper import addresses_in
-from swarm.owners import peer_of
-from swarm.pace import MAX_DROPPED, Pace
-from swarm.session import Session
+from swarm.membership.announcer import addresses_in
+from swarm.network.known_peers import MAX_REMEMBERED, met_before, read_book, usable, write_book
+from swarm.network.signed_records import peer_of
+from swarm.peer.checkpoints import newest_checkpoint, own_checkpoint, sweep_checkpoints
+from swarm.peer.session import Session
+from swarm.training.throughput import MAX_DROPPED, Pace
 from tests.owners import subkey_of
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"

@@ -19,17 +19,17 @@ from hivemind.proto.runtime_pb2 import Tensor
 from hivemind.utils import MPFuture
 from test_rounds import mutated
 
-from swarm import download as download_module
-from swarm import race as race_module
-from swarm import uploads as uploads_module
-from swarm.download import Busy, Download, NoState
-from swarm.download_messages import PIECE_BYTES, SLICE_BYTES, Offer, Wish, ask_for
-from swarm.packing import unpack
-from swarm.pull import Pull
-from swarm.rounds import RoundFailed
-from swarm.squeeze import CHUNK_BYTES, squeeze, unsqueeze
-from swarm.transfer import StateTransfer
-from swarm.uploads import MAX_SNAPSHOTS, MAX_STATE_UPLOADS
+from swarm.protocol.messages import RoundFailed
+from swarm.state_sync import donor_race as race_module
+from swarm.state_sync import download as download_module
+from swarm.state_sync import uploads as uploads_module
+from swarm.state_sync.download import Busy, Download, NoState
+from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer, Wish, ask_for
+from swarm.state_sync.pull import Pull
+from swarm.state_sync.serialization import unpack
+from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
+from swarm.state_sync.state_server import StateTransfer
+from swarm.state_sync.uploads import MAX_SNAPSHOTS, MAX_STATE_UPLOADS
 
 STATE_BYTES = 3 * SLICE_BYTES + PIECE_BYTES + 5
 
@@ -56,7 +56,7 @@ class Averager(StateTransfer):
         self.handed_over.append(peer_id)
 
     async def serve(self, peer: str, reader, writer) -> None:
-        """A stream, as :mod:`swarm.repairs` does."""
+        """A stream, as :mod:`swarm.network.hivemind_patches` does."""
 
         async def requests():
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -281,7 +281,7 @@ def test_a_stranger_cannot_make_the_trainer_export_without_end():
 
 
 def test_a_broken_download_goes_on_with_what_is_missing(monkeypatch):
-    monkeypatch.setattr("swarm.pull.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
 
     async def test():
         donor, breaks = Averager(), 0
@@ -303,7 +303,7 @@ def test_a_broken_download_goes_on_with_what_is_missing(monkeypatch):
 
 
 def test_what_the_donor_has_not_kept_is_downloaded_anew(monkeypatch):
-    monkeypatch.setattr("swarm.pull.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
 
     async def test():
         donor, download, breaks = Averager(), Download("the donor", 10**9), []

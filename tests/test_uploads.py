@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from swarm import trail, uploads
-from swarm.download_messages import MAX_BUSY_SECONDS, PIECE_BYTES
-from swarm.trail import Trail
-from swarm.uploads import (
+from swarm.state_sync import average_log as trail
+from swarm.state_sync import uploads
+from swarm.state_sync.average_log import Trail
+from swarm.state_sync.download_messages import MAX_BUSY_SECONDS, PIECE_BYTES
+from swarm.state_sync.uploads import (
     KEEP_SECONDS,
     MAX_SNAPSHOTS,
     MAX_STATE_UPLOADS,

@@ -12,10 +12,10 @@ from hivemind.utils.timed_storage import get_dht_time
 from rich.console import Console
 
 from recipe.presets import preset
-from swarm.network import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.record import TRAINING, PeerProgress
-from swarm.run_card import PROTOCOL, RunCard, publish_card
-from swarm.watch import MAX_ROWS, Sight, main
+from swarm.cli.watch import MAX_ROWS, Sight, main
+from swarm.membership.progress_record import TRAINING, PeerProgress
+from swarm.membership.run_manifest import PROTOCOL, RunCard, publish_card
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 
 CARD = RunCard(PROTOCOL, "letters", preset("digits"))
 
@@ -79,7 +79,7 @@ def test_bad_input_is_refused(capsys, monkeypatch):
 
 
 def test_a_swarm_that_stands_still_and_one_that_does_not(monkeypatch, capsys):
-    monkeypatch.setattr("swarm.watch.LOOK_SECONDS", 0.3)
+    monkeypatch.setattr("swarm.cli.watch.LOOK_SECONDS", 0.3)
     dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))
     ended, said = threading.Event(), []
 

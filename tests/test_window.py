@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from swarm.download_messages import PIECE_BYTES
-from swarm.window import MAX_WINDOW_BYTES, Window
+from swarm.state_sync.download_messages import PIECE_BYTES
+from swarm.state_sync.download_window import MAX_WINDOW_BYTES, Window
 
 
 class LineOf:

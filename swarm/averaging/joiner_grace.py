@@ -1,0 +1,52 @@
+"""The door that a leader holds open for those who have taken over its state and are on their way to the next group."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection
+
+from hivemind.p2p import PeerID
+
+from swarm.protocol.messages import MAX_GROUP_SIZE
+
+HOLD_SECONDS = 4.0  # a newcomer has yet to start its trainer and compute a micro-batch
+MAX_HOLDS, WITHIN_SECONDS = 4, 60.0
+
+
+class Door:
+    """In a swarm of short steps a newcomer would find every group closed, if nobody waited for it.
+
+    Nobody can keep it open for good: it is held ``MAX_HOLDS`` times a minute for a peer, some seconds each time, and
+    the leader waits for strangers with an allowance (:mod:`swarm.averaging.matchmaking`).
+    """
+
+    def __init__(self):
+        self._until: dict[PeerID, float] = {}
+        self._holds: dict[PeerID, deque[float]] = {}
+        self.open_until = 0.0
+        """System-wide monotonic seconds until which somebody may still come."""
+
+    def hold(self, peer: PeerID, seconds: float = HOLD_SECONDS) -> None:
+        """The next group waits so long for this peer."""
+        now = time.monotonic()
+        self._holds = {other: holds for other, holds in self._holds.items() if holds[-1] > now - WITHIN_SECONDS}
+        holds = self._holds.get(peer, deque(maxlen=MAX_HOLDS))
+        used_up = len(holds) == MAX_HOLDS and holds[0] > now - WITHIN_SECONDS
+        if used_up or (not holds and len(self._holds) >= MAX_GROUP_SIZE):
+            return
+        holds.append(now)
+        self._holds[peer] = holds
+        self._until[peer] = max(now + seconds, self._until.get(peer, 0.0))
+        self.open_until = max(self.open_until, now + seconds)
+
+    def awaited(self, arrived: Collection[PeerID]) -> set[PeerID]:
+        """For whom it is held, without those who have come."""
+        now = time.monotonic()
+        self._until = {peer: until for peer, until in self._until.items() if until > now and peer not in arrived}
+        return set(self._until)
+
+    def seconds_left(self, peers: Collection[PeerID]) -> float:
+        """For which it is held for one of these at least."""
+        now = time.monotonic()
+        return max((self._until[peer] - now for peer in peers if peer in self._until), default=0.0)

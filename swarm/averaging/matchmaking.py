@@ -1,0 +1,406 @@
+"""How peers meet at the end of a step: everyone goes to the most senior peer, who closes the group when all have come.
+
+Hivemind's matchmaking announces every round in the DHT and waits a fixed time for whoever may turn up. But the members
+of a swarm know each other from their progress records, so they meet without the DHT: the senior full peer leads, the
+others knock at its door (early ones wait in its lobby), and the group closes half a round trip after the last expected
+member arrives, or when the leader's patience ends. Who is not there any more (``failure_detector``) is not waited for; if
+that is the leader, the next in seniority leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_logger
+
+from swarm.averaging.joiner_grace import HOLD_SECONDS, Door
+from swarm.averaging.matchmaking_messages import group_reply, parse_group, parse_step, redirect, step_reply
+from swarm.membership.distrust import Distrust
+from swarm.membership.failure_detector import LOOK_SECONDS, Lookout, Pulse
+from swarm.network.acquaintances import Acquaintances
+from swarm.network.allowance import Allowance
+from swarm.protocol.messages import LINEAGE_BYTES, MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
+from swarm.runtime.async_utils import unless
+
+logger = get_logger(__name__)
+
+KNOCK_AGAIN_SECONDS = 1.0  # at the doors of seniors who could not be reached and are expected all the same
+REDIRECT_SECONDS = 0.2  # between two knocks at a peer that was still following somebody else
+# Both up to a half more or less: two who knock at each other's doors at the same moment should not do so again.
+WATCHED_SENIORS = 3  # by who follows one of them; more would be many calls in a large swarm
+REPLY_SECONDS = 4.0  # a peer that is alive answers a knock at once, whatever it is doing
+STRANGER_SECONDS, STRANGER_SHARE = 20.0, 0.1
+"""For which a leader waits for nobody but strangers: so long at once, and then this share of the time."""
+FORMING_SECONDS, FORMING_SHARE = 30.0, 0.5
+"""The same while it knows nobody else."""
+HOLD_SHARE = 0.3
+"""Of a usual exchange, for which a group is held open for a peer that has all but the last average, and fetches it."""
+MAX_PURSUERS = 16
+SAY_AGAIN_SECONDS = 60.0
+CODE = averaging_pb2
+
+
+@dataclass
+class Guest:
+    """Someone in the lobby who waits for the group to close."""
+
+    ticket: Ticket
+    answer: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Rendezvous:
+    """Forms one group at a time for the peer in whose averager process it lives.
+
+    :param p2p: this peer's connection to the network
+    :param servicer: the class whose ``rpc_join_group`` forwards to :meth:`serve`; its name is part of the address
+    :param namespace: run and recipe, so that another recipe's peers cannot even knock
+    :param schema_hash: shapes of the averaged vector
+    :param min_samples: a group with fewer does not end the step: whoever is late can still come to the next one
+    :param pulse: tells who is still there
+    :param shunned: those who are not met for now, because they have spoilt a round
+    """
+
+    def __init__(
+        self,
+        p2p: P2P,
+        servicer: type,
+        namespace: str,
+        schema_hash: bytes,
+        min_samples: int,
+        pulse: Pulse,
+        shunned: Distrust,
+    ):
+        self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
+        self._shunned, self._said_shunned_at = shunned, -math.inf
+        self._known = Acquaintances()
+        """Those who have averaged with this peer."""
+        self._stranger_patience = Allowance(STRANGER_SECONDS, STRANGER_SHARE)
+        self._forming_patience = Allowance(FORMING_SECONDS, FORMING_SHARE)
+        self._pursuers: set[PeerID] = set()
+        """Who came with our weights to a closed group: it needs the average of that before it can come again."""
+        self._min_samples, self.pulse = min_samples, pulse
+        self._lobby: dict[PeerID, Guest] = {}
+        self._arrivals = asyncio.Event()
+        self._expected: frozenset[PeerID] = frozenset()
+        self._step, self._lineage = 0, None
+        self._closed_step, self._closed_with = -1, frozenset[PeerID]()
+        self._leader: PeerID | None = None
+        self._is_client: dict[PeerID, bool] = {}
+        self._lookout = Lookout(pulse, self._arrivals.set)
+        self.door = Door()
+        self._lock = asyncio.Lock()
+
+    def set_step(self, step: int, lineage: bytes | None = None) -> None:
+        """The step that this peer works on: early guests wait for it, late ones are told that they are behind.
+
+        :param lineage: of this peer's weights; None leaves out who has others only when the group is closed
+        """
+        if step > self._step:
+            for peer in self._pursuers:
+                self.door.hold(peer, self._hold_seconds)
+            self._pursuers.clear()
+        self._step, self._lineage = step, lineage
+        for peer, guest in self._lobby.items():
+            if guest.answer.done():
+                continue
+            if guest.ticket.step < step:
+                guest.answer.set_result(step_reply(step))
+                if peer not in self._lookout.lost:
+                    self.door.hold(peer)
+            elif self._has_other_weights(guest.ticket):
+                guest.answer.set_result(CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY))
+
+    @property
+    def _hold_seconds(self) -> float:
+        """For which a group is held open at most."""
+        return max(HOLD_SECONDS, HOLD_SHARE * self.pulse.usual_seconds)
+
+    def _has_other_weights(self, ticket: Ticket) -> bool:
+        """Whether its sender is at this peer's step in another history."""
+        return self._lineage is not None and ticket.step == self._step and ticket.lineage != self._lineage
+
+    def met(self, peers: Iterable[PeerID]) -> None:
+        """These have averaged with this peer: they are no strangers."""
+        self._known.add(peer for peer in peers if peer != self._p2p.peer_id)
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    def reopen(self) -> None:
+        """The round of the group that was closed last has failed: whoever was in it can come again."""
+        self._closed_step = -1
+
+    def waits_for(self, step: int) -> bool:
+        """Whether somebody has come to finish this step already."""
+        return any(guest.ticket.step == step for guest in self._lobby.values())
+
+    def expect(self, members: Collection[PeerID]) -> None:
+        """Change whom the leader waits for, as peers come and go."""
+        self._expected = frozenset(peer for peer in members if peer not in self._shunned) - {self._p2p.peer_id}
+        self._arrivals.set()
+
+    async def meet(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, deadline: float) -> Group:
+        """Find the group for ``ticket.step``.
+
+        :param members: everyone expected, this peer included
+        :param patience_seconds: how long a leader waits for those who are missing
+        :param deadline: event-loop time at which to give up
+        :raises Behind: the swarm has finished this step already
+        :raises Refused: the leader averages something else
+        :raises RoundFailed: no group until the deadline
+        """
+        async with self._lock:
+            self._lookout.begin()
+            self.set_step(ticket.step, ticket.lineage)
+            self.expect([member.peer_id for member in members if member.awaited])
+            order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
+            order = [m for m in order if m.peer_id not in self._shunned]
+            self._is_client = {member.peer_id: member.client_mode for member in members}
+            while asyncio.get_running_loop().time() < deadline:
+                try:
+                    group = await self._lead_or_follow(ticket, [m.peer_id for m in order], patience_seconds, deadline)
+                finally:
+                    self._lookout.end()
+                if group is not None:
+                    return group
+                await asyncio.sleep(0.2)  # only outbound-only peers come here: nobody to follow, unable to lead
+                self._lookout.begin()
+            raise RoundFailed("no group was formed in time")
+
+    async def _lead_or_follow(
+        self, ticket: Ticket, order: Sequence[PeerID], patience_seconds: float, deadline: float
+    ) -> Group | None:
+        """Follow the first who leads, in this order; if that is nobody, lead."""
+        own, loop = self._p2p.peer_id, asyncio.get_running_loop()
+        seniors = order[: order.index(own)] if own in order else order
+        longest_meeting_seconds = 2 * patience_seconds + self._hold_seconds + REPLY_SECONDS
+        for senior in seniors:
+            self._watch(seniors[:WATCHED_SENIORS])
+            if senior not in self._lookout.lost:
+                wait_until = min(deadline, loop.time() + longest_meeting_seconds)
+                if (group := await self._follow(senior, ticket, wait_until)) is not None:
+                    return group
+        if own not in order:
+            return None
+        self._watch(self._is_client)
+        wait_until = min(deadline, loop.time() + longest_meeting_seconds)
+        return await self._lead(ticket, min(deadline, loop.time() + patience_seconds), seniors, wait_until)
+
+    def _watch(self, peers: Collection[PeerID]) -> None:
+        """Until this meeting is over, who of them is not there any more is not waited for."""
+        for peer in peers:
+            if peer != self._p2p.peer_id:
+                self._lookout.watch(peer, can_be_called=not self._is_client.get(peer, True))
+
+    async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
+        """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
+        loop = asyncio.get_running_loop()
+        knock_at = loop.time() + KNOCK_AGAIN_SECONDS * random.uniform(0.5, 1.5)
+        while True:
+            self._arrivals.clear()
+            arrived = self._arrived(ticket)
+            expected = self._expected - self._lookout.lost - arrived
+            held = self.door.awaited(arrived) - self._lookout.lost
+            awaited, remaining = expected | held, self.door.seconds_left(held)
+            if expected:
+                remaining = max(remaining, patience_end - loop.time())
+            self._watch(awaited)
+            only_strangers = not any(peer in self._known for peer in awaited)
+            if only_strangers:
+                remaining = min(remaining, self._patience_with_strangers.left)
+            if remaining <= 0 or not awaited or self._is_in_vain(ticket, arrived, awaited):
+                return self._close(ticket, arrived)
+            if loop.time() >= knock_at:
+                for senior in awaited.intersection(seniors):
+                    group = await self._follow(senior, ticket, wait_until)
+                    if group is not None:
+                        return group
+                knock_at = loop.time() + KNOCK_AGAIN_SECONDS * random.uniform(0.5, 1.5)
+                continue
+            waiting_since = loop.time()
+            try:
+                await asyncio.wait_for(self._arrivals.wait(), min(remaining, LOOK_SECONDS))
+            except TimeoutError:
+                pass
+            if only_strangers:
+                self._patience_with_strangers.spend(loop.time() - waiting_since)
+
+    @property
+    def _patience_with_strangers(self) -> Allowance:
+        """Seconds for which this peer waits for nobody but strangers; while a swarm forms, all are."""
+        return self._stranger_patience if len(self._known) else self._forming_patience
+
+    def _is_in_vain(self, ticket: Ticket, arrived: Collection[PeerID], awaited: Collection[PeerID]) -> bool:
+        """Whether those who are missing say nothing, and those who are here have too few samples without them.
+
+        It is better to compute on than to wait then; who has only been slow is in time for the next group.
+        """
+        samples = ticket.samples + sum(self._lobby[peer].ticket.samples for peer in arrived)
+        return samples < self._min_samples and all(self.pulse.doubts(peer) for peer in awaited)
+
+    def _arrived(self, ticket: Ticket) -> set[PeerID]:
+        """Guests with our weights; who comes with the same step of another history has to take over ours."""
+        arrived = set()
+        for peer, guest in self._lobby.items():
+            if guest.answer.done() or guest.ticket.step != ticket.step or peer in self._lookout.lost:
+                continue  # on the way out, early, or not there any more
+            if guest.ticket.lineage == ticket.lineage:
+                arrived.add(peer)
+            else:
+                guest.answer.set_result(CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY))
+        return arrived
+
+    def _close(self, ticket: Ticket, arrived: Collection[PeerID]) -> Group:
+        entries = [(peer, self._lobby[peer].ticket) for peer in arrived]
+        entries.append((self._p2p.peer_id, ticket))
+        random.shuffle(entries)  # no peer reduces the same share every time
+        peer_ids, tickets = zip(*entries, strict=True)
+        group = Group.close(nonce := os.urandom(LINEAGE_BYTES), peer_ids, tickets)
+        if group.samples >= self._min_samples:
+            self._closed_step, self._closed_with = ticket.step, frozenset(arrived)
+        reply = group_reply(group, nonce)
+        for peer in arrived:
+            if not self._lobby[peer].answer.done():
+                self._lobby[peer].answer.set_result(reply)
+        return group
+
+    async def _follow(self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2) -> Group | None:
+        """Knock at the leader's door; None when it cannot lead us now."""
+        request = CODE.JoinRequest(
+            schema_hash=self._schema_hash, gather=ticket.to_bytes(), client_mode=ticket.client_mode
+        )
+        stream, accepted, lost = None, False, self._lookout.watch(leader, can_be_called=True)
+        try:
+            stub = self._servicer.get_stub(self._p2p, leader, namespace=self._namespace)
+            stream = await unless(lost, stub.rpc_join_group(request), REPLY_SECONDS)
+            reply = await unless(lost, stream.__anext__(), REPLY_SECONDS)
+            if accepted := reply.code == CODE.ACCEPTED:
+                self._leader = leader
+                self._send_guests_to(leader)
+                remaining = max(0.0, wait_until - asyncio.get_running_loop().time())
+                reply = await unless(lost, stream.__anext__(), remaining)
+        except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
+            logger.debug(f"{leader} does not lead us: {error!r}")
+            is_stuck = accepted and isinstance(error, TimeoutError)  # its process answers, its trainer does not come
+            if lost.done() or is_stuck:
+                self._lookout.lost.add(leader)  # who leads in its place does not wait for it again
+            return None
+        finally:
+            self._leader = None
+            if stream is not None:
+                await stream.aclose()
+        if reply.code == CODE.NOT_A_LEADER and reply.suggested_leader and redirects:
+            return await self._follow_elsewhere(
+                PeerID(reply.suggested_leader), leader, ticket, wait_until, redirects - 1
+            )
+        return self._read_reply(reply, leader, ticket)
+
+    async def _follow_elsewhere(
+        self, suggested: PeerID, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int
+    ) -> Group | None:
+        """Go where a peer has sent us; if nobody leads there, that peer will find out as well and lead itself."""
+        if suggested == self._p2p.peer_id:
+            return None
+        if suggested not in self._lookout.lost:
+            group = await self._follow(suggested, ticket, wait_until, redirects)
+            if group is not None:
+                return group
+        await asyncio.sleep(REDIRECT_SECONDS * random.uniform(0.5, 1.5))
+        return await self._follow(leader, ticket, wait_until, redirects)
+
+    def _read_reply(self, reply, leader: PeerID, ticket: Ticket) -> Group | None:
+        if reply.code == CODE.BAD_SCHEMA_HASH:
+            raise Refused(leader)
+        if reply.code == CODE.BAD_GROUP_KEY:
+            raise Behind(ticket.step)
+        if reply.code == CODE.PROTOCOL_VIOLATION:
+            self._say_that_we_are_shunned(leader)
+        leader_step = parse_step(reply)
+        if leader_step is not None and leader_step > ticket.step:
+            raise Behind(leader_step)
+        if reply.code != CODE.BEGIN_ALLREDUCE:
+            return None
+        try:
+            return parse_group(reply, leader, self._p2p.peer_id, ticket)
+        except ValueError as error:
+            logger.warning(f"Ignoring a malformed group from {leader}: {error}")
+            return None
+
+    def _say_that_we_are_shunned(self, leader: PeerID) -> None:
+        if time.monotonic() > self._said_shunned_at + SAY_AGAIN_SECONDS:
+            self._said_shunned_at = time.monotonic()
+            logger.warning(
+                f"{leader} leaves this peer out for a while: what it sent could not be used, or it is far too slow for "
+                "this swarm (`swarm doctor` measures its line)"
+            )
+
+    def _send_guests_to(self, leader: PeerID) -> None:
+        for guest in self._lobby.values():
+            if not guest.answer.done():
+                guest.answer.set_result(redirect(leader))
+
+    def _answer_at_once(self, request, sender: PeerID, ticket: Ticket):
+        """What can be answered without waiting, or None for a guest who may wait in the lobby."""
+        if request.schema_hash != self._schema_hash:
+            return CODE.MessageFromLeader(code=CODE.BAD_SCHEMA_HASH)
+        if ticket.step < self._step:
+            return step_reply(self._step)
+        if ticket.step == self._closed_step and sender not in self._closed_with:
+            return step_reply(self._step + 1)  # the group is closed: the result can only be downloaded
+        if ticket.step > self._step + 1:
+            return step_reply(self._step)  # we are the ones who are behind
+        if self._has_other_weights(ticket):
+            return CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY)
+        if self._leader is not None and self._leader != sender:
+            return redirect(self._leader)
+        if len(self._lobby) >= MAX_GROUP_SIZE - 1:
+            return CODE.MessageFromLeader(code=CODE.GROUP_IS_FULL)
+        return None
+
+    def _hold_for(self, sender: PeerID, ticket: Ticket) -> None:
+        """It has come too late, and will come again when it has the average that it has missed."""
+        if (ticket.step, ticket.lineage) != (self._step, self._lineage):
+            self.door.hold(sender)  # that average is there already
+        elif len(self._pursuers) < MAX_PURSUERS:
+            self._pursuers.add(sender)
+
+    async def serve(self, request: averaging_pb2.JoinRequest, context: P2PContext) -> AsyncIterator:
+        """Somebody knocks at this peer's door: the server side of :meth:`_follow`."""
+        sender = context.remote_id
+        try:
+            if sender in self._shunned:
+                raise ValueError("it has spoilt a round")
+            ticket = Ticket.from_bytes(request.gather)
+        except ValueError as error:
+            logger.debug(f"{sender} came in vain: {error}")
+            yield CODE.MessageFromLeader(code=CODE.PROTOCOL_VIOLATION)
+            return
+        answer = self._answer_at_once(request, sender, ticket)
+        if answer is not None:
+            if answer.code == CODE.CANCELLED and ticket.step <= self._step:
+                self._hold_for(sender, ticket)
+            yield answer
+            return
+        before, guest = self._lobby.get(sender), Guest(ticket)
+        if before is not None and not before.answer.done():  # its second knock ends the first
+            before.answer.set_result(CODE.MessageFromLeader(code=CODE.CANCELLED))
+        self._lobby[sender] = guest
+        self._lookout.came(sender)
+        self._arrivals.set()
+        try:
+            yield CODE.MessageFromLeader(code=CODE.ACCEPTED)
+            yield await guest.answer
+        finally:
+            if self._lobby.get(sender) is guest:
+                del self._lobby[sender]
+            self._arrivals.set()

@@ -1,0 +1,61 @@
+"""What a leader answers to those who knock, as messages of Hivemind's matchmaking, and how a follower reads it."""
+
+from __future__ import annotations
+
+import msgpack
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.proto.averaging_pb2 import MessageFromLeader
+
+from swarm.protocol.messages import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Group, Ticket
+
+
+def step_reply(step: int) -> MessageFromLeader:
+    """This peer works on that step."""
+    return MessageFromLeader(code=averaging_pb2.CANCELLED, gathered=[msgpack.packb(step)])
+
+
+def parse_step(reply: MessageFromLeader) -> int | None:
+    """The step in a :func:`step_reply`, None if there is none."""
+    if reply.code != averaging_pb2.CANCELLED or not reply.gathered:
+        return None
+    try:
+        step = msgpack.unpackb(reply.gathered[0])
+    except Exception:
+        return None
+    return step if type(step) is int and 0 <= step <= MAX_STEP else None
+
+
+def redirect(leader: PeerID) -> MessageFromLeader:
+    """This peer follows that one."""
+    return MessageFromLeader(code=averaging_pb2.NOT_A_LEADER, suggested_leader=leader.to_bytes())
+
+
+def group_reply(group: Group, nonce: bytes) -> MessageFromLeader:
+    """The group is closed: begin. Its name is worked out from the nonce by each member."""
+    return MessageFromLeader(
+        code=averaging_pb2.BEGIN_ALLREDUCE,
+        group_id=nonce,
+        ordered_peer_ids=[peer.to_bytes() for peer in group.peer_ids],
+        gathered=[ticket.to_bytes() for ticket in group.tickets],
+    )
+
+
+def parse_group(reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ticket) -> Group:
+    """The group in a :func:`group_reply`.
+
+    :param ticket: what this peer brought
+    :raises ValueError: whatever is wrong with it; the leader is not trusted
+    """
+    num_members = len(reply.ordered_peer_ids)
+    if not 2 <= num_members == len(reply.gathered) <= MAX_GROUP_SIZE or len(reply.group_id) != LINEAGE_BYTES:
+        raise ValueError("it has a wrong size")
+    peer_ids = tuple(PeerID(peer) for peer in reply.ordered_peer_ids)
+    tickets = tuple(Ticket.from_bytes(data) for data in reply.gathered)
+    if len(set(peer_ids)) != len(peer_ids) or leader not in peer_ids:
+        raise ValueError("a member is there twice or the leader is missing")
+    if me not in peer_ids or tickets[peer_ids.index(me)] != ticket:
+        raise ValueError("our ticket is missing or was changed")
+    if any((member.step, member.lineage) != (ticket.step, ticket.lineage) for member in tickets):
+        raise ValueError("its members have different weights")
+    return Group.close(bytes(reply.group_id), peer_ids, tickets)

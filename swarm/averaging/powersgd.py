@@ -1,0 +1,105 @@
+"""PowerSGD: matrices of a gradient travel as products of two thin ones (Vogels, Karimireddy, Jaggi, NeurIPS 2019).
+
+A round makes two passes over the same group. With M ≈ P Qᵀ, M of shape [n, m], the first pass averages P = M Q, whose
+columns every peer then makes orthonormal, and the second averages Q = Mᵀ P. Vectors, and matrices that would not get
+smaller, travel as they are in the first pass. What the product leaves out of a peer's gradient goes with its next one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+
+from swarm.protocol.messages import Group
+
+
+class LowRank:
+    """Both passes of one peer, round after round.
+
+    :param shapes: of the parameters, in the order of the vector
+    :param size: numbers in the averaged vector; what follows the parameters is no matrix
+    :param rank: columns of the thin matrices
+    """
+
+    def __init__(self, shapes: Sequence[Sequence[int]], size: int, rank: int):
+        self.rank = rank
+        self._matrices: list[tuple[slice, int, int]] = []
+        self._rest: list[slice] = []
+        end = 0
+        for shape in shapes:
+            begin, end = end, end + math.prod(shape)
+            rows = shape[0] if len(shape) > 1 else 1
+            columns = (end - begin) // max(1, rows)
+            if rank < min(rows, columns) and rank * (rows + columns) < end - begin:
+                self._matrices.append((slice(begin, end), rows, columns))
+            else:
+                self._rest.append(slice(begin, end))
+        self._rest.append(slice(end, size))
+        self.left_out = torch.zeros(size)
+        """Shape [size], fp32, sums over samples."""
+        self._basis: list[torch.Tensor] = []
+        self._basis_of = b""
+
+    @property
+    def numbers(self) -> int:
+        """That travel in both passes together."""
+        thin = sum(self.rank * (rows + columns) for _, rows, columns in self._matrices)
+        return thin + sum(part.stop - part.start for part in self._rest)
+
+    def is_warm(self, lineage: bytes) -> bool:
+        """Whether this peer has the Q of the round that made the present weights: the best start for the next."""
+        return self._basis_of == lineage
+
+    def reset(self) -> None:
+        """This peer has taken over other weights: what is left belongs to old ones."""
+        self.left_out.zero_()
+
+    def begin(self, vector: torch.Tensor, samples: int, group: Group) -> torch.Tensor:
+        """The first pass: all P of ``vector``, a mean over ``samples``, and what is no matrix."""
+        lineage = group.tickets[0].lineage
+        start = self._basis if all(ticket.warm for ticket in group.tickets) else self._draw(lineage)
+        self._given = vector.clone()
+        if samples and torch.isfinite(vector).all():
+            self._given.add_(self.left_out, alpha=1 / samples)
+        thin = [self._matrix(self._given, index) @ basis for index, basis in enumerate(start)]
+        return torch.cat([*(p.reshape(-1) for p in thin), *(self._given[part] for part in self._rest)])
+
+    def go_on(self, first: torch.Tensor) -> torch.Tensor:
+        """The second pass, after the average of the first; shape [numbers of all Q]."""
+        sizes = [rows * self.rank for _, rows, _ in self._matrices]
+        *thin, self._exact = first.split([*sizes, len(first) - sum(sizes)])
+        # In float64, so that what is left of another order of summation is rounded away.
+        self._columns = [torch.linalg.qr(p.view(-1, self.rank).double()).Q.float() for p in thin]
+        self._own = [self._matrix(self._given, index).T @ p for index, p in enumerate(self._columns)]
+        return torch.cat([q.reshape(-1) for q in self._own]) if self._own else torch.zeros(1)
+
+    def finish(self, second: torch.Tensor, samples: int, group: Group) -> torch.Tensor:
+        """The average, shape [size], after that of the second pass; the same on all peers."""
+        average = torch.empty_like(self._given)
+        bounds = accumulate((columns * self.rank for _, _, columns in self._matrices), initial=0)
+        basis = [second[begin:end].reshape(-1, self.rank).clone() for begin, end in pairwise(bounds)]
+        for index, (part, _, _) in enumerate(self._matrices):
+            average[part] = (self._columns[index].double() @ basis[index].double().T).float().reshape(-1)
+            if samples:
+                arrived = (self._columns[index] @ self._own[index].T).reshape(-1)
+                self.left_out[part] = (self._given[part] - arrived) * samples
+        offset = 0
+        for part in self._rest:
+            length = part.stop - part.start
+            average[part] = self._exact[offset : offset + length]
+            offset += length
+        self._basis, self._basis_of = basis, group.group_id
+        del self._given, self._own, self._columns, self._exact
+        return average
+
+    def _matrix(self, vector: torch.Tensor, index: int) -> torch.Tensor:
+        part, rows, columns = self._matrices[index]
+        return vector[part].view(rows, columns)
+
+    def _draw(self, lineage: bytes) -> list[torch.Tensor]:
+        """A start that is the same on all peers of a group."""
+        generator = torch.Generator().manual_seed(int.from_bytes(lineage[:7], "big"))
+        return [torch.randn(columns, self.rank, generator=generator) for _, _, columns in self._matrices]

@@ -1,0 +1,68 @@
+"""How many parts of a vector are on their way to a reducer at once: what its line carries in about half a second.
+
+Everything that a peer sends to another one goes through one queue: parts of a round, progress records, and answers to
+calls. If a peer handed all its parts to the network at once, then on a slow uplink everything else would wait for
+seconds behind them, and the others would take it for lost. A reducer answers a part with the average of it, so each
+average is also an acknowledgement: the time between the two tells how long the queue is.
+
+The rule is a simple one of its family (TCP Vegas, Brakmo and Peterson 1995; LEDBAT, RFC 6817): grow while answers come
+quickly, shrink when they take long. It does not matter whether the queue or a third member makes them late: in both
+cases more parts on the way would not end the round earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+START_PARTS, MAX_PARTS = 2.0, 64.0
+"""Of one stream. With the sizes of ``allreduce.part_size_bytes`` that is 1 MiB to all reducers together."""
+QUICK_SECONDS, LONG_SECONDS = 0.5, 1.0
+"""The window grows below the first and shrinks above the second."""
+SHRINK = 0.9
+
+
+class SendWindow:
+    """Of one reducer, shared by all streams to it, and remembered from round to round."""
+
+    def __init__(self) -> None:
+        self.parts = START_PARTS
+        """Of each stream."""
+
+    def answered(self, seconds: float, streams: int, was_full: bool) -> None:
+        """The average of a part has come.
+
+        :param seconds: since the part was sent
+        :param streams: that share this window: all of them together let it grow by one for each part of a stream
+        :param was_full: whether a further part had to wait
+        """
+        if seconds > LONG_SECONDS:
+            self.parts = max(1.0, self.parts * SHRINK)
+        elif seconds < QUICK_SECONDS and was_full:
+            self.parts = min(MAX_PARTS, self.parts + 1 / streams)
+
+
+class PartsOnTheWay:
+    """Those of one stream that have been sent and whose averages have not come yet."""
+
+    def __init__(self, window: SendWindow, streams: int) -> None:
+        self._window, self._streams = window, streams
+        self._sent_at: deque[float] = deque()
+        self._answered = asyncio.Event()
+        self._had_to_wait = False
+
+    async def may_send(self) -> None:
+        """Wait until the window has room, and count one more part."""
+        while len(self._sent_at) >= max(1, int(self._window.parts)):
+            self._had_to_wait = True
+            self._answered.clear()
+            await self._answered.wait()
+        self._sent_at.append(time.monotonic())
+
+    def answered(self) -> None:
+        """The average of the oldest part has come."""
+        if self._sent_at:
+            seconds = time.monotonic() - self._sent_at.popleft()
+            self._window.answered(seconds, self._streams, self._had_to_wait)
+        self._answered.set()

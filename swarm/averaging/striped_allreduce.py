@@ -1,0 +1,223 @@
+"""One round's exchange: large vectors go in lanes, side by side, each an all-reduce with streams of its own.
+
+libp2p lets only 256 KiB of a new stream through before the receiver has to ask for more: in one stream, a share of some
+megabytes would wait for several round trips, however fast the line is. All members divide alike, by what all know.
+
+Who is not there any more (``failure_detector``), or much later than it used to be, is given up in all lanes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from hivemind.compression import CompressionBase, CompressionInfo
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from swarm.averaging.allreduce import ExactAllReduceRunner
+from swarm.averaging.compression import ErrorFeedback
+from swarm.membership.failure_detector import LOOK_SECONDS, Pulse
+from swarm.protocol.messages import LINEAGE_BYTES, Group, RoundFailed
+from swarm.runtime.async_utils import in_thread
+
+logger = get_logger(__name__)
+
+LANE_BYTES = 2**18
+MAX_LANES = 8
+
+AwaitedPart = Callable[[ExactAllReduceRunner, PeerID], int | None]
+Register = Callable[[Group], contextlib.AbstractContextManager]
+MakeRunner = Callable[[Group, torch.Tensor, ErrorFeedback, int], ExactAllReduceRunner]
+
+
+def count_lanes(group: Group, vector: torch.Tensor, codec: CompressionBase) -> int:
+    """How many streams carry a member's share of ``vector``, shape [n]: as many as 256 KiB fill, and at most 8 to all.
+
+    With more, everybody's first parts would reach a reducer at once and overflow the queue before its line.
+    """
+    reducers = sum(not ticket.client_mode for ticket in group.tickets)
+    ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
+    share_bytes = vector.numel() * vector.element_size() * ratio / max(1, reducers)
+    return max(1, min(MAX_LANES // max(1, reducers - 1), int(share_bytes // LANE_BYTES)))
+
+
+def lane_of(group: Group, turn: int, lane: int) -> Group:
+    """The same group under the name that this lane's streams ask for."""
+    name = hashlib.sha256(group.group_id + bytes([turn, lane])).digest()
+    return replace(group, group_id=name[:LINEAGE_BYTES])
+
+
+class Lanes(contextlib.AsyncExitStack):
+    """What one peer averages with one closed group; entered before it lets anybody wait.
+
+    :param group: the closed group
+    :param lanes: how many, for each of the averages to come
+    :param others: those whose pulse is watched meanwhile
+    :param register: makes a lane known to those who send to this peer, as long as a context lasts
+    :param make_runner: of a lane, its part of the vector, what earlier rounds have left out of that, and how many lanes
+        there are; from then on those who have sent to this lane can reach it
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        lanes: Collection[int],
+        others: Collection[PeerID],
+        pulse: Pulse,
+        register: Register,
+        make_runner: MakeRunner,
+    ):
+        super().__init__()
+        self._lanes = [[lane_of(group, turn, lane) for lane in range(count)] for turn, count in enumerate(lanes)]
+        self._group, self._others, self._pulse = group, others, pulse
+        self._register, self._make_runner = register, make_runner
+        self.runners: list[ExactAllReduceRunner] = []
+        self.lost: set[PeerID] = set()
+        self.waited_seconds: dict[PeerID, float] = {}
+        """For whom, while most others had sent all that was needed."""
+        self._awaited_before = deque([set()], maxlen=3)
+        self.kept_waiting = frozenset[PeerID]()
+        """By whom, if it took too long."""
+
+    async def __aenter__(self) -> Lanes:
+        for lane in (lane for lanes in self._lanes for lane in lanes):
+            self.enter_context(self._register(lane))
+        for watch in (*map(self._watch, self._others), self._watch_the_time(), self._look_now_and_then()):
+            self.callback(asyncio.ensure_future(watch).cancel)
+        return self
+
+    async def _watch(self, peer_id: PeerID) -> None:
+        ticket = self._group.tickets[self._group.peer_ids.index(peer_id)]
+        await self._pulse.lost(peer_id, can_be_called=not ticket.client_mode)
+        await self._give_up(peer_id)
+
+    async def _watch_the_time(self) -> None:
+        """A line that has broken down lets through too little for the others, and too much to be silent.
+
+        Who is late with what it gives is given up first: because of it, those who are in time are late with averages.
+        They find out at the same time, and then need no longer than a usual exchange.
+        """
+        while True:
+            await self._pulse.until_late()
+            await self._give_up_who_is_late(ExactAllReduceRunner.awaited_input, set(self._others))
+            await self._pulse.until_late(0.5)
+            if not self._awaited(ExactAllReduceRunner.awaited_input):  # else the others wait for it, too
+                await self._give_up_who_is_late(ExactAllReduceRunner.awaited_average, self._reducers)
+
+    def _awaited(self, part: AwaitedPart) -> set[tuple[PeerID, int, int | None]]:
+        """What is missing now: whose, in which lane, which part."""
+        running = [(lane, runner) for lane, runner in enumerate(self.runners) if not runner._future.done()]
+        parts = {(peer, lane, part(runner, peer)) for lane, runner in running for peer in self._others}
+        return {missing for missing in parts if missing[2] is not None and missing[0] not in self.lost}
+
+    def _keeping_us(self) -> frozenset[PeerID]:
+        """Who has not sent what would have ended this exchange.
+
+        Nobody, if that is all of several: it may be this peer's own line. With one other peer, better alone than never.
+        """
+        awaited, others = self._awaited(ExactAllReduceRunner.awaited_input), set(self._others) - self.lost
+        late = frozenset(peer for peer, *_ in awaited & self._awaited_before[0])
+        return late if late < others or len(others) == 1 else frozenset()
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._awaited_before.append(self._awaited(ExactAllReduceRunner.awaited_input))
+            for peer_id in self._holding_us_up():
+                self.waited_seconds[peer_id] = self.waited_seconds.get(peer_id, 0.0) + LOOK_SECONDS
+
+    def _holding_us_up(self) -> set[PeerID]:
+        """For whom the exchange waits now; nobody, if that is all the others: it may be this peer's own line.
+
+        As long as a part is missing at this peer, it is missing at others as well, whose averages come late by that.
+        """
+        others = set(self._others) - self.lost
+        for part in (ExactAllReduceRunner.awaited_input, ExactAllReduceRunner.awaited_average):
+            if awaited := {peer for peer, *_ in self._awaited(part)}:
+                return awaited if awaited < others else set()
+        return set()
+
+    @property
+    def blamed(self) -> dict[PeerID, str]:
+        """Who has sent what no honest peer sends, and what that was."""
+        return {peer: what for runner in self.runners for peer, what in runner.blamed.items()}
+
+    async def _give_up_who_is_late(self, part: AwaitedPart, owing: set[PeerID]) -> None:
+        awaited = self._awaited(part)
+        for _ in range(5):  # not at once: if this process stood still between two looks, nothing could change
+            await asyncio.sleep(LOOK_SECONDS / 5)
+        late = {peer for peer, *_ in awaited & self._awaited(part)}  # in motion are those who only had to wait, too
+        if late < owing - self.lost:  # else it is this peer's own line
+            for peer_id in filter(self._pulse.was_in_time, late):
+                logger.debug(f"{peer_id} is late")
+                await self._give_up(peer_id)
+
+    @property
+    def _reducers(self) -> set[PeerID]:
+        """Those of the others who have a share."""
+        members = zip(self._group.peer_ids, self._group.tickets, strict=True)
+        return {peer for peer, ticket in members if not ticket.client_mode}.intersection(self._others)
+
+    async def _give_up(self, peer_id: PeerID) -> None:
+        self._pulse.gave_up(peer_id)
+        self.lost.add(peer_id)
+        await self._lose(peer_id, self.runners)
+
+    async def _lose(self, peer_id: PeerID, runners: Sequence[ExactAllReduceRunner]) -> None:
+        for runner in runners:
+            await runner.lose(peer_id)
+
+    async def average(self, vector: torch.Tensor, feedback: ErrorFeedback) -> None:
+        """The next average: everybody's ``vector``, shape [n], fp32, becomes the mean of all; not if this fails.
+
+        :raises RoundFailed: a part of the mean is missing, or it is not finite
+        """
+        lanes = self._lanes.pop(0)
+        bounds = pairwise(len(vector) * lane // len(lanes) for lane in range(len(lanes) + 1))
+        parts = [slice(begin, end) for begin, end in bounds]
+        runners = [
+            self._make_runner(lane, vector[part], feedback.part(part), len(lanes))
+            for lane, part in zip(lanes, parts, strict=True)
+        ]
+        self.runners += runners
+        for peer_id in tuple(self.lost):
+            await self._lose(peer_id, runners)
+        runs = [asyncio.ensure_future(self._run(runner)) for runner in runners]
+        try:
+            # To their end even if one fails: the others may need nothing but this peer's share of the rest.
+            await asyncio.wait(runs)
+        except asyncio.CancelledError:
+            self.kept_waiting = self._keeping_us()
+            raise
+        finally:
+            for run in runs:
+                run.cancel()
+            averages = await asyncio.gather(*runs, return_exceptions=True)
+        for failure in averages:
+            if isinstance(failure, BaseException):
+                raise failure
+        for runner, part, average in zip(runners, parts, averages, strict=True):
+            runner.keep_left_out()
+            vector[part] = average
+
+    async def _run(self, runner: ExactAllReduceRunner) -> torch.Tensor:
+        try:
+            await in_thread(runner.add_left_out)
+            (average,) = [tensor async for tensor in runner]
+            if runner.parts_received != runner.parts_expected:
+                missing = ", ".join(sorted(peer.to_base58() for peer in runner.failed_reducers))
+                arrived = f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived"
+                raise RoundFailed(f"{arrived}, not all those of {missing}", frozenset(self.lost), self.blamed)
+            if not await in_thread(lambda: bool(torch.isfinite(average).all())):
+                raise RoundFailed("the average is not finite", frozenset(self.lost), self.blamed)
+            return average
+        except BaseException:
+            runner.finalize(cancel=True)  # nobody waits for it any longer
+            raise

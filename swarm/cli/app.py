@@ -1,0 +1,81 @@
+"""The command ``swarm``: each of its words runs one program, whose modules are imported only then."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from recipe.interrupts import end_silently
+
+COMMANDS = {
+    "join": ("train", "join", "JoinOptions", "Join a swarm: swarm join ADDRESS"),
+    "start": ("train", "start", "StartOptions", "Start a new swarm; it prints the line with which others join."),
+    "watch": ("watch", "main", "WatchOptions", "See who trains in a swarm, and how far they are."),
+    "doctor": ("doctor", "program", "DoctorOptions", "See whether this machine can join, and what to do if not."),
+    "demo": ("demo", "main", "DemoOptions", "Three peers on this machine train a small model together."),
+    "bench": ("bench", "main", "BenchOptions", "Measure what the swarm costs against a plain Trainer."),
+}
+"""Of each word: its module in ``swarm.cli``, the function and its options in there, and what it does."""
+SHELLS = ("bash", "zsh", "tcsh")
+COMPLETION = "completion"
+
+
+def usage() -> str:
+    """What ``swarm --help`` prints."""
+    lines = [f"  {name:<10}  {text}" for name, (*_, text) in COMMANDS.items()]
+    lines.append(f"  {COMPLETION:<10}  Print a script that completes these words and their options: bash, zsh or tcsh.")
+    return "\n".join(
+        [
+            "usage: swarm COMMAND [OPTIONS]",
+            "",
+            "Train a model together with volunteers over the internet.",
+            "",
+            *lines,
+            "",
+            "swarm COMMAND --help lists the options of a command.",
+        ]
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns its exit status, 2 if there is no such command."""
+    end_silently()  # Ctrl-C while modules are imported
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name == COMPLETION:
+        return _print_completion(rest)
+    if name not in COMMANDS:
+        words = ", ".join([*COMMANDS, COMPLETION])
+        print(f"error: there is no command {name!r}: give one of {words}.", file=sys.stderr)
+        return 2
+    module, function, *_ = COMMANDS[name]
+    return getattr(importlib.import_module(f"swarm.cli.{module}"), function)(rest)
+
+
+def _print_completion(arguments: list[str]) -> int:
+    import tyro
+
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        print(f"error: give the shell: swarm {COMPLETION} {' or '.join(SHELLS)}.", file=sys.stderr)
+        return 2
+    options = {
+        name: getattr(importlib.import_module(f"swarm.cli.{module}"), kind)
+        for name, (module, _, kind, _) in COMMANDS.items()
+    }
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            options, prog="swarm", args=["--tyro-print-completion", arguments[0]], config=(tyro.conf.OmitArgPrefixes,)
+        )
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def program() -> None:
+    """What the installed command runs."""
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # everything is written and every child has ended; taking torch apart would cost seconds

@@ -1,0 +1,245 @@
+"""What the swarm's machinery costs one peer: plain Trainer and one-peer swarm take turns, update by update.
+
+    swarm bench
+    swarm bench --pairs 60 --batch-size 32
+
+Both train the same recipe on the same samples, each in a process of its own; while one makes its updates the other
+waits. A machine whose speed drifts slows both alike, so the ratio of two neighbouring turns is what matters, not their
+seconds. What the swarm's other processes do meanwhile slows both turns; the last line says how much that is.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from scipy import stats
+
+from recipe.command_line import at_least, exit_status
+from recipe.config import Recipe
+from recipe.data import VisionData
+from recipe.errors import InputError
+from recipe.presets import preset
+from recipe.run_folder import RunFolder
+from recipe.task import VisionTask
+from recipe.trainer import build_trainer
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
+from swarm.runtime.processes import descendants, die_with_parent
+from swarm.training.strategy import SwarmStrategy
+
+WARM_UP_UPDATES = 3
+PLAIN, SWARM = "plain Trainer", "one-peer swarm"
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Compare a plain Trainer with a one-peer swarm."""
+
+    recipe: str = "synthetic"
+    """Preset to train."""
+    pairs: int = 40
+    """Turns of each."""
+    updates: int = 2
+    """Global updates per turn."""
+    batch_size: int = 16
+    """Micro-batch, in samples."""
+    micro_batches: int = 4
+    """Micro-batches per global update."""
+    threads: int = 1
+    """Threads of torch."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work."""
+        at_least(self, 2, "pairs")
+        at_least(self, 1, "updates", "batch_size", "micro_batches", "threads")
+        self.trained()
+
+    def trained(self) -> Recipe:
+        """Raises InputError: there is no such preset, or its fields cannot be these."""
+        return replace(preset(self.recipe), target_batch_size=self.batch_size * self.micro_batches)
+
+
+@dataclass
+class Turns:
+    """What was measured.
+
+    :param seconds: of each turn of a contestant, shape [pairs]
+    :param cores_beside: of the processes that a peer has beside the one that trains
+    """
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {PLAIN: [], SWARM: []})
+    cores_beside: float = 0.0
+
+    @property
+    def ratios(self) -> np.ndarray:
+        """Speed of the swarm over that of the plain Trainer, shape [pairs]."""
+        return np.array(self.seconds[PLAIN]) / np.array(self.seconds[SWARM])
+
+
+class TakeTurns(L.Callback):
+    """Trains when it is told to, and says how long its turn took, in seconds.
+
+    :param line: to the one who tells
+    """
+
+    def __init__(self, line: Connection, options: BenchOptions) -> None:
+        self._line, self._updates = line, options.updates
+        self._ends_at, self._last = WARM_UP_UPDATES, WARM_UP_UPDATES + options.pairs * options.updates
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if trainer.global_step != self._ends_at:
+            return
+        self._line.send(time.perf_counter() - self._began)
+        self._ends_at += self._updates
+        if self._ends_at <= self._last:
+            self._line.recv()
+            self._began = time.perf_counter()
+
+
+def contest(contestant: str, options: BenchOptions, folder: Path, line: Connection) -> None:
+    """Train in this process; what a person gave and cannot work is sent instead of a turn's seconds."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who measures hears it, and hangs up
+    torch.set_num_threads(options.threads)
+    dht = None
+    try:
+        if contestant == SWARM:
+            dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))
+        train(options, folder / contestant, TakeTurns(line, options), dht)
+    except (EOFError, ConnectionError):
+        pass  # nobody wants the rest
+    except InputError as error:
+        with suppress(ConnectionError):
+            line.send(error)
+    finally:
+        if dht is not None:
+            stop_dht(dht)
+
+
+def train(options: BenchOptions, folder: Path, turns: TakeTurns, dht) -> None:
+    """All updates, with a plain Trainer that accumulates if there is no DHT."""
+    recipe = options.trained()
+    trainer = build_trainer(
+        recipe,
+        RunFolder.create(folder, "bench", "peer"),
+        accelerator="cpu",
+        strategy="auto" if dht is None else SwarmStrategy(recipe.target_batch_size, "bench", dht=dht),
+        callbacks=[turns],
+        max_steps=WARM_UP_UPDATES + options.pairs * options.updates,
+        accumulate_grad_batches=options.micro_batches if dht is None else 1,
+    )
+    trainer.limit_val_batches = 0
+    trainer.fit(VisionTask(recipe), VisionData(recipe, batch_size=options.batch_size, identity="bench"))
+
+
+@contextmanager
+def contestants(options: BenchOptions) -> Iterator[dict[str, tuple[int, Connection]]]:
+    """Process and line of each; they are ready when their first message is there."""
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        processes, found = [], {}
+        try:
+            for contestant in (PLAIN, SWARM):
+                ours, theirs = spawn.Pipe()
+                process = spawn.Process(target=contest, args=(contestant, options, Path(folder), theirs))
+                process.start()
+                theirs.close()
+                processes.append(process)
+                found[contestant] = process.pid, ours
+            yield found
+        finally:
+            for _, line in found.values():
+                line.close()
+            for process in processes:
+                process.join(20)
+                process.kill()
+                process.join()
+
+
+def compare(options: BenchOptions) -> Turns:
+    """The order within a pair alternates.
+
+    :raises InputError: a value cannot work, or a contestant died
+    """
+    options.check()
+    turns = Turns()
+    with contestants(options) as found, Progress(transient=True, console=Console(stderr=True)) as progress:
+        for contestant in found:
+            _answer(found, contestant)
+        swarm_pid = found[SWARM][0]
+        began, cpu_seconds = time.perf_counter(), _cpu_seconds_beside(swarm_pid)
+        for pair in progress.track(range(options.pairs), description="measuring"):
+            for contestant in (PLAIN, SWARM) if pair % 2 == 0 else (SWARM, PLAIN):
+                if pair == options.pairs - 1 and contestant == SWARM:  # after it, it leaves
+                    used = _cpu_seconds_beside(swarm_pid) - cpu_seconds
+                    turns.cores_beside = used / (time.perf_counter() - began)
+                found[contestant][1].send("go")
+                turns.seconds[contestant].append(_answer(found, contestant))
+    return turns
+
+
+def _answer(found: dict[str, tuple[int, Connection]], contestant: str) -> float:
+    try:
+        answer = found[contestant][1].recv()
+    except (EOFError, ConnectionError):
+        raise InputError(f"The {contestant} ended early: is there enough memory? What it said is above.") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _cpu_seconds_beside(pid: int) -> float:
+    """Of the processes below one."""
+    return sum(times.user + times.system for times in (process.cpu_times() for process in descendants(pid)))
+
+
+def result_table(turns: Turns, options: BenchOptions) -> Table:
+    """Seconds per update of both, the mean of the ratios with its 95 % interval, and what runs beside."""
+    ratios = turns.ratios
+    low, high = stats.t.interval(0.95, len(ratios) - 1, loc=ratios.mean(), scale=stats.sem(ratios))
+    micro_batch_ms = 1000 * np.median(turns.seconds[PLAIN]) / (options.updates * options.micro_batches)
+    title = (
+        f"{options.recipe}, micro-batch {options.batch_size} ({micro_batch_ms:.0f} ms), {options.threads} thread(s), "
+        f"CPU, {len(ratios)} turns of {options.updates} update(s) each"
+    )
+    table = Table(title=title, title_justify="left")
+    table.add_column()
+    table.add_column("median", justify="right")
+    table.add_column("range", justify="right")
+    for contestant, seconds in turns.seconds.items():
+        each = np.array(seconds) / options.updates
+        table.add_row(f"{contestant}, s per update", f"{np.median(each):.3f}", f"{each.min():.3f}–{each.max():.3f}")
+    table.add_section()
+    table.add_row("speed, ratio of neighbours", f"{np.median(ratios):.3f}", f"{ratios.min():.3f}–{ratios.max():.3f}")
+    table.add_row("mean, 95 % interval", f"{ratios.mean():.3f}", f"{low:.3f}–{high:.3f}")
+    table.add_section()
+    table.add_row("cores of the swarm's other processes", f"{turns.cores_beside:.3f}", "")
+    return table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 2 for bad input, 130 after Ctrl-C."""
+    options = tyro.cli(BenchOptions, args=arguments, prog="swarm bench", description=__doc__)
+
+    def run() -> int:
+        turns = compare(options)
+        Console(width=None if sys.stdout.isatty() else 110).print(result_table(turns, options))
+        return 0
+
+    return exit_status(run, "Interrupted: nothing was measured to its end.")

@@ -1,0 +1,145 @@
+"""What a machine needs to take part, apart from the network: each check says what it found and how to mend it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import resource
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import psutil
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.run_folder import make_writable
+
+if TYPE_CHECKING:
+    from torch import nn  # takes seconds to import
+
+GIB = 2**30
+PACKAGES = ("torch", "torchvision", "hivemind", "timm", "lightning", "torchmetrics", "numpy")
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's table.
+
+    :param name: what was looked at
+    :param state: joining works, works but badly, or fails
+    :param found: what is there
+    :param fix: what to do about it, empty if nothing
+    """
+
+    name: str
+    state: Literal["ok", "warning", "failed"]
+    found: str
+    fix: str = ""
+
+
+def judged(name: str, value: float, fails_below: float, warns_below: float, found: str, fix: str) -> Check:
+    """A check of a quantity."""
+    if value >= warns_below:
+        return Check(name, "ok", found)
+    return Check(name, "failed" if value < fails_below else "warning", found, fix)
+
+
+def check_versions() -> Check:
+    versions, missing = [f"Python {sys.version_info.major}.{sys.version_info.minor}"], []
+    for package in PACKAGES:
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(package)
+    if missing:
+        return Check("versions", "failed", f"{', '.join(missing)} missing", "install: `make setup`, or pip install .")
+    return Check("versions", "ok", ", ".join(versions))
+
+
+def check_device(wanted: str) -> Check:
+    """:param wanted: --device"""
+    import torch
+
+    if torch.cuda.is_available() and wanted != "cpu":
+        free, total = torch.cuda.mem_get_info()
+        found = f"{torch.cuda.get_device_name()}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+        return judged("device", free / GIB, 0.5, 2, found, "end other programs that use the GPU, or give --device cpu")
+    if wanted == "cuda":
+        return Check("device", "failed", "torch can use no CUDA device", "give --device cpu, or install a CUDA torch")
+    return Check("device", "ok", f"CPU, {psutil.cpu_count()} cores, torch uses {torch.get_num_threads()}")
+
+
+def check_memory() -> Check:
+    memory = psutil.virtual_memory()
+    found = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    return judged("memory", memory.available / GIB, 1, 2, found, "end other programs: a peer takes 1 to 2 GiB")
+
+
+def check_shared_memory(num_parameters: int) -> Check:
+    """The gradient vector is shared between processes.
+
+    :param num_parameters: of the model, 0 if it is not known
+    """
+    if not SHARED_MEMORY.is_dir():
+        return Check("shared memory", "ok", "not limited by a folder on this system")
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    needed = 2 * 4 * num_parameters + 2**24
+    fix = f"give the container --shm-size {max(1, -(-2 * needed // GIB))}g, or enlarge {SHARED_MEMORY}"
+    return judged("shared memory", free, needed, 2 * needed, f"{free / 2**20:,.0f} MiB free", fix)
+
+
+def check_open_files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
+    found = "no limit" if soft == sys.maxsize else f"{soft:,} allowed"
+    return judged("open files", soft, 256, 1024, found, f"`ulimit -n {min(4096, hard)}` in this shell, then join again")
+
+
+def check_disk(output_dir: Path) -> Check:
+    try:
+        make_writable(output_dir)
+    except InputError as error:
+        return Check("disk", "failed", str(error), "name another --output-dir")
+    free = shutil.disk_usage(output_dir).free / GIB
+    found = f"{free:,.1f} GiB free in {output_dir}"
+    return judged("disk", free, 0.2, 1, found, "free some space, or name another --output-dir")
+
+
+def check_data(recipe: Recipe, data_dir: Path) -> Check:
+    """Nothing is downloaded."""
+    from recipe.datasets import damaged_cifar10, open_splits
+
+    try:
+        splits = open_splits(recipe, data_dir)
+    except InputError as error:
+        if recipe.dataset == "cifar10" and not damaged_cifar10(data_dir):
+            return Check("data", "warning", f"no CIFAR-10 in {data_dir}", "the peer downloads 170 MB when it starts")
+        return Check("data", "failed", str(error), "repair it, or name another folder with --data-dir")
+    return Check("data", "ok", f"{recipe.dataset}: {len(splits.train):,} training samples")
+
+
+def check_micro_batch(model: nn.Module, recipe: Recipe, device: str) -> Check:
+    """:param device: --device"""
+    from swarm.training.batch_size_finder import measure_for_recipe, precision_on
+
+    try:
+        found = measure_for_recipe(model, recipe, device)
+    except InputError as error:
+        return Check("micro-batch", "failed", str(error), "give --device cpu, or join a run with a smaller model")
+    state = "warning" if found.seconds > 2 else "ok"
+    fix = "the others will wait for this machine, then go on without it: join a run with a smaller model"
+    precision = "bfloat16" if precision_on(device, recipe.precision) == "bf16-mixed" else "float32"
+    return Check("micro-batch", state, f"{found}; {precision}", fix if state == "warning" else "")
+
+
+def machine_checks(device: str, output_dir: Path) -> list[Check]:
+    """Everything that needs no swarm."""
+    versions = check_versions()
+    if versions.state == "failed":
+        return [versions]
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    return [versions, check_device(device), check_memory(), check_open_files(), check_disk(output_dir)]

@@ -1,0 +1,281 @@
+"""Several peers on this machine, each a process of its own, in one live table.
+
+swarm demo --peers 3
+swarm demo --peers 3 --target-accuracy 0.95 --learning-rate 1e-3   # nearly any option of swarm.peer
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.live import Live
+
+from recipe.errors import InputError
+from recipe.interrupts import raise_again
+from recipe.run_folder import check_name, make_writable
+from swarm.network.addresses import environment_without_peers
+from swarm.peer.options import parse_options
+from swarm.peer.status import Status, result_table, status_table, tensorboard_command
+from swarm.runtime.processes import die_with_parent
+
+STATUS_SECONDS = 0.5
+LINE_SECONDS = 10.0
+START_SECONDS = 300.0
+LEAVE_SECONDS = 12.0
+LEFT_EARLY = 130
+"""Exit status of a peer that was asked to leave before its training began."""
+
+
+@dataclass
+class LocalPeer:
+    """A peer process and its run folder."""
+
+    name: str
+    folder: Path
+    arguments: list[str]
+    num_threads: int
+    process: subprocess.Popen | None = None
+    log: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = self.folder / "peer.log"
+        # not in OUTPUT_DIR/identities: runs at the same time have peers of the same names
+        self.arguments += ["--public-name", self.name, "--identity-path", str(self.folder / "identity.key")]
+
+    def start(self, initial_peers: tuple[str, ...]) -> None:
+        """Start it as a user would; its output goes to ``peer.log``."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "status.json").unlink(missing_ok=True)  # of an earlier run, with addresses of that time
+        command = [sys.executable, "-m", "swarm.peer", *self.arguments]
+        if initial_peers:
+            command += ["--initial-peers", *initial_peers]
+        parent = os.getpid()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches this program, which asks the peers to leave
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM, parent),
+                env=environment_without_peers() | {"OMP_NUM_THREADS": str(self.num_threads)},
+            )
+
+    @property
+    def status(self) -> Status:
+        """What it does now; where its process ended without a word, that it failed."""
+        found = Status.read(self.folder / "status.json") if self.process else None
+        found = found or Status(self.name, "", "starting" if self.process else "not started")
+        failed = self.has_failed and not found.ended
+        return Status(self.name, found.run_id, found.phase, ended="failed") if failed else found
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.process is not None and self.process.poll() not in (None, 0, LEFT_EARLY)
+
+    def leave(self) -> None:
+        if self.is_running:
+            self.process.send_signal(signal.SIGINT)
+
+    def last_words(self) -> str:
+        """The end of its log: why it failed."""
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        errors = [line for line in lines if line.startswith("error: ")]
+        return errors[-1].removeprefix("error: ") if errors else "\n".join([f"see {self.log}:", *lines[-15:]])
+
+
+class LocalSwarm:
+    """A first peer, and others that join it.
+
+    :param num_peers: how many
+    :param output_dir: where run folders go
+    :param run_id: name of the run
+    :param arguments: further options of ``python -m swarm.peer``
+    """
+
+    def __init__(self, num_peers: int, output_dir: Path, run_id: str, arguments: list[str]):
+        self.run_folder, self.run_id = output_dir / run_id, run_id
+        own = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--output-dir", str(output_dir), "--run-id", run_id]
+        own += ["--min-peers", str(num_peers)]
+        num_threads = max(1, (os.cpu_count() or 1) // num_peers)
+        self.peers = [
+            LocalPeer(f"peer-{i}", self.run_folder / f"peer-{i}", [*own, *arguments], num_threads)
+            for i in range(1, num_peers + 1)
+        ]
+        self.console = wide_console()
+
+    def run(self) -> int:
+        """Train to the end; Ctrl-C asks all peers to leave. Returns the exit status."""
+        try:
+            raise_again()
+            self._train()
+        except KeyboardInterrupt:
+            self.console.print("Asking all peers to leave, this takes a few seconds …")
+        finally:
+            self._end()
+        return self._report()
+
+    def _train(self) -> None:
+        """Until all are done, or one fails before the others could begin (they would wait for it)."""
+        first, *others = self.peers
+        first.start(())
+        deadline = time.monotonic() + START_SECONDS
+        with self._display() as show:
+            while not first.status.addresses and not first.has_failed and time.monotonic() < deadline:
+                self._show_now(show)
+            if first.status.addresses:
+                for peer in others:
+                    peer.start(first.status.addresses[:1])
+            while any(peer.is_running for peer in self.peers) and time.monotonic() < deadline:
+                self._show_now(show)
+                if any(peer.status.contributed for peer in self.peers):
+                    deadline = float("inf")
+                elif any(peer.has_failed for peer in self.peers):
+                    break
+            show([peer.status for peer in self.peers])
+        if deadline < time.monotonic():
+            raise InputError(f"The peers did not begin to train in {START_SECONDS:.0f} s: see {first.log}.")
+
+    def _show_now(self, show: Callable[[list[Status]], None]) -> None:
+        show([peer.status for peer in self.peers])
+        time.sleep(STATUS_SECONDS)
+
+    def _display(self):
+        return LiveTable(self.console, self.run_id) if self.console.is_terminal else Lines(self.console)
+
+    def _end(self) -> None:
+        """Ask those that run to leave, wait for them, and end by force who does not."""
+        for peer in self.peers:
+            peer.leave()
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for peer in self.peers:
+            if peer.process is None:
+                continue
+            try:
+                peer.process.wait(max(0.1, deadline - time.monotonic()))
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                deadline = 0.0
+                peer.process.kill()
+                peer.process.wait()
+
+    def _report(self) -> int:
+        failed = [peer for peer in self.peers if peer.has_failed]
+        for peer in failed:
+            reason = f"{peer.name} failed: {peer.last_words()}"
+            self.console.print(reason, style="red", markup=False, highlight=False, soft_wrap=True)
+        finished = [summary for peer in self.peers if (summary := _read_summary(peer.folder / "summary.json"))]
+        if finished:
+            self.console.print(result_table(finished))
+            self.console.print(f"Run folder: {self.run_folder}", soft_wrap=True, highlight=False)
+            self.console.print(f"Curves:     {tensorboard_command(self.run_folder)}", soft_wrap=True, highlight=False)
+        if failed:
+            return 2 if any(peer.process.returncode == 2 for peer in failed) else 1
+        return 0 if finished else LEFT_EARLY
+
+
+def wide_console() -> Console:
+    """A log or a pipe has no width of its own."""
+    return Console() if sys.stdout.isatty() else Console(width=110)
+
+
+class LiveTable:
+    """A table that is redrawn in place, for a terminal."""
+
+    def __init__(self, console: Console, run_id: str):
+        self._console, self._title = console, f"run {run_id}"
+        self._live = Live(console=console, refresh_per_second=4)
+
+    def __enter__(self):
+        self._live.__enter__()
+        return lambda statuses: self._live.update(status_table(statuses, self._title, self._console.width))
+
+    def __exit__(self, *exc_info) -> None:
+        self._live.__exit__(*exc_info)
+
+
+class Lines:
+    """A line per peer now and then, for a log."""
+
+    def __init__(self, console: Console):
+        self._console, self._last = console, -LINE_SECONDS
+
+    def __enter__(self):
+        return self._show
+
+    def __exit__(self, *exc_info) -> None:
+        pass
+
+    def _show(self, statuses: list[Status]) -> None:
+        if time.monotonic() - self._last >= LINE_SECONDS:
+            self._last = time.monotonic()
+            for status in statuses:
+                self._console.print(f"{status.name}: {status.line()}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _read_summary(path: Path) -> dict | None:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Train with several peers on this machine. Options of python -m swarm.peer can be given as well, unless they are
+    one peer's own."""
+
+    peers: Annotated[int, tyro.conf.arg(metavar="PEERS")] = 3
+    """How many."""
+    output_dir: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
+    """Folder for the run folders."""
+    run_id: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: local and the time)")] = (
+        None
+    )
+    """Name of the run."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 if a peer failed, 2 for input that cannot work, 130 after an early Ctrl-C."""
+    prog = "swarm demo"
+    options, rest = tyro.cli(DemoOptions, args=arguments, prog=prog, return_unknown_args=True)
+    try:
+        if not 1 <= options.peers <= 64:
+            raise InputError(f"--peers is {options.peers}: give 1 to 64.")
+        _check_peer_options(rest, prog)
+        output_dir = options.output_dir.expanduser()
+        make_writable(output_dir)
+        run_id = check_name(options.run_id or f"local-{time.strftime('%Y%m%d-%H%M%S')}", "--run-id")
+        return LocalSwarm(options.peers, output_dir, run_id, rest).run()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _check_peer_options(arguments: list[str], prog: str) -> None:
+    """Refuse at once what every peer would refuse, and what only one peer can have.
+
+    :raises InputError: such as --port 31337
+    """
+    given = parse_options(arguments, prog)
+    connection = given.connection
+    of_one = (given.machine.public_name, given.initial_peers, given.resume, connection.port, connection.identity_path)
+    if any(of_one):
+        raise InputError(
+            "--public-name, --initial-peers, --resume, --port and --identity-path belong to one peer: leave them out "
+            "here (the same --run-id and --output-dir go on), or start peers with python -m swarm.peer."
+        )

@@ -1,0 +1,202 @@
+"""See whether this machine can join a swarm, and what to do if not.
+
+    swarm doctor --initial-peers /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...
+    swarm doctor --initial-peers ADDRESS --json > report.json        # for whoever asks you what is wrong
+
+Exit status 1 if joining would fail.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from recipe.command_line import arg
+from recipe.errors import InputError
+from swarm.cli.checks import Check, check_data, check_micro_batch, check_shared_memory, judged, machine_checks
+from swarm.cli.demo import wide_console
+from swarm.cli.image_check import check_images
+from swarm.network.addresses import check_reachable, parse_initial_peers, reachable
+from swarm.runtime.fast_imports import lean_imports, silence_libraries
+from swarm.runtime.processes import descendants, kill
+
+if TYPE_CHECKING:
+    from swarm.cli.probe import Visit  # takes seconds to import
+
+MAX_ADDRESSES = 8
+CONNECT_SECONDS = 5.0
+CLOCK_FAILS_SECONDS, CLOCK_WARNS_SECONDS = 3.0, 1.5  # the DHT refuses peers that are further off than 3 s
+STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Check this machine, the way to a swarm and what is trained there. Nothing is joined, nobody takes notice."""
+
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
+    """Addresses of peers that are there already."""
+    run_id: Annotated[str | None, arg("NAME")] = None
+    """The run, where several share the addresses."""
+    port: Annotated[int, arg("PORT")] = 0
+    """TCP port that you are going to listen on."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where you are going to compute."""
+    data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
+    """Folder of the data set."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
+    """Where metrics and checkpoints are going to be."""
+    check_images: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Also read every image in --data-dir (a folder of images by class), and name those that are damaged."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON instead of a table."""
+
+
+def diagnose(options: DoctorOptions) -> Iterator[Check]:
+    """All checks, in an order in which each makes sense after the one before."""
+    machine = machine_checks(options.device, options.output_dir.expanduser())
+    yield from machine
+    if machine[0].state == "failed":
+        return  # nothing else can be imported
+    if options.check_images:
+        yield check_images(options.data_dir.expanduser(), lambda line: print(line, file=sys.stderr, flush=True))
+    try:
+        peers = parse_initial_peers(options.initial_peers)
+    except InputError as error:
+        yield Check("addresses", "failed", str(error), "paste the whole address that the organiser's peer printed")
+        return
+    if not peers:
+        yield check_shared_memory(0)
+        yield Check("swarm", "warning", "not looked at", "give --initial-peers ADDRESS")
+        return
+    yield Check("addresses", "ok", f"{len(peers)} well-formed")
+    visits = [_visited(address) for address in peers[:MAX_ADDRESSES]]
+    answering = [found for found in visits if found.trouble is None]
+    yield from (_judged(found, bool(answering)) for found in visits)
+    if not answering:
+        return
+    yield _clock(max((found.clock_ahead_seconds for found in answering), key=abs))
+    yield _inbound(peers, options)
+    yield from _run(peers, options)
+
+
+def _visited(address: str) -> Visit:
+    from swarm.cli.probe import Visit, visit
+
+    trouble = reachable(address, CONNECT_SECONDS)
+    return Visit(address, trouble) if trouble else visit(address)
+
+
+def _judged(found: Visit, others_answer: bool) -> Check:
+    _, _, host, _, port, *_ = found.address.split("/")
+    over = f"{'QUIC over UDP' if '/udp/' in found.address else 'TCP'} port {port}"
+    if found.trouble is None:
+        return Check(f"peer {host}", "ok", f"answers over {over} in {1000 * found.round_trip_seconds:.0f} ms")
+    fix = "ask for its present address; check that its port is open and that this network lets you out"
+    return Check(f"peer {host}", "warning" if others_answer else "failed", f"{over}: {found.trouble}", fix)
+
+
+def _clock(ahead_seconds: float) -> Check:
+    off = abs(ahead_seconds)
+    found = f"{off:.2f} s {'ahead of' if ahead_seconds > 0 else 'behind'} the swarm's"
+    fix = "switch on NTP: `timedatectl set-ntp true`"
+    return judged("clock", -off, -CLOCK_FAILS_SECONDS, -CLOCK_WARNS_SECONDS, found, fix)
+
+
+def _inbound(peers: list[str], options: DoctorOptions) -> Check:
+    from swarm.network.dht_options import NetworkOptions
+    from swarm.network.role import measured
+
+    try:
+        found, _ = measured(NetworkOptions(initial_peers=tuple(check_reachable(peers)), port=options.port))
+    except InputError as error:
+        return Check("inbound port", "failed", str(error), "choose another --port")
+    text = f"{found.mode} peer, {found.reason}"
+    if found.mode == "full":
+        return Check("inbound port", "ok", text)
+    fix = "you can join and contribute; to be a full peer forward a TCP port of your router and give it as --port"
+    return Check("inbound port", "warning", text, fix)
+
+
+def _run(peers: list[str], options: DoctorOptions) -> Iterator[Check]:
+    from recipe.model import build_model
+    from swarm.cli.probe import expected_traffic
+    from swarm.membership.run_manifest import choose_card, read_cards
+    from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
+
+    try:
+        dht = start_dht(NetworkOptions(initial_peers=tuple(peers), client_mode=True))
+    except InputError as error:
+        yield Check("joining", "failed", str(error), "see the sentence itself")
+        return
+    try:
+        card = choose_card(read_cards(dht, peers, options.run_id), options.run_id)
+        recipe = card.recipe
+        yield Check("run card", "ok", f"run {card.run_id}: {recipe.model} on {recipe.dataset}")
+        model = build_model(replace(recipe, pretrained=False))
+        shapes = [parameter.shape for parameter in model.parameters()]
+        yield Check("traffic", "ok", str(expected_traffic(dht, card, shapes)))
+    except InputError as error:
+        yield Check("run card", "failed", str(error), "ask the organiser which run to join")
+        return
+    finally:
+        stop_dht(dht)
+    yield check_micro_batch(model, recipe, options.device)
+    yield check_shared_memory(sum(map(math.prod, shapes)))
+    yield check_data(recipe, options.data_dir.expanduser())
+
+
+def table(checks: list[Check]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("check", "", "found", "what to do"):
+        shown.add_column(column, overflow="fold")
+    for check in checks:
+        style = STYLES[check.state]
+        shown.add_row(check.name, f"[{style}]{check.state}[/]", escape(check.found), escape(check.fix))
+    return shown
+
+
+def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:
+    """Returns the exit status: 0, or 1 if joining would fail."""
+    options = tyro.cli(DoctorOptions, args=arguments, prog="swarm doctor", description=__doc__)
+    silence_libraries()
+    with lean_imports():
+        checks = list(diagnose(options))
+    fails = any(check.state == "failed" for check in checks)
+    if options.json:
+        say(json.dumps({"can_join": not fails, "checks": [asdict(check) for check in checks]}, indent=2))
+        return int(fails)
+    console = wide_console()
+    console.print(table(checks))
+    passed = (
+        "This machine can join."
+        if options.initial_peers
+        else "Nothing here stands in the way of joining: give --initial-peers to check the way to the swarm."
+    )
+    console.print("Joining would fail." if fails else passed, style="red" if fails else "green")
+    return int(fails)
+
+
+def _leave_at_once(signal_number: int, _frame: FrameType | None) -> None:
+    """An exception would be swallowed by some imports, and nothing that a check has begun is worth ending in order."""
+    kill(descendants(os.getpid()))
+    os._exit(128 + signal_number)
+
+
+def program(arguments: list[str]) -> int:
+    """:func:`main`, which Ctrl-C ends at once."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _leave_at_once)
+    return main(arguments)

@@ -1,0 +1,129 @@
+"""Looking at a swarm from outside: who answers at an address, what is trained there, and by whom."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import hivemind
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError, P2PHandlerError
+from hivemind.proto import dht_pb2
+from hivemind.utils import get_dht_time
+from hivemind.utils.multiaddr import Multiaddr
+
+from swarm.averaging.compression import Codec
+from swarm.membership.progress_record import PeerProgress
+from swarm.membership.run_manifest import RunCard
+from swarm.network.signed_records import owned_entries
+from swarm.protocol.messages import MAX_GROUP_SIZE
+
+ANSWER_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What happened at one address.
+
+    :param address: multiaddress
+    :param trouble: why there was no answer, or None
+    :param round_trip_seconds: of one call
+    :param clock_ahead_seconds: this machine's clock before the peer's, to half a round trip
+    """
+
+    address: str
+    trouble: str | None
+    round_trip_seconds: float = 0.0
+    clock_ahead_seconds: float = 0.0
+
+
+def visit(address: str) -> Visit:
+    """Connect to a peer under another identity and ask for the time; nobody takes notice."""
+    return asyncio.run(_visit(address))
+
+
+async def _visit(address: str) -> Visit:
+    try:
+        p2p = await P2P.create(
+            [address], dht_mode="client", no_listen=True, host_maddrs=None, startup_timeout=30, auto_nat=False
+        )
+    except P2PDaemonError:
+        return Visit(address, "no peer with this id answers")
+    try:
+        # DHTProtocol's own get_stub needs a node
+        stub = super(DHTProtocol, DHTProtocol).get_stub(p2p, PeerID.from_base58(Multiaddr(address)["p2p"]))
+        asked, began = get_dht_time(), time.perf_counter()
+        answer = await stub.rpc_ping(dht_pb2.PingRequest(), timeout=ANSWER_SECONDS)
+        seconds = time.perf_counter() - began
+        return Visit(address, None, seconds, asked + seconds / 2 - answer.dht_time)
+    except (TimeoutError, P2PDaemonError, P2PHandlerError):
+        return Visit(address, "it is no peer of a Hivemind swarm, or too busy to answer")
+    finally:
+        await p2p.shutdown()
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What taking part in a run costs.
+
+    :param num_peers: who train now
+    :param samples_per_second: of all of them
+    :param updates_per_hour: at that pace
+    :param bytes_per_update: that a full peer sends, and about as many that it receives
+    """
+
+    num_peers: int
+    samples_per_second: float
+    updates_per_hour: float
+    bytes_per_update: int
+
+    @property
+    def gigabytes_per_hour(self) -> float:
+        """Each way, in 10^9 bytes."""
+        return self.updates_per_hour * self.bytes_per_update / 1e9
+
+    def __str__(self) -> str:
+        if not self.updates_per_hour:
+            return f"{self.bytes_per_update / 1e6:,.1f} MB each way per update; nobody says how many updates an hour"
+        return (
+            f"up to {self.gigabytes_per_hour:,.2f} GB an hour each way "
+            f"({self.bytes_per_update / 1e6:,.1f} MB per update, "
+            f"{self.updates_per_hour:,.0f} updates an hour by {self.num_peers} peer{'s' * (self.num_peers != 1)} now)"
+        )
+
+
+def expected_traffic(dht: hivemind.DHT, card: RunCard, shapes: Sequence[Sequence[int]]) -> Traffic:
+    """From the run card and the progress records of those who train.
+
+    The newcomer is taken for a full peer, which is the more that is asked of it.
+    """
+    records = progress_records(dht, card)
+    num_full = 1 + sum(not record.client_mode for record in records)
+    rate = sum(record.rate for record in records)
+    payload = Codec(card.recipe.codec, card.recipe.powersgd_rank).payload_bytes(shapes)
+    sent = vectors_sent(len(records) + 1, num_full) * payload
+    return Traffic(len(records), rate, 3600 * rate / card.recipe.target_batch_size, round(sent))
+
+
+def vectors_sent(num_peers: int, num_full: int) -> float:
+    """Vectors that a full peer sends, and receives, for one average; an outbound-only one sends and receives one.
+
+    Full peers share the vector: each sends the shares of the others, and its own averaged share to everybody. Where all
+    are full, that is the 2 (N - 1) / N of a butterfly all-reduce (Patarasuk and Yuan 2009).
+    """
+    return (num_full - 1) / num_full + (num_peers - 1) / num_full
+
+
+def progress_records(dht: hivemind.DHT, card: RunCard, timeout_seconds: float = 5) -> list[PeerProgress]:
+    """Of everyone who trains; what makes no sense is left out."""
+    found = dht.get(f"{card.key_prefix}.progress", latest=True, return_future=True).result(timeout_seconds)
+    records = []
+    for _, value in owned_entries(found, MAX_GROUP_SIZE):
+        try:
+            records.append(PeerProgress.from_bytes(value, get_dht_time()))
+        except ValueError:
+            continue
+    return records

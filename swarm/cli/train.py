@@ -1,0 +1,112 @@
+"""``swarm start`` and ``swarm join``: the options of a peer in the order in which a volunteer needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from recipe.command_line import arg, read_options
+from recipe.overrides import RecipeOverrides
+from recipe.presets import PRESETS
+from swarm.peer.options import ConnectionOptions, LeavingOptions, MachineOptions, PatienceOptions, PeerOptions
+
+SECOND_PEER = 2
+"""``swarm start`` waits for one volunteer before it trains: a small run would be over before anybody had joined."""
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """Join a swarm. Your computer trains with the others until you press Ctrl-C; the recipe comes from the swarm."""
+
+    addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
+    """Addresses of peers of the swarm, as they print them."""
+    run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
+    """The run, where several share the addresses."""
+    machine: Annotated[MachineOptions, tyro.conf.arg(name="you and your machine:")] = field(
+        default_factory=MachineOptions
+    )
+    leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving:")] = field(default_factory=LeavingOptions)
+    connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
+        default_factory=ConnectionOptions
+    )
+    patience: Annotated[PatienceOptions, tyro.conf.arg(name="advanced: patience")] = field(
+        default_factory=PatienceOptions
+    )
+
+    @property
+    def as_peer(self) -> PeerOptions:
+        """The same options as ``python -m swarm.peer`` reads them."""
+        return PeerOptions(
+            initial_peers=self.addresses or None,
+            run_id=self.run_id,
+            machine=self.machine,
+            leaving=self.leaving,
+            connection=self.connection,
+            patience=self.patience,
+        )
+
+
+@dataclass(frozen=True)
+class StartPatience(PatienceOptions):
+    """How long to wait for others."""
+
+    min_peers: Annotated[int, arg("PEERS")] = SECOND_PEER
+    """Do not begin to train before so many peers are there, this one included; 1 begins at once."""
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """Start a new swarm. It prints the line with which others join, and waits for the first of them."""
+
+    recipe: Annotated[str, arg("NAME", "digits", f"What the swarm trains: {', '.join(PRESETS)}, or a recipe.json.")] = (
+        "digits"
+    )
+    run_id: Annotated[str | None, arg("NAME", "the recipe and the time")] = None
+    """Name of the run. A peer that is started again with the same --run-id, --public-name and --output-dir goes on
+    where it was."""
+    start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
+    """Checkpoint whose weights the swarm starts from, at step 0 with a new optimizer."""
+    machine: Annotated[MachineOptions, tyro.conf.arg(name="you and your machine:")] = field(
+        default_factory=MachineOptions
+    )
+    leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving:")] = field(default_factory=LeavingOptions)
+    connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
+        default_factory=ConnectionOptions
+    )
+    patience: Annotated[StartPatience, tyro.conf.arg(name="advanced: patience")] = field(default_factory=StartPatience)
+    overrides: Annotated[
+        RecipeOverrides, tyro.conf.arg(name="advanced: changes to the recipe"), tyro.conf.FlagConversionOff
+    ] = field(default_factory=RecipeOverrides)
+
+    @property
+    def as_peer(self) -> PeerOptions:
+        """The same options as ``python -m swarm.peer`` reads them."""
+        return PeerOptions(
+            recipe=self.recipe,
+            run_id=self.run_id,
+            start_from=self.start_from,
+            machine=self.machine,
+            leaving=self.leaving,
+            connection=self.connection,
+            patience=self.patience,
+            overrides=self.overrides,
+        )
+
+
+def start(arguments: list[str]) -> int:
+    """Returns the exit status."""
+    return _train(StartOptions, arguments, "swarm start")
+
+
+def join(arguments: list[str]) -> int:
+    """Returns the exit status."""
+    return _train(JoinOptions, arguments, "swarm join")
+
+
+def _train(kind: type[StartOptions] | type[JoinOptions], arguments: list[str], prog: str) -> int:
+    from swarm.peer.main import run
+
+    return run(lambda: read_options(kind, arguments, prog).as_peer)

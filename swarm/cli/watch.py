@@ -1,0 +1,252 @@
+"""See who trains in a swarm and whether it makes progress, without taking part.
+
+    swarm watch --initial-peers /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...
+    swarm watch --initial-peers ADDRESS --seconds 300 || mail -s "the swarm stands still" ...
+    swarm watch --initial-peers ADDRESS --json >> swarm.jsonl
+
+The table shows what the peers say about themselves. It ends with Ctrl-C, or after `--seconds`: then the exit status is
+0 if the swarm has made an update meanwhile and its loss has not risen a lot, and 1 if not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from recipe.command_line import arg
+from recipe.errors import InputError
+from recipe.interrupts import raise_again
+from swarm.cli.demo import wide_console
+from swarm.network.addresses import check_reachable, parse_initial_peers
+from swarm.peer.status import percent, shown, shown_rate
+from swarm.runtime.fast_imports import lean_imports, silence_libraries
+
+if TYPE_CHECKING:
+    from swarm.membership.progress_record import PeerProgress
+    from swarm.membership.run_manifest import RunCard
+
+LOOK_SECONDS = 2.0
+LINE_SECONDS = 30.0
+"""Between two tables where the output is no terminal."""
+MAX_ROWS = 50
+RISEN_TIMES, RISEN_BY = 2.0, 0.5
+"""A training loss that is both above the lowest one seen is a reason to look."""
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """Show who trains in a swarm, and how far they are. Nothing is joined, nobody takes notice."""
+
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
+    """Addresses of peers that are there."""
+    run_id: Annotated[str | None, arg("NAME")] = None
+    """The run, where several share the addresses."""
+    seconds: Annotated[float | None, arg("SECONDS", "until Ctrl-C")] = None
+    """Look for so long; the exit status is 1 if no update has been made meanwhile, or the loss has risen a lot."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print a JSON line for each look instead of a table."""
+
+
+@dataclass
+class Sight:
+    """What has been seen of a run.
+
+    :param card: what is trained
+    """
+
+    card: RunCard
+    records: list[PeerProgress] = field(default_factory=list)
+    first_step: int | None = None
+    step: int = 0
+    updated_at: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.monotonic)
+    loss: float = math.nan
+    lowest_loss: float = math.inf
+
+    def look(self, records: Sequence[PeerProgress]) -> None:
+        """What everybody says now."""
+        self.records = sorted(records, key=lambda record: -record.rate)
+        steps = sorted(record.step for record in records)
+        if not steps:
+            return
+        step = steps[len(steps) // 2]  # of most: one who claims to be far ahead moves nothing
+        if self.first_step is None:
+            self.first_step = self.step = step
+        if step > self.step:
+            self.step, self.updated_at = step, time.monotonic()
+        if losses := [record.loss for record in records if math.isfinite(record.loss)]:
+            self.loss = statistics.median(losses)
+            self.lowest_loss = min(self.lowest_loss, self.loss)
+
+    @property
+    def made_progress(self) -> bool:
+        return self.first_step is not None and self.step > self.first_step
+
+    @property
+    def updates_per_minute(self) -> float:
+        """Since the watch began; nan as long as there is none."""
+        seconds = self.updated_at - self.began_at
+        return 60 * (self.step - self.first_step) / seconds if self.made_progress and seconds > 0 else math.nan
+
+    @property
+    def loss_has_risen(self) -> bool:
+        """Since the watch began, in the median of the peers: bad data, or a peer that computes nonsense."""
+        return self.loss > max(RISEN_TIMES * self.lowest_loss, self.lowest_loss + RISEN_BY)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an organiser should know."""
+        found, full = [], [record.name for record in self.records if not record.client_mode]
+        if self.loss_has_risen:
+            found.append(f"The loss has risen from {self.lowest_loss:.3f} to {self.loss:.3f}.")
+        if self.records and not full:
+            found.append("No peer can be called: nobody can average. Start one with an open --port.")
+        elif len(full) == 1 and len(self.records) > 1:
+            found.append(f"Only {full[0]} can be called: without it the others cannot average. Start another one.")
+        return found
+
+    def as_json(self) -> dict:
+        """Without what nobody has said yet."""
+        peers = [
+            {key: value for key, value in vars(record).items() if value == value}  # NaN is no JSON
+            | {"lineage": record.lineage.hex()}
+            for record in self.records
+        ]
+        still = time.monotonic() - self.updated_at
+        return {
+            "time": time.time(),
+            "run_id": self.card.run_id,
+            "step": self.step,
+            "still_seconds": still,
+            "warnings": self.warnings,
+            "peers": peers,
+        }
+
+    def table(self, now: float) -> Group:
+        """:param now: DHT time"""
+        recipe, still = self.card.recipe, time.monotonic() - self.updated_at
+        rate, pace = sum(record.rate for record in self.records), shown(self.updates_per_minute, ".1f")
+        peers = f"{len(self.records)} peer{'s' * (len(self.records) != 1)}"
+        head = (
+            f"run {self.card.run_id}: {recipe.model} on {recipe.dataset} · step {self.step}/{recipe.total_steps} · "
+            f"{peers} · {shown_rate(rate)} samples/s · {pace} updates a minute"
+        )
+        is_still = still > 2 * LOOK_SECONDS or not self.made_progress
+        last = f"no new update for {still:.0f} s" if is_still else "updates are being made"
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for column in ("peer", "now", "step", "samples/s", "loss", "accuracy", "here for", "can be called"):
+            table.add_column(column, justify="left" if column in ("peer", "now", "can be called") else "right")
+        for record in self.records[:MAX_ROWS]:
+            table.add_row(
+                escape(record.name),
+                record.phase,
+                str(record.step),
+                shown_rate(record.rate),
+                shown(record.loss, ".3f"),
+                percent(record.accuracy),
+                _duration(now - record.joined),
+                "no" if record.client_mode else "yes",
+            )
+        more = len(self.records) - MAX_ROWS
+        rest = [Text(f"and {more} more, slower ones")] if more > 0 else []
+        warnings = [Text(warning, style="yellow") for warning in self.warnings]
+        line = Text(last, style="yellow" if still > 60 else "")
+        return Group(Text(head, style="bold"), line, *warnings, table, *rest)
+
+
+def _duration(seconds: float) -> str:
+    minutes = int(max(0.0, seconds)) // 60
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+
+
+def watch(options: WatchOptions, show: Callable[[Sight], None]) -> Sight:
+    """Look again and again; what has been seen in the end.
+
+    :raises InputError: nobody answers, or the run is not known there
+    """
+    from swarm.cli.probe import progress_records
+    from swarm.membership.run_manifest import choose_card, read_cards
+    from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
+
+    raise_again()  # from now on it is the usual end
+    peers = parse_initial_peers(options.initial_peers)
+    if not peers:
+        raise InputError("Whom to ask is not known: give --initial-peers ADDRESS, as a running peer prints it.")
+    dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(peers)), client_mode=True))
+    try:
+        sight = Sight(choose_card(read_cards(dht, peers, options.run_id), options.run_id))
+        ends = sight.began_at + (math.inf if options.seconds is None else options.seconds)
+        while True:
+            began = time.monotonic()
+            try:
+                sight.look(progress_records(dht, sight.card))
+            except TimeoutError:
+                pass  # what was seen last stays on the screen, and its age with it
+            show(sight)
+            if time.monotonic() >= ends or not dht.is_alive():
+                return sight
+            time.sleep(max(0.0, min(began + LOOK_SECONDS, ends) - time.monotonic()))
+    finally:
+        stop_dht(dht)
+
+
+class Display:
+    """A table that is redrawn in place; where the output is no terminal, one now and then.
+
+    :param console: where it goes
+    """
+
+    def __init__(self, console: Console):
+        self._console, self._shown_at = console, -math.inf
+        self.live = Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext()
+
+    def show(self, sight: Sight, is_last: bool = False) -> None:
+        """What is seen now."""
+        from hivemind.utils.timed_storage import get_dht_time
+
+        if isinstance(self.live, Live):
+            self.live.update(sight.table(get_dht_time()), refresh=True)
+        elif is_last or time.monotonic() - self._shown_at >= LINE_SECONDS:
+            self._shown_at = time.monotonic()
+            self._console.print(sight.table(get_dht_time()))
+
+
+def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:
+    """Returns the exit status: 0, 1 if there is something wrong after `--seconds`, 2 for input that cannot work."""
+    options = tyro.cli(WatchOptions, args=arguments, prog="swarm watch", description=__doc__)
+    silence_libraries()
+    display = Display(wide_console())
+    try:
+        with lean_imports():
+            if options.json:
+                sight = watch(options, lambda sight: say(json.dumps(sight.as_json())))
+            else:
+                with display.live:
+                    sight = watch(options, display.show)
+                    display.show(sight, is_last=True)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 0
+    if not sight.made_progress:
+        seconds = time.monotonic() - sight.began_at
+        print(f"error: Run {sight.card.run_id} has made no update in {seconds:.0f} s.", file=sys.stderr)
+    for warning in sight.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return 0 if sight.made_progress and not sight.loss_has_risen else 1

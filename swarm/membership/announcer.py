@@ -1,0 +1,159 @@
+"""What each peer keeps in the DHT for newcomers, as long as it trains: the run card, and where peers can be called."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Container, Iterable
+from pathlib import Path
+from typing import ClassVar
+
+import hivemind
+from hivemind.p2p import PeerID
+from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.timed_storage import get_dht_time
+
+from swarm.membership.run_manifest import RunCard, publish_card
+from swarm.network.known_peers import MAX_ADDRESSES, MAX_REMEMBERED, peer_of_address, read_book, usable, write_book
+from swarm.network.signed_records import owned_entries
+
+KEEP_SECONDS = 600.0
+"""How long card and addresses stay after the last keeper has gone."""
+PERIOD_SECONDS = 10.0
+PUBLISH_EVERY = 3
+"""Periods, once it has been published some times."""
+CALL_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Publishes again and again, notes who else is there, and calls those of them that the DHT has lost.
+
+    The last is what heals a network that was divided: by then the DHT of either half has forgotten the other one.
+
+    :param addresses: where this peer can be called, if it can
+    :param book: file of other peers' addresses
+    :param keep_seconds: how long what it publishes stays
+    :param period_seconds: longest time between two looks at who else is there
+    """
+
+    def __init__(
+        self,
+        dht: hivemind.DHT,
+        card: RunCard,
+        addresses: Iterable[str] = (),
+        book: Path | None = None,
+        keep_seconds: float = KEEP_SECONDS,
+        period_seconds: float = PERIOD_SECONDS,
+    ):
+        self._dht, self._card, self._addresses, self._book = dht, card, list(addresses)[:MAX_ADDRESSES], book
+        self._keep_seconds, self._period_seconds = keep_seconds, period_seconds
+        self._timeout_seconds = PUBLISH_EVERY * period_seconds
+        self._key = f"{card.key_prefix}.addresses"
+        self._stopped = threading.Event()
+        self._warned = False
+        self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish no more; waits at most a second."""
+        self._stopped.set()
+        self._thread.join(1)
+
+    def _keep(self) -> None:
+        pause_seconds, periods = 1.0, 0  # in the beginning much changes
+        self._try(self._publish)
+        while not self._stopped.is_set():
+            self._try(self._find_others)  # first: in a network that is divided, nobody may take what is published
+            if periods and (pause_seconds < self._period_seconds or periods % PUBLISH_EVERY == 0):
+                self._try(self._publish)
+            periods += 1
+            pause_seconds = min(2 * pause_seconds, self._period_seconds)
+            self._stopped.wait(pause_seconds)
+
+    def _try(self, job: Callable[[], None]) -> None:
+        try:
+            if not self._stopped.is_set():
+                job()
+        except Exception as error:  # the DHT may be busy or ending: training goes on either way
+            self._warn_once(error)
+
+    def _warn_once(self, error: Exception) -> None:
+        if not self._warned and not self._stopped.is_set():
+            self._warned = True
+            logger.warning(
+                "Run card or addresses could not be published or read, newcomers may not find the run: %r", error
+            )
+
+    def _publish(self) -> None:
+        publish_card(self._dht, self._card, self._keep_seconds, timeout_seconds=self._timeout_seconds)
+        if self._addresses and not self._stopped.is_set():
+            self._dht.store(
+                self._key,
+                subkey=self._dht.owner,
+                value=self._addresses,
+                expiration_time=get_dht_time() + self._keep_seconds,
+                return_future=True,
+            ).result(self._timeout_seconds)
+
+    def _find_others(self) -> None:
+        own = self._dht.peer_id
+        found = self._dht.get(self._key, latest=True, return_future=True).result(self._timeout_seconds)
+        others = addresses_in(found, own, self._dht.acquaintances)
+        if self._book is not None:
+            earlier = [address for address in read_book(self._book) if not address.endswith(own.to_base58())]
+            others = list(dict.fromkeys([*others, *earlier]))[:MAX_REMEMBERED]
+            write_book(self._book, others)
+        self._dht.run_coroutine(_Call(others), return_future=True).result(self._timeout_seconds)
+
+
+def addresses_in(found: object, own: PeerID, first: Container[PeerID] = ()) -> list[str]:
+    """Addresses that others have published of themselves; anything else that is there is left out.
+
+    :param first: whose addresses come first
+    """
+    of_peers = (
+        usable(value, peer_id=peer.to_base58())[:MAX_ADDRESSES]
+        for peer, value in owned_entries(found, MAX_REMEMBERED + 1, first)
+        if peer != own
+    )
+    return [address for addresses in of_peers for address in addresses][:MAX_REMEMBERED]
+
+
+class _Call:
+    """Connects to those peers that this node of the DHT does not know (any more); runs in the DHT process.
+
+    Who twice does not answer is called over a new connection: over the old one, TCP would not try again for as long as
+    it has been trying in vain.
+    """
+
+    silent: ClassVar[set[PeerID]] = set()
+
+    def __init__(self, addresses: list[str]):
+        self.addresses = addresses
+
+    async def __call__(self, _dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> None:
+        peers: dict[PeerID, list[Multiaddr]] = {}
+        for address in self.addresses:
+            peer = PeerID.from_base58(peer_of_address(address))
+            peers.setdefault(peer, []).append(Multiaddr(address.rpartition("/p2p/")[0]))
+        known = node.protocol.routing_table.peer_id_to_uid
+        lost = {peer: at for peer, at in peers.items() if peer not in known or peer in node.blacklist}
+        lost.pop(node.peer_id, None)
+        _Call.silent.intersection_update(lost)
+        await asyncio.gather(*(self._call(node, peer, at) for peer, at in lost.items()), return_exceptions=True)
+
+    @staticmethod
+    async def _call(node: hivemind.dht.DHTNode, peer: PeerID, addresses: list[Multiaddr]) -> None:
+        await asyncio.wait_for(node.p2p._client.connect(peer, addresses), CALL_SECONDS)
+        if await asyncio.wait_for(node.protocol.call_ping(peer), CALL_SECONDS):  # which puts it into the routing table
+            node.blacklist.register_success(peer)
+        elif peer in _Call.silent:
+            _Call.silent.remove(peer)
+            await node.p2p._client.disconnect(peer)
+            await asyncio.wait_for(node.p2p._client.connect(peer, addresses), CALL_SECONDS)
+            await node.protocol.call_ping(peer)
+        else:
+            _Call.silent.add(peer)

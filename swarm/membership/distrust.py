@@ -1,0 +1,42 @@
+"""Whose claims have not held: they are left out for a while, and each further time for longer."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from hivemind.p2p import PeerID
+
+from swarm.protocol.messages import MAX_GROUP_SIZE
+
+DISTRUST_SECONDS, MAX_DISTRUST_SECONDS = 10.0, 60.0
+"""After the first time that a peer's claims did not hold; twice as long each further time."""
+MAX_BLAME_SECONDS = 600.0
+"""The same for who spoils rounds or holds them up."""
+
+
+class Distrust:
+    """Peers that are not believed now.
+
+    :param max_seconds: longest time for which one is not believed
+    """
+
+    def __init__(self, max_seconds: float = MAX_DISTRUST_SECONDS) -> None:
+        self._max_seconds = max_seconds
+        self._seconds: dict[PeerID, tuple[float, float]] = {}
+        """Monotonic seconds until which, and how long that was."""
+
+    def __contains__(self, peer: PeerID) -> bool:
+        return self._seconds.get(peer, (-math.inf, 0.0))[0] >= time.monotonic()
+
+    def add(self, peer: PeerID) -> None:
+        """Ignore a peer for a while: what it claims did not hold."""
+        if len(self._seconds) >= 4 * MAX_GROUP_SIZE:  # names cost a stranger nothing
+            self._seconds = {other: seconds for other, seconds in [*self._seconds.items()] if other in self}
+        _, seconds = self._seconds.get(peer, (0.0, DISTRUST_SECONDS / 2))
+        seconds = min(2 * seconds, self._max_seconds)
+        self._seconds[peer] = time.monotonic() + seconds, seconds
+
+    def end(self, peer: PeerID) -> None:
+        """It has kept its word."""
+        self._seconds.pop(peer, None)

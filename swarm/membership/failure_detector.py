@@ -1,0 +1,194 @@
+"""Whether those that a round waits for are still there: who is silent is asked, and who does not answer is given up.
+
+How long a round takes tells little: on a slow link or a busy machine, healthy peers take long, too. But as long as
+their averaging processes live, they answer a call at once or send parts. So a peer that is killed is given up after
+about a second (nobody listens at its address any more), and one that is frozen or cut off after some seconds of
+silence, however long others may take. Only an exchange that takes much longer than those before it, with the same
+peers, tells that somebody's line has broken down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.servicer import ServicerBase
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_logger
+
+logger = get_logger(__name__)
+
+LOOK_SECONDS = 0.5
+SILENCE_SECONDS = 2.5
+"""Without an answer; or twice a usual exchange, if that is longer: the answer may have to queue behind its parts."""
+FIRST_SILENCE_SECONDS = 10.0
+"""As long as nobody knows what is usual."""
+LONGEST_SILENCE_SECONDS = 10.0
+"""However long exchanges are: only some parts are on their way before an answer (``averaging.send_window``)."""
+LATE_SECONDS = 3.0
+"""After which who has always been in time keeps the others waiting; or three usual exchanges, if that is longer."""
+DOUBT_SECONDS = 1.0
+"""Without an answer, after which it is not worth while to do nothing but wait."""
+MAX_REFUSALS = 2
+
+
+class Lookout:
+    """Watches those whom a meeting may wait for, each of them once, and notes who is not there any more.
+
+    :param pulse: asks them
+    :param on_loss: called when somebody is lost
+    """
+
+    def __init__(self, pulse: Pulse, on_loss: Callable[[], None]):
+        self._pulse, self._on_loss = pulse, on_loss
+        self._watches: dict[PeerID, asyncio.Future] = {}
+        self.lost: set[PeerID] = set()
+
+    def watch(self, peer: PeerID, can_be_called: bool) -> asyncio.Future:
+        """From now on; what is returned is done when the peer is lost."""
+        if peer not in self._watches:
+            watch = asyncio.ensure_future(self._pulse.lost(peer, can_be_called))
+            watch.add_done_callback(functools.partial(self._note, peer))
+            self._watches[peer] = watch
+        return self._watches[peer]
+
+    def _note(self, peer: PeerID, watch: asyncio.Future) -> None:
+        if self._watches.get(peer) is watch and not watch.cancelled() and watch.exception() is None:
+            self.lost.add(peer)
+            self._on_loss()
+
+    def came(self, peer: PeerID) -> None:
+        """It is there after all."""
+        self.lost.discard(peer)
+        if peer in self._watches and self._watches[peer].done():
+            del self._watches[peer]
+
+    def end(self) -> None:
+        """Nobody is watched any more; who was lost stays so until :meth:`begin`."""
+        for watch in self._watches.values():
+            watch.cancel()
+        self._watches = {}
+
+    def begin(self) -> None:
+        """Another meeting: everybody may come to it."""
+        self.lost = set()
+
+
+class Pulse(ServicerBase):
+    """Asks others, and answers them. Its class name is part of the wire protocol.
+
+    :param p2p: this peer's connection to the network
+    :param namespace: run and recipe
+    """
+
+    def __init__(self, p2p: P2P, namespace: str):
+        self._p2p, self._namespace = p2p, namespace
+        self._answers: asyncio.Task | None = None
+        self._signs: dict[PeerID, int] = {}
+        self._doubted: set[PeerID] = set()
+        self._usual: deque[float] = deque(maxlen=9)
+        self._in_time: set[PeerID] = set()
+
+    async def answer(self) -> None:
+        """From now on this peer answers; who cannot be dialled does so over connections that it has made itself."""
+        if self._answers is None:
+            self._answers = asyncio.ensure_future(self.add_p2p_handlers(self._p2p, namespace=self._namespace))
+        await self._answers
+
+    async def rpc_here(self, request: averaging_pb2.DownloadRequest, context: P2PContext) -> averaging_pb2.DownloadData:
+        """That is all."""
+        return averaging_pb2.DownloadData()
+
+    def heard(self, peer: PeerID) -> None:
+        """It has sent something."""
+        self._signs[peer] = self._signs.get(peer, 0) + 1
+        self._doubted.discard(peer)
+
+    def doubts(self, peer: PeerID) -> bool:
+        """Whether it has not answered a call for a while; it may still do so."""
+        return peer in self._doubted
+
+    def exchange_took(self, seconds: float, peers: Collection[PeerID]) -> None:
+        """Learn what is usual, with these; who was late may always be, on its line, until that is usual."""
+        self._in_time = set(peers) if seconds <= self.late_seconds else set()
+        self._usual.append(seconds)
+
+    @property
+    def usual_seconds(self) -> float:
+        """Of an exchange; 0 as long as there was none."""
+        return statistics.median(self._usual) if self._usual else 0.0
+
+    def was_in_time(self, peer: PeerID) -> bool:
+        """Whether it was there when the last exchange took no longer than usual."""
+        return peer in self._in_time
+
+    @property
+    def late_seconds(self) -> float:
+        """After so long an exchange is late; infinite as long as nothing is usual."""
+        return max(LATE_SECONDS, 3 * statistics.median(self._usual)) if self._usual else math.inf
+
+    def gave_up(self, peer: PeerID) -> None:
+        """It is as a newcomer when it comes back: its line may be slower than it was."""
+        self._in_time.discard(peer)
+
+    async def until_late(self, share: float = 1.0) -> None:
+        """Wait until an exchange that begins now is late, or for a share of that time."""
+        waited_seconds = 0.0  # in looks, not by the clock: while this process itself stands still, nobody can be heard
+        while waited_seconds < share * self.late_seconds:
+            await asyncio.sleep(LOOK_SECONDS)
+            waited_seconds += LOOK_SECONDS
+
+    @property
+    def patience_seconds(self) -> float:
+        """With somebody who says nothing at all."""
+        if not self._usual:
+            return FIRST_SILENCE_SECONDS
+        return max(SILENCE_SECONDS, min(2 * statistics.median(self._usual), LONGEST_SILENCE_SECONDS))
+
+    async def lost(self, peer: PeerID, can_be_called: bool) -> None:
+        """Wait until the peer is not there any more.
+
+        :param can_be_called: otherwise a call that does not get through says nothing about it
+        """
+        refusals, signs = 0, self._signs.get(peer, 0)
+        self._doubted.discard(peer)
+        while refusals < MAX_REFUSALS:
+            await asyncio.sleep(LOOK_SECONDS)
+            if signs != (signs := self._signs.get(peer, 0)):
+                refusals = 0
+                continue
+            try:
+                if not await self._answers_in_time(peer):
+                    break
+                refusals = 0
+            except Exception as error:  # also one that answers nonsense
+                logger.debug(f"{peer} cannot be called: {error!r}")
+                refusals += can_be_called
+        logger.debug(f"{peer} is not there any more")
+
+    async def _answers_in_time(self, peer: PeerID) -> bool:
+        """Whether it answers, or sends anything, before patience ends."""
+        stub = self.get_stub(self._p2p, peer, namespace=self._namespace)
+        call: asyncio.Future[Any] = asyncio.ensure_future(stub.rpc_here(averaging_pb2.DownloadRequest()))
+        signs, silent_seconds = self._signs.get(peer, 0), 0.0
+        try:
+            # Counted in looks, not by the clock: while this process itself stands still, nobody can be heard.
+            while silent_seconds < self.patience_seconds:
+                if (await asyncio.wait([call], timeout=LOOK_SECONDS))[0]:
+                    call.result()
+                    self._doubted.discard(peer)
+                    return True
+                if self._signs.get(peer, 0) != signs:
+                    return True
+                silent_seconds += LOOK_SECONDS
+                if silent_seconds >= DOUBT_SECONDS:
+                    self._doubted.add(peer)
+            return False
+        finally:
+            call.cancel()

@@ -1,0 +1,97 @@
+"""Claims to be ahead: who makes one has to answer a call before it is believed.
+
+A name costs a stranger nothing, and neither does a record of step 1,000,000. To ask its author for the state of that
+step would keep this peer from training for seconds; a call in the background does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+
+from hivemind import DHT
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_logger
+
+from swarm.membership.distrust import Distrust
+from swarm.membership.failure_detector import Pulse
+from swarm.membership.progress_record import JOINING, WAITING, PeerProgress
+from swarm.protocol.messages import MAX_GROUP_SIZE
+
+logger = get_logger(__name__)
+
+CALL_SECONDS = 5.0
+MAX_CALLS = 8
+"""At a time."""
+
+
+class Call:
+    """Whether somebody's averaging process answers; this runs in the DHT process (``DHT.run_coroutine``)."""
+
+    def __init__(self, namespace: str, peer: PeerID):
+        self.namespace, self.peer = namespace, peer
+
+    async def __call__(self, _dht: DHT, node: DHTNode) -> bool:
+        stub = Pulse.get_stub(node.protocol.p2p, self.peer, namespace=self.namespace)
+        try:
+            await asyncio.wait_for(stub.rpc_here(averaging_pb2.DownloadRequest()), CALL_SECONDS)
+        except (TimeoutError, P2PDaemonError, P2PHandlerError, OSError):
+            return False
+        return True
+
+
+class Claims:
+    """Who may claim to be ahead.
+
+    :param dht: a running DHT
+    :param namespace: run and recipe
+    :param on_answer: called, from any thread, when somebody has answered or not
+    """
+
+    def __init__(self, dht: DHT, namespace: str, on_answer: Callable[[], None]):
+        self._dht, self._namespace, self._on_answer = dht, namespace, on_answer
+        self._there: set[PeerID] = set()
+        self._calls: dict[PeerID, Future] = {}
+        self._silent = Distrust()
+        self._complained: set[PeerID] = set()
+
+    def met(self, peers: Iterable[PeerID]) -> None:
+        """These were in a group with this peer, or have answered it."""
+        if len(self._there) >= 4 * MAX_GROUP_SIZE:
+            self._there.clear()  # they answer again
+        self._there.update(peers)
+
+    def doubted(self, own: PeerProgress, others: dict[PeerID, PeerProgress], has_trained: bool) -> set[PeerID]:
+        """Those who claim to be ahead and may not be there; who has not begun to train has nothing to lose by it."""
+        if own.phase in (JOINING, WAITING) and not has_trained:
+            return set()
+        return {peer for peer, record in others.items() if record.step > own.step and peer not in self._there}
+
+    def silent(self, own: PeerProgress, others: dict[PeerID, PeerProgress], has_trained: bool) -> set[PeerID]:
+        """Those of them who have just been called in vain."""
+        return {peer for peer in self.doubted(own, others, has_trained) if peer in self._silent}
+
+    def check(self, own: PeerProgress, others: dict[PeerID, PeerProgress], has_trained: bool) -> None:
+        """Call those who are doubted, some at a time, and note who has answered since."""
+        for peer in self.doubted(own, others, has_trained):
+            if len(self._calls) < MAX_CALLS and peer not in self._calls and peer not in self._silent:
+                self._calls[peer] = self._dht.run_coroutine(Call(self._namespace, peer), return_future=True)
+                self._calls[peer].add_done_callback(lambda _: self._on_answer())
+        for peer, call in [*self._calls.items()]:
+            if call.done():
+                del self._calls[peer]
+                if not call.cancelled() and call.exception() is None and call.result():
+                    self.met([peer])
+                else:
+                    self._silent.add(peer)
+                    self._complain_once(peer, others)
+
+    def _complain_once(self, peer: PeerID, others: dict[PeerID, PeerProgress]) -> None:
+        if peer in others and peer not in self._complained and len(self._complained) < MAX_GROUP_SIZE:
+            self._complained.add(peer)
+            name, step = others[peer].name, others[peer].step
+            logger.warning(f"Ignoring {name}, which claims to be at step {step} and does not answer")

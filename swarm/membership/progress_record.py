@@ -1,0 +1,163 @@
+"""One peer's progress record: what it says about itself to everybody, read as the word of a stranger."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import msgpack
+from hivemind.p2p import PeerID
+
+from swarm.protocol.messages import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP
+
+REPORT_SECONDS = 1.0  # how often a training peer reports and looks, unless the end of the step is nearer
+TOLERATED_SECONDS = 1.0  # that a clock may be off: records are as old anyway
+MAX_OFF_SECONDS = 3.5  # the DHT admits 3 s; a record that is older is nobody's clock
+FUTURE_SECONDS = 5.0  # clocks agree within 3 s (the DHT checks that); later than this is nonsense
+MAX_RATE = 1e7  # samples per second
+MAX_NAME_LENGTH = 64
+
+JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
+AVERAGING, VALIDATING = "averaging", "validating"
+PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING)
+
+
+@dataclass(frozen=True)
+class PeerProgress:
+    """One peer's record.
+
+    :param name: public name
+    :param step: global updates that its weights have seen
+    :param ahead: the next update is on its way, and what it computes is for the one after
+    :param samples: samples it has accumulated for that update
+    :param rate: samples per second while it computes
+    :param joined: DHT time in seconds when it joined, or came back after the swarm had gone on without it
+    :param time: DHT time in seconds of this record
+    :param client_mode: it cannot be dialled
+    :param phase: what it is doing, one of ``PHASES``
+    :param loss: mean training loss of its last step, nan if it has none
+    :param accuracy: its last validation accuracy between 0 and 1, nan if it has none
+    :param lineage: of its weights: which history of updates they came out of, or at step 0 which weights they are
+    """
+
+    name: str
+    step: int
+    samples: int
+    rate: float
+    joined: float
+    time: float
+    client_mode: bool
+    phase: str
+    loss: float = math.nan
+    accuracy: float = math.nan
+    ahead: bool = False
+    lineage: bytes = bytes(LINEAGE_BYTES)
+
+    @property
+    def round(self) -> int:
+        """Number of updates before the one that it computes for."""
+        return self.step + self.ahead
+
+    def to_bytes(self) -> bytes:
+        return msgpack.packb(
+            (
+                self.name,
+                self.step,
+                self.samples,
+                float(self.rate),
+                self.joined,
+                self.time,
+                self.client_mode,
+                PHASES.index(self.phase),
+                float(self.loss),
+                float(self.accuracy),
+                self.ahead,
+                self.lineage,
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, now: float) -> PeerProgress:
+        """:raises ValueError: for everything that no honest peer can send"""
+        if not isinstance(data, bytes) or len(data) > 512:
+            raise ValueError("not a short bytestring")
+        try:
+            fields = msgpack.unpackb(data)
+            name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage = fields
+        except Exception as error:
+            raise ValueError(f"not a record: {error}") from error
+        if type(name) is not str or not 1 <= len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+            raise ValueError("a name that is not printable")
+        if any(type(value) is not int for value in (step, samples, phase)):
+            raise ValueError("a field of the wrong type")
+        if type(client_mode) is not bool or type(ahead) is not bool:
+            raise ValueError("a field of the wrong type")
+        if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
+            raise ValueError("a lineage of the wrong size")
+        if not 0 <= step <= MAX_STEP or not 0 <= samples <= MAX_SAMPLES or not 0 <= phase < len(PHASES):
+            raise ValueError("a number out of bounds")
+        if any(type(value) is not float for value in (rate, joined, at, loss, accuracy)):
+            raise ValueError("a field of the wrong type")
+        if not (math.isnan(accuracy) or 0 <= accuracy <= 1) or math.isinf(loss):
+            raise ValueError("a loss or an accuracy out of bounds")
+        if not 0 <= rate <= MAX_RATE or not 0 <= joined <= at <= now + FUTURE_SECONDS:
+            raise ValueError("a rate or a time out of bounds")
+        return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead, lineage)
+
+    def samples_by(self, now: float, round: int, computing_since: float, in_last_group: bool) -> float:
+        """Samples it probably has by ``now`` for the update after ``round``; records are a little old always.
+
+        :param computing_since: since when this peer computes, without a pause; the others pause when it does
+        :param in_last_group: it finished the last round with us, whatever its record says
+        """
+        since = max(self.time, computing_since)
+        if self.round == round:
+            # Peers of one group validate at the same step: when we compute again, they probably do.
+            computes = self.phase == TRAINING or (self.phase == VALIDATING and in_last_group)
+            return self.samples + (self._samples_in(now - since) if computes else 0.0)
+        return self._samples_in(now - computing_since) if in_last_group and self.round < round else 0.0
+
+    def _samples_in(self, seconds: float) -> float:
+        return self.rate * min(max(0.0, seconds), 2 * REPORT_SECONDS)
+
+
+class Clocks:
+    """How far the clocks of others are off, as far as their records show: the DHT admits whose is 3 s off.
+
+    A record is never read before it was written, and now and then at once: the least age that it ever seemed to have is
+    what the two clocks differ by.
+    """
+
+    def __init__(self) -> None:
+        self._least_ages: dict[PeerID, float] = {}
+
+    def corrected(self, records: Mapping[PeerID, PeerProgress], now: float) -> dict[PeerID, PeerProgress]:
+        """These records with times of this peer's clock, where another one's is clearly off."""
+        ages = {peer: min(now - record.time, self._least_ages.get(peer, math.inf)) for peer, record in records.items()}
+        self._least_ages = ages
+        return {
+            peer: replace(record, time=record.time + age) if TOLERATED_SECONDS < abs(age) < MAX_OFF_SECONDS else record
+            for (peer, record), age in zip(records.items(), ages.values(), strict=True)
+        }
+
+
+class OwnClock:
+    """Notices when the clock of this machine is set, which is not the same as time that passes.
+
+    The other clock also counts while a laptop sleeps, where the system has such a one (Linux).
+    """
+
+    def __init__(self) -> None:
+        self._ahead = self._ahead_now()
+
+    @staticmethod
+    def _ahead_now() -> float:
+        return time.time() - time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+    def set_by_seconds(self) -> float:
+        """Since it was asked last; 0.0 for what nobody notices."""
+        before, self._ahead = self._ahead, self._ahead_now()
+        seconds = self._ahead - before
+        return seconds if abs(seconds) > TOLERATED_SECONDS else 0.0

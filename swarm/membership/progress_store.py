@@ -1,0 +1,92 @@
+"""Where every peer of a run keeps its record: under one key of the DHT, in its own name.
+
+What a peer says is pushed to the nodes next to that key. In a small swarm these are all that can be called, and for
+them to look at home costs no call at all, while a search asks each of them. So it is left to those whom nobody tells,
+or not in time, to now and then, and to when somebody has to be sure. Now and then, nodes to push to are searched, too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+
+from hivemind import DHT
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time, get_logger
+
+from swarm.membership.progress_record import REPORT_SECONDS, PeerProgress
+from swarm.network.record_push import Push, PushedHere
+from swarm.network.signed_records import owned_entries
+from swarm.protocol.messages import MAX_GROUP_SIZE
+
+logger = get_logger(__name__)
+
+RECORD_SECONDS = 15.0
+"""A peer that says nothing for so long is no longer expected."""
+LATE_SECONDS = 2.5 * REPORT_SECONDS
+"""Who has said nothing for so long has told others, or nobody."""
+MAX_SIGNED_BYTES = 2**11
+"""A record and its signature."""
+SEARCH_SECONDS = 5.0
+"""Longest time between two searches: a newcomer may have told others only."""
+
+
+class Noticeboard:
+    """The progress records of a run, read and written by one thread.
+
+    :param dht: a running DHT, of :func:`~swarm.network.dht_options.start_dht`
+    :param key: of the run
+    """
+
+    def __init__(self, dht: DHT, key: str):
+        self._dht, self._key = dht, key
+        self._found: dict[PeerID, PeerProgress] = {}
+        self._searched = self._stored = -math.inf
+        self._complained: set[PeerID] = set()
+
+    def post(self, record: PeerProgress | None) -> Future:
+        """Begin to store the own record, or that there is none any more.
+
+        With somebody silent in the DHT that takes seconds, which must not keep this peer from looking.
+        """
+        value = replace(record, time=max(get_dht_time(), record.joined)).to_bytes() if record is not None else None
+        expiration = get_dht_time() + RECORD_SECONDS
+        if value is not None and time.monotonic() < self._stored + SEARCH_SECONDS:
+            return self._dht.run_coroutine(Push(self._key, self._dht.owner, value, expiration), return_future=True)
+        self._stored = time.monotonic()
+        return self._dht.store(
+            self._key, subkey=self._dht.owner, value=value, expiration_time=expiration, return_future=True
+        )
+
+    def look(self, search: bool = False) -> dict[PeerID, PeerProgress]:
+        """The records of the others.
+
+        :param search: ask all who may have them
+        """
+        search |= self._dht.client_mode or time.monotonic() > self._searched + SEARCH_SECONDS
+        pushed = PushedHere(self._key, 2 * MAX_GROUP_SIZE, MAX_SIGNED_BYTES)
+        found = {} if search else self._read(self._dht.run_coroutine(pushed, return_future=True))
+        expected = get_dht_time() - LATE_SECONDS
+        if not found or any(peer not in found or found[peer].time < expected for peer in self._found):
+            self._searched = time.monotonic()
+            found = self._read(self._dht.get(self._key, latest=True, return_future=True))
+        self._found = found
+        return found
+
+    def _read(self, coming: Future) -> dict[PeerID, PeerProgress]:
+        found = coming.result(timeout=RECORD_SECONDS / 3)
+        now, records = get_dht_time(), {}
+        for peer_id, value in owned_entries(found, 2 * MAX_GROUP_SIZE, self._dht.acquaintances):
+            try:
+                if peer_id != self._dht.peer_id:
+                    records[peer_id] = PeerProgress.from_bytes(value, now)
+            except ValueError as error:
+                self._complain_once(peer_id, error)
+        return records
+
+    def _complain_once(self, peer_id: PeerID, error: Exception) -> None:
+        if peer_id not in self._complained and len(self._complained) < MAX_GROUP_SIZE:
+            self._complained.add(peer_id)
+            logger.warning(f"Ignoring a peer whose progress record makes no sense ({error})")

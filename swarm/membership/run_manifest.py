@@ -1,0 +1,254 @@
+"""The run card: a run's recipe, kept in the DHT by everyone who trains, so that a newcomer needs only an address."""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import hivemind
+from hivemind.p2p import PeerID
+from hivemind.utils.timed_storage import get_dht_time
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+from swarm.network.dht_storage import MAX_CARDS
+from swarm.network.known_peers import peer_of_address
+from swarm.network.run_names import is_run_id, key_prefix
+from swarm.network.signed_records import RUNS_KEY, owned_entries
+
+PROTOCOL = 8
+"""Raised when peers of two versions could no longer train together.
+
+8: progress records carry a lineage, which at step 0 is a digest of the weights; states are asked for piece by piece.
+"""
+
+MAX_CARD_BYTES = 64 * 1024
+MAX_DIGEST_LENGTH = 64
+
+logger = logging.getLogger(__name__)
+
+
+class NewerProtocolError(InputError):
+    """The run is of a later version of this program than ours."""
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """What every peer of a run has to agree on.
+
+    :param classes: digest of the class names of an image folder, whose order gives the labels; empty for other data
+    :raises InputError: the run id is not a plain name (it becomes a folder on every volunteer's disk).
+    """
+
+    protocol: int
+    run_id: str
+    recipe: Recipe
+    classes: str = ""
+
+    def __post_init__(self):
+        if not is_run_id(self.run_id):
+            raise InputError(
+                f"The run id {str(self.run_id)[:80]!r} has to be 1 to 64 letters, digits, dots, dashes or underscores, "
+                "the first a letter or a digit: choose another --run-id."
+            )
+
+    @property
+    def key_prefix(self) -> str:
+        """Start of all DHT keys of this run."""
+        return key_prefix(self.run_id, self.recipe.fingerprint)
+
+    def to_bytes(self) -> bytes:
+        """JSON of at most 64 KiB."""
+        content = {
+            "protocol": self.protocol,
+            "run_id": self.run_id,
+            "fingerprint": self.recipe.fingerprint,
+            "recipe": json.loads(self.recipe.to_json()),
+            "classes": self.classes,
+        }
+        data = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+        if len(data) > MAX_CARD_BYTES:
+            raise InputError(
+                f"The recipe takes {len(data)} bytes, a run card holds {MAX_CARD_BYTES}: shorten its texts."
+            )
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "RunCard":
+        """Read a card that anyone may have written.
+
+        :raises NewerProtocolError: its writer has a later version.
+        :raises InputError: anything else is wrong with it.
+        """
+        try:
+            return cls._read(data)
+        except InputError:
+            raise
+        except Exception as error:  # a stranger's bytes: nothing they hold may end this process
+            raise InputError(f"The swarm holds a run card that cannot be read ({type(error).__name__}).") from None
+
+    @classmethod
+    def _read(cls, data: bytes) -> "RunCard":
+        if not isinstance(data, bytes) or len(data) > MAX_CARD_BYTES:
+            raise InputError(f"The swarm holds a run card that is not {MAX_CARD_BYTES} bytes or less.")
+        content = json.loads(data.decode(), parse_constant=_no_constant)
+        protocol = content["protocol"]
+        if type(protocol) is not int or protocol < 1:
+            raise InputError("The swarm holds a run card without a protocol version.")
+        if protocol > PROTOCOL:
+            raise NewerProtocolError(
+                f"The run speaks protocol {protocol}, this program {PROTOCOL}: update it (`git pull`) and join again."
+            )
+        if protocol < PROTOCOL:
+            raise InputError(
+                f"The run speaks protocol {protocol}, this program {PROTOCOL}: use the version that its peers use, "
+                "or ask its organiser to start it again with this one."
+            )
+        recipe = Recipe.from_json(json.dumps(content["recipe"]))
+        if recipe.fingerprint != content["fingerprint"]:
+            raise InputError(
+                "The swarm's recipe means something else to this version of the program: use the version its first "
+                "peer runs."
+            )
+        classes = content.get("classes", "")
+        if not isinstance(classes, str) or len(classes) > MAX_DIGEST_LENGTH:
+            raise InputError("The swarm holds a run card whose class names make no sense.")
+        return cls(protocol, content["run_id"], recipe, classes)
+
+    def with_classes(self, classes: str, data_dir: Path) -> "RunCard":
+        """The card of a peer whose images have these classes; who starts a run fixes them.
+
+        :param classes: digest of its class names
+        :param data_dir: where they are
+        :raises InputError: the run has others, so that the same label would mean something else
+        """
+        if self.classes and self.classes != classes:
+            raise InputError(
+                f"The class folders in {data_dir} have other names than those that run {self.run_id!r} is trained "
+                "with, so labels would be mixed up: ask its organiser for the images, or for the names."
+            )
+        return replace(self, classes=classes)
+
+
+def publish_card(
+    dht: hivemind.DHT, card: RunCard, expiration_seconds: float = 600, timeout_seconds: float = 30
+) -> bool:
+    """Store the card under ``swarm.runs``, as this peer's word; True unless nobody took it.
+
+    :raises concurrent.futures.TimeoutError: the DHT process did not answer.
+    """
+    stored = dht.store(
+        RUNS_KEY,
+        subkey=dht.owner,
+        value=card.to_bytes(),
+        expiration_time=get_dht_time() + expiration_seconds,
+        return_future=True,
+    )
+    return bool(stored.result(timeout_seconds))
+
+
+def read_cards(
+    dht: hivemind.DHT, trusted: Sequence[str] = (), run_id: str | None = None, timeout_seconds: float = 20
+) -> dict[str, RunCard]:
+    """The cards of the runs in this DHT by run id, as soon as there is one; empty after the timeout.
+
+    Malformed cards are left out (one line of log); of more than 1,000, those of trusted peers and the first others are
+    looked at.
+
+    :param trusted: addresses that a person gave: what the peers behind them say counts, if they say something, and
+        otherwise what most peers say
+    :param run_id: the run that is asked for; of no other ones then, if there is a card of it
+    :raises NewerProtocolError: there are cards of a later version, and none of ours.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    peers = {PeerID.from_base58(peer_of_address(address)) for address in trusted}
+    while True:
+        said, refused = _valid_cards(_fetch(dht, deadline - time.monotonic()), peers)
+        pause_seconds = min(0.5, deadline - time.monotonic())
+        if said or pause_seconds <= 0:
+            break
+        time.sleep(pause_seconds)
+    newer = [error for error in refused if isinstance(error, NewerProtocolError)]
+    if newer and not said:
+        raise newer[0]
+    if refused:
+        logger.warning("%d run cards are left out, the first because: %s", len(refused), refused[0])
+    said = {peer: card for peer, card in said.items() if card.run_id == run_id} or said
+    by_trusted = {peer: card for peer, card in said.items() if peer in peers}
+    votes = Counter((by_trusted or said).values())
+    return {card.run_id: card for card, _ in reversed(votes.most_common())}  # of one name, what most say comes last
+
+
+def choose_card(cards: Mapping[str, RunCard], run_id: str | None) -> RunCard:
+    """The run to join: the one with that id, or the only one.
+
+    :raises InputError: there is none, or the choice is open.
+    """
+    names = ", ".join(sorted(cards))
+    if not cards:
+        raise InputError(
+            "The initial peers know of no run: check that training has started there, or ask for another address; to "
+            "start a run there, give --recipe and --run-id as well."
+        )
+    if run_id is None and len(cards) > 1:
+        raise InputError(f"Several runs are in this swarm: choose one with --run-id ({names}).")
+    if run_id is not None and run_id not in cards:
+        raise InputError(
+            f"No run {run_id!r} is in this swarm: give --run-id one of {names}, or leave it out; to start it there, "
+            "give --recipe as well."
+        )
+    return cards[run_id] if run_id is not None else next(iter(cards.values()))
+
+
+def check_overrides(card: RunCard, wanted: Mapping[str, object]) -> None:
+    """Compare settings that were given next to ``--initial-peers`` with those of the run.
+
+    :param wanted: fields of the recipe and the values that were asked for
+    :raises InputError: they differ; the sentence shows each difference.
+    """
+    missing = object()
+    differences = []
+    for name, here in wanted.items():
+        swarm = getattr(card.recipe, name, missing)
+        if swarm is missing:
+            raise InputError(f"The recipe has no setting {name!r}: drop that option.")
+        if _plain(swarm) != _plain(here):
+            differences.append(f"{name}: swarm {swarm}, here {here}")
+    if differences:
+        raise InputError(
+            f"Run {card.run_id!r} is trained with other settings ({'; '.join(differences)}): drop the option to join "
+            "it, or start another run without --initial-peers."
+        )
+
+
+def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Any:
+    """What is under ``swarm.runs``; None when there is no answer."""
+    try:
+        return dht.get(RUNS_KEY, latest=True, return_future=True).result(max(1, timeout_seconds))
+    except Exception as error:
+        logger.debug("Reading the run cards failed: %r", error)
+        return None
+
+
+def _valid_cards(found: Any, trusted: Container[PeerID]) -> tuple[dict[PeerID, RunCard], list[InputError]]:
+    """The cards that can be used by who says so, and why the others cannot."""
+    cards, refused = {}, []
+    for peer, value in owned_entries(found, MAX_CARDS, trusted):
+        try:
+            cards[peer] = RunCard.from_bytes(value)
+        except InputError as error:
+            refused.append(error)
+    return cards, refused
+
+
+def _no_constant(name: str) -> None:
+    raise InputError(f"The swarm holds a run card with {name} in it.")
+
+
+def _plain(value: object) -> object:
+    """Lists and tuples of the same content are the same setting."""
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

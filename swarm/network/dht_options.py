@@ -1,0 +1,254 @@
+"""The DHT process of a peer: how it starts, what it says when it cannot, and how it ends."""
+
+import contextlib
+import ipaddress
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import hivemind
+import psutil
+from hivemind.p2p import PeerID
+
+from recipe.errors import InputError
+from swarm.network.addresses import NobodyAnswers, check_port_free, check_reachable, classify, parse_own_address
+from swarm.network.dht_process import SwarmDHT
+from swarm.network.hivemind_patches import repair_hivemind
+from swarm.network.known_peers import peer_of_address
+from swarm.network.reachability import offer_call_backs
+from swarm.network.signed_records import OwnedRecords, prepare_identity, read_key
+from swarm.network.startup_errors import explained, is_busy, was_too_slow
+from swarm.runtime.processes import (
+    allow_many_files,
+    descendants,
+    keep_signal_handlers,
+    kill,
+    use_fork,
+)
+
+BUSY_SECONDS = 1.0
+"""Before a peer that was too busy to answer is asked again."""
+
+repair_hivemind()
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """How this peer meets the others.
+
+    :raises InputError: ``public_ip`` is no IP address, or has no fixed port to go with.
+    """
+
+    initial_peers: tuple[str, ...] = ()
+    """Multiaddresses of running peers; none starts a new swarm."""
+    port: int = 0
+    """TCP port to listen on; 0 takes any free one."""
+    host_maddrs: tuple[str, ...] = ()
+    """Where to listen instead of ``/ip4/0.0.0.0/tcp/PORT``."""
+    announce_maddrs: tuple[str, ...] = ()
+    """What others are told instead of what p2pd finds out by itself."""
+    public_ip: str | None = None
+    """Address of the router that forwards ``port`` to this machine; announced next to the others."""
+    identity_path: Path | None = None
+    """Private key that fixes the peer id; made on first use. None takes a new identity every time."""
+    client_mode: bool = False
+    """Only call others, never be called: nothing listens then."""
+    check_identity: bool = True
+    """Ask the swarm first whether the identity is in use, which takes about a second."""
+    startup_timeout_seconds: float = 60
+    """How long p2pd may take to start; a busy machine needs far more than Hivemind's 15 s."""
+    patience_seconds: float = 30
+    """How long peers that are there, but do not answer in time, are asked again: some of them may be ending."""
+
+    def __post_init__(self):
+        if self.public_ip is None:
+            return
+        try:
+            ipaddress.ip_address(self.public_ip)
+        except ValueError:
+            raise InputError(f"--public-ip {self.public_ip} is not an IP address like 203.0.113.5.") from None
+        if not self._fixed_port():
+            raise InputError("--public-ip needs a fixed --port: the one that your router forwards to this machine.")
+
+    def listen_addresses(self) -> list[str]:
+        """Multiaddresses that p2pd listens on."""
+        return list(self.host_maddrs) or [f"/ip4/0.0.0.0/tcp/{self.port}"]
+
+    def announced_addresses(self) -> list[str] | None:
+        """Multiaddresses that p2pd tells others; None lets it find out. They replace what it found, so with a public
+        address come those of this machine's network cards: the neighbours still join over the local network."""
+        announced = list(self.announce_maddrs)
+        if self.public_ip is not None:
+            port = self._fixed_port()
+            announced += [] if announced or self.host_maddrs else [f"/ip4/{ip}/tcp/{port}" for ip in own_addresses()]
+            announced.append(f"/ip{ipaddress.ip_address(self.public_ip).version}/{self.public_ip}/tcp/{port}")
+        return list(dict.fromkeys(announced)) or None
+
+    def check(self) -> None:
+        """:raises InputError: an own address is malformed, a port is taken, the identity cannot be read or made."""
+        for address in self.listen_addresses():
+            endpoint = parse_own_address(address, "--host-maddrs" if self.host_maddrs else "--port")
+            if endpoint.transport == "tcp" and endpoint.family in ("ip4", "ip6"):
+                check_port_free(endpoint.port, endpoint.host)
+        for address in self.announced_addresses() or []:
+            if parse_own_address(address, "--announce-maddrs").port == 0:
+                raise InputError(f"--announce-maddrs: `{address}` needs the port itself, 0 means nothing to others.")
+        if self.identity_path is not None:
+            prepare_identity(self.identity_path.expanduser())
+
+    def _fixed_port(self) -> int:
+        ports = (parse_own_address(address, "--host-maddrs").port for address in self.host_maddrs if "/tcp/" in address)
+        return self.port or next((port for port in ports if port), 0)
+
+
+def start_dht(options: NetworkOptions, meanwhile: Callable[[], None] = lambda: None) -> SwarmDHT:
+    """Join the swarm of ``options.initial_peers``, or start a new one. Main thread only.
+
+    :param meanwhile: done while the other process connects, such as further imports
+    :raises InputError: one sentence, no process left, when a port is taken, no initial peer answers as the peer it
+        should be, the clocks disagree by more than 3 s, the identity is unusable or taken, all within 30 s; when those
+        that are there are too busy to answer, for ``patience_seconds`` more; and when p2pd could not start in
+        ``startup_timeout_seconds``, twice.
+    """
+    use_fork()
+    allow_many_files()
+    options.check()
+    peers = check_reachable(options.initial_peers)
+    with keep_signal_handlers(), tempfile.TemporaryDirectory() as folder:
+        if options.identity_path is None:
+            options = replace(options, identity_path=Path(folder) / "identity", check_identity=False)
+            prepare_identity(options.identity_path)
+        deadline = time.monotonic() + options.patience_seconds
+        while True:
+            try:
+                return _launch_twice(options, peers, meanwhile)
+            except Exception as error:
+                sentence = explained(error, options, peers)
+                if not is_busy(error) or time.monotonic() > deadline:
+                    raise sentence from None
+            time.sleep(BUSY_SECONDS)
+            with contextlib.suppress(NobodyAnswers):  # nobody at this moment, which the next attempt will say
+                peers = check_reachable(options.initial_peers)
+
+
+def _launch_twice(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], None]) -> SwarmDHT:
+    """A second time if the first one was only too slow."""
+    start = time.monotonic()
+    try:
+        return _launch(options, peers, meanwhile)
+    except Exception as error:
+        if not was_too_slow(error, time.monotonic() - start):
+            raise
+        return _launch(options, peers, meanwhile)
+
+
+def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[str]:
+    """Where others can reach this peer, as multiaddresses that end with ``/p2p/PEER_ID``; may be empty.
+
+    :raises InputError: the DHT process does not answer in time
+    """
+    try:
+        return dht.run_coroutine(_list_addresses, return_future=True).result(timeout_seconds)
+    except TimeoutError:
+        said = f"The DHT process did not answer within {timeout_seconds:g} s"
+        raise InputError(f"{said}: the machine is too busy, so end other programs and try again.") from None
+
+
+def stop_dht(dht: SwarmDHT, timeout_seconds: float = 3) -> None:
+    """End a DHT process and its p2pd: politely, after ``timeout_seconds`` by force. Never raises."""
+    below = [*dht.processes, *(descendants(dht.pid) if dht.pid else [])]
+    dht.shutdown_timeout = timeout_seconds
+    with contextlib.suppress(Exception):
+        dht.shutdown()
+    _end_process(dht)
+    kill(below)
+    shutil.rmtree(dht.sockets, ignore_errors=True)
+
+
+def own_addresses() -> list[str]:
+    """IPv4 addresses of this machine, loopback first."""
+    cards = psutil.net_if_addrs().values()
+    found = [card.address for addresses in cards for card in addresses if card.family == socket.AF_INET]
+    return sorted(found, key=lambda ip: classify(f"/ip4/{ip}") != "loopback")
+
+
+def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], None]) -> SwarmDHT:
+    identity = options.identity_path.expanduser()
+    records = OwnedRecords(read_key(identity))
+    listening = {"no_listen": True, "host_maddrs": None} if options.client_mode else {}
+    dht = SwarmDHT(
+        initial_peers=peers or None,
+        start=False,
+        record_validators=[records],
+        **{"host_maddrs": options.listen_addresses(), **listening},
+        announce_maddrs=options.announced_addresses(),
+        identity_path=str(identity),
+        client_mode=options.client_mode,
+        startup_timeout=options.startup_timeout_seconds,
+        check_if_identity_free=options.check_identity,
+    )
+    dht.owner = records.local_public_key
+    try:
+        dht.run_in_background(await_ready=False)
+        meanwhile()
+        _wait_until_ready(dht, options.startup_timeout_seconds + 30)
+        dht.meet(PeerID.from_base58(peer_of_address(address)) for address in options.initial_peers)
+        if not options.client_mode:
+            _finish(dht.run_coroutine(offer_call_backs, return_future=True), options.startup_timeout_seconds)
+        dht.processes = tuple(descendants(dht.pid))
+    except BaseException:  # Ctrl-C as well
+        if dht._ready.done():
+            # If it could not start, it ends by itself. Killed right after its answer it may still hold MPFuture's lock,
+            # which all processes share, and then no later DHT could ever answer.
+            dht.join(3)
+        _end_process(dht)
+        shutil.rmtree(dht.sockets, ignore_errors=True)
+        raise
+    return dht
+
+
+def _finish(start: Future, timeout_seconds: float) -> None:
+    try:
+        start.result(timeout_seconds)
+    except TimeoutError:
+        raise RuntimeError("the DHT process did not answer in time while it started") from None
+
+
+def _wait_until_ready(dht: SwarmDHT, timeout_seconds: float) -> None:
+    """Hivemind's own waiting goes on for ever when the process is killed meanwhile."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        alive = dht.is_alive()
+        try:
+            return dht.wait_until_ready(0.2 if alive else 1)
+        except TimeoutError:
+            if dht._ready.done():
+                raise
+            if not alive or time.monotonic() > deadline:
+                state = "did not answer in time" if alive else "was killed"
+                raise RuntimeError(f"the DHT process {state} while it started") from None
+
+
+def _end_process(dht: hivemind.DHT) -> None:
+    """Terminate (the process kills p2pd in its handler), after a second kill."""
+    if dht.pid is None:
+        return
+    below = descendants(dht.pid)
+    with contextlib.suppress(Exception):
+        dht.terminate()
+        dht.join(1)
+        dht.kill()
+        dht.join(1)
+    kill(below)
+
+
+async def _list_addresses(_dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> list[str]:
+    try:
+        return [str(address) for address in await node.get_visible_maddrs(latest=True)]
+    except ValueError:  # hivemind's word for none
+        return []

@@ -1,0 +1,82 @@
+"""The process of Hivemind's DHT, as a peer of ours runs it."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterable
+
+import hivemind
+import psutil
+from hivemind.p2p import PeerID
+from hivemind.utils.mpfuture import MPFuture
+
+from swarm.network.acquaintances import Acquaintances
+from swarm.network.signed_records import Meet
+from swarm.network.sockets import make_socket_folder, use_socket_folder
+from swarm.runtime.pipes import use_whole_pipes
+from swarm.runtime.processes import descendants, die_with_parent, kill, leave_terminal, stay_small
+
+MEET_AT_ONCE = 32
+"""Many processes write to the pipe of the DHT process, where only small messages stay in one piece."""
+
+
+class SwarmDHT(hivemind.DHT):
+    """Hivemind's DHT, except that its process and p2pd end with the trainer, however that one ends.
+
+    The kernel tells the process when the *thread* that made it dies, so only the main thread may start one.
+    """
+
+    owner: bytes
+    """Subkey of this peer's own records."""
+    processes: tuple[psutil.Process, ...] = ()
+    """Everything below the DHT process (p2pd), noted when it was up."""
+
+    def __init__(self, *args, **kwargs):
+        self.sockets = make_socket_folder()
+        """Of those by which its processes talk to p2pd."""
+        self.acquaintances = Acquaintances()
+        """Whose records come first, in this process and in the DHT's."""
+        super().__init__(*args, **kwargs)
+
+    def start(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("start the DHT on the main thread: its process dies with the thread that made it")
+        use_whole_pipes(self)
+        super().start()
+
+    def meet(self, peers: Iterable[PeerID]) -> None:
+        """These are no strangers: their records are read and kept first."""
+        new = self.acquaintances.add(peers)
+        with contextlib.suppress(OSError):  # who notices that the process has died starts this peer again
+            for begin in range(0, len(new), MEET_AT_ONCE):
+                self.run_coroutine(Meet(new[begin : begin + MEET_AT_ONCE]), return_future=True)
+
+    def run(self) -> None:
+        """The life of the DHT process."""
+        os.environ.setdefault("GOMAXPROCS", "1")  # p2pd needs a hundredth of a core, not of each
+        # If two peers call each other at the same moment, each from the port that the other calls, TCP makes one
+        # connection of it, libp2p's handshake fails for want of one who was called, and neither tries again for 5 s.
+        os.environ.setdefault("LIBP2P_TCP_REUSEPORT", "false")
+        signal.signal(signal.SIGTERM, _end_at_once)
+        leave_terminal()
+        use_socket_folder(self.sockets)
+        die_with_parent(signal.SIGTERM, self._parent_pid)
+        stay_small()
+        logging.getLogger("asyncio").addFilter(lambda _: not self._failed())
+        try:
+            super().run()
+        finally:
+            kill(descendants(os.getpid()))
+
+    def _failed(self) -> bool:
+        """The trainer knows the error by now: no need for asyncio to print the tracebacks of abandoned pings."""
+        return self._ready.done() and self._ready.exception() is not None
+
+
+def _end_at_once(signal_number: int, _frame) -> None:
+    kill(descendants(os.getpid()))
+    if MPFuture._update_lock._semlock._is_mine():  # all of the trainer's children share it: see _launch
+        MPFuture._update_lock.release()
+    os._exit(128 + signal_number)

@@ -1,0 +1,297 @@
+"""What a node of the DHT keeps for others: records of runs that it knows, and of those no more than it can bear.
+
+Hivemind's storage takes any number of records under any key. This one takes run cards, and the progress records and
+addresses of a bounded number of runs: those under whose keys this peer itself writes, and those whose cards it has. So
+a node that trains nothing itself still keeps the records of a run. What is full takes no more strangers' records; those
+of this peer and of its acquaintances have room all the same, at a stranger's expense.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import time
+from typing import Any
+
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
+from hivemind.proto import dht_pb2
+from hivemind.utils import get_dht_time, get_logger
+from hivemind.utils.timed_storage import TimedStorage
+
+from swarm.network.run_names import key_prefix
+from swarm.network.signed_records import MAX_LIFE_SECONDS, RUNS_ID, OwnedRecords, peer_of, plain
+
+logger = get_logger(__name__)
+
+MAX_OTHER_RUNS = 16
+"""Runs under whose keys this peer does not write itself."""
+MAX_CARDS = 1000
+MAX_RECORDS = 2048
+"""Under each other key."""
+MAX_KEY_BYTES = 3 * 2**20
+"""Under one key; an answer of more than 4 MiB does not get through."""
+MAX_OTHERS_BYTES = 2**24
+"""Under all keys of other runs."""
+PROGRESS_SECONDS = 120.0
+"""Longest life of a progress record; they are renewed every second or two."""
+ENTRY_BYTES = 32
+COUNT_AGAIN_SECONDS = 0.2
+
+
+class KnownKeys:
+    """Keys of the DHT under which this node stores something.
+
+    :param records: knows under which keys this peer writes, and whose records come first
+    """
+
+    def __init__(self, records: OwnedRecords):
+        self.records = records
+        self._until: dict[str, float] = {}
+        self._prefixes: dict[DHTID, str] = {}
+        self._progress: set[DHTID] = set()
+
+    def knows(self, key: DHTID) -> bool:
+        return key == RUNS_ID or self.is_own(key) or self._until.get(self._prefixes.get(key, ""), 0) > get_dht_time()
+
+    def is_own(self, key: DHTID) -> bool:
+        """Whether this peer writes under this key itself."""
+        return key.to_bytes() in self.records.written
+
+    def comes_first(self, subkey: bytes) -> bool:
+        """Whether the record is this peer's or an acquaintance's."""
+        owner = peer_of(subkey)
+        return owner is not None and (owner == self.records.own or owner in self.records.met)
+
+    def longest_life(self, key: DHTID) -> float:
+        """Seconds that a record under this key may stay."""
+        return PROGRESS_SECONDS if key in self._progress else MAX_LIFE_SECONDS
+
+    def note_card(self, card: Any, expiration_time: float) -> None:
+        """A run card was stored: its run is known as long as it stays, if there are not too many already."""
+        prefix = _prefix_in(card)
+        if prefix is None:
+            return
+        if prefix not in self._until:
+            self._forget_over()
+            keys = {DHTID.generate(source=f"{prefix}.{kind}"): kind for kind in ("progress", "addresses")}
+            others = sum(not self._is_own_run(other) for other in self._until)
+            if others >= MAX_OTHER_RUNS and not any(self.is_own(key) for key in keys):
+                return
+            self._prefixes.update(dict.fromkeys(keys, prefix))
+            self._progress.update(key for key, kind in keys.items() if kind == "progress")
+        self._until[prefix] = max(expiration_time, self._until.get(prefix, 0.0))
+
+    def _is_own_run(self, prefix: str) -> bool:
+        return any(self.is_own(key) for key, other in self._prefixes.items() if other == prefix)
+
+    def _forget_over(self) -> None:
+        now = get_dht_time()
+        over = {prefix for prefix, until in self._until.items() if until <= now}
+        self._until = {prefix: until for prefix, until in self._until.items() if prefix not in over}
+        for key in [key for key, prefix in self._prefixes.items() if prefix in over]:
+            del self._prefixes[key]
+            self._progress.discard(key)
+
+
+def _prefix_in(card: Any) -> str | None:
+    """Where the records of a run are, as its card says, also one of another version of this program."""
+    try:
+        content = json.loads(card)
+        return key_prefix(content["run_id"], content["fingerprint"])
+    except (ValueError, TypeError, KeyError, RecursionError):  # a stranger's bytes
+        return None
+
+
+class BoundedStorage(DHTLocalStorage):
+    """Records that have an owner, under keys that are known, as many as there is room for."""
+
+    def __init__(self, known: KnownKeys):
+        super().__init__()
+        self._known = known
+        self._bytes: dict[DHTID, int] = {}  # at most so many: what is over is taken off when they are counted again
+        self._counted_at: dict[DHTID, float] = {}
+        self._others_are_full_until, self._has_complained = 0.0, False
+
+    def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+        """One record; or, without a subkey, what a search has found, whose records have been checked."""
+        if subkey is not None:
+            return self.store_subkey(key, subkey, value, expiration_time)
+        if not isinstance(value, DictionaryDHTValue) or not self._known.knows(key) or len(value) > _most(key):
+            return False
+        num_bytes = _count(value)
+        if num_bytes > MAX_KEY_BYTES or not self._others_have_room(key, num_bytes):
+            return False
+        self._bytes[key] = num_bytes
+        expiration_time = min(expiration_time, get_dht_time() + MAX_LIFE_SECONDS)
+        stored = TimedStorage.store(self, key, value, expiration_time)
+        _forget_ghosts(self)
+        return stored
+
+    def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
+        if not self.may_store(key, subkey, len(value), expiration_time):
+            return False
+        entries, num_bytes, num_records = self._entries(key), len(subkey) + len(value) + ENTRY_BYTES, 1
+        if entries is not None and subkey in entries:
+            num_bytes, num_records = len(value) - len(entries.get(subkey).value), 0
+        if not self._make_room(key, subkey, num_bytes, num_records):
+            return False
+        self._bytes[key] = num_bytes + (self._bytes.get(key, 0) if entries is not None else 0)
+        stored = super().store_subkey(key, subkey, value, expiration_time)
+        for storage in (self, self._entries(key)):
+            if storage is not None:
+                _forget_ghosts(storage)
+        if stored and key == RUNS_ID:
+            self._note_card(value, expiration_time)
+        return stored
+
+    def may_store(self, key: DHTID, subkey: Any, num_bytes: int, expiration_time: float) -> bool:
+        """Whether there would be room for such a record; cheaper than to check its signature.
+
+        :param num_bytes: of its value and signature
+        """
+        if not isinstance(subkey, bytes) or not self._known.knows(key):
+            return False
+        if not expiration_time <= get_dht_time() + self._known.longest_life(key):
+            return False
+        if (entries := self._entries(key)) is not None and (before := entries.get(subkey)) is not None:
+            grows = num_bytes - len(before.value)
+            is_newer = before.expiration_time < expiration_time  # to an older one, Hivemind's would set its end
+            return is_newer and (grows <= 0 or self._has_room(key, grows, 0) or self._known.comes_first(subkey))
+        if self._has_room(key, len(subkey) + num_bytes + ENTRY_BYTES) or self._known.comes_first(subkey):
+            return True
+        if not self._has_complained:
+            self._has_complained = True
+            logger.warning("More strangers than there is room for want to store records on this node; it refuses them")
+        return False
+
+    def _entries(self, key: DHTID) -> DictionaryDHTValue | None:
+        found = self.get(key)
+        return found.value if found is not None and isinstance(found.value, DictionaryDHTValue) else None
+
+    def _has_room(self, key: DHTID, num_bytes: int, num_records: int = 1) -> bool:
+        return not self._is_full(key, num_bytes, num_records) and self._others_have_room(key, num_bytes)
+
+    def _is_full(self, key: DHTID, num_bytes: int, num_records: int) -> bool:
+        """Whether so much more would be too much under this key."""
+        entries = self._entries(key)
+        if entries is None:
+            return False
+        if len(entries) + num_records > _most(key):
+            return True
+        if self._bytes.get(key, 0) + num_bytes > MAX_KEY_BYTES:
+            self._count_again(key, entries)
+        return self._bytes.get(key, 0) + num_bytes > MAX_KEY_BYTES
+
+    def _others_have_room(self, key: DHTID, num_bytes: int) -> bool:
+        if key == RUNS_ID or self._known.is_own(key):
+            return True
+        if sum(self._bytes.values()) + num_bytes <= MAX_OTHERS_BYTES:
+            return True
+        if time.monotonic() < self._others_are_full_until:
+            return False
+        others = [other for other in self._bytes if other != RUNS_ID and not self._known.is_own(other)]
+        for other in others:
+            self._count_again(other, self._entries(other))
+        if sum(self._bytes.get(other, 0) for other in others) + num_bytes <= MAX_OTHERS_BYTES:
+            return True
+        self._others_are_full_until = time.monotonic() + COUNT_AGAIN_SECONDS
+        return False
+
+    def _count_again(self, key: DHTID, entries: DictionaryDHTValue | None) -> None:
+        if entries is None:
+            self._bytes.pop(key, None)
+        elif time.monotonic() > self._counted_at.get(key, 0.0) + COUNT_AGAIN_SECONDS:
+            self._bytes[key], self._counted_at[key] = _count(entries), time.monotonic()
+
+    def _make_room(self, key: DHTID, subkey: bytes, num_bytes: int, num_records: int) -> bool:
+        """Push strangers out until there is room; whether there is, which this peer itself always has."""
+        while self._is_full(key, num_bytes, num_records):
+            if not self._push_out_a_stranger(key, subkey):
+                return subkey == self._known.records.local_public_key
+        return True
+
+    def _push_out_a_stranger(self, key: DHTID, for_subkey: bytes) -> bool:
+        """The one that came last: an honest newcomer was there before a flood. False if there is none."""
+        entries = self._entries(key)
+        for subkey in reversed(entries.data if entries is not None else {}):
+            if subkey != for_subkey and not self._known.comes_first(subkey):
+                self._bytes[key] -= len(subkey) + len(entries.data[subkey].value) + ENTRY_BYTES
+                del entries[subkey]
+                return True
+        return False
+
+    def _note_card(self, value: bytes, expiration_time: float) -> None:
+        try:
+            card = plain(RSASignatureValidator._SIGNATURE_RE.sub(b"", value))
+        except Exception:  # a stranger's bytes
+            return
+        self._known.note_card(card, expiration_time)
+
+
+def _most(key: DHTID) -> int:
+    return MAX_CARDS if key == RUNS_ID else MAX_RECORDS
+
+
+def _count(entries: DictionaryDHTValue) -> int:
+    """Bytes of all entries."""
+    return sum(len(subkey) + len(entry.value) + ENTRY_BYTES for subkey, entry in entries.items())
+
+
+def _forget_ghosts(storage: TimedStorage) -> None:
+    """Hivemind's keeps a note of each time when something was renewed, until that one would have been over."""
+    if len(storage.expiration_heap) > 2 * len(storage.data) + 64:
+        storage.expiration_heap = list(storage.key_to_heap.values())
+        heapq.heapify(storage.expiration_heap)
+
+
+async def store_requested(protocol: DHTProtocol, request: dht_pb2.StoreRequest) -> list[bool]:
+    """Store what somebody asks this node to store; for each record or dictionary of records, whether it was."""
+    sizes = {len(request.keys), len(request.subkeys), len(request.values), len(request.expiration_time)}
+    if sizes != {len(request.in_cache)}:
+        raise ValueError("a request whose fields do not match")
+    stored = [False] * len(request.keys)
+    # Cards first: they tell which runs there are, and so under which keys the others may be stored.
+    for number in sorted(range(len(stored)), key=lambda number: request.keys[number] != RUNS_ID.to_bytes()):
+        storage = protocol.cache if request.in_cache[number] else protocol.storage
+        key, tag, value = request.keys[number], request.subkeys[number], request.values[number]
+        if tag == protocol.IS_DICTIONARY:
+            stored[number] = await _store_dictionary(protocol, storage, key, value)
+        else:
+            stored[number] = _store_one(protocol, storage, key, tag, value, request.expiration_time[number])
+    return stored
+
+
+async def _store_dictionary(protocol: DHTProtocol, storage: BoundedStorage, key: bytes, value: bytes) -> bool:
+    """The records of many owners at once, which a node hands over to a new one."""
+    entries = protocol.serializer.loads(value)
+    if not isinstance(entries, DictionaryDHTValue):
+        return False
+    results = []
+    for subkey, entry in list(entries.items())[:MAX_RECORDS]:
+        encoded = protocol.serializer.dumps(subkey)
+        results.append(_store_one(protocol, storage, key, encoded, entry.value, entry.expiration_time))
+        if len(results) % 64 == 0:
+            await asyncio.sleep(0)  # signatures take time, and others wait for answers
+    return all(results)
+
+
+def _store_one(
+    protocol: DHTProtocol, storage: BoundedStorage, key: bytes, tag: bytes, value: Any, expiration_time: Any
+) -> bool:
+    """Check what is cheap first, the signature last."""
+    try:
+        subkey, key_id = plain(tag), DHTID.from_bytes(key)
+    except Exception:  # a stranger's bytes
+        return False
+    if not isinstance(value, bytes) or not isinstance(expiration_time, float):
+        return False
+    if not storage.may_store(key_id, subkey, len(value), expiration_time):
+        return False
+    if not protocol.record_validator.validate(DHTRecord(key, tag, value, expiration_time)):
+        return False
+    return storage.store_subkey(key_id, subkey, value, expiration_time)

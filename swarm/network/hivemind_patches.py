@@ -1,0 +1,218 @@
+"""Repairs of Hivemind 1.1.12's transport and DHT, made before any process of it begins.
+
+- A call that is cancelled just before its answer arrives would end the task that reads all answers: the process would
+  never hear anybody again. Found by reading ``ControlClient._read_from_persistent_conn``.
+- A handler that is cancelled would leave its task behind.
+- A stream whose handler has ended, while its caller still sends, would never be closed.
+- A message could be as long as its sender likes, and a caller could have as many streams and calls as it likes.
+- p2pd would carry strangers' traffic.
+- A stream that could not be opened would leave its connection to p2pd open, here and there, for each knock at the door
+  of a dead peer.
+- A search would write what it finds into what others have stored on this node, and end with the first answer that is
+  said to stay for ever.
+- A node would store whatever anybody gives it, and throw away a whole answer for one record in it that is not valid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from functools import wraps
+from pathlib import Path
+from uuid import UUID
+
+from hivemind.dht.node import _SearchState
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
+from hivemind.proto import dht_pb2, p2pd_pb2
+from hivemind.utils import ValueWithExpiration, get_dht_time
+
+from swarm.network.dht_storage import BoundedStorage, KnownKeys, store_requested
+from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
+from swarm.network.signed_records import MAX_LIFE_SECONDS, records_of
+from swarm.network.stream_limits import limits_of
+
+P2PD_CONFIG = Path(__file__).with_name("p2pd.json")
+CALLS, ALL_CALLS = 64, 1024
+"""That one caller, and all of them together, may have at a time without an answer yet."""
+
+
+class LiveCalls(dict):
+    """Calls that somebody still waits for; an answer to any other is not expected."""
+
+    def __contains__(self, call_id: object) -> bool:
+        return super().__contains__(call_id) and not self[call_id].done()
+
+
+class LiveTasks(dict):
+    """Tasks, each as long as it runs."""
+
+    def __setitem__(self, call_id: object, task: asyncio.Task) -> None:
+        super().__setitem__(call_id, task)
+        task.add_done_callback(lambda _: self.pop(call_id, None))
+
+
+def _keep_live_calls_alone(make):
+    @wraps(make)
+    def repaired(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        self._pending_calls, self._handler_tasks = LiveCalls(), LiveTasks()
+
+    return repaired
+
+
+async def _receive_raw_data(reader: asyncio.StreamReader) -> bytes:
+    num_bytes = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), P2P.BYTEORDER)
+    if num_bytes > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {num_bytes} bytes")
+    return await reader.readexactly(num_bytes)
+
+
+async def _add_handler(
+    self: P2P,
+    name: str,
+    handler,
+    input_protobuf_type: type,
+    *,
+    stream_input: bool = False,
+    stream_output: bool = False,
+    balanced: bool = False,
+) -> None:
+    """As Hivemind's, except that whatever streams goes to :class:`ServedStream`."""
+    if not stream_input and not stream_output:
+        return await self._add_protobuf_unary_handler(name, handler, input_protobuf_type, balanced=balanced)
+
+    async def serve(stream_info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        context = P2PContext(handle_name=name, local_id=self.peer_id, remote_id=stream_info.peer_id)
+        with closing(writer):
+            stream = ServedStream(limits_of(self), context, reader, writer, input_protobuf_type)
+            await stream.serve(handler, stream_input)
+
+    await self.add_binary_stream_handler(name, serve, balanced=balanced)
+
+
+_handle_call = ControlClient._handle_persistent_request
+
+
+async def _handle_some_calls(self: ControlClient, call_id: UUID, request: p2pd_pb2.CallUnaryRequest) -> None:
+    """Answer a call, unless its caller or all callers have too many that are not answered yet."""
+    if not hasattr(self, "_running_calls"):
+        self._running_calls = Counter()
+    running = self._running_calls
+    if running[request.peer] >= CALLS or running.total() >= ALL_CALLS:
+        refusal = p2pd_pb2.CallUnaryResponse(error=b"too many calls at a time")
+        await self._pending_messages.put(
+            p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, unaryResponse=refusal)
+        )
+        return
+    running[request.peer] += 1
+    try:
+        await _handle_call(self, call_id, request)
+    finally:
+        running[request.peer] -= 1
+        if not running[request.peer]:
+            del running[request.peer]
+
+
+def _without_relay_service(make_arguments):
+    """p2pd relays for anybody by default, at this volunteer's cost, and no argument of Hivemind's changes that.
+
+    ``-relayService=0`` alone does nothing: p2pd starts a second relay whenever its configuration enables relays, which
+    it does by default, and a flag can only switch them on. Calls over others' relays end with it; nobody here made any.
+    """
+
+    @wraps(make_arguments)
+    def repaired(*args, **kwargs) -> list[str]:
+        return make_arguments(*args, **{**kwargs, "f": P2PD_CONFIG, "relay": False, "relayService": False})
+
+    return repaired
+
+
+async def _open_stream(
+    self: ControlClient, peer_id: PeerID, protocols: Sequence[str]
+) -> tuple[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await self.daemon_connector.open_connection()
+    try:
+        wanted = p2pd_pb2.StreamOpenRequest(peer=peer_id.to_bytes(), proto=list(protocols))
+        await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=wanted))
+        response = p2pd_pb2.Response()
+        await read_pbmsg_safe(reader, response)
+        raise_if_failed(response)
+    except BaseException:
+        writer.close()
+        raise
+    return StreamInfo.from_protobuf(response.streamInfo), reader, writer
+
+
+def _add_to_a_copy(add_candidate):
+    @wraps(add_candidate)
+    def repaired(self, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
+        latest = get_dht_time() + MAX_LIFE_SECONDS
+        if candidate is not None and not candidate.expiration_time <= latest:  # nor NaN
+            candidate = ValueWithExpiration(candidate.value, latest)
+        is_first = not isinstance(self.binary_value, DictionaryDHTValue)  # kept, and the others are written into it
+        if candidate is not None and isinstance(candidate.value, DictionaryDHTValue) and is_first:
+            entries = DictionaryDHTValue(candidate.value.maxsize)
+            for subkey, (value, expiration_time) in candidate.value.items():
+                entries.store(subkey, value, expiration_time)
+            candidate = ValueWithExpiration(entries, candidate.expiration_time)
+        add_candidate(self, candidate, source_node_id)
+
+    return repaired
+
+
+def _with_bounded_storage(create):
+    @wraps(create)
+    async def repaired(cls, *args, **kwargs) -> DHTProtocol:
+        protocol = await create(cls, *args, **kwargs)
+        if (records := records_of(protocol)) is not None:
+            known = KnownKeys(records)
+            protocol.storage, protocol.cache = BoundedStorage(known), BoundedStorage(known)
+        return protocol
+
+    return repaired
+
+
+_store_all = DHTProtocol.rpc_store
+_pings: set[asyncio.Task] = set()
+
+
+async def _store_some(self: DHTProtocol, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
+    if not isinstance(self.storage, BoundedStorage):
+        return await _store_all(self, request, context)
+    if request.peer:  # it wants to be in the routing table
+        ping = asyncio.create_task(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
+        _pings.add(ping)
+        ping.add_done_callback(_pings.discard)
+    return dht_pb2.StoreResponse(store_ok=await store_requested(self, request), peer=self.node_info)
+
+
+def _drop_invalid(self: DHTProtocol, key: bytes, dictionary: DictionaryDHTValue) -> bool:
+    """What else is in an answer may be true: a node that is not ours stores anything."""
+    for subkey, (value, expiration_time) in list(dictionary.items()):
+        if not self._validate_record(key, self.serializer.dumps(subkey), value, expiration_time):
+            del dictionary[subkey]
+    return True
+
+
+def repair_hivemind() -> None:
+    """In this process and all that it will fork."""
+    if P2P.add_protobuf_handler is _add_handler:
+        return
+    ControlClient.__init__ = _keep_live_calls_alone(ControlClient.__init__)
+    ControlClient.stream_open = _open_stream
+    P2P.receive_raw_data = staticmethod(_receive_raw_data)
+    ControlClient._handle_persistent_request = _handle_some_calls
+    P2P.add_protobuf_handler = _add_handler
+    P2P._make_process_args = staticmethod(_without_relay_service(P2P._make_process_args))
+    DHTProtocol.create = classmethod(_with_bounded_storage(DHTProtocol.create.__func__))
+    DHTProtocol.rpc_store = _store_some
+    DHTProtocol._validate_dictionary = _drop_invalid
+    _SearchState.add_candidate = _add_to_a_copy(_SearchState.add_candidate)

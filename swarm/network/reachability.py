@@ -1,0 +1,274 @@
+"""Can others call this machine? Measured: peers that are there already open a fresh connection to it.
+
+libp2p would answer over the connection that is there already, so this is plain TCP: the newcomer listens on the port
+that its p2pd will use, and says a nonce to whoever calls; the asked peer connects to *the address that the question
+came from*, to no other, and only reads. It is therefore no scanner for hire: ports of strangers stay out of reach, and
+of the asker's own it tells only whether the nonce was there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import hivemind
+import msgpack
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError, P2PHandlerError
+from hivemind.p2p.servicer import ServicerBase
+from hivemind.utils import get_logger
+from hivemind.utils.multiaddr import Multiaddr
+
+from recipe.errors import InputError
+from swarm.network.allowance import Allowance, Allowances
+
+logger = get_logger(__name__)
+
+NONCE_BYTES = 16
+CONNECT_SECONDS = 3.0
+ANSWER_SECONDS = 8.0  # of a peer on a busy machine
+MAX_ASKED = 3
+CALLS_PER_MINUTE, CALLS_OF_A_PEER, CALLS_OF_A_HOST = 60, 5, 20
+"""That a peer makes for all, for one peer id, and for one IP address (behind which there may be many machines)."""
+
+
+@dataclass(frozen=True)
+class Reachability:
+    """How this peer takes part, and why.
+
+    :param mode: a full peer can be called; an outbound-only one (client mode) only calls
+    :param reason: the end of a sentence
+    :param host: the address behind which others see this machine, or None if nobody said
+    """
+
+    mode: Literal["full", "outbound-only"]
+    reason: str
+    host: str | None = None
+
+    def __str__(self) -> str:
+        return f"Reachability: {self.mode} peer, {self.reason}."
+
+
+# ---- messages: any class with these two methods can travel ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CallMe:
+    """The question.
+
+    :param port: TCP port on which the asker listens
+    :param nonce: what it says there
+    """
+
+    port: int
+    nonce: bytes
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
+        return msgpack.packb((self.port, self.nonce))
+
+    @classmethod
+    def FromString(cls, data: bytes) -> CallMe:  # noqa: N802
+        """:raises ValueError: whatever is wrong with it; the sender is not trusted"""
+        port, nonce = _unpacked(data, 2)
+        if type(port) is not int or not 1 <= port <= 65535 or type(nonce) is not bytes or len(nonce) != NONCE_BYTES:
+            raise ValueError("not a port and a nonce")
+        return cls(port, nonce)
+
+
+@dataclass(frozen=True)
+class Called:
+    """The answer.
+
+    :param host: IP address that the question came from; empty if it cannot be told
+    :param reached: whether the nonce was heard there
+    """
+
+    host: str
+    reached: bool
+
+    def SerializeToString(self) -> bytes:  # noqa: N802
+        return msgpack.packb((self.host, self.reached))
+
+    @classmethod
+    def FromString(cls, data: bytes) -> Called:  # noqa: N802
+        """:raises ValueError: whatever is wrong with it; the sender is not trusted"""
+        host, reached = _unpacked(data, 2)
+        if type(host) is not str or type(reached) is not bool:
+            raise ValueError("not a host and an answer")
+        if host:
+            _family(host)
+        return cls(host, reached)
+
+
+def _unpacked(data: bytes, length: int) -> list:
+    if len(data) > 128:
+        raise ValueError("more than 128 bytes")
+    try:
+        values = msgpack.unpackb(data)
+    except Exception as error:
+        raise ValueError(f"no message: {error}") from error
+    if type(values) is not list or len(values) != length:
+        raise ValueError("a message of another length")
+    return values
+
+
+def _family(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.inet_pton(family, host)
+    except OSError as error:
+        raise ValueError(f"{host!r} is no IP address") from error
+    return family
+
+
+# ---- the asked peer -------------------------------------------------------------------------------------------------
+
+
+class ReachabilityService(ServicerBase):
+    """Calls newcomers back. Its class name and method names are part of the wire protocol.
+
+    :param p2p: of the DHT; knows where a question came from
+    """
+
+    def __init__(self, p2p: P2P):
+        self._p2p = p2p
+        self._calls = Allowance(CALLS_PER_MINUTE, CALLS_PER_MINUTE / 60)
+        self._of_peers = Allowances(CALLS_OF_A_PEER, CALLS_OF_A_PEER / 60)
+        self._of_hosts = Allowances(CALLS_OF_A_HOST, CALLS_OF_A_HOST / 60)
+
+    async def rpc_call_back(self, request: CallMe, context: P2PContext) -> Called:
+        """Connect to the asker's own address, at the port that it names."""
+        host = await self._host_of(context.remote_id)
+        if host is None or not self._may_call(context.remote_id, host):
+            return Called("", False)
+        return Called(host, await _says(host, request.port, request.nonce))
+
+    def _may_call(self, peer_id: PeerID, host: str) -> bool:
+        """Names are free and addresses are not: who has one of each cannot use up what is for all."""
+        if not self._of_peers.take(peer_id):
+            return False
+        address = ipaddress.ip_address(host)
+        if not address.is_loopback:  # where a whole swarm may start
+            network = host if address.version == 4 else ipaddress.ip_network((host, 64), strict=False)
+            if not self._of_hosts.take(network):
+                return False
+        return self._calls.take()
+
+    async def _host_of(self, peer_id: PeerID) -> str | None:
+        """The other end of the direct TCP connection to a peer, as p2pd sees it."""
+        for peer in await self._p2p.list_peers():
+            for address in peer.addrs if peer.peer_id == peer_id else ():
+                parts = str(address).split("/")
+                if parts[1] in ("ip4", "ip6") and "p2p-circuit" not in parts:
+                    return parts[2]
+        return None
+
+
+async def _says(host: str, port: int, nonce: bytes) -> bool:
+    """Whether a fresh connection to a TCP port is greeted with the nonce."""
+    writer = None
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), CONNECT_SECONDS)
+        return await asyncio.wait_for(reader.readexactly(NONCE_BYTES), CONNECT_SECONDS) == nonce
+    except (TimeoutError, OSError, asyncio.IncompleteReadError):
+        return False
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+async def offer_call_backs(_dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> None:
+    """Runs in the DHT process of a full peer: newcomers may ask it from now on."""
+    await ReachabilityService(node.p2p).add_p2p_handlers(node.p2p)
+
+
+# ---- the newcomer ---------------------------------------------------------------------------------------------------
+
+
+def measure_reachability(initial_peers: Sequence[str], port: int, identity_path: Path | None = None) -> Reachability:
+    """Ask up to three peers to call this machine; it is reachable if all that answer could.
+
+    Takes one to two seconds, and starts and ends a p2pd of its own with another identity.
+
+    :param initial_peers: multiaddresses of running peers
+    :param port: the TCP port to listen on, free
+    :param identity_path: private key of the identity that is going to be used
+    :raises InputError: a running peer uses that identity already
+    """
+    return asyncio.run(_measure(initial_peers, port, identity_path))
+
+
+async def _measure(initial_peers: Sequence[str], port: int, identity_path: Path | None) -> Reachability:
+    nonce = os.urandom(NONCE_BYTES)
+
+    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(nonce)
+            await writer.drain()
+        writer.close()
+
+    try:
+        listener = await asyncio.start_server(greet, "0.0.0.0", port)
+    except OSError as error:
+        return Reachability("outbound-only", f"because port {port} cannot be listened on ({error.strerror})")
+    try:
+        answers = await _ask_all(initial_peers, CallMe(port, nonce), identity_path)
+    except P2PDaemonError as error:
+        logger.debug(f"reachability was not measured: {error}")
+        return Reachability("outbound-only", "because no peer could be asked to call this machine")
+    finally:
+        listener.close()
+    return _conclusion([answer for answer in answers if answer is not None and answer.host], port)
+
+
+async def _ask_all(initial_peers: Sequence[str], question: CallMe, identity_path: Path | None) -> list[Called | None]:
+    p2p = await P2P.create(
+        initial_peers, dht_mode="client", no_listen=True, host_maddrs=None, startup_timeout=60, auto_nat=False
+    )
+    try:
+        await _check_identity(p2p, identity_path)
+        peer_ids = [PeerID.from_base58(Multiaddr(address)["p2p"]) for address in initial_peers[:MAX_ASKED]]
+        return await asyncio.gather(*(_ask(p2p, peer_id, question) for peer_id in peer_ids))
+    finally:
+        await p2p.shutdown()
+
+
+async def _check_identity(p2p: P2P, identity_path: Path | None) -> None:
+    """As hivemind's own check, which would start another p2pd for it."""
+    if identity_path is None or not identity_path.exists():
+        return
+    try:
+        await p2p._client.connect(PeerID.from_identity(identity_path.read_bytes()), [])
+    except P2PDaemonError:
+        return
+    raise InputError(
+        f"A running peer uses the identity {identity_path} already: stop that peer, or give this one another "
+        "--public-name or --identity-path."
+    )
+
+
+async def _ask(p2p: P2P, peer_id: PeerID, question: CallMe) -> Called | None:
+    stub = ReachabilityService.get_stub(p2p, peer_id)
+    try:
+        return await stub.rpc_call_back(question, timeout=ANSWER_SECONDS)
+    except (TimeoutError, P2PDaemonError, P2PHandlerError, ValueError, OSError) as error:
+        logger.debug(f"{peer_id} did not say whether this machine can be called: {error!r}")
+        return None
+
+
+def _conclusion(answers: list[Called], port: int) -> Reachability:
+    if not answers:
+        return Reachability("outbound-only", "because no peer answered whether it can call this machine")
+    host = answers[0].host
+    reached = sum(answer.reached for answer in answers)
+    asked = f"{len(answers)} peer{'s' * (len(answers) != 1)}"
+    mode = "full" if reached == len(answers) else "outbound-only"
+    count = asked if mode == "full" else f"{reached} of {asked}"
+    return Reachability(mode, f"because {count} could call this machine at {host} port {port}", host)

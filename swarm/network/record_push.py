@@ -1,0 +1,73 @@
+"""Records that go from node to node without a search; both classes run in the DHT process (``DHT.run_coroutine``).
+
+Hivemind's ``store`` first asks all nodes that are near a key which ones are nearer, and its ``get`` asks them what they
+have. In a swarm where every node knows every other one, that is known already, and what was pushed is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hivemind import DHT
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+from swarm.network.signed_records import peer_of, plain, records_of
+
+
+class Push:
+    """Store a record of this peer on the nodes next to its key, as far as this node knows them, and on this one.
+
+    :param subkey: of this peer's own records
+    """
+
+    def __init__(self, key: str, subkey: bytes, value: Any, expiration_time: float):
+        self.key, self.subkey, self.value, self.expiration_time = key, subkey, value, expiration_time
+
+    async def __call__(self, _dht: DHT, node: DHTNode) -> None:
+        protocol, key = node.protocol, DHTID.generate(source=self.key)
+        subkey, value = protocol.serializer.dumps(self.subkey), protocol.serializer.dumps(self.value)
+        record = DHTRecord(key.to_bytes(), subkey, value, self.expiration_time)
+        signed = protocol.record_validator.sign_value(record)
+        protocol.storage.store(key, signed, self.expiration_time, subkey=self.subkey)
+        nearest = protocol.routing_table.get_nearest_neighbors(key, node.num_replicas)
+        stores = (
+            protocol.call_store(peer, [key], [signed], [self.expiration_time], subkeys=[self.subkey])
+            for _, peer in nearest
+            if peer not in node.blacklist
+        )
+        await asyncio.gather(*stores)
+
+
+class PushedHere:
+    """What others have stored under a key on this node.
+
+    Hivemind's ``get`` would also give what this node has found earlier, which may have changed since.
+
+    :param most: entries, those of acquaintances first
+    :param max_bytes: of a value and its signature
+    """
+
+    def __init__(self, key: str, most: int, max_bytes: int):
+        self.key, self.most, self.max_bytes = key, most, max_bytes
+
+    async def __call__(self, _dht: DHT, node: DHTNode) -> ValueWithExpiration | None:
+        key = DHTID.generate(source=self.key)
+        found = node.protocol.storage.get(key)
+        if found is None or not isinstance(found.value, DictionaryDHTValue):
+            return None
+        entries, records = {}, records_of(node.protocol)
+        pushed = list(found.value.items())
+        if len(pushed) > self.most and records is not None:
+            pushed.sort(key=lambda entry: peer_of(entry[0]) not in records.met)
+        for subkey, (value, expiration) in pushed[: self.most]:
+            if len(value) > self.max_bytes:
+                continue
+            record = DHTRecord(key.to_bytes(), node.protocol.serializer.dumps(subkey), value, expiration)
+            said = plain(node.protocol.record_validator.strip_value(record))
+            entries[subkey] = ValueWithExpiration(said, expiration)
+        return ValueWithExpiration(entries, found.expiration_time)

@@ -1,0 +1,239 @@
+"""Records that only their owner can write: the subkey is the owner's public key, and the value is signed with its key.
+
+A peer's id is the hash of that public key (libp2p's definition), so every record says which peer wrote it, and nobody
+can speak for another one. What is not signed, too large, unreadable or meant to stay for ever is not stored, not passed
+on and not read: of a key with one value that cannot be decoded, Hivemind's readers would wait for ever.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import astuple
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
+from hivemind.proto import crypto_pb2
+from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import get_dht_time
+
+from recipe.errors import InputError
+from swarm.network.acquaintances import Acquaintances
+from swarm.network.allowance import Allowance
+
+_OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/]{100,1400}={0,2})\]")
+_SHA2_256 = b"\x12\x20"  # multihash: its code, and 32 bytes
+_SSH_BEGIN = b"\x00\x00\x00\x07ssh-rsa\x00\x00\x00\x03\x01\x00\x01"
+"""Of a public key whose exponent is 65537: with others, one modulus would make many owners at no cost."""
+_DER_ALGORITHM = bytes.fromhex("300d06092a864886f70d0101010500")
+_DER_EXPONENT = b"\x02\x03\x01\x00\x01"
+MIN_KEY_BITS, MAX_KEY_BITS = 2048, 4096
+RUNS_KEY = "swarm.runs"
+"""Where the run cards are."""
+MAX_SUBKEY_BYTES = 2000
+MAX_CARD_VALUE_BYTES = 2**16 + 2**11
+"""A run card, and its signature."""
+MAX_VALUE_BYTES = 2**11 + 2**9
+"""Anything else, and its signature."""
+MAX_LIFE_SECONDS = 3600.0
+"""What nobody renews is gone after so long."""
+MAX_CHECKED, STRANGERS_PER_SECOND = 8192, 1000.0
+"""Signatures that are remembered, and how many of strangers are checked; one takes about 0.1 ms."""
+MAX_WRITTEN = 64
+RUNS_ID = DHTID.generate(source=RUNS_KEY)
+
+
+class OwnedRecords(RSASignatureValidator):
+    """Signs what this peer stores, and refuses what somebody else has stored in the name of a third.
+
+    :param key: this peer's own
+    """
+
+    def __init__(self, key: RSAPrivateKey):
+        super().__init__(key)
+        self.own = peer_of(self.local_public_key)
+        self.met = Acquaintances()
+        """Whose records are checked first, and kept before those of others."""
+        self.written: set[bytes] = set()
+        """Hashes of the keys under which this peer itself has written."""
+        self._checked: OrderedDict[bytes, bool] = OrderedDict()
+        self._strangers = Allowance(MAX_CHECKED, STRANGERS_PER_SECOND)
+
+    def sign_value(self, record: DHTRecord) -> bytes:
+        if len(self.written) < MAX_WRITTEN:
+            self.written.add(record.key)
+        return super().sign_value(record)
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Whether it may be stored, passed on and read; what costs least is looked at first."""
+        most = MAX_CARD_VALUE_BYTES if record.key == RUNS_ID.to_bytes() else MAX_VALUE_BYTES
+        if not isinstance(record.value, bytes) or not isinstance(record.expiration_time, float):
+            return False
+        if record.subkey is None or len(record.subkey) > MAX_SUBKEY_BYTES or len(record.value) > most:
+            return False
+        if not record.expiration_time <= get_dht_time() + MAX_LIFE_SECONDS:  # nor NaN
+            return False
+        digest = hashlib.sha256(MSGPackSerializer.dumps(astuple(record))).digest()
+        if digest not in self._checked:  # the same record comes from several nodes, and is read again and again
+            owner = _owner_in(record.subkey)
+            if owner is None or not (owner == self.own or owner in self.met or self._strangers.take()):
+                return False
+            self._checked[digest] = self._is_sound(record)
+            if len(self._checked) > MAX_CHECKED:
+                self._checked.popitem(last=False)
+        return self._checked[digest]
+
+    def _is_sound(self, record: DHTRecord) -> bool:
+        try:
+            plain(self.strip_value(record))
+            return super().validate(record)
+        except Exception:  # a stranger's bytes: no key, no text, no signature
+            return False
+
+
+class Meet:
+    """Tell the DHT process who is no stranger (``DHT.run_coroutine``).
+
+    :param peers: a few, since many processes write to its pipe, where only small messages stay in one piece
+    """
+
+    def __init__(self, peers: Sequence[PeerID]):
+        self.peers = peers
+
+    async def __call__(self, _dht: Any, node: Any) -> None:
+        records = records_of(node.protocol)
+        if records is not None:
+            records.met.add(self.peers)
+
+
+def records_of(protocol: Any) -> OwnedRecords | None:
+    """What checks the records of a node of the DHT; None if it is not one of ours."""
+    validators = getattr(protocol.record_validator, "_validators", ())
+    return next((validator for validator in validators if isinstance(validator, OwnedRecords)), None)
+
+
+def _owner_in(encoded: bytes) -> PeerID | None:
+    """The owner that an encoded subkey names, if it names one in the only way in which it can be encoded again."""
+    try:
+        subkey = plain(encoded)
+    except Exception:  # a stranger's bytes
+        return None
+    if not isinstance(subkey, bytes) or MSGPackSerializer.dumps(subkey) != encoded:
+        return None
+    return peer_of(subkey)
+
+
+def plain(data: bytes) -> Any:
+    """As Hivemind decodes it, but without the types that it adds.
+
+    :raises ValueError: there is nothing that can be decoded, or more
+    """
+    return msgpack.unpackb(data, raw=False, ext_hook=_refuse)
+
+
+def _refuse(code: int, data: bytes) -> Any:
+    raise ValueError(f"type {code} of {len(data)} bytes")
+
+
+def read_key(path: Path) -> RSAPrivateKey:
+    """The private key in an identity file of libp2p."""
+    content = crypto_pb2.PrivateKey.FromString(path.read_bytes())
+    key = RSAPrivateKey.__new__(RSAPrivateKey)
+    key.__setstate__({"_private_key": content.data})  # it has no other way in: the constructor makes a new key
+    return key
+
+
+def owned_entries(found: Any, most: int, first: Container[PeerID] = ()) -> list[tuple[PeerID, Any]]:
+    """The owners and the values of what has been found under a key of the DHT.
+
+    :param most: so many of them
+    :param first: whose entries come first, wherever they are
+    """
+    entries = getattr(found, "value", None)
+    chosen, others = [], []
+    for subkey, entry in entries.items() if isinstance(entries, Mapping) else ():
+        owner = peer_of(subkey) if isinstance(subkey, bytes) else None
+        if owner is not None and getattr(entry, "value", None) is not None:
+            (chosen if owner in first else others).append((owner, entry.value))
+    return [*chosen, *others][:most]
+
+
+@lru_cache(maxsize=8192)
+def peer_of(subkey: bytes) -> PeerID | None:
+    """The peer that owns records with this subkey; None if it names no key, or not a sound one."""
+    match = _OWNER.fullmatch(subkey[:MAX_SUBKEY_BYTES])
+    modulus = _modulus_in(match[1].removeprefix(b"ssh-rsa ")) if match is not None else None
+    if modulus is None:
+        return None
+    key = _der(0x30, _der(0x02, modulus) + _DER_EXPONENT)
+    der = _der(0x30, _DER_ALGORITHM + _der(0x03, b"\0" + key))
+    public_key = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=der).SerializeToString()
+    return PeerID(_SHA2_256 + hashlib.sha256(public_key).digest())
+
+
+def _modulus_in(encoded: bytes) -> bytes | None:
+    """The modulus of an OpenSSH public key, in as many bytes as it needs; None if the key is not sound.
+
+    A key can be written in one way only, or it would be several owners: so no library that overlooks something.
+    """
+    try:
+        content = base64.b64decode(encoded, validate=True)
+    except ValueError:
+        return None
+    size, modulus = content[len(_SSH_BEGIN) : len(_SSH_BEGIN) + 4], content[len(_SSH_BEGIN) + 4 :]
+    if base64.b64encode(content) != encoded or not content.startswith(_SSH_BEGIN):
+        return None
+    if int.from_bytes(size, "big") != len(modulus) or not modulus:
+        return None
+    number = int.from_bytes(modulus, "big", signed=True)
+    if not number % 2 or not MIN_KEY_BITS <= number.bit_length() <= MAX_KEY_BITS or number < 0:
+        return None
+    return modulus if len(modulus) == number.bit_length() // 8 + 1 else None
+
+
+def _der(tag: int, content: bytes) -> bytes:
+    """One element of a DER encoding."""
+    size = len(content)
+    if size < 0x80:
+        return bytes([tag, size]) + content
+    length = size.to_bytes((size.bit_length() + 7) // 8, "big")
+    return bytes([tag, 0x80 | len(length)]) + length + content
+
+
+def prepare_identity(path: Path) -> PeerID:
+    """The peer id of a private key file, made (RSA, mode 0600) if there is none.
+
+    :raises InputError: it cannot be made, read or understood.
+    """
+    try:
+        if not path.exists():
+            _write_identity(path)
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"--identity-path {path} cannot be used ({error.strerror}): name a file in a folder you may write to."
+        ) from None
+    try:
+        return PeerID.from_identity(content)
+    except Exception:  # protobuf, cryptography and hivemind each have their own
+        raise InputError(
+            f"--identity-path {path} does not hold a peer's private key: restore it, or delete it for a new identity."
+        ) from None
+
+
+def _write_identity(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    key = crypto_pb2.PrivateKey(key_type=crypto_pb2.KeyType.RSA, data=RSAPrivateKey().to_bytes())
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(key.SerializeToString())

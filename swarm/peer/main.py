@@ -1,0 +1,318 @@
+"""Join a swarm, or start one.
+
+    python -m swarm.peer                                      # start a new swarm with the digits recipe
+    python -m swarm.peer --recipe cifar10-vit-tiny --port 31337 --public-ip 203.0.113.5
+    python -m swarm.peer --initial-peers /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...    # join it: nothing else needed
+
+Ctrl-C leaves cleanly: the last averaged weights stay in checkpoints/, the others train on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.interrupts import raise_again
+from recipe.run_folder import check_name, make_writable
+from swarm.network.addresses import (
+    NobodyAnswers,
+    OthersAnswer,
+    check_port_free,
+    check_reachable,
+    join_commands,
+    parse_initial_peers,
+)
+from swarm.network.known_peers import met_before
+from swarm.peer.options import PeerOptions, own_recipe, parse_options
+from swarm.peer.rejoin import come_back, resumed, trained_before
+from swarm.peer.startup_timer import StartClock
+from swarm.peer.status import program
+from swarm.runtime.fast_imports import lean_imports, silence_libraries
+from swarm.runtime.processes import descendants, kill, reap
+
+LEAVE_SECONDS = 10.0
+"""For an orderly end without one of its processes; then this peer starts again without a checkpoint of this moment."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """``python -m swarm.peer``; returns the exit status."""
+    return run(lambda: parse_options(arguments))
+
+
+def run(read: Callable[[], PeerOptions]) -> int:
+    """Run a peer until it is done.
+
+    :param read: reads the command line
+    :returns: the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C
+    """
+    clock = StartClock()
+    reap()
+    try:
+        raise_again()
+        options = resumed(read())
+        print("Starting; importing torch takes about 10 s …", flush=True)
+        silence_libraries()
+        before = trained_before(options)
+
+        def make_peer(alone: bool) -> Peer:
+            return Peer(replace(options, run_id=before[0]), clock, before[1]) if alone else Peer(options, clock)
+
+        return come_back(make_peer, clock.again, before is not None, _leave_at_once)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted before the training began.", file=sys.stderr, flush=True)
+        return 130
+
+
+class Peer:
+    """One volunteer's session, from the command line to the summary.
+
+    :param options: the command line
+    :param clock: times the start
+    :param stored: recipe of the run that it goes on with if nobody answers; None: then it does not
+    :raises InputError: also from :meth:`run`, when something that a person gave cannot work
+    """
+
+    def __init__(self, options: PeerOptions, clock: StartClock, stored: Recipe | None = None):
+        self.options, self.clock, self._stored = options, clock, stored
+        self.initial_peers = parse_initial_peers(options.initial_peers)
+        self.joins = bool(self.initial_peers)
+        self.name = check_name(options.machine.public_name or f"peer-{secrets.token_hex(3)}", "--public-name")
+        self.stop_requested = threading.Event()
+        self._interrupt = _leave_at_once
+        self._new_recipe = self._check()
+        self._began = time.monotonic()
+        self._session = None
+        self._run: list[str] = []
+        self._restart: threading.Timer | None = None
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether its training has begun."""
+        return self._session is not None and self._session.metrics.seconds > 0
+
+    def _check(self) -> Recipe | None:
+        """Everything that can be refused before the slow imports; the recipe if this peer may start a new swarm."""
+        make_writable(self.options.machine.output_dir)
+        if self.options.run_id is not None:
+            check_name(self.options.run_id, "--run-id")
+        if not self.options.connection.host_maddrs:
+            check_port_free(self.options.connection.port)
+        if self.initial_peers:
+            try:
+                self.initial_peers = self._who_answers()
+                # nobody may have begun there yet; only who names recipe and run wants to
+                return own_recipe(self.options) if self._may_begin else None
+            except NobodyAnswers:
+                if self._stored is None:
+                    raise
+            print("Nobody answers: this peer goes on alone with its last checkpoint; others may join it.", flush=True)
+            self.initial_peers, self.joins = [], False
+        recipe = self._stored or own_recipe(self.options)
+        self.options.check_micro_batch(recipe.target_batch_size)
+        if self.options.run_id is not None:  # it may go on without this peer, which has started it
+            self.initial_peers = met_before(self.options.machine.output_dir, self.options.run_id)
+        return recipe
+
+    @property
+    def _may_begin(self) -> bool:
+        """Whether a person has named both recipe and run, as whoever starts a run on others' DHT nodes has to."""
+        return bool(self.options.recipe and self.options.run_id)
+
+    def _who_answers(self) -> list[str]:
+        """The given addresses where something listens, or else those of peers that were met before."""
+        try:
+            return check_reachable(self.initial_peers)
+        except InputError:
+            met = met_before(self.options.machine.output_dir, self.options.run_id, self.initial_peers)
+            if not met:
+                raise
+            print("None of the --initial-peers answers; asking peers that were met before.", flush=True)
+            return met
+
+    def run(self) -> int:
+        """Join or start the swarm, train, and write the summary; returns the exit status."""
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # not under nohup
+            signal.signal(signal.SIGHUP, self._on_hangup)
+        with lean_imports():
+            from swarm.network.dht_options import stop_dht, visible_addresses
+        self.clock.ends("imports")
+        self._interrupt = _raise_interrupt  # children have to be ended from now on
+        dht = self._dht()
+        try:
+            card, addresses = self._card(dht), tuple(visible_addresses(dht))
+            self.clock.ends("join")
+            return self._train(dht, card, addresses)
+        finally:
+            if self._restart is not None:
+                self._start_again()
+            stop_dht(dht)
+
+    def _dht(self):
+        from swarm.network.dht_options import start_dht
+
+        try:
+            return start_dht(self._network(), meanwhile=self._import_the_rest)
+        except (NobodyAnswers, OthersAnswer):
+            if self.joins:
+                raise
+        print("None of the peers that were met before is there any more: this peer starts alone.", flush=True)
+        self.initial_peers = []
+        return start_dht(self._network())  # who can call it now is another question, too
+
+    def _import_the_rest(self) -> None:
+        self.clock.ends("join")
+        self._interrupt = _leave_at_once  # an import swallows exceptions that signals raise in it
+        with lean_imports():
+            importlib.import_module("swarm.peer.session")
+        self._interrupt = _raise_interrupt
+        self.clock.ends("imports")
+
+    def _card(self, dht):
+        from swarm.membership.run_manifest import PROTOCOL, RunCard, check_overrides, choose_card, read_cards
+
+        recipe, run_id = self._new_recipe, self.options.run_id
+        cards = read_cards(dht, self.initial_peers, run_id) if self.initial_peers else {}
+        if recipe is not None and run_id not in cards:
+            if self.joins:
+                print(f"No peer trains run {run_id} there yet: this peer starts it.", flush=True)
+            self.joins = False
+            return RunCard(PROTOCOL, run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}", recipe)
+        self.joins = True
+        card = choose_card(cards, run_id)
+        check_overrides(card, vars(own_recipe(self.options)) if self.options.recipe else self.options.wanted_recipe)
+        return card
+
+    def _train(self, dht, card, addresses: tuple[str, ...]) -> int:
+        from swarm.membership.announcer import Keeper
+        from swarm.peer.session import Session
+
+        self._session = session = Session(
+            self.options, self.name, dht, card, self.joins, addresses, self.stop_requested, self.clock, self._part_died
+        )
+        self._introduce(session)
+        self._run = ["--run-id", card.run_id]
+        keeper = Keeper(dht, session.card, addresses, session.folder.peers)
+        try:
+            self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
+            _say(f"\n{session.train()}")
+            return 0
+        finally:
+            self._interrupt = _raise_interrupt
+            keeper.stop()
+            if session.guard.found and self._restart is None:
+                self._part_died(session.guard.found)
+
+    def _part_died(self, process: str) -> None:
+        """It cannot be replaced here: leave as well as that goes without it, and start again as the same peer."""
+        _say(f"{process} has died: this peer starts again.")
+        self._restart = threading.Timer(LEAVE_SECONDS, self._start_again)
+        self._restart.daemon = True
+        self._restart.start()
+        self.stop_requested.set()
+
+    def _start_again(self) -> None:
+        from swarm.peer.supervisor import start_again
+
+        self._restart.cancel()
+        start_again(["--public-name", self.name, *self._run], time.monotonic() - self._began)
+        print(
+            "error: Parts of this peer die again and again: is there enough memory? `swarm doctor` tells.",
+            file=sys.stderr,
+            flush=True,
+        )
+        kill(descendants(os.getpid()))
+        os._exit(2)
+
+    def _network(self):
+        """How this peer meets the others: what a person gave, and what was measured."""
+        from swarm.network.dht_options import NetworkOptions
+        from swarm.network.role import measured
+        from swarm.network.signed_records import prepare_identity
+
+        machine, connection = self.options.machine, self.options.connection
+        identity = connection.identity_path
+        if identity is None:
+            identity = machine.output_dir / "identities" / f"{self.name}.key"
+        identity = identity.expanduser()
+        prepare_identity(identity)
+        network = NetworkOptions(
+            initial_peers=tuple(self.initial_peers),
+            port=connection.port,
+            host_maddrs=connection.host_maddrs,
+            announce_maddrs=connection.announce_maddrs,
+            public_ip=connection.public_ip,
+            identity_path=identity,
+            client_mode=connection.client_mode,
+        )
+        self.reachability, network = measured(network)
+        return network
+
+    def _introduce(self, session) -> None:
+        recipe, addresses = session.card.recipe, session.addresses
+        verb = "Joining" if self.joins else "Started"
+        print(
+            f"\n{verb} run {session.card.run_id} as {self.name}: {recipe.model} on {recipe.dataset}, "
+            f"{recipe.target_batch_size} samples per update, {session.total_steps} updates."
+        )
+        if addresses:
+            print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
+        if addresses and not self.joins:
+            command = f"{program('python')} -m swarm.peer"
+            print(join_commands(addresses, command, self.options.connection.public_ip))
+        print(self.reachability)
+        print(f"Micro-batch: {session.micro_batch}.")
+        print(f"Run folder: {session.folder.path}")
+        if session.resumed_step is not None:
+            unless = ", unless the swarm is further" if self.joins else ""
+            print(f"Going on from step {session.resumed_step}, where its last checkpoint was made{unless}.")
+        if self.options.start_from is not None:
+            weights = session.started_from or "not those of --start-from, but the run's, which is there already"
+            print(f"Weights to start from: {weights}.")
+        print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
+
+    def _on_hangup(self, signal_number: int, frame) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: whoever writes to it would fail
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        self._on_signal(signal_number, frame)
+
+    def _on_signal(self, signal_number: int, _frame) -> None:
+        if self.stop_requested.is_set():
+            _leave_at_once(signal_number)
+        self.stop_requested.set()
+        self._interrupt(signal_number)
+
+
+def _say(text: str) -> None:
+    """Also where nobody reads it any more, or its log has no room: what comes after counts."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
+
+
+def _leave_at_once(signal_number: int) -> None:
+    os.write(2, b"Leaving at once.\n")  # print is not made for signal handlers
+    kill(descendants(os.getpid()))
+    os._exit(128 + signal_number)
+
+
+def _raise_interrupt(_signal_number: int) -> None:
+    raise KeyboardInterrupt
+
+
+def _note_interrupt(_signal_number: int) -> None:
+    pass

@@ -1,0 +1,107 @@
+"""How a peer comes back to a run where nobody answers: it tries again, and in the end goes on alone.
+
+After a power cut everybody waits for somebody. Whoever has trained before holds a state to go on with: after a while it
+begins alone, and the others, who try again all the time, join it. Those who begin at the same moment find each other
+later, as the halves of a divided network do (:mod:`swarm.membership.announcer`), and the latest step wins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.run_folder import RunFolder, check_name
+from swarm.network.addresses import NobodyAnswers, parse_initial_peers
+from swarm.network.known_peers import books_of
+from swarm.peer.options import PeerOptions
+from swarm.runtime.fast_imports import lean_imports
+
+RETURN_SECONDS, RETRY_SECONDS = 600.0, 2.0
+"""How long, and how often, a peer tries to come back."""
+ALONE_SECONDS = 30.0
+"""After once to twice as long, by chance, who has trained before goes on alone."""
+
+
+def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
+    """Id and recipe of the run that this command line goes on with, if there is a checkpoint of this peer.
+
+    Without ``--run-id`` it is the latest one in which this peer has met one of ``--initial-peers``.
+
+    :raises InputError: an address is malformed
+    """
+    output_dir, name = options.machine.output_dir.expanduser(), options.machine.public_name
+    if name is None:
+        return None
+    books = books_of(output_dir, options.run_id, parse_initial_peers(options.initial_peers))
+    folders = [output_dir / options.run_id / name] if options.run_id else [path.parent for path in books]
+    for folder in map(RunFolder, folders):
+        try:
+            if folder.path.name == name and any(folder.checkpoints.glob("[!.]*.ckpt")):
+                return folder.path.parent.name, Recipe.from_json(folder.recipe.read_bytes())
+        except (OSError, InputError):
+            continue
+    return None
+
+
+def resumed(options: PeerOptions) -> PeerOptions:
+    """With ``--resume``, the options that go on with the newest checkpoint; else the same.
+
+    :raises InputError: there is none, or nothing can be done with it
+    """
+    if not options.resume:
+        return options
+    if options.start_from is not None:
+        raise InputError("--resume goes on where a peer was, --start-from begins anew: give one of them.")
+    output_dir, name = options.machine.output_dir.expanduser(), options.machine.public_name
+    run_id = "*" if options.run_id is None else check_name(options.run_id, "--run-id")
+    name = "*" if name is None else check_name(name, "--public-name")
+    peers = [RunFolder(path.parent) for path in output_dir.glob(f"{run_id}/{name}/{RunFolder('').rounds.name}")]
+    checkpoints = [path for folder in peers for path in folder.checkpoints.glob("[!.]*.ckpt")]
+    if not checkpoints:
+        said = f"--resume finds no checkpoint in {output_dir}"
+        raise InputError(f"{said}: give the --output-dir of before, or leave --resume out to begin anew.")
+    folder = RunFolder(max(checkpoints, key=lambda path: path.stat().st_mtime).parent.parent)
+    recipe = options.recipe or (None if options.initial_peers else str(folder.recipe))
+    machine = replace(options.machine, public_name=folder.path.name)
+    return replace(options, run_id=folder.path.parent.name, recipe=recipe, machine=machine)
+
+
+def come_back(make_peer: Callable[[bool], Any], again: bool, has_trained: bool, leave: Callable) -> int:
+    """Run a peer, and try again if nobody is there to read why it cannot join, or nobody answers one that was there.
+
+    :param make_peer: of :class:`swarm.peer.main.Peer`; called with whether it may go on alone
+    :param again: it started again by itself; what is in its way, such as its own port, may pass
+    :param has_trained: there is a state that it can go on with alone
+    :param leave: handles a signal while everything is imported, which would swallow an exception
+    :raises InputError: it cannot join, has not been able to for ten minutes, or its training ended by this
+    """
+    began, told = time.monotonic(), ""
+    alone_after_seconds = ALONE_SECONDS * random.uniform(1, 2)  # the others may join the first one
+    while True:
+        peer = None
+        waited_seconds = time.monotonic() - began
+        try:
+            peer = make_peer(has_trained and waited_seconds > alone_after_seconds)
+            return peer.run()
+        except InputError as error:
+            may_pass = again or (has_trained and isinstance(error, NobodyAnswers))
+            if not may_pass or waited_seconds > RETURN_SECONDS or (peer is not None and peer.has_joined):
+                raise
+            if str(error) != told:
+                told = str(error)
+                limit = f"{RETURN_SECONDS / 60:.0f} minutes at most"
+                if has_trained:
+                    limit = f"for {alone_after_seconds:.0f} s; then this peer goes on alone with its last checkpoint"
+                print(f"{told}\nTrying again, {limit}.", file=sys.stderr, flush=True)
+        signal.signal(signal.SIGINT, lambda signal_number, _frame: leave(signal_number))
+        with lean_imports():
+            importlib.import_module("swarm.peer.session")  # takes seconds, which are not lost now
+        time.sleep(RETRY_SECONDS)

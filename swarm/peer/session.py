@@ -1,0 +1,308 @@
+"""One peer's training in one run: data, model, trainer, run folder and summary."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import warnings
+from collections.abc import Callable
+
+import psutil
+import torch
+from hivemind import DHT
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from recipe.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
+from recipe.config import Recipe
+from recipe.data import VisionData
+from recipe.errors import InputError
+from recipe.model import check_samples
+from recipe.run_folder import RunFolder
+from recipe.task import VisionTask
+from recipe.trainer import build_trainer
+from swarm.membership.run_manifest import RunCard
+from swarm.peer.callbacks import FirstContribution, StatusReporter, SwarmMetrics
+from swarm.peer.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints
+from swarm.peer.options import PeerOptions
+from swarm.peer.reachable_peer_check import NeedsFullPeer
+from swarm.peer.startup_timer import StartClock
+from swarm.peer.status import Status, percent, tensorboard_command
+from swarm.peer.supervisor import Guard
+from swarm.protocol.messages import CollaborationOptions
+from swarm.runtime.processes import kill
+from swarm.training.batch_size_finder import MicroBatch, largest_sensible, measure_for_recipe, precision_on
+from swarm.training.batch_size_review import MicroBatchReview
+from swarm.training.local_steps import LocalSteps
+from swarm.training.strategy import SwarmStrategy
+
+logger = logging.getLogger(__name__)
+
+AVERAGING_PROCESS = "The averaging process"
+
+
+class Session:
+    """Everything that can be wrong before training is wrong here: the folder, the data, the device, the micro-batch.
+
+    :param options: this peer's own settings
+    :param name: public name
+    :param dht: a running DHT; stays running
+    :param card: what is trained
+    :param joins: whether others train already: a checkpoint of this peer that cannot be read is then no obstacle
+    :param addresses: where this peer can be reached
+    :param stop_requested: when set, this peer leaves at the next opportunity
+    :param clock: times the start
+    :param on_death: called, from another thread, with the name of a process of this peer that has died alone
+    :raises InputError: something that a person gave cannot work
+    """
+
+    def __init__(
+        self,
+        options: PeerOptions,
+        name: str,
+        dht: DHT,
+        card: RunCard,
+        joins: bool,
+        addresses: tuple[str, ...],
+        stop_requested: threading.Event,
+        clock: StartClock,
+        on_death: Callable[[str], None],
+    ):
+        self.options, self.name, self.dht, self.card = options, name, dht, card
+        self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
+        self.recipe: Recipe = card.recipe
+        self.total_steps = options.leaving.max_steps or self.recipe.total_steps
+        options.check_micro_batch(self.recipe.target_batch_size)
+        if options.machine.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
+        self.folder = RunFolder.create(options.machine.output_dir, card.run_id, name)
+        self._check_folder()
+        self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, needed=not joins)
+        self.resumed_step = None if earlier is None else earlier["global_step"]
+        machine = options.machine
+        given = machine.batch_size
+        identity = dht.peer_id.to_base58()
+        self.data = VisionData(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
+        self.data.prepare_data()
+        self.data.setup("fit")
+        self.card = card.with_classes(self.data.classes_digest, machine.data_dir)
+        if earlier is not None:  # a peer that comes back goes on with its samples
+            self.data.load_state_dict(earlier[VisionData.__qualname__])
+        self.task = VisionTask(self.recipe)
+        self.started_from = None if joins or earlier is not None else options.start_from
+        """The file whose weights a new swarm starts from."""
+        if self.started_from is not None:
+            path = self.started_from.expanduser()
+            load_weights(self.task, read_checkpoint(path), path)
+        if given:
+            check_samples(self.task.model, given, self.recipe.model)
+        self.micro_batch = (
+            MicroBatch(given, math.nan, "given")
+            if given
+            else measure_for_recipe(self.task.model, self.recipe, machine.device, self.data.num_train_samples)
+        )
+        self.data.batch_size = self.micro_batch.samples
+        self._begin_folder()
+        self.metrics = SwarmMetrics(self.folder.rounds)
+        self.company = NeedsFullPeer(dht.client_mode, stop_requested)
+        self.strategy = self._strategy()
+        self._processes = {"The DHT process": psutil.Process(dht.pid)}
+        self._processes |= {process.name(): process for process in dht.processes}
+        self._averaging: psutil.Process | None = None
+        self._on_death = on_death
+        self.guard = Guard(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
+        self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
+        most = largest_sensible(self.recipe, self.data.num_train_samples)
+        self.review = MicroBatchReview(self.micro_batch, most, self.data, self.reporter.say)
+
+    def _first_status(self) -> Status:
+        return Status(
+            name=self.name,
+            run_id=self.card.run_id,
+            phase="joining",
+            total_steps=self.total_steps,
+            target_batch_size=self.recipe.target_batch_size,
+            addresses=self.addresses,
+        )
+
+    def _begin_folder(self) -> None:
+        """Sweep what a crash may have left, and write down what is trained; a full disk does not keep it from that."""
+        self.folder.summary.unlink(missing_ok=True)  # it says that a run has ended
+        for half in self.folder.path.rglob(".*.tmp"):
+            half.unlink(missing_ok=True)
+        if self.resumed_step is not None:
+            sweep_checkpoints(self.folder.checkpoints, self.resumed_step)
+        try:
+            self.folder.write_recipe(self.recipe)
+            self.folder.write_environment()
+        except OSError as error:
+            self._not_written(error)
+
+    def _not_written(self, error: OSError) -> None:
+        logger.warning(f"{self.folder.path} cannot be written ({error.strerror}): make room.")
+
+    def _check_folder(self) -> None:
+        """A folder with another recipe's checkpoint must not be continued by accident."""
+        if not self.folder.recipe.exists():
+            return
+        try:
+            before = Recipe.from_json(self.folder.recipe.read_bytes())
+        except InputError:
+            return
+        if difference := before.difference(self.recipe):
+            shown = "; ".join(f"{field}: there {there}, now {now}" for field, (there, now) in difference.items())
+            raise InputError(
+                f"{self.folder.path} holds a run of another recipe ({shown}): choose another --run-id, --public-name "
+                "or --output-dir."
+            )
+
+    def train(self) -> str:
+        """Train until the run ends or this peer leaves.
+
+        :returns: a few sentences for the person who gave the machine
+        :raises InputError: this peer is outbound-only, and nobody is left whom it could call; its weights are saved
+        """
+        trainer = self._trainer()
+        _silence_lightning()
+        self.clock.ends("data and model")
+        outcome = "failed"
+        try:
+            # Lightning raises it after SIGTERM; this peer leaves in order, as after Ctrl-C
+            with contextlib.suppress(SIGTERMException):
+                trainer.fit(self.task, self.data, ckpt_path=self.checkpoint)
+            trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
+            outcome = self._outcome(trainer)
+        except Exception:
+            if self.guard.found is None:
+                raise
+            outcome = "starting again"  # it could not be otherwise without that process
+        finally:
+            seconds = self.metrics.seconds
+            final = self.reporter.finish(outcome)
+        try:
+            self._write_summary(final, seconds)
+        except OSError as error:
+            self._not_written(error)
+        if self.company.complaint:
+            raise InputError(self.company.complaint)
+        return self._farewell(final, seconds)
+
+    def _current_processes(self) -> dict[str, psutil.Process]:
+        """What this peer consists of beside itself, while it trains."""
+        if (collaboration := self.strategy.collaboration) is None:
+            return self._processes
+        if self._averaging is None:
+            with contextlib.suppress(psutil.NoSuchProcess):  # others have died with it, or its future tells
+                self._averaging = psutil.Process(collaboration.averager.pid)
+        return self._processes | ({} if self._averaging is None else {AVERAGING_PROCESS: self._averaging})
+
+    def _part_died(self, name: str) -> None:
+        if (averaging := self._current_processes().get(AVERAGING_PROCESS)) is not None:
+            kill([averaging])  # it would only complain that it cannot leave in order
+        self._on_death(name)
+
+    def _strategy(self) -> SwarmStrategy:
+        patience = self.options.patience
+        return SwarmStrategy(
+            self.recipe.target_batch_size,
+            self.card.run_id,
+            dht=self.dht,
+            name=self.name,
+            namespace=self.card.key_prefix,
+            options=CollaborationOptions(
+                patience.min_peers,
+                patience.matchmaking_time,
+                patience.averaging_timeout,
+                overlap=self.recipe.averaging != "sync",
+            ),
+            stop_requested=self.stop_requested,
+            codec=self.recipe.codec,
+            rank=self.recipe.powersgd_rank,
+            local=LocalSteps.of(self.recipe),
+            max_step=max(self.recipe.total_steps, self.total_steps),
+            keep_own=self._keep_own,
+        )
+
+    def _keep_own(self, step: int) -> None:
+        """This peer's weights are about to be replaced by others that are far from them."""
+        path = own_checkpoint(self.folder.checkpoints, step)
+        self.strategy.lightning_module.trainer.save_checkpoint(path, weights_only=False)
+        if path.exists():
+            logger.warning(f"The swarm's weights are far from this peer's own, which are kept in {path}")
+
+    def _trainer(self) -> Trainer:
+        leaving = self.options.leaving
+        return build_trainer(
+            self.recipe,
+            self.folder,
+            accelerator={"auto": "auto", "cpu": "cpu", "cuda": "gpu"}[self.options.machine.device],
+            precision=precision_on(self.options.machine.device, self.recipe.precision),
+            strategy=self.strategy,
+            callbacks=[
+                self.metrics,
+                self.reporter,
+                FirstContribution(self.clock, self.reporter.say),
+                self.company,
+                self.guard,
+                self.review,
+                *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
+            ],
+            plugins=[AtomicCheckpointIO()],
+            max_steps=leaving.max_steps,
+            max_time=leaving.max_time,
+            target_accuracy=leaving.target_accuracy,
+        )
+
+    def _outcome(self, trainer: Trainer) -> str:
+        if self.guard.found:
+            return "starting again"
+        if self.stop_requested.is_set():
+            return "no full peer" if self.company.complaint else "interrupted"
+        accuracy = trainer.callback_metrics.get("val/top1", 0.0)
+        target = self.options.leaving.target_accuracy
+        if target is not None and accuracy >= target:
+            return "target accuracy reached"
+        if trainer.global_step < self.total_steps:
+            return "time is up"
+        has_taken_part = self.metrics.updates > 0 or (self.resumed_step or 0) >= self.total_steps
+        return "completed" if has_taken_part else "over before this peer took part"
+
+    def _write_summary(self, final: Status, seconds: float) -> None:
+        self.folder.write_summary(
+            self.recipe,
+            run_id=self.card.run_id,
+            outcome=final.ended,
+            steps=final.step,
+            samples=self.metrics.contributed,
+            seconds=seconds,
+            val_accuracy=final.val_accuracy,
+            train_loss=self.metrics.loss,
+            max_num_peers=self.metrics.max_num_peers,
+            name=self.name,
+            swarm_samples=self.metrics.swarm_samples,
+            updates=self.metrics.updates,
+            complete_updates=self.metrics.complete_updates,
+            micro_batch=self.review.samples,
+            start_seconds=self.clock.seconds,
+        )
+
+    def _farewell(self, final: Status, seconds: float) -> str:
+        metrics = self.metrics
+        share = metrics.contributed / metrics.swarm_samples if metrics.swarm_samples else None
+        return (
+            f"{final.ended.capitalize()} at step {final.step} after {seconds:.0f} s; validation accuracy "
+            f"{percent(final.val_accuracy)}.\n"
+            f"You gave {metrics.contributed:,} samples to {metrics.updates} updates, which is {percent(share)} of what "
+            f"the swarm computed for them.\n"
+            f"Weights: {self.folder.checkpoints}\n"
+            f"Curves:  {tensorboard_command(self.folder.path)}"
+        )
+
+
+def _silence_lightning() -> None:
+    """Hide what Lightning tells developers in every run, such as how it reads a checkpoint; warnings stay."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for message in ("Checkpoint directory .* exists and is not empty", ".*could not find the monitored key"):
+        warnings.filterwarnings("ignore", message=message)

@@ -1,0 +1,110 @@
+"""Notices within a second or two that a process has died which a peer cannot do without, and starts the peer again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import lightning as L
+import psutil
+
+from swarm.peer.stale_files import remember, sweep_earlier
+from swarm.peer.startup_timer import STARTED
+from swarm.runtime.processes import descendants, kill
+
+LOOK_SECONDS = 1.0
+MAX_RESTARTS = 5
+LONG_SECONDS = 600.0
+"""Who has trained for so long may restart as often again."""
+_RESTARTS = "SWARM_RESTARTS"
+
+
+class Guard(L.Callback):
+    """Watches a peer's processes while it waits for company and trains.
+
+    :param processes: their names and pids at this moment
+    :param on_death: called once, from a thread, with the name of the first that was found dead
+    :param note: names what this peer's last life may have left, then what this one may leave
+    :param leaves: set when this peer is asked to leave: its processes end because they should
+    """
+
+    def __init__(
+        self,
+        processes: Callable[[], dict[str, psutil.Process]],
+        on_death: Callable[[str], None],
+        note: Path,
+        leaves: threading.Event,
+    ):
+        self._processes, self._on_death, self._note, self._leaves = processes, on_death, note, leaves
+        sweep_earlier(note)
+        self._closing = threading.Event()
+        self.found: str | None = None
+        """Name of the process that has died."""
+
+    def setup(self, trainer, pl_module, stage) -> None:
+        self._closing.clear()
+        self._remember()
+        threading.Thread(target=self._watch, name="guard", daemon=True).start()
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        self._remember()
+
+    def _remember(self) -> None:
+        remember(self._note, [os.getpid(), *(process.pid for process in self._processes().values())])
+
+    def on_train_end(self, trainer, pl_module) -> None:
+        self._closing.set()  # from now on they end because they should
+
+    def teardown(self, trainer, pl_module, stage) -> None:
+        self._closing.set()  # without a training, too
+
+    def on_exception(self, trainer, pl_module, exception: BaseException) -> None:
+        if not self._leaves.is_set():
+            self.look()  # this may be why; those that end from now on do so because everything is taken down
+        self._closing.set()
+
+    def look(self) -> str | None:
+        """Name of a process that has died, if there is one."""
+        if self.found is None:
+            dead = (name for name, process in self._processes().items() if not _is_alive(process))
+            self.found = next(dead, None)
+        return self.found
+
+    def _watch(self) -> None:
+        while not (self._closing.wait(LOOK_SECONDS) or self._leaves.is_set()):
+            if self.look() is not None:
+                self._remember()
+                return self._on_death(self.found)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def start_again(options: Sequence[str], trained_seconds: float) -> None:
+    """Replace this process by a new one with the same command line; returns only if that has been done too often.
+
+    :param options: further ones for the command line; later ones count
+    :param trained_seconds: since the last start
+    """
+    restarts = 0 if trained_seconds > LONG_SECONDS else int(os.environ.get(_RESTARTS, 0))
+    if restarts >= MAX_RESTARTS:
+        return
+    # A tensor in shared memory that is freed without torch's manager aborts the whole process: that one goes last.
+    managers = [child for child in descendants(os.getpid()) if child.name() == "torch_shm_manager"]
+    others = [child for child in descendants(os.getpid()) if child not in managers]
+    kill(others)
+    psutil.wait_procs(others, timeout=2)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.environ[_RESTARTS] = str(restarts + 1)
+    os.environ[STARTED] = str(time.time())
+    kill(managers)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], *options])

@@ -1,0 +1,206 @@
+"""The words of a round: who takes part, what each brings, how it ended.
+
+A *round* is the communication that ends a step. Everything here crosses a process or a network boundary, so it is
+small, picklable, bounded and checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import msgpack
+from hivemind.p2p import PeerID
+
+MAX_STEP = 10**9
+MAX_SAMPLES = 2**31
+MAX_UPDATES_OF_SAMPLES = 2
+"""Target batches that a member counts for at most: honest ones may have gone on computing while a round failed."""
+MAX_GROUP_SIZE = 1024
+LINEAGE_BYTES = 16
+MAX_SKETCH = 16
+
+
+class RoundFailed(Exception):  # noqa: N818 (reads as what happened)
+    """The round did not give this peer a complete average; nothing was applied and nothing accumulated is lost.
+
+    :param reason: the end of a sentence
+    :param lost: members that are not there any more
+    :param blamed: members that sent what no honest peer sends, and what that was
+    """
+
+    def __init__(self, reason: str, lost: frozenset[PeerID] = frozenset(), blamed: Mapping[PeerID, str] | None = None):
+        blamed = dict(blamed or {})
+        super().__init__(reason, lost, blamed)
+        self.lost, self.blamed = lost, blamed
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+class Behind(Exception):  # noqa: N818
+    """The swarm has gone on without this peer: its state has to be downloaded. ``args[0]`` is the swarm's step."""
+
+    def __str__(self) -> str:
+        return "the swarm has gone on without this peer"
+
+
+class ShortBatch(Exception):  # noqa: N818
+    """A ``group`` met before it had the samples of an update: all its members compute on."""
+
+    def __init__(self, group: Group):
+        super().__init__(group)
+        self.group = group
+
+    def __str__(self) -> str:
+        return f"{self.group.samples} samples are too few"
+
+
+class Refused(Exception):  # noqa: N818
+    """A leader says that it averages another model.
+
+    :param leader: its peer id
+    """
+
+    def __init__(self, leader: PeerID):
+        super().__init__(leader)
+        self.leader = leader
+
+    def __str__(self) -> str:
+        return f"{self.leader} averages another model"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A peer that is expected in the next round, as its progress record says.
+
+    :param peer_id: libp2p peer id
+    :param joined: DHT time in seconds when it joined, or came back; the senior (smallest) full peer leads
+    :param client_mode: it cannot be dialled, so it neither leads nor reduces
+    :param awaited: a group closes without it if it is not
+    :param proven: it has been in a group with this peer since it joined; who has not, may say what it likes
+    """
+
+    peer_id: PeerID
+    joined: float
+    client_mode: bool
+    awaited: bool = True
+    proven: bool = False
+
+    @property
+    def seniority(self) -> tuple[bool, float, bytes]:
+        """Sort key that all who have met compute alike: the first full peer in this order leads."""
+        return not self.proven, self.joined, self.peer_id.to_bytes()
+
+
+def first_members(members: Iterable[Member], me: PeerID) -> list[Member]:
+    """As many as a group can have: this peer, those who have been in a group with it, then by seniority."""
+    return sorted(members, key=lambda member: (member.peer_id != me, member.seniority))[:MAX_GROUP_SIZE]
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a member brings to a round; every member sees every ticket before any gradient travels.
+
+    :param step: the global update that this peer wants to finish
+    :param samples: samples in its gradient, which is its weight in the average; 0 means that it only listens
+    :param client_mode: it cannot be dialled
+    :param loss: mean training loss over its samples
+    :param lineage: name of the round that its weights came out of; equal steps of different histories never mix
+    :param sketch: of these weights (:mod:`swarm.state_sync.weight_sketch`); empty if it is not known
+    :param warm: whether its PowerSGD goes on from the round of this lineage
+    """
+
+    step: int
+    samples: int
+    client_mode: bool
+    loss: float
+    lineage: bytes
+    sketch: tuple[float, ...] = ()
+    warm: bool = False
+
+    def to_bytes(self) -> bytes:
+        return msgpack.packb(tuple(vars(self).values()))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Ticket:
+        """:raises ValueError: whatever is wrong with it; the sender is not trusted"""
+        if len(data) > 256:
+            raise ValueError("a ticket of more than 256 bytes")
+        try:
+            step, samples, client_mode, loss, lineage, sketch, warm = msgpack.unpackb(data)
+        except Exception as error:
+            raise ValueError(f"not a ticket: {error}") from error
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
+            raise ValueError("a step out of bounds")
+        if type(samples) is not int or not 0 <= samples <= MAX_SAMPLES:
+            raise ValueError("a number of samples out of bounds")
+        if type(client_mode) is not bool or type(warm) is not bool or type(loss) is not float:
+            raise ValueError("a field of the wrong type")
+        if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
+            raise ValueError("a lineage of the wrong size")
+        if type(sketch) is not list or len(sketch) > MAX_SKETCH or any(type(number) is not float for number in sketch):
+            raise ValueError("a sketch out of bounds")
+        sketch = tuple(sketch) if all(map(math.isfinite, sketch)) else ()
+        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch, warm)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A closed group: the same on all its members.
+
+    :param group_id: name of this round
+    :param peer_ids: members; the i-th reduces the i-th share of the vector (client-mode members: no share)
+    :param tickets: one for each member, in the same order
+    """
+
+    group_id: bytes
+    peer_ids: tuple[PeerID, ...]
+    tickets: tuple[Ticket, ...]
+
+    @classmethod
+    def close(cls, nonce: bytes, peer_ids: tuple[PeerID, ...], tickets: tuple[Ticket, ...]) -> Group:
+        """A group that is named after all that its members have to agree on.
+
+        Whom its leader tells otherwise asks for a round of another name, and never averages with these.
+
+        :param nonce: 16 random bytes
+        """
+        as_read = [Ticket.from_bytes(ticket.to_bytes()) for ticket in tickets]  # not finite is not finite
+        content = [nonce, *(peer.to_bytes() for peer in peer_ids), *(ticket.to_bytes() for ticket in as_read)]
+        return cls(hashlib.sha256(msgpack.packb(content)).digest()[:LINEAGE_BYTES], peer_ids, tickets)
+
+    def bounded(self, target_batch_size: int) -> Group:
+        """The same group, in which nobody counts for more than two updates, whatever it says; all bound alike."""
+        most = MAX_UPDATES_OF_SAMPLES * target_batch_size or MAX_SAMPLES
+        tickets = tuple(replace(ticket, samples=min(ticket.samples, most)) for ticket in self.tickets)
+        return replace(self, tickets=tickets)
+
+    def samples_of(self, peer_id: PeerID) -> int:
+        """Of this member."""
+        return self.tickets[self.peer_ids.index(peer_id)].samples
+
+    @property
+    def samples(self) -> int:
+        return sum(ticket.samples for ticket in self.tickets)
+
+
+@dataclass(frozen=True)
+class CollaborationOptions:
+    """How patient this peer is; nothing here has to agree with the others.
+
+    :param min_peers: do not begin before so many peers are there
+    :param matchmaking_seconds: how long to wait at the end of a step for peers that are missing
+    :param averaging_timeout_seconds: give up a round (and try again with those who are left) after so long, or after
+        what a line of 2 Mbit/s needs for it, if that is longer
+    :param join_timeout_seconds: give up joining when nobody hands over the state for so long
+    :param overlap: compute for the next update while this one is averaged, on weights that are one update old
+    """
+
+    min_peers: int = 1
+    matchmaking_seconds: float = 5.0
+    averaging_timeout_seconds: float = 60.0
+    join_timeout_seconds: float = 120.0
+    overlap: bool = False

@@ -1,0 +1,202 @@
+"""How a round ended for one peer, and the update that came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hivemind.p2p import PeerID
+
+from swarm.protocol.messages import Group, Ticket
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What one peer saw of one round.
+
+    :param group: who took part, with what weight
+    :param parts_expected: parts of the average that this peer should receive from the reducers, itself included
+    :param parts_received: parts that it did receive
+    :param inputs_expected: parts of other peers' gradients that this peer should have reduced, its own included
+    :param inputs_received: parts that it did reduce
+    :param meeting_seconds: from entering the round to a closed group
+    :param exchange_seconds: from a closed group to the complete average
+    :param bytes_sent: of gradients and averages, as messages, before the network's own headers
+    :param bytes_received: the same
+    :param lost: members that were found not to be there any more
+    :param blamed: members that sent what no honest peer sends or are far too slow, and which of these
+    """
+
+    group: Group
+    parts_expected: int
+    parts_received: int
+    inputs_expected: int
+    inputs_received: int
+    meeting_seconds: float
+    exchange_seconds: float
+    bytes_sent: int
+    bytes_received: int
+    lost: frozenset[PeerID] = frozenset()
+    blamed: Mapping[PeerID, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, group: Group, runners: Sequence[Any] = (), **known: Any) -> RoundReport:
+        """Of all-reduces that are over; each counts parts and bytes under the names that they have here."""
+        counts = ("parts_expected", "parts_received", "inputs_expected", "inputs_received")
+        counts += ("bytes_sent", "bytes_received")
+        return cls(group, **{name: sum(getattr(runner, name) for runner in runners) for name in counts}, **known)
+
+    @property
+    def received_fraction(self) -> float:
+        """Of the parts of the average and, as a reducer, of the others' gradients."""
+        expected = self.parts_expected + self.inputs_expected
+        return (self.parts_received + self.inputs_received) / expected if expected else 1.0
+
+    @property
+    def complete(self) -> bool:
+        """Every part of the average arrived, and every part that this peer reduced had all its senders."""
+        return self.parts_received == self.parts_expected and self.inputs_received == self.inputs_expected
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss over the samples of the whole group."""
+        weighted = [(t.samples, t.loss) for t in self.group.tickets if t.samples and math.isfinite(t.loss)]
+        total = sum(samples for samples, _ in weighted)
+        return sum(samples * loss for samples, loss in weighted) / total if total else math.nan
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """How a global update came about.
+
+    :param step: global updates so far, this one included
+    :param num_peers: peers whose gradients are in it
+    :param samples: samples in it, over all peers
+    :param own_samples: samples that this peer put in
+    :param loss: mean training loss over all its samples
+    :param compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
+    :param blocked_seconds: while nothing was computed because the round had to end first
+    :param round: what the exchange looked like, None if this peer was alone
+    :param apply_seconds: from the average to updated weights
+    """
+
+    step: int
+    num_peers: int
+    samples: int
+    own_samples: int
+    loss: float
+    compute_seconds: float
+    blocked_seconds: float
+    round: RoundReport | None
+    apply_seconds: float = 0.0
+
+    @classmethod
+    def of(
+        cls, ticket: Ticket, compute_seconds: float, blocked_seconds: float, report: RoundReport | None
+    ) -> StepReport:
+        """Of a round, or of a ticket that was averaged with nobody's."""
+        return cls(
+            step=ticket.step + 1,
+            num_peers=len(report.group.peer_ids) if report else 1,
+            samples=report.group.samples if report else ticket.samples,
+            own_samples=ticket.samples,
+            loss=report.loss if report else ticket.loss,
+            compute_seconds=compute_seconds,
+            blocked_seconds=blocked_seconds,
+            round=report,
+        )
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """How a round ended for one peer: a line of ``rounds.jsonl``.
+
+    :param step: the global update that it was to make
+    :param outcome: "averaged", "alone", or why it failed
+    :param members: ids of those who took part, in the order of their shares
+    :param samples: of all of them, also of those who were lost: parts of the average have something of theirs
+    :param own_samples: of this peer; after a failure they count for the next round
+    :param compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
+    :param waiting_seconds: while nothing was computed because the round had to end first
+    :param meeting_seconds: matchmaking
+    :param exchange_seconds: transfer
+    :param apply_seconds: from the average to updated weights
+    :param bytes_sent: of gradients and averages
+    :param bytes_received: the same
+    :param received_fraction: of the parts that this peer should have received
+    :param member_samples: of each member, as it said
+    :param member_losses: mean training loss of each member, as it said; None where it has no samples
+    :param group_size: how many took part; 0 if no group came about, or the round failed before anybody was told of it
+    :param lost: ids of those that were found not to be there any more
+    :param blamed: ids of those that sent what no honest peer sends, or are far too slow
+    """
+
+    step: int
+    outcome: str
+    members: tuple[str, ...]
+    samples: int
+    own_samples: int
+    compute_seconds: float
+    waiting_seconds: float
+    meeting_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    apply_seconds: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    received_fraction: float = 0.0
+    member_samples: tuple[int, ...] = ()
+    member_losses: tuple[float | None, ...] = ()
+    group_size: int = 0
+    lost: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()
+
+    @classmethod
+    def of_failure(cls, ticket: Ticket, error: Exception, compute_seconds: float, waiting_seconds: float) -> RoundEvent:
+        """A round that gave no average; of one whose samples were too few, whose they were."""
+        group: Group | None = getattr(error, "group", None)
+        return cls(
+            ticket.step + 1,
+            str(error),
+            _ids(group.peer_ids) if group else (),
+            group.samples if group else 0,
+            ticket.samples,
+            compute_seconds,
+            waiting_seconds,
+            member_samples=tuple(ticket.samples for ticket in group.tickets) if group else (),
+            group_size=len(group.peer_ids) if group else 0,
+            lost=_ids(getattr(error, "lost", ())),
+            blamed=_ids(getattr(error, "blamed", ())),
+        )
+
+    @classmethod
+    def of_update(cls, report: StepReport) -> RoundEvent:
+        """The round behind a global update."""
+        common = (report.samples, report.own_samples, report.compute_seconds, report.blocked_seconds)
+        exchanged = report.round
+        if exchanged is None or len(exchanged.group.peer_ids) == 1:
+            own = {"apply_seconds": report.apply_seconds, "received_fraction": 1.0, "group_size": 1}
+            return cls(report.step, "alone", (), *common, **own)
+        tickets = exchanged.group.tickets
+        return cls(
+            report.step,
+            "averaged",
+            _ids(exchanged.group.peer_ids),
+            *common,
+            exchanged.meeting_seconds,
+            exchanged.exchange_seconds,
+            report.apply_seconds,
+            exchanged.bytes_sent,
+            exchanged.bytes_received,
+            exchanged.received_fraction,
+            tuple(ticket.samples for ticket in tickets),
+            tuple(ticket.loss if math.isfinite(ticket.loss) else None for ticket in tickets),
+            group_size=len(tickets),
+            lost=_ids(exchanged.lost),
+            blamed=_ids(exchanged.blamed),
+        )
+
+
+def _ids(peers: Iterable[PeerID]) -> tuple[str, ...]:
+    return tuple(peer.to_base58() for peer in peers)

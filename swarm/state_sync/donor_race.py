@@ -1,0 +1,141 @@
+"""Which of several donors a state is taken from: the first one, unless others turn out to be faster."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from hivemind.p2p import PeerID
+
+from swarm.protocol.messages import RoundFailed
+from swarm.state_sync.download import Busy, Download, NoState
+from swarm.state_sync.pull import Pull
+
+LOOK_SECONDS = 0.5
+MAX_RUNNING = 3
+PATIENCE_SECONDS, FAST_SECONDS = 1.0, 3.0
+"""After so long others begin as well, if the first one needs longer than this for the rest."""
+RACE_SECONDS, LONGEST_RACE_SECONDS = 2.0, 20.0
+"""That each has to show how fast it is, from its first piece on: before that it makes a copy of its state."""
+
+
+class Race:
+    """Downloads from several donors, of which one comes to an end.
+
+    A small state is here before anybody else has to be asked for it.
+
+    :param downloads: the best donor first
+    :param pull: begins one
+    :param until_lost: waits until a peer is not there any more
+    """
+
+    def __init__(
+        self,
+        downloads: Sequence[Download],
+        pull: Callable[[Download], Pull],
+        until_lost: Callable[[PeerID], Awaitable[None]],
+    ):
+        self._waiting, self._places = [*downloads], {id(download): i for i, download in enumerate(downloads)}
+        self._pull, self._until_lost = pull, until_lost
+        self._running: dict[asyncio.Task, Download] = {}
+        self._reasons: dict[PeerID, str] = {}
+        self._busy_seconds: list[float] = []
+        self._has_begun = False
+        self.broken: list[Download] = []
+        """Downloads that have failed without fault of what has arrived; the one with most of it is the last."""
+
+    async def run(self, look_at: Callable[[int, Download], None]) -> Download:
+        """The one that is complete.
+
+        :param look_at: called now and then with the one that is ahead, and its place among the donors
+        :raises NoState: there is none
+        """
+        began, race_began = time.monotonic(), 0.0
+        try:
+            self._start()
+            while self._running:
+                done, _ = await asyncio.wait(self._running, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    download = self._running.pop(task)
+                    if self._has_succeeded(task, download):
+                        return download
+                if not self._running:
+                    self._start()
+                    continue
+                ahead = min(self._running.values(), key=lambda download: download.seconds_left)
+                look_at(self._places[id(ahead)], ahead)
+                now = time.monotonic()
+                if race_began and self._is_decided(race_began) and ahead.seconds_left < math.inf:
+                    self._leave_only(ahead)
+                if not race_began and now - began > PATIENCE_SECONDS and ahead.seconds_left > FAST_SECONDS:
+                    race_began = now
+                    while self._waiting and len(self._running) < MAX_RUNNING:
+                        self._start()
+        finally:
+            await self._stop([*self._running])
+        busy_seconds = min(self._busy_seconds, default=0.0)
+        raise NoState(self._reasons, "nobody has it", busy_seconds, self._has_begun)
+
+    def _is_decided(self, race_began: float) -> bool:
+        """Whether each has had its time; one that sends nothing is not waited for without end."""
+        now = time.monotonic()
+        had_time = [download.began is not None and now > download.began + RACE_SECONDS for download in self._downloads]
+        return all(had_time) or now > race_began + LONGEST_RACE_SECONDS
+
+    @property
+    def _downloads(self) -> list[Download]:
+        """Those that are under way."""
+        return [*self._running.values()]
+
+    def _start(self) -> None:
+        if self._waiting:
+            download = self._waiting.pop(0)
+            self._running[asyncio.ensure_future(self._watched(download))] = download
+
+    async def _watched(self, download: Download) -> None:
+        """Until it is complete, its donor is not there any more, or too slow."""
+        pulling = asyncio.ensure_future(self._pull(download).run())
+        lost = asyncio.ensure_future(self._until_lost(download.donor))
+        try:
+            while not pulling.done():
+                await asyncio.wait([pulling, lost], timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if not pulling.done():
+                    if lost.done():
+                        raise RoundFailed(f"{download.donor} fell silent")
+                    download.judge()
+            pulling.result()
+        finally:
+            for task in (pulling, lost):
+                task.cancel()
+            await asyncio.gather(pulling, lost, return_exceptions=True)
+
+    def _has_succeeded(self, task: asyncio.Task, download: Download) -> bool:
+        try:
+            task.result()
+            return True
+        except Busy as busy:
+            self._busy_seconds.append(busy.seconds)
+        except RoundFailed as error:
+            self._reasons[download.donor] = str(error)
+            self._keep(download)
+        return False
+
+    def _keep(self, download: Download) -> None:
+        if download.offer is not None and download.num_bytes and download.is_sound:
+            self._has_begun = True
+            self.broken = sorted([*self.broken, download], key=lambda one: one.num_bytes)
+
+    def _leave_only(self, ahead: Download) -> None:
+        for task, download in [*self._running.items()]:
+            if download is not ahead:
+                del self._running[task]
+                task.cancel()
+
+    async def _stop(self, tasks: Sequence[asyncio.Task]) -> None:
+        for task in tasks:
+            self._keep(self._running[task])
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,210 @@
+"""What arrives of a state, or of an average that makes the next one: from whom, how fast, and how much of it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
+
+from swarm.protocol.messages import RoundFailed
+from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer, piece_of
+from swarm.state_sync.download_window import Window
+from swarm.state_sync.squeeze import unsqueeze
+
+STREAM_SECONDS = 10.0
+"""Longest silence of a donor that was asked for something, before it counts as gone."""
+OFFER_SECONDS = 30.0
+"""In which a donor copies its state and computes digests, on a busy machine."""
+SLOWEST_BYTES_PER_SECOND = 32_000.0
+"""A donor that sends less in the mean is given up: a line of 0.25 Mbit/s carries no training."""
+JUDGE_SECONDS = 20.0
+"""Of a donor's sending, before it is judged."""
+USUAL_BYTES_PER_SECOND, GRACE_SECONDS = 250_000.0, 30.0
+"""Who trains on meanwhile does not follow a download for longer than this rate, and that time, allow: 2 Mbit/s."""
+
+
+class NoState(RoundFailed):
+    """Nobody has handed over what was asked for.
+
+    :param reasons: what was wrong, for each donor that is to blame
+    :param why: the end of a sentence, if nobody is
+    :param busy_seconds: after which the first of those who are busy has time; 0.0 if none is
+    :param has_begun: something arrived
+    """
+
+    def __init__(
+        self, reasons: Mapping[PeerID, str], why: str = "", busy_seconds: float = 0.0, has_begun: bool = False
+    ):
+        reasons = dict(reasons)
+        super().__init__("; ".join(reasons.values()) or why or "nobody has it")
+        self.reasons, self.busy_seconds, self.has_begun = reasons, busy_seconds, has_begun
+
+    def __reduce__(self):
+        return type(self), (self.reasons, self.args[0], self.busy_seconds, self.has_begun)
+
+
+class Busy(RoundFailed):
+    """The donor hands over its state to others first."""
+
+    def __init__(self, seconds: float):
+        super().__init__("it hands over its state to others first")
+        self.seconds = seconds
+
+
+class Arrived(NamedTuple):
+    """How far a download is.
+
+    :param donor: its place among those that were asked
+    :param num_bytes: of the state that are here
+    :param total_bytes: 0 if nobody has offered anything yet
+    :param seconds_left: infinite if nobody knows
+    """
+
+    donor: int = 0
+    num_bytes: int = 0
+    total_bytes: int = 0
+    seconds_left: float = math.inf
+
+
+class Download:
+    """A state that is on its way in, or an average: what has arrived of it.
+
+    :param donor: who sends it
+    :param max_bytes: refuse to take more than this
+    :param average_of: the step that the average ended; None for the state
+    :param is_awaited: this peer does nothing else meanwhile, so any progress is better than none
+    """
+
+    def __init__(self, donor: PeerID, max_bytes: int, average_of: int | None = None, is_awaited: bool = False):
+        self.donor, self.max_bytes, self.average_of, self.is_awaited = donor, max_bytes, average_of, is_awaited
+        self.is_sound = True
+        """Whether the donor has sent what it has offered."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing has arrived."""
+        self.offer: Offer | None = None
+        self.window = Window(PIECE_BYTES)
+        self.content = torch.empty(0, dtype=torch.uint8)
+        self.missing: deque[int] = deque()
+        self._pieces_left: list[int] = []
+        """Of each slice."""
+        self.pieces_to_come = 0
+        self.on_their_way = 0
+        """Bytes that were asked for."""
+        self.wire_bytes = 0
+        self.began: float | None = None
+        self._began_with = 0
+        self.heard = time.monotonic()
+
+    def accept(self, offer: Offer) -> None:
+        """Of the first stream.
+
+        :raises RoundFailed: nothing is offered
+        """
+        if offer.busy_seconds:
+            raise Busy(offer.busy_seconds)
+        if not offer.snapshot:
+            raise RoundFailed(f"{self.donor} does not have it")
+        if offer.num_bytes and not offer.digests:
+            raise RoundFailed(f"{self.donor} offers a state without digests")
+        self.offer, self.pieces_to_come = offer, offer.num_pieces
+        self.content = torch.empty(offer.num_bytes, dtype=torch.uint8)
+        self.missing = deque(range(offer.num_pieces))
+        left = [SLICE_BYTES // PIECE_BYTES] * len(offer.digests)
+        if left:
+            left[-1] = offer.num_pieces - (len(left) - 1) * (SLICE_BYTES // PIECE_BYTES)
+        self._pieces_left = left
+
+    def begin_again(self) -> None:
+        """With the pieces that are missing; it is judged by what comes from now on."""
+        self.window, self.on_their_way = Window(PIECE_BYTES), 0
+        self.began, self.wire_bytes, self._began_with = None, 0, self.num_bytes
+        self.heard = time.monotonic()
+
+    def put_back(self, indices: Iterable[int]) -> None:
+        """These pieces were asked for, and the line has broken down."""
+        for index in indices:
+            self.on_their_way -= self.size_of(index)
+            self.missing.appendleft(index)
+
+    def next_piece(self) -> int | None:
+        """To ask for now; None if enough are on their way."""
+        if not self.missing or not self.window.has_room(self.on_their_way):
+            return None
+        index = self.missing.popleft()
+        self.on_their_way += self.size_of(index)
+        return index
+
+    @property
+    def is_complete(self) -> bool:
+        return self.offer is not None and self.pieces_to_come == 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the state that are here."""
+        return 0 if self.offer is None else max(0, self.offer.num_bytes - self.pieces_to_come * PIECE_BYTES)
+
+    def size_of(self, index: int) -> int:
+        """Of a piece, in bytes."""
+        return min(PIECE_BYTES, self.offer.num_bytes - index * PIECE_BYTES)
+
+    def take(self, index: int, message: averaging_pb2.DownloadData, round_trip_seconds: float) -> None:
+        """A piece is here.
+
+        :raises RoundFailed: it cannot be read, or is not what the donor has offered
+        """
+        self.heard = time.monotonic()
+        self.began = self.began or self.heard
+        self.wire_bytes += message.ByteSize()
+        piece = unsqueeze(message.tensor_part)
+        if len(piece) != self.size_of(index):
+            self.is_sound = False
+            raise RoundFailed(f"{self.donor} sent a piece of another size")
+        self.content.numpy()[piece_of(index)] = np.frombuffer(piece, np.uint8)
+        self.on_their_way -= len(piece)
+        self.window.arrived(round_trip_seconds, len(piece))
+        self.pieces_to_come -= 1
+        number = index * PIECE_BYTES // SLICE_BYTES
+        self._pieces_left[number] -= 1
+        if self._pieces_left[number] == 0:
+            whole = self.content[number * SLICE_BYTES : (number + 1) * SLICE_BYTES].numpy()
+            if hashlib.sha256(whole).digest() != self.offer.digests[number]:
+                self.is_sound = False
+                raise RoundFailed(f"what arrived from {self.donor} is not what it has: the digests differ")
+
+    def judge(self) -> None:
+        """:raises RoundFailed: the donor has fallen silent, or sends too slowly"""
+        now = time.monotonic()
+        is_copying = self.offer is None and self.average_of is None
+        patience = OFFER_SECONDS if is_copying else STREAM_SECONDS
+        if now - self.heard > patience:
+            raise RoundFailed(f"{self.donor} sent nothing for {patience:.0f} s")
+        if self.began is None:
+            return
+        seconds = now - self.began
+        if seconds > JUDGE_SECONDS and self.wire_bytes < seconds * SLOWEST_BYTES_PER_SECOND:
+            raise RoundFailed(f"{self.donor} sends {self.wire_bytes / seconds / 1000:.0f} kB/s")
+        if not self.is_awaited and seconds > GRACE_SECONDS + self.offer.num_bytes / USUAL_BYTES_PER_SECOND:
+            share = self.num_bytes / self.offer.num_bytes
+            raise RoundFailed(f"{self.donor} has sent {share:.0%} of it in {seconds:.0f} s")
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of the state, since it began to arrive."""
+        seconds = time.monotonic() - self.began if self.began is not None else 0.0
+        return (self.num_bytes - self._began_with) / seconds if seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """If it goes on like this; infinite before anything has arrived."""
+        rate = self.bytes_per_second
+        return (self.offer.num_bytes - self.num_bytes) / rate if rate > 0 else math.inf

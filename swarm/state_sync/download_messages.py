@@ -1,0 +1,147 @@
+"""What is said when a state, or an average, goes from one peer to another; each side reads it as a stranger's word.
+
+A download asks for pieces, and a donor sends nothing that was not asked for: so the one who downloads decides how much
+is on its way (``download_window``). A stream begins with a *wish*, which an *offer* answers; then each message asks for
+a piece, and the pieces come in that order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgpack
+import numpy as np
+
+from swarm.state_sync.squeeze import CHUNK_BYTES
+
+PIECE_BYTES = CHUNK_BYTES
+SLICE_BYTES = 16 * PIECE_BYTES
+"""What a digest is for."""
+DIGEST_BYTES = 32
+SNAPSHOT_BYTES = 16
+MAX_DESCRIPTION_BYTES = 2**20
+"""Names and shapes of tensors."""
+MAX_BUSY_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a stream is opened for.
+
+    :param average_of: the step that the average ended; None for the state
+    :param snapshot: name of the state of which pieces have been offered already, or empty
+    """
+
+    average_of: int | None = None
+    snapshot: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        return msgpack.packb((self.average_of, self.snapshot))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Wish:
+        """:raises ValueError: it is none"""
+        if len(data) > 64:
+            raise ValueError("a wish of more than 64 bytes")
+        try:
+            average_of, snapshot = msgpack.unpackb(data)
+        except Exception as error:
+            raise ValueError(f"no wish: {error}") from error
+        if average_of is not None and (type(average_of) is not int or average_of < 0):
+            raise ValueError("no step")
+        if type(snapshot) is not bytes or len(snapshot) not in (0, SNAPSHOT_BYTES):
+            raise ValueError("no name of a snapshot")
+        return cls(average_of, snapshot)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the donor answers.
+
+    :param busy_seconds: so long others come first; then nothing else is offered
+    :param snapshot: name of what is offered; empty if there is nothing (any more)
+    :param num_bytes: of it
+    :param digests: SHA-256 of each slice of it
+    :param description: what it is, for who has downloaded it; read with the averager's serializer
+    """
+
+    busy_seconds: float = 0.0
+    snapshot: bytes = b""
+    num_bytes: int = 0
+    digests: tuple[bytes, ...] = ()
+    description: bytes = b""
+
+    @property
+    def num_pieces(self) -> int:
+        return num_pieces(self.num_bytes)
+
+    def to_bytes(self) -> bytes:
+        return msgpack.packb(
+            (self.busy_seconds, self.snapshot, self.num_bytes, b"".join(self.digests), self.description)
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, max_bytes: int) -> Offer:
+        """:raises ValueError: it is none, or more than ``max_bytes`` are offered"""
+        if len(data) > 2 * MAX_DESCRIPTION_BYTES:
+            raise ValueError("a description that is longer than that of any model")
+        try:
+            busy_seconds, snapshot, num_bytes, digests, description = msgpack.unpackb(data)
+        except Exception as error:
+            raise ValueError(f"no offer: {error}") from error
+        if type(busy_seconds) is not float or not 0 <= busy_seconds <= MAX_BUSY_SECONDS:
+            raise ValueError("an offer that is out of bounds")
+        if type(num_bytes) is not int or num_bytes < 0:
+            raise ValueError("an offer that is out of bounds")
+        if num_bytes > max_bytes:
+            raise ValueError(f"more than the {max_bytes} bytes that this model can need")
+        if type(snapshot) is not bytes or len(snapshot) not in (0, SNAPSHOT_BYTES):
+            raise ValueError("an offer without a name")
+        if type(digests) is not bytes or type(description) is not bytes:
+            raise ValueError("an offer that is out of bounds")
+        if len(description) > MAX_DESCRIPTION_BYTES:
+            raise ValueError("a description that is longer than that of any model")
+        if len(digests) not in (0, DIGEST_BYTES * math.ceil(num_bytes / SLICE_BYTES)):
+            raise ValueError("another number of digests")
+        each = tuple(digests[begin : begin + DIGEST_BYTES] for begin in range(0, len(digests), DIGEST_BYTES))
+        return cls(busy_seconds, snapshot, num_bytes, each, description)
+
+
+def num_pieces(num_bytes: int) -> int:
+    """Of so many bytes."""
+    return math.ceil(num_bytes / PIECE_BYTES)
+
+
+def piece_of(index: int) -> slice:
+    """Which bytes a piece is; the last one is shorter."""
+    return slice(index * PIECE_BYTES, (index + 1) * PIECE_BYTES)
+
+
+def ask_for(index: int) -> bytes:
+    """The message that asks for a piece; :func:`asked_for` reads it."""
+    return index.to_bytes(4, "big")
+
+
+def asked_for(data: bytes) -> int:
+    """The piece; there may be fewer.
+
+    :raises ValueError: that is none
+    """
+    if len(data) != 4:
+        raise ValueError("no piece")
+    return int.from_bytes(data, "big")
+
+
+def digests_of(content: np.ndarray) -> tuple[bytes, ...]:
+    """Of each slice of these bytes, shape [n], uint8."""
+    return tuple(
+        hashlib.sha256(content[begin : begin + SLICE_BYTES]).digest() for begin in range(0, len(content), SLICE_BYTES)
+    )
+
+
+def name_of_snapshot(description: bytes, digests: Sequence[bytes]) -> bytes:
+    """The same for the same state."""
+    return hashlib.sha256(description + b"".join(digests)).digest()[:SNAPSHOT_BYTES]

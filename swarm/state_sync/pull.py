@@ -1,0 +1,190 @@
+"""Downloads from one donor: asks for pieces over several streams, and goes on where it was when a line breaks down."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+
+from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.proto import averaging_pb2
+
+from swarm.protocol.messages import RoundFailed
+from swarm.state_sync.download import STREAM_SECONDS, Download
+from swarm.state_sync.download_messages import Offer, Wish, ask_for
+from swarm.state_sync.download_window import FIRST_PIECES
+
+NUM_STREAMS = 8
+"""Side by side: one does not fill a long link, since a stream starts with a small window of its own."""
+PIECES_PER_STREAM = 4
+"""A small download is not worth many streams."""
+MAX_ATTEMPTS, AGAIN_SECONDS = 5, 1.0
+"""Times in a row that a line breaks down before anything has arrived, and the pause after each."""
+
+OpenStream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+BROKEN = (P2PDaemonError, OSError, asyncio.IncompleteReadError, TypeError)
+
+
+class NotKept(Exception):  # noqa: N818
+    """The donor has made room for others: what has arrived of its state is of no use any more."""
+
+
+class Stream:
+    """One of several to the same donor, and the pieces that were asked for over it, with the time when."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._reader, self._writer = reader, writer
+        self.asked: deque[tuple[int, float]] = deque()
+
+    def send(self, data: bytes) -> None:
+        """A wish, or a request for a piece; they are short, and few are on their way."""
+        message = averaging_pb2.DownloadData(metadata=data).SerializeToString()
+        self._writer.write(P2P.MESSAGE_MARKER + len(message).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + message)
+
+    def ask(self, index: int) -> None:
+        self.send(ask_for(index))
+        self.asked.append((index, time.monotonic()))
+
+    async def receive(self) -> averaging_pb2.DownloadData:
+        message, error = await P2P.receive_protobuf(averaging_pb2.DownloadData, self._reader)
+        if error is not None:
+            raise RoundFailed(f"the donor could not send it: {error.message[:200]}")
+        return message
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Pull:
+    """One download.
+
+    :param download: what has arrived
+    :param open_stream: to its donor
+    :param on_message: called when something arrives
+    """
+
+    def __init__(self, download: Download, open_stream: OpenStream, on_message: Callable[[], None]):
+        self._download, self._open_stream, self._on_message = download, open_stream, on_message
+        self._streams: list[Stream] = []
+        self._is_complete = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until all pieces are here.
+
+        :raises RoundFailed: the donor cannot be called, has not got it, or sends what it should not
+        """
+        download, attempts = self._download, 0
+        while not download.is_complete:
+            before = download.pieces_to_come
+            try:
+                await self._ask_over_streams()
+            except NotKept:
+                download.forget()
+            except BROKEN as error:
+                attempts = attempts + 1 if download.pieces_to_come == before else 0
+                if download.offer is None or attempts == MAX_ATTEMPTS:
+                    raise RoundFailed(f"{download.donor} broke off") from error
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _ask_over_streams(self) -> None:
+        download = self._download
+        first = await self._begin()
+        complete = asyncio.ensure_future(self._is_complete.wait())
+        waiting = {complete, asyncio.ensure_future(self._read(first))}
+        more = min(NUM_STREAMS, download.pieces_to_come // PIECES_PER_STREAM) - 1
+        waiting |= {asyncio.ensure_future(self._read_one_more()) for _ in range(more)}
+        try:
+            while not download.is_complete:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {complete}:
+                    task.result()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            for stream in self._streams:
+                stream.close()
+                download.put_back(index for index, _ in stream.asked)
+            self._streams.clear()
+
+    async def _begin(self) -> Stream:
+        """The first stream, over which the donor offers what it has, or goes on with what it has offered."""
+        download = self._download
+        is_new = download.offer is None
+        stream = await self._open()
+        try:
+            stream.send(Wish(download.average_of, b"" if is_new else download.offer.snapshot).to_bytes())
+            for index in range(FIRST_PIECES if is_new else 0):
+                stream.ask(index)  # which saves a round trip; those that there are not, are not sent
+            self._read_offer(await stream.receive())
+        except BaseException:
+            stream.close()
+            raise
+        known = [piece for piece in stream.asked if piece[0] < download.offer.num_pieces]
+        stream.asked = deque(known)
+        for index, _ in known:
+            download.missing.remove(index)
+            download.on_their_way += download.size_of(index)
+        self._streams.append(stream)
+        if download.is_complete:
+            self._is_complete.set()
+        return stream
+
+    def _read_offer(self, message: averaging_pb2.DownloadData) -> None:
+        download = self._download
+        self._on_message()
+        try:
+            offer = Offer.from_bytes(message.metadata, download.max_bytes)
+        except ValueError as error:
+            raise RoundFailed(f"{download.donor} offers {error}") from error
+        if download.offer is None:
+            download.accept(offer)
+        elif offer.snapshot != download.offer.snapshot:
+            raise NotKept
+        download.heard = time.monotonic()
+
+    async def _read_one_more(self) -> None:
+        """If it cannot be opened, the others do."""
+        download = self._download
+        try:
+            stream = await self._open()
+        except (*BROKEN, TimeoutError):
+            return
+        with closing(stream):
+            try:
+                stream.send(Wish(download.average_of, download.offer.snapshot).to_bytes())
+                offer = Offer.from_bytes((await stream.receive()).metadata, download.max_bytes)
+            except (*BROKEN, ValueError, RoundFailed):
+                return
+            if offer.snapshot == download.offer.snapshot:
+                self._streams.append(stream)
+                await self._read(stream)
+
+    async def _open(self) -> Stream:
+        try:
+            return Stream(*await asyncio.wait_for(self._open_stream(), STREAM_SECONDS))
+        except TimeoutError as error:
+            raise RoundFailed(f"{self._download.donor} did not answer for {STREAM_SECONDS:.0f} s") from error
+
+    async def _read(self, stream: Stream) -> None:
+        download = self._download
+        self._ask()
+        while True:
+            message = await stream.receive()
+            if not stream.asked:
+                raise RoundFailed(f"{download.donor} sent what nobody has asked for")
+            index, asked_at = stream.asked.popleft()
+            download.take(index, message, time.monotonic() - asked_at)
+            self._on_message()
+            if download.is_complete:
+                self._is_complete.set()
+                return
+            self._ask()
+
+    def _ask(self) -> None:
+        """For as many pieces as may be on their way, over the streams that have the fewest."""
+        while (index := self._download.next_piece()) is not None:
+            min(self._streams, key=lambda stream: len(stream.asked)).ask(index)

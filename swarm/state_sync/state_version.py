@@ -1,0 +1,100 @@
+"""Which version of the swarm's weights a peer holds, how it hands them over, and whether they are those of others."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
+from swarm.state_sync.training_state import SharedState
+from swarm.state_sync.weight_sketch import TOLERANCE, Sketch, nearest_to_most, relative_distance
+
+logger = get_logger(__name__)
+
+SKETCH_EVERY = 8
+"""Updates between two comparisons of the weights, the same on all peers."""
+FAR = 0.1
+"""Relative distance between weights, from which on those that are replaced are kept."""
+SETTLE_SECONDS = 5.0  # less than the silence after which a download is given up
+
+
+class Version:
+    """The shared state with its step and its lineage.
+
+    The lineage names the history that weights came out of: the round that made them, or at step 0 a digest of them,
+    since peers that begin with the same recipe hold the same weights and have nothing to download from each other.
+
+    :param state: parameters, buffers and optimizer statistics
+    :param step: global updates that they have seen
+    :param weights: those that all peers have in common
+    """
+
+    def __init__(self, state: SharedState, step: int, weights: Sequence[torch.Tensor]):
+        self.state, self.step = state, step
+        self._sketch = Sketch(weights)
+        self.lineage = os.urandom(LINEAGE_BYTES) if step else state.digest()
+        self.changes = 0
+        """How often the weights have changed: by an update, or because another peer's were taken over."""
+        self.untouched = True
+        """Nothing but this peer's own start."""
+        self.keep_own: Callable[[int], None] = lambda step: None
+        """Called before weights that this peer has trained are replaced by others that are far from them."""
+        self.lock = threading.Lock()
+        self.settled = threading.Event()
+        """Not while the next update is on its way: who downloads then could not take part in it, nor have it."""
+        self.settled.set()
+
+    def export(self):
+        """What another peer downloads; waits while an update is being made."""
+        self.settled.wait(SETTLE_SECONDS)
+        with self.lock:
+            return self.state.export(self.step, self.lineage)
+
+    def ticket(self, samples: int, loss: float, client_mode: bool) -> Ticket:
+        """For a round that begins on these weights."""
+        sketch = self._sketch.take(self.lineage) if self.step % SKETCH_EVERY == 0 else ()
+        return Ticket(self.step, samples, client_mode, loss, self.lineage, sketch)
+
+    @staticmethod
+    def strayed_from(own: Ticket, group: Group, last_donor: PeerID | None = None) -> PeerID | None:
+        """Whose state to take over, because this peer's weights are not those of most of its group.
+
+        They came out of the same updates: other hardware rounds them otherwise, faulty memory changes them, and a donor
+        may have lied.
+
+        :param last_donor: whose state this peer has taken over last: asked again only where there is nobody else
+        """
+        sketches = [ticket.sketch for ticket in group.tickets]
+        if all(relative_distance(own.sketch, sketch) <= TOLERANCE for sketch in sketches):
+            return None
+        full = [index for index, ticket in enumerate(group.tickets) if not ticket.client_mode]
+        healers = nearest_to_most(sketches, full)
+        distance = relative_distance(own.sketch, sketches[healers[0]])
+        if distance <= TOLERANCE:
+            return None
+        logger.warning(f"The weights of step {own.step} are {distance:.1%} off the swarm's, which are taken over")
+        others = [index for index in healers if group.peer_ids[index] != last_donor]
+        return group.peer_ids[(others or healers)[0]]
+
+    def advance(self, lineage: bytes) -> None:
+        """An update has been made; ``lineage`` names the round that it came out of."""
+        self.step, self.lineage, self.untouched = self.step + 1, lineage, False
+        self.changes += 1
+
+    def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> None:
+        """Take over a downloaded state; whoever calls holds the lock.
+
+        :raises RoundFailed: it is not a state of this model
+        """
+        self.state.check(description, tensors)
+        both_trained = self.step > 0 and description["step"] > 0
+        if both_trained and self.state.distance_to(tensors) > FAR:
+            self.keep_own(self.step)
+        self.step, self.lineage = self.state.take(description, tensors)
+        self.untouched = False
+        self.changes += 1

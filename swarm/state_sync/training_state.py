@@ -1,0 +1,178 @@
+"""The state that a peer needs to go on where the swarm is: parameters, buffers, optimizers' statistics and the step.
+
+It travels as a flat list of tensors with a small description. What arrives is untrusted: names, shapes and values are
+checked against this peer's own model before anything is changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from swarm.protocol.messages import LINEAGE_BYTES, MAX_STEP, RoundFailed
+
+MAX_SCALARS = 16
+NEVER_NEGATIVE = {
+    *("step", "exp_avg_sq", "max_exp_avg_sq", "exp_inf"),  # Adam and its kin
+    *("square_avg", "sum", "exp_avg_sq_row", "exp_avg_sq_col"),  # RMSprop, Adagrad, Adafactor
+}
+"""Statistics that count or add up squares: an optimizer takes their root, or a power of them."""
+
+
+@dataclass
+class SharedState:
+    """The tensors of a model and its optimizers, seen as one list.
+
+    :param model: its parameters and buffers travel, in the order of ``state_dict``
+    :param optimizers: torch optimizers, whose statistics travel
+    :param anchors: what travels in place of some parameters; whoever loads it has it in the parameters
+    """
+
+    model: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+    anchors: Mapping[torch.Tensor, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def model_tensors(self) -> list[torch.Tensor]:
+        return [tensor.detach() for tensor in self.model.state_dict(keep_vars=True).values()]
+
+    @property
+    def optimized(self) -> list[tuple[torch.optim.Optimizer, torch.Tensor]]:
+        """Every tensor that has statistics, with its optimizer."""
+        return [
+            (optimizer, param)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for param in group["params"]
+        ]
+
+    @property
+    def max_bytes(self) -> int:
+        """More than an honest peer ever sends: up to four fp32 statistics for each parameter, and some room."""
+        model = sum(tensor.numel() * tensor.element_size() for tensor in self.model_tensors)
+        statistics = sum(4 * 4 * param.numel() for _, param in self.optimized)
+        return 2 * (model + statistics) + 2**20
+
+    @torch.no_grad()
+    def digest(self) -> bytes:
+        """Of the model's names, types, shapes and bytes: peers with the same one hold the same weights."""
+        digest = hashlib.sha256()
+        for name, tensor in self.model.state_dict().items():
+            digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.digest()[:LINEAGE_BYTES]
+
+    @torch.no_grad()
+    def export(self, step: int, lineage: bytes) -> tuple[dict, list[torch.Tensor]]:
+        """Copy everything to the CPU.
+
+        :returns: (description, tensors): the model's tensors first, then the optimizer's, in the described order
+        """
+        own = self.model.state_dict(keep_vars=True).values()
+        tensors = [self.anchors.get(tensor, tensor).detach().to("cpu", copy=True) for tensor in own]
+        statistics = []
+        for index, (optimizer, param) in enumerate(self.optimized):
+            for key, value in optimizer.state.get(param, {}).items():
+                if isinstance(value, torch.Tensor):
+                    statistics.append((index, key))
+                    tensors.append(value.detach().to("cpu", copy=True))
+        return {"step": step, "lineage": lineage, "statistics": statistics}, tensors
+
+    @torch.no_grad()
+    def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
+        """Check a downloaded state and take it over; all or nothing.
+
+        :returns: its step and lineage
+        :raises RoundFailed: it is not a state of this model
+        """
+        self.check(description, tensors)
+        return self.take(description, tensors)
+
+    @torch.no_grad()
+    def take(self, description: dict, tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
+        """Take over a state that has been checked; returns its step and lineage."""
+        optimized, model_tensors = self.optimized, self.model_tensors
+        for own, new in zip(model_tensors, tensors[: len(model_tensors)], strict=True):
+            own.copy_(new)
+        for optimizer, param in optimized:
+            optimizer.state[param] = {}
+        for (index, key), new in zip(description["statistics"], tensors[len(model_tensors) :], strict=True):
+            optimizer, param = optimized[index]
+            # Adam's step counter stays on the CPU, statistics of the parameter's shape go where the parameter is
+            optimizer.state[param][key] = new.clone() if new.numel() == 1 else new.to(param.device, copy=True)
+        return description["step"], description["lineage"]
+
+    @torch.no_grad()
+    def check(self, description: dict, tensors: Sequence[torch.Tensor]) -> None:
+        """:raises RoundFailed: it is not a state of this model, or one that would break its optimizer"""
+        optimized = self.optimized
+        step, statistics = self._check_description(description, optimized)
+        model_tensors = self.model_tensors
+        if len(tensors) != len(model_tensors) + len(statistics):
+            raise RoundFailed("the state has another number of tensors")
+        received, received_statistics = tensors[: len(model_tensors)], tensors[len(model_tensors) :]
+        for own, new in zip(model_tensors, received, strict=True):
+            self._check_tensor(new, (own.shape,), own.dtype)
+        # Local steps are more than global ones, and how many more depends on each peer's pace.
+        most_steps = MAX_STEP if self.anchors else step
+        for (index, key), new in zip(statistics, received_statistics, strict=True):
+            self._check_tensor(new, (optimized[index][1].shape, torch.Size(()), torch.Size((1,))), None)
+            self._check_range(key, new, most_steps)
+
+    @torch.no_grad()
+    def distance_to(self, tensors: Sequence[torch.Tensor]) -> float:
+        """Relative distance ‖new - own‖ / ‖own‖ of the float tensors of a model whose state has been checked."""
+        difference, norm = 0.0, 0.0
+        for own, new in zip(self.model.state_dict(keep_vars=True).values(), tensors, strict=False):
+            if own.is_floating_point():
+                held = self.anchors.get(own, own).detach()
+                difference += float((new.to(held.device, torch.float32) - held.float()).square().sum())
+                norm += float(held.float().square().sum())
+        return math.sqrt(difference / norm) if norm > 0 else 0.0
+
+    @staticmethod
+    def _check_description(
+        description: dict, optimized: Sequence[tuple[torch.optim.Optimizer, torch.Tensor]]
+    ) -> tuple[int, list[tuple[int, str]]]:
+        try:
+            step, lineage = description["step"], description["lineage"]
+            statistics = [(index, key) for index, key in description["statistics"]]
+        except Exception as error:
+            raise RoundFailed(f"the state's description is malformed: {error!r}") from error
+        num_params = len(optimized)
+        if type(step) is not int or not 0 <= step <= MAX_STEP or len(statistics) > MAX_SCALARS * num_params:
+            raise RoundFailed("the state's description is out of bounds")
+        for index, key in statistics:
+            if type(index) is not int or not 0 <= index < num_params or type(key) is not str or len(key) > 64:
+                raise RoundFailed("the state's description is out of bounds")
+        if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
+            raise RoundFailed("the state's lineage is out of bounds")
+        keys: dict[int, set[tuple[str, ...]]] = {}
+        for index in {index for index, _ in statistics}:
+            found = tuple(sorted(key for i, key in statistics if i == index))
+            keys.setdefault(id(optimized[index][0]), set()).add(found)
+        if any(len(different) > 1 for different in keys.values()):
+            raise RoundFailed("the state's optimizer statistics are incomplete")
+        return step, statistics
+
+    @staticmethod
+    def _check_tensor(tensor: torch.Tensor, shapes: Sequence[torch.Size], dtype: torch.dtype | None) -> None:
+        if tensor.shape not in shapes or (dtype is not None and tensor.dtype != dtype):
+            raise RoundFailed(f"the state holds a tensor of shape {tuple(tensor.shape)} that does not fit this model")
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise RoundFailed("the state is not finite")
+
+    @staticmethod
+    def _check_range(key: str, tensor: torch.Tensor, most_steps: int) -> None:
+        """A negative count or sum of squares would turn into a complex number, or NaN, in the middle of training."""
+        if key not in NEVER_NEGATIVE or not tensor.numel():
+            return
+        if float(tensor.min()) < 0:
+            raise RoundFailed(f"the state's statistic {key} is negative")
+        if key == "step" and float(tensor.max()) > most_steps:
+            raise RoundFailed(f"the state's optimizer has made {float(tensor.max()):.0f} steps, and not {most_steps}")

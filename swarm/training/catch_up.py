@@ -1,0 +1,126 @@
+"""When a peer catches up with the swarm, and what it does meanwhile.
+
+Who only reads that others are further trains on as before: it may not be true. Who has been told so in a round has
+nothing to bring to the next one, and does not come to it, until it has the swarm's state or has tried in vain.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from enum import Enum
+
+from hivemind.p2p import PeerID
+
+from swarm.membership.progress_record import JOINING
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.messages import CollaborationOptions
+from swarm.runtime.async_utils import POLL_SECONDS
+from swarm.state_sync.state_version import Version
+from swarm.training.follower import Follower
+
+SHORT_SECONDS = 1.0
+"""That a peer which is behind waits for the state, or the averages that it has missed, before it computes on."""
+LONG_SECONDS = 2.0
+"""After which who is behind tells the others not to wait for it."""
+
+
+class Progress(Enum):
+    """What has come of an attempt to catch up so far."""
+
+    NOTHING = "it goes on, or there is none"
+    IN_VAIN = "it has ended, and nothing has changed"
+    OTHER_WEIGHTS = "this peer holds other weights than before"
+
+
+class CatchUp:
+    """Of one peer.
+
+    :param follower: makes the attempts
+    :param version: the state of this peer
+    :param tracker: knows who is ahead
+    :param options: how patient this peer is
+    :param should_stop: asked while waiting; a true answer ends the wait
+    """
+
+    def __init__(
+        self,
+        follower: Follower,
+        version: Version,
+        tracker: ProgressTracker,
+        options: CollaborationOptions,
+        should_stop: Callable[[], bool],
+    ):
+        self._follower, self._version, self._tracker = follower, version, tracker
+        self._options, self._should_stop = options, should_stop
+        self._behind_since: float | None = None
+        self._polled_at = -math.inf
+
+    @property
+    def is_running(self) -> bool:
+        return self._follower.is_running
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether this peer has been told that the swarm has gone on without it."""
+        return self._behind_since is not None
+
+    def join(self) -> None:
+        """Take over the swarm's state before anything is computed.
+
+        :raises InputError: nobody hands it over
+        """
+        self._follower.begin(None, self._options.join_timeout_seconds, joins=True)
+        self._poll(math.inf)
+
+    def begin(self, donor: PeerID | None = None, is_told: bool = False) -> Progress:
+        """Begin to take over the swarm's state, or the donor's.
+
+        :param is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
+        """
+        if is_told or donor is not None:
+            self._follower.cancel()  # whoever has only claimed to be ahead may keep this peer waiting
+            if self._behind_since is None:
+                self._behind_since = time.monotonic()
+                self.report()
+        self._follower.begin(donor, self._options.join_timeout_seconds, is_told=is_told)
+        return self._poll(SHORT_SECONDS if self.is_behind else 0.0)
+
+    def go_on(self) -> Progress:
+        """As far as that is possible now.
+
+        Who is behind computes in vain, most likely, and others may hold a group open for it: it waits for as long as it
+        has computed. So a liar, who tells it so, slows it down by half at most.
+        """
+        computed_seconds = min(time.monotonic() - self._polled_at, LONG_SECONDS)
+        wait_seconds = max(POLL_SECONDS, computed_seconds) if self.is_behind else 0.0
+        return self._poll(wait_seconds) if self.is_running else Progress.NOTHING
+
+    def report(self) -> None:
+        """The others learn that this peer is behind.
+
+        The donors may be in the middle of a round, which should not wait for it. In a swarm without overlap, what takes
+        no longer than a round needs no word.
+        """
+        is_long = time.monotonic() - self._behind_since > LONG_SECONDS
+        if self._options.overlap or is_long:
+            self._tracker.report(urgent=self._tracker.own.phase != JOINING, samples=0, phase=JOINING)
+        else:
+            self._tracker.report(samples=0)
+
+    def cancel(self) -> None:
+        """This peer leaves."""
+        self._follower.cancel()
+
+    def _poll(self, wait_seconds: float) -> Progress:
+        changes_before = self._version.changes
+        deadline = time.monotonic() + wait_seconds
+        while (outcome := self._follower.poll()) is None and time.monotonic() < deadline and not self._should_stop():
+            self._follower.wait_a_little()
+        self._polled_at = time.monotonic()
+        if not self._follower.is_running:
+            self._behind_since = None
+        if self._version.changes != changes_before:
+            return Progress.OTHER_WEIGHTS  # now: who trains on from these makes local steps, which are its own
+        return Progress.NOTHING if outcome is None else Progress.IN_VAIN

@@ -1,0 +1,368 @@
+"""Collaborative training of one model: add up gradients until the swarm has the target batch, average, go on together.
+
+The trainer calls :meth:`Collaboration.begin_backward` before and :meth:`Collaboration.contribute` after every backward
+pass. When that returns True the averaged gradient lies in ``param.grad`` and an ordinary optimizer step follows;
+:meth:`Collaboration.finish_step` ends it. Every peer starts from the same weights, sees the same average and makes the
+same update, so all stay equal without a second averaging of the weights.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from hivemind import DHT
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from recipe.errors import InputError
+from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.compression import Codec
+from swarm.membership.progress_record import AVERAGING, TRAINING, VALIDATING, WAITING
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.messages import (
+    LINEAGE_BYTES,
+    MAX_STEP,
+    Behind,
+    CollaborationOptions,
+    Refused,
+    RoundFailed,
+    ShortBatch,
+    Ticket,
+)
+from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
+from swarm.runtime.async_utils import POLL_SECONDS
+from swarm.state_sync.state_version import Version
+from swarm.state_sync.training_state import SharedState
+from swarm.training.catch_up import CatchUp, Progress
+from swarm.training.follower import Follower
+from swarm.training.gradient_buffer import GradientVector, averaged_tensors
+from swarm.training.inflight_round import PendingRound
+from swarm.training.throughput import Pace
+
+logger = get_logger(__name__)
+
+
+class Collaboration:
+    """One peer's part in a swarm.
+
+    :param dht: a running DHT
+    :param namespace: run and recipe; only peers with the same one meet
+    :param model: all its parameters and float buffers (BatchNorm's running statistics) are kept equal over the swarm
+    :param optimizer: over the model's parameters; its statistics are tensors of their shapes, or numbers in tensors
+    :param target_batch_size: samples over all peers per global update
+    :param name: public name
+    :param step: the step of the weights in ``model`` (a checkpoint's), 0 for a fresh start
+    :param should_stop: asked while waiting; a true answer ends the wait
+    :param codec: how gradients travel; equal on all peers
+    :param apply: make an update that others have made already, with the average in ``param.grad``; optimizer.step
+    :param max_step: at which the run is over; nobody is believed to be further
+    """
+
+    def __init__(
+        self,
+        dht: DHT,
+        namespace: str,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        target_batch_size: int,
+        name: str,
+        step: int = 0,
+        options: CollaborationOptions | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        codec: Codec | None = None,
+        apply: Callable[[], None] | None = None,
+        max_step: int = MAX_STEP,
+    ):
+        self.options = options or CollaborationOptions()
+        self.target_batch_size = target_batch_size
+        self._should_stop = should_stop
+        self._gradients, state = self._share(model, optimizer)
+        self.version = Version(state, step, self._gradients.weights)
+        self._pace = Pace()
+        self._pending: PendingRound | None = None
+        self.last_step: StepReport | None = None
+        self.waited_seconds = 0.0  # for others, before it began to train
+        self.on_round: Callable[[RoundEvent], None] = lambda event: None
+        self.tracker = ProgressTracker(dht, namespace, target_batch_size, name, max_step)
+        shapes = [param.shape for param in self._gradients.params]
+        self.averager = SwarmAverager(
+            self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec, shapes
+        )
+        self.averager.set_step(step, self.version.lineage)
+        self._follower = Follower(
+            self.version, self.tracker, self.averager, self._gradients, apply or optimizer.step, should_stop
+        )
+        self._catching_up = CatchUp(self._follower, self.version, self.tracker, self.options, should_stop)
+
+    def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
+        """What rounds average, and what newcomers download."""
+        vector = GradientVector(*averaged_tensors(model, optimizer), self.options.overlap)
+        return vector, SharedState(model, [optimizer])
+
+    @property
+    def step(self) -> int:
+        """Global updates that the weights have seen."""
+        return self.version.step
+
+    @property
+    def samples(self) -> int:
+        """Computed by this peer for the present step."""
+        return self._pace.work.samples
+
+    def join(self) -> None:
+        """Become a member: take over the swarm's state if there is a swarm, else begin with this peer's own.
+
+        :raises InputError: a swarm is there but nobody hands over its state
+        """
+        self.tracker.holds(self.step, self.version.lineage)
+        self.tracker.start()
+        if not self.tracker.wait_refreshed(20):
+            raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")
+        if self.tracker.superiors:
+            self._wait_for_state()
+        else:
+            self._begin_step()
+        self._wait_for_peers()
+        self.resume()
+
+    def _wait_for_peers(self) -> None:
+        """Peers that begin together wait for each other; whoever is here can take over the state meanwhile."""
+        began = time.perf_counter()
+        while len(self.tracker.members) < self.options.min_peers and not self._should_stop():
+            self.tracker.report(urgent=True, phase=WAITING)
+            self.tracker.wait_refreshed(1.0)
+            if self.tracker.swarm_step > self.step:
+                self._wait_for_state()
+            self.waited_seconds = time.perf_counter() - began
+
+    def _wait_for_state(self) -> None:
+        """Take over the swarm's state before anything is computed.
+
+        :raises InputError: nobody hands it over
+        """
+        self._catching_up.join()
+        self._begin_step()
+
+    def _catch_up(self, donor: PeerID | None = None, is_told: bool = False) -> bool:
+        """Begin to take over the swarm's state, or the donor's; when it is here, what was computed before is dropped.
+
+        :param is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
+        :returns: whether this peer holds other weights already
+        """
+        return self._settle(self._catching_up.begin(donor, is_told))
+
+    def _settle(self, progress: Progress) -> bool:
+        if progress is Progress.OTHER_WEIGHTS:
+            self._begin_step()
+        elif progress is Progress.IN_VAIN:
+            self.tracker.report(samples=self.samples)  # nothing has changed: what was accumulated still counts
+            self.resume()
+        elif self._catching_up.is_behind:
+            self._pace.resume()
+        return progress is Progress.OTHER_WEIGHTS
+
+    def _is_catching_up(self) -> bool:
+        """Begin to catch up if somebody is ahead, or go on; whether there is no round to be begun now."""
+        if self._catching_up.is_running:
+            has_changed = self._settle(self._catching_up.go_on())
+        else:
+            has_changed = self.tracker.swarm_step > self.step and self._catch_up()
+        return has_changed or self._catching_up.is_behind
+
+    def begin_backward(self, samples: int) -> None:
+        """The backward pass of a micro-batch comes next; its gradients are means over ``samples``."""
+        self._gradients.receive(samples)
+
+    def contribute(self, samples: int, loss: float) -> bool:
+        """After a backward pass: its gradients belong to this step.
+
+        :returns: True when an average is there: it is in ``param.grad``, update the weights and call
+            :meth:`finish_step`. False: go on with the next micro-batch.
+        """
+        self._count(samples, loss)
+        return self._synchronise()
+
+    def _count(self, samples: int, loss: float) -> None:
+        self._gradients.collect()
+        self._pace.note(samples, loss)
+        if self._catching_up.is_behind:
+            self._catching_up.report()
+        else:
+            self.tracker.report(samples=self.samples, rate=self._pace.samples_per_second, phase=TRAINING)
+
+    def _synchronise(self) -> bool:
+        """Begin or end a round, if it is time; True when an average has been handed over."""
+        if self._pending is not None:
+            self._pending.expect(self.tracker.members)
+            return (self._pending.future.done() or self._is_over) and self._end_round()
+        if self._is_catching_up() or not self._is_over:
+            return False
+        if not self._gradients.is_finite:  # one NaN would spoil everybody's weights: this peer only listens this time
+            logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
+            self._gradients.drop()
+            self.tracker.report(samples=0)
+            if self._pace.drop() and (donor := self._follower.find_healer()):
+                self._catch_up(donor)
+                return False
+        is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
+        if len(self.tracker.members) == 1 and not is_awaited:
+            return self._update_alone(None)
+        self._begin_round()
+        return not self.options.overlap and self._end_round()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the samples of the present step are complete, or somebody waits for us to end it."""
+        return self.tracker.step_is_over or self.averager.waiting_step >= self.tracker.own.round
+
+    def before_validation(self) -> None:
+        """The model that is validated is the swarm's."""
+        self.tracker.report(phase=VALIDATING)
+
+    def after_validation(self) -> None:
+        """Training goes on."""
+        self.resume()
+
+    def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of the model's state: that of the swarm."""
+        return state_dict
+
+    def resume(self) -> None:
+        """A pause (validation, a checkpoint) ends now: it does not count for anybody's pace."""
+        self._pace.resume()
+        self.tracker.resume()
+
+    def _begin_step(self, group=frozenset()) -> None:
+        self._gradients.reset()
+        self._pending = None
+        self.version.settled.set()
+        self._pace.take()
+        self._pace.resume()
+        self.averager.set_step(self.step, self.version.lineage)
+        self.tracker.begin_step(self.step, self.version.lineage, group)
+
+    def _begin_round(self) -> None:
+        """Meet and exchange in the background; what was accumulated comes back if that fails."""
+        ticket = self._ticket()
+        self._gradients.to_wire(self.samples)
+        self._pending = PendingRound(self.averager, ticket, self.tracker.members, self.options, self._pace.take())
+        if self.options.overlap:
+            self.version.settled.clear()
+            self.tracker.begin_ahead()
+        else:
+            self.tracker.report(urgent=True, phase=AVERAGING)
+
+    def _ticket(self) -> Ticket:
+        return self.version.ticket(self.samples, self._pace.work.loss, self.tracker.own.client_mode)
+
+    def _end_round(self) -> bool:
+        """Wait for the round; True if its average is there to be applied."""
+        pending = self._pending
+        try:
+            report = pending.wait(lambda: self.tracker.members, self._should_stop)
+            self.tracker.met(report.group.peer_ids, pending.expected, report.lost)
+            self.tracker.blame(report.blamed)
+        except ShortBatch as short:
+            self.on_round(pending.failed(short))
+            self.tracker.met(short.group.peer_ids, pending.expected)
+            self._take_back()
+            self.tracker.recount(short.group)  # somebody's pace was overestimated or samples are lost: the step goes on
+            self.resume()
+            return False
+        except (Behind, Refused, RoundFailed) as error:
+            self.on_round(pending.failed(error))
+            self._take_back()
+            self._recover(error)
+            return False
+        finally:
+            self._pace.resume()
+        if len(report.group.peer_ids) > 1:
+            self._gradients.from_wire()
+            return self._hand_over(pending.ticket, pending.work.seconds, pending.blocked_seconds, report)
+        self._take_back()
+        self.tracker.wait_refreshed(5 * POLL_SECONDS)  # nobody came: gone, or have they gone on without us?
+        if self.tracker.swarm_step > self.step:
+            self._catch_up(is_told=True)
+            return False
+        return self._update_alone(report)
+
+    def _take_back(self) -> None:
+        """The round has ended in vain: its samples count for the next one."""
+        pending, self._pending = self._pending, None
+        self._gradients.take_back(pending.ticket.samples)
+        self._pace.give_back(pending.work)
+        self.version.settled.set()
+        self.tracker.end_ahead(self.step, self.version.lineage, self.samples)
+
+    def _update_alone(self, report: RoundReport | None) -> bool:
+        if self.samples < self.target_batch_size or not self._gradients.is_finite:
+            self.resume()
+            return False
+        ticket = self._ticket()
+        self._gradients.average_alone(self.samples)
+        self._is_shown = self.averager.is_followed
+        if self._is_shown:
+            self._gradients.show()
+        return self._hand_over(ticket, self._pace.take().seconds, 0.0, report)
+
+    def _recover(self, error: Exception) -> None:
+        """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
+        if isinstance(error, Refused):
+            return self._follower.refused_by(error.leader)
+        if isinstance(error, RoundFailed) and not self._should_stop():
+            self.tracker.missed(error.lost)
+            self.tracker.blame(error.blamed)
+            logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
+        if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
+            self.tracker.wait_refreshed(5 * POLL_SECONDS)
+        if isinstance(error, Behind):
+            self._catch_up(is_told=True)
+
+    def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
+        """Put the average where the optimizer finds it; the step belongs to the trainer until :meth:`finish_step`."""
+        self.version.lock.acquire()  # nobody may download a half-made update
+        self._gradients.hand_over()
+        self._strayed_from = self._stray(ticket, report)
+        self._handed_over_at = time.perf_counter()
+        self.last_step = StepReport.of(ticket, computed, blocked, report)
+        return True
+
+    def _stray(self, ticket: Ticket, report: RoundReport | None) -> PeerID | None:
+        """Whose state this peer has to take over, because its weights are not those of the others."""
+        return self.version.strayed_from(ticket, report.group, self._follower.last_donor) if report else None
+
+    def finish_step(self) -> None:
+        """The weights have been updated: the next step begins, or goes on if it has begun already."""
+        self.last_step = replace(self.last_step, apply_seconds=time.perf_counter() - self._handed_over_at)
+        self.on_round(RoundEvent.of_update(self.last_step))
+        report = self.last_step.round
+        group = frozenset(report.group.peer_ids if report else [self.tracker.peer_id])
+        lineage = report.group.group_id if report else os.urandom(LINEAGE_BYTES)
+        if len(group) == 1 and self._is_shown:
+            self.averager.keep_average(self.step, self.version.lineage, lineage)
+        self.version.advance(lineage)
+        self.version.lock.release()
+        self._gradients.release()
+        if self.tracker.own.ahead:
+            self._pending = None
+            self.version.settled.set()
+            self._pace.resume()
+            self.averager.set_step(self.step, self.version.lineage)
+            self.tracker.end_ahead(self.step, self.version.lineage, self.samples, group)
+        else:
+            self._begin_step(group)
+        if self._strayed_from is not None:
+            self._catch_up(self._strayed_from)
+
+    def leave(self) -> None:
+        """Say goodbye and stop; the others train on."""
+        self._catching_up.cancel()
+        if self._pending is not None:
+            self._pending.settle()
+        self.tracker.close()
+        if self.averager.is_alive():
+            self.averager.shutdown()

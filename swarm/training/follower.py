@@ -1,0 +1,400 @@
+"""How a peer that is behind comes to the swarm's step: it takes over the state of another one, and follows.
+
+A state may take longer than an update. So the donor keeps the averages of the updates that are made meanwhile, and the
+newcomer makes these updates itself: same weights, same average, same bits. Who has missed nothing but the last average
+needs no state at all.
+
+Only a newcomer waits for all this. Who trains goes on meanwhile: the download runs in the averaging process, and
+:meth:`Follower.poll` is asked now and then whether there is something to be applied.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+
+import torch
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from recipe.errors import InputError
+from swarm.averaging.averager import SwarmAverager
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.messages import LINEAGE_BYTES, RoundFailed
+from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
+from swarm.state_sync.average_log import MAX_AVERAGES
+from swarm.state_sync.download import NoState
+from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES
+from swarm.state_sync.serialization import unpack
+from swarm.state_sync.state_server import HANGS_SECONDS
+from swarm.state_sync.state_version import SETTLE_SECONDS, Version
+from swarm.state_sync.uploads import MIN_BUSY_SECONDS
+from swarm.training.gradient_buffer import GradientVector
+
+logger = get_logger(__name__)
+
+SUPERIOR_SECONDS = 20.0
+MAX_DONORS = 8
+"""That are asked for the state in one attempt."""
+MAX_UPDATES = 1000
+"""A donor that has made more since then makes them up."""
+RECORDS_LAG = 2
+"""Updates that others may have made since they wrote what they hold, in a fast swarm."""
+TELL_SECONDS = 5.0
+"""From one line about a download to the next."""
+PAUSE_SECONDS, RETRY_SECONDS = 0.5, 10.0
+"""Before who is behind, and could not catch up, tries again."""
+MAX_WAIT_SECONDS = 600.0
+"""Which busy donors may announce, in all, without that it counts against those that a newcomer waits at most."""
+
+Steps = Generator[Future | None, None, bool]
+"""Goes on when what it yields is done, or after a while; returns whether this peer holds other weights now."""
+
+
+class Follower:
+    """Takes over what others have, into a version; one attempt at a time, piece by piece.
+
+    :param version: the state of this peer
+    :param gradients: where an average has to lie
+    :param apply: make an update with it
+    :param should_stop: asked while waiting; a true answer ends the wait
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        tracker: ProgressTracker,
+        averager: SwarmAverager,
+        gradients: GradientVector,
+        apply: Callable[[], None],
+        should_stop: Callable[[], bool],
+    ):
+        self._version, self._tracker, self._averager = version, tracker, averager
+        self._gradients, self._apply, self._should_stop = gradients, apply, should_stop
+        self._steps: Steps | None = None
+        self._waits_for: Future | None = None
+        self._claimed: dict[PeerID, int] = {}
+        """The steps that donors held when a download began that has broken off, and may go on."""
+        self.last_donor: PeerID | None = None
+        """Whose state this peer has taken over last."""
+
+    # ---- one attempt ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this peer is catching up."""
+        return self._steps is not None
+
+    def begin(self, donor: PeerID | None, timeout_seconds: float, joins: bool = False, is_told: bool = False) -> None:
+        """Begin to take over the donor's state, or that of whose counts more, unless that is under way already.
+
+        :param joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
+        :param is_told: the swarm has gone on, said who leads it: a new attempt does not follow at once
+        """
+        if self._steps is None:
+            self._steps = self._take_over(donor, timeout_seconds, joins, is_told)
+
+    def poll(self) -> bool | None:
+        """Go on as far as that needs no waiting.
+
+        :returns: None while there is more to come, then whether this peer holds other weights now
+        :raises InputError: as :meth:`begin` says
+        """
+        while self._steps is not None:
+            try:
+                self._waits_for = next(self._steps)
+            except StopIteration as end:
+                self._steps = self._waits_for = None
+                return end.value
+            except BaseException:
+                self._steps = self._waits_for = None
+                raise
+            if self._waits_for is None or not self._waits_for.done():
+                return None
+        return False
+
+    def wait_a_little(self) -> None:
+        """Until there is something to go on with, or for ``POLL_SECONDS``."""
+        if self._waits_for is None:
+            time.sleep(POLL_SECONDS)
+        else:
+            wait_a_little(self._waits_for)
+
+    def cancel(self) -> None:
+        """This peer leaves."""
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            steps.close()
+
+    # ---- what it consists of ----------------------------------------------------------------------------------------
+
+    def _take_over(self, donor: PeerID | None, timeout_seconds: float, joins: bool, is_told: bool) -> Steps:
+        if donor is not None:
+            return (yield from self._reload(donor))
+        if is_told:
+            yield from self._until_refreshed(5 * POLL_SECONDS)
+        version, tracker = self._version, self._tracker
+        followed = False
+        knows_history = version.step == 0 or not version.untouched  # else its lineage is its own
+        if knows_history and tracker.swarm_step <= version.step + MAX_AVERAGES:
+            followed = yield from self._follow_somebody()
+            if followed and tracker.swarm_step <= version.step:
+                return True
+        if (yield from self._catch_up(timeout_seconds, joins)):
+            yield from self._follow(self._who_may_have_averages())
+            return True
+        retry_until = time.monotonic() + RETRY_SECONDS
+        while is_told and not followed and time.monotonic() < retry_until and not self._should_stop():
+            # The group has closed without this peer: as soon as its average is there, the next one waits for it.
+            yield from self._until_refreshed(PAUSE_SECONDS, at_least=True)
+            followed = yield from self._follow_somebody()
+        return followed
+
+    def _follow_somebody(self) -> Steps:
+        """Whether this peer was only an update or two behind, and has made these."""
+        if (yield from self._follow(self._who_may_have_averages())):
+            self._tracker.came_back()
+            return True
+        return False
+
+    def _who_may_have_averages(self) -> list[PeerID]:
+        """Donors at this peer's step or later, maybe further than their records say.
+
+        The first is whose state this peer has taken over: it may have kept more than its last average for this peer.
+        """
+        donors = self._tracker.donors(min_step=self._version.step)
+        donors.sort(key=lambda peer: peer != self.last_donor)
+        return donors[:MAX_DONORS]
+
+    def _reload(self, donor: PeerID) -> Steps:
+        """Take over the state of this peer, which may have to finish its update first; whether it could be had."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            try:
+                yield from self._download([donor], joins=False)
+                return True
+            except NoState as error:
+                if self._should_stop() or time.monotonic() > deadline:
+                    logger.warning(f"No state from {self._tracker.name_of(donor)}: {error}")
+                    return False
+            yield None
+
+    def _catch_up(self, timeout_seconds: float, joins: bool) -> Steps:
+        """Take over the state of a peer whose state counts more, until none is left or one has been taken over.
+
+        Who joins tries those again that could not hand it over: it would train on alone. Time in which something
+        arrived, or that busy donors have announced, does not count.
+        """
+        tracker, version = self._tracker, self._version
+        began, busy_so_far, failed = time.monotonic(), 0.0, set()
+        deadline = began + timeout_seconds
+        reason = "nobody is there to hand it over"
+        while time.monotonic() < deadline and not self._should_stop():
+            if not tracker.superiors and not (joins and failed & tracker.others.keys()):
+                return False  # those who were ahead or senior are gone
+            needed = version.step + (tracker.swarm_step > version.step)  # the same step again would be no way out
+            busy_seconds, asked_at = 0.0, time.monotonic()
+            if donors := tracker.donors(min_step=needed)[:MAX_DONORS]:
+                try:
+                    return (yield from self._download(donors, joins))
+                except NoState as error:
+                    reason, busy_seconds = str(error), error.busy_seconds
+                    for peer, why in error.reasons.items():
+                        logger.warning(f"No state from {tracker.name_of(peer)}: {why}")
+                        tracker.cannot_hand_over(peer)
+                        failed.add(peer)
+                    if error.has_begun:
+                        deadline += time.monotonic() - asked_at
+            if busy_seconds and busy_so_far < MAX_WAIT_SECONDS:
+                busy_seconds, waits_since = max(MIN_BUSY_SECONDS, busy_seconds), time.monotonic()
+                reason = "those who have it hand it over to others first"
+                logger.warning(f"The state is handed over to others first: this peer waits {busy_seconds:.0f} s")
+                yield from self._until_refreshed(busy_seconds, at_least=True)
+                waited = time.monotonic() - waits_since
+                busy_so_far, deadline = busy_so_far + waited, deadline + waited
+            else:
+                yield from self._until_refreshed(1.0)
+            if time.monotonic() - began > SUPERIOR_SECONDS:
+                # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
+                for peer_id in set(tracker.superiors) - set(tracker.donors(min_step=version.step)):
+                    tracker.cannot_hand_over(peer_id)
+        if self._should_stop():
+            return False
+        said = f"The swarm's state could not be downloaded in {time.monotonic() - began:.0f} s ({reason})"
+        if joins and version.untouched:
+            raise InputError(f"{said}: check that the peers of --initial-peers can be reached and start again.")
+        logger.warning(f"{said}: this peer trains on without those who are ahead, and tries again later")
+        for peer_id in set(tracker.superiors) & tracker.others.keys():
+            if tracker.others[peer_id].step > version.step:
+                tracker.cannot_hand_over(peer_id)
+        return False
+
+    def _download(self, donors: Sequence[PeerID], joins: bool) -> Steps:
+        """The state of one of these; False if this peer has come as far by itself meanwhile.
+
+        :raises NoState: none of them has handed it over
+        """
+        version, tracker, began = self._version, self._tracker, time.monotonic()
+        claimed = {peer: record.step for peer, record in tracker.others.items() if peer in donors}
+        claimed |= {peer: step for peer, step in self._claimed.items() if peer in claimed}
+        before = version.step, version.lineage
+        try:
+            fetched = yield from self._fetch(donors, version.state.max_bytes, is_awaited=joins)
+        except NoState as error:
+            self._claimed = claimed if error.has_begun else {}
+            raise
+        donor, description, layout, content = fetched
+        self._claimed = {}
+        try:
+            tensors = unpack(layout, content)
+            with version.lock:
+                step = description.get("step") if isinstance(description, dict) else None
+                if type(step) is int and step <= version.step and (version.step, version.lineage) != before:
+                    return False
+                self._check_step(donor, step, max(version.step, claimed.get(donor, 0)))
+                version.load(description, tensors)
+                self._gradients.reset()  # with local steps it is what the next one downloads
+        except RoundFailed as error:
+            raise NoState({donor: str(error)}) from error
+        self.last_donor = donor
+        tracker.has_handed_over(donor)
+        if version.lineage != before[1]:
+            tracker.came_back()
+        seconds, name = time.monotonic() - began, tracker.name_of(donor)
+        logger.warning(f"Took over step {version.step} from {name}: {len(content) / 1e6:.1f} MB in {seconds:.1f} s")
+        return True
+
+    def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
+        """:raises RoundFailed: the donor has less than it said, or more than this peer can believe"""
+        if type(step) is not int:
+            return  # whoever loads the state says so
+        if step < wanted:
+            raise RoundFailed(f"it holds step {step} only, and not {wanted}")
+        if step > wanted + MAX_UPDATES or not self._tracker.may_hold(donor, step):
+            raise RoundFailed(f"it holds step {step}, and nobody else is near that")
+
+    def _follow(self, donors: Sequence[PeerID]) -> Generator[Future | None, None, int]:
+        """Make the updates that others have made since they had this peer's weights; returns how many.
+
+        :param donors: all of them hold the same averages, so the one with the fastest line may hand them over
+        """
+        made, donor = 0, None
+        while donors and made < MAX_UPDATES:
+            try:
+                donor, lineage, average = yield from self._fetch_average(donors)
+            except RoundFailed as error:  # it has not made the next one yet, or is gone
+                logger.debug(f"no further average: {error}")
+                break
+            with self._version.lock:
+                self._gradients.follow(average)
+                self._apply()
+                self._gradients.release()
+                self._version.advance(lineage)
+            made += 1
+            donors = [donor, *(peer for peer in donors if peer != donor)]
+        if made:
+            name, updates = self._tracker.name_of(donor), f"{made} update{'s' * (made != 1)}"
+            logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
+        return made
+
+    def _fetch_average(
+        self, donors: Sequence[PeerID]
+    ) -> Generator[Future | None, None, tuple[PeerID, bytes, torch.Tensor]]:
+        size = self._averager.vector.shape
+        most = size.numel() * torch.float32.itemsize + MAX_DESCRIPTION_BYTES
+        fetched = yield from self._fetch(donors, most, average_of=self._version.step)
+        donor, description, layout, content = fetched
+        try:
+            step, before, lineage = description
+            (average,) = unpack(layout, content)
+        except (TypeError, ValueError) as error:
+            raise RoundFailed(f"the average's description is malformed: {error!r}") from error
+        if (step, before) != (self._version.step, self._version.lineage):
+            raise RoundFailed("the average belongs to other weights")
+        if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
+            raise RoundFailed("the average's description is out of bounds")
+        if average.shape != size or not average.is_floating_point() or not torch.isfinite(average).all():
+            raise RoundFailed("it is no average of this model")
+        return donor, lineage, average
+
+    def _fetch(self, donors: Sequence[PeerID], max_bytes: int, **wishes) -> Generator[Future | None, None, tuple]:
+        """What the averaging process has downloaded.
+
+        :raises NoState: from none of them
+        """
+        averager = self._averager
+        download = averager.download_state(donors, max_bytes, **wishes)
+        looks, silent_seconds = averager.looks, 0.0
+        looked_at = told_at = time.monotonic()
+        try:
+            while not download.done():
+                if self._should_stop():
+                    raise NoState({}, "this peer is leaving")
+                averager.check_alive()
+                yield download
+                now = time.monotonic()
+                # Not by the clock alone: while this process itself stands still, nothing is seen of the other one.
+                silent_seconds += min(now - looked_at, POLL_SECONDS)
+                looked_at = now
+                if looks != (looks := averager.looks):
+                    silent_seconds = 0.0
+                if silent_seconds > HANGS_SECONDS:
+                    averager.kill()  # it is stopped: who notices that it has died starts this peer again
+                if now - told_at > TELL_SECONDS:
+                    told_at = now
+                    self._tell(donors, "average" if "average_of" in wishes else "state")
+        finally:
+            if not download.done():
+                averager.cancel_download()
+        return download.result()
+
+    def _tell(self, donors: Sequence[PeerID], what: str) -> None:
+        arrived = self._averager.arrived
+        if arrived.total_bytes:
+            name = self._tracker.name_of(donors[arrived.donor])
+            so_far = f"{arrived.num_bytes / 1e6:.0f} of {arrived.total_bytes / 1e6:.0f} MB from {name}"
+            left = f", {arrived.seconds_left:.0f} s left" if arrived.seconds_left < float("inf") else ""
+            logger.warning(f"{what}: {so_far}{left}")
+
+    def _until_refreshed(self, seconds: float, at_least: bool = False) -> Generator[Future | None, None, None]:
+        """Wait until records that were asked for after this call have come; not longer, or just as long."""
+        deadline, wanted = time.monotonic() + seconds, self._tracker.ask_refreshed()
+        while time.monotonic() < deadline and not self._should_stop():
+            if not at_least and self._tracker.refreshes >= wanted:
+                return
+            self._tracker.hurry()
+            yield None
+
+    # ---- whom to believe --------------------------------------------------------------------------------------------
+
+    def find_healer(self) -> PeerID | None:
+        """Who can replace weights out of which nothing useful comes, if anybody can: not who they came from, if so.
+
+        :raises InputError: they are not finite, and nobody is there
+        """
+        donors = self._tracker.donors(min_step=self._version.step - RECORDS_LAG)
+        if not self._tracker.others and not all(torch.isfinite(weight).all() for weight in self._gradients.weights):
+            raise InputError(
+                "The weights are not finite any more, and nobody is there who could replace them: start again, which "
+                "goes on from the newest checkpoint that is sound; if it comes to this again, lower --learning-rate."
+            )
+        if self._version.untouched and self._version.step == 0:
+            return None  # these weights are the recipe's: nobody has better ones
+        others = [donor for donor in donors if donor != self.last_donor] or donors
+        return random.choice(others) if others else None  # the first one may be as ill as this peer
+
+    def refused_by(self, leader: PeerID) -> None:
+        """It says that it averages another model; who has taken part in the swarm knows that it does not matter.
+
+        :raises InputError: this peer has not
+        """
+        name = self._tracker.name_of(leader)
+        if self._version.untouched and self._version.step == 0:
+            raise InputError(
+                f"{name} averages another model than this peer does: start it with the recipe of the swarm (give "
+                "--initial-peers and nothing else)."
+            )
+        logger.warning(f"Ignoring {name}, who wants to lead and says that it averages another model")
+        self._tracker.distrusted.add(leader)

@@ -1,0 +1,81 @@
+"""A round while it runs in the background: whom it waits for, how it ends, and what this peer brought to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from swarm.averaging.averager import SwarmAverager
+from swarm.protocol.messages import CollaborationOptions, Member, RoundFailed, Ticket
+from swarm.protocol.round_report import RoundEvent, RoundReport
+from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
+from swarm.training.throughput import Work
+
+LEAVE_SECONDS = 2.0
+HANGS_SECONDS = 30.0
+"""After the time at which the averaging process gives a round up, if it still runs."""
+
+
+class PendingRound:
+    """A round that is on its way, and what this peer brought to it.
+
+    :param averager: runs it
+    :param ticket: what this peer brings
+    :param members: who may come
+    :param options: how patient this peer is
+    :param work: what it took to compute it
+    """
+
+    def __init__(
+        self,
+        averager: SwarmAverager,
+        ticket: Ticket,
+        members: Sequence[Member],
+        options: CollaborationOptions,
+        work: Work,
+    ):
+        self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
+        self.expected = {member.peer_id for member in members if member.awaited}
+        self._averager = averager
+        timeout_seconds = averager.longest_round_seconds(options.averaging_timeout_seconds, members)
+        self._patience_seconds = timeout_seconds + HANGS_SECONDS
+        self.future = averager.run_round(ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds)
+
+    def expect(self, members: Sequence[Member]) -> None:
+        """As peers come and go."""
+        expected = {member.peer_id for member in members if member.awaited}
+        if expected != self.expected:
+            self.expected = expected
+            self._averager.expect(expected)
+
+    def wait(self, members: Callable[[], Sequence[Member]], should_stop: Callable[[], bool]) -> RoundReport:
+        """Its result; meanwhile nothing is computed.
+
+        :raises Behind, Refused, RoundFailed, ShortBatch: as it ended
+        """
+        blocked_since, waited_seconds = time.perf_counter(), 0.0
+        while not self.future.done():
+            wait_a_little(self.future)
+            waited_seconds += POLL_SECONDS  # not by the clock: while this process itself stands still, nothing comes
+            if waited_seconds > self._patience_seconds:
+                self._averager.kill()  # it is stopped: who notices that it has died starts this peer again
+            self._averager.check_alive()
+            if should_stop():
+                self.settle()
+                break
+            self.expect(members())
+        self.blocked_seconds = time.perf_counter() - blocked_since
+        if not self.future.done():
+            raise RoundFailed("this peer is leaving")
+        return self.future.result()
+
+    def failed(self, error: Exception) -> RoundEvent:
+        """It ended like this."""
+        return RoundEvent.of_failure(self.ticket, error, self.work.seconds, self.blocked_seconds)
+
+    def settle(self) -> None:
+        """This peer leaves: a round that is nearly done may end, for the sake of the others."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while not self.future.done() and self._averager.is_alive() and time.monotonic() < deadline:
+            wait_a_little(self.future)
+        self._averager.cancel_round()

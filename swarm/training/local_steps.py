@@ -1,0 +1,274 @@
+"""Local training (DiLoCo): each peer makes optimizer steps of its own, and the swarm averages how far they have come.
+
+Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models" (arXiv 2311.08105).
+An average is applied when it arrives, and what has been computed meanwhile stays on top of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hivemind.utils import get_logger
+from torch import nn
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+from swarm.state_sync.training_state import SharedState
+from swarm.training.coordinator import Collaboration
+from swarm.training.gradient_buffer import GradientVector, averaged_tensors
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Has to agree between peers.
+
+    :param steps: optimizer steps that each of equal peers makes between two global updates
+    :param learning_rate: of the outer optimizer, SGD with Nesterov momentum; 1 without momentum takes over the average
+    :param momentum: of the outer optimizer; DiLoCo's 0.9 (at a rate of 0.7) overshoots where averages arrive late
+    :raises InputError: a value cannot work
+    """
+
+    steps: int = 16
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> LocalSteps | None:
+        """What the recipe says; None if its peers make no local steps."""
+        if recipe.averaging != "local":
+            return None
+        return cls(recipe.local_steps, recipe.outer_learning_rate, recipe.outer_momentum)
+
+    def __post_init__(self):
+        if self.steps < 1 or self.learning_rate <= 0 or not 0 <= self.momentum < 1:
+            raise InputError(
+                f"{self} cannot work: at least 1 local step, a positive outer learning rate, a momentum from 0 to 1."
+            )
+
+
+class PseudoGradient(GradientVector):
+    """What a round averages: how far local steps have moved the weights away from those of the swarm, its *anchors*.
+
+    The gradients themselves are added up for the next local step, and serve this peer alone.
+
+    :param params: the weights that local steps change, n numbers in all
+    :param buffers: float buffers, averaged as they are
+    :param local: the outer optimizer
+    """
+
+    def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor], local: LocalSteps):
+        self.anchors = [nn.Parameter(param.detach().clone()) for param in params]
+        self._sent = [param.detach().clone() for param in params]
+        self.outer = torch.optim.SGD(self.anchors, local.learning_rate, local.momentum, nesterov=local.momentum > 0)
+        self.samples = 0
+        """Whose gradients have not been used for a local step yet."""
+        self._owed: torch.Tensor | None = None
+        """Shape [n], sum over samples: what earlier roundings left out, and a round that failed took along in vain."""
+        super().__init__(params, buffers, overlap=True)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """Those that all peers have in common."""
+        return self.anchors
+
+    def hand_over_own(self) -> None:
+        """Put the mean of the own gradients into ``param.grad``, for a local step; the next one begins."""
+        super().average_alone(self.samples)
+        super().hand_over()
+        self._sum.zero_()
+        self.samples, self._good_buffers = 0, [buffer.clone() for buffer in self._buffers]
+
+    def drop_own(self) -> int:
+        """Forget gradients that are not finite; of how many samples they were."""
+        if self._has_finite_sum:
+            return 0
+        self._sum.zero_()
+        for buffer, good in zip(self._buffers, self._good_buffers, strict=True):
+            buffer.copy_(good)
+        dropped, self.samples = self.samples, 0
+        return dropped
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """The weights are the swarm's, and a step begins."""
+        super().reset()
+        self.samples, self._owed, self._good_buffers = 0, None, self._buffers_before
+        for param, anchor in zip(self.params, self.anchors, strict=True):
+            anchor.copy_(param)
+
+    @torch.no_grad()
+    def drop(self) -> None:
+        """Forget the local steps since the last global update, also what they did to the buffers."""
+        super().drop()
+        self.samples, self._owed, self._good_buffers = 0, None, self._buffers_before
+        self.show_anchors()
+
+    @torch.no_grad()
+    def show_anchors(self) -> None:
+        """The model has the weights of the swarm; local steps are forgotten unless they are kept elsewhere."""
+        for param, anchor in zip(self.params, self.anchors, strict=True):
+            param.copy_(anchor)
+
+    @property
+    def is_finite(self) -> bool:
+        return all(torch.isfinite(tensor).all() for tensor in (*self.params, *self._buffers))
+
+    @torch.no_grad()
+    def _depart(self) -> None:
+        """The pseudo-gradient of now is the average, until there is one."""
+        for param, anchor, sent, view in zip(self.params, self.anchors, self._sent, self._average_views, strict=True):
+            sent.copy_(param)
+            torch.sub(anchor, param, out=view)
+
+    def to_wire(self, samples: int) -> None:
+        """Write how far the weights have come, and the buffers. Local steps go on from here."""
+        self._depart()
+        self._write(self._average, 1.0)
+        if self._owed is not None and samples:
+            self.wire[: len(self._owed)].add_(self._owed, alpha=1 / samples)
+            self._owed = None
+
+    @torch.no_grad()
+    def take_back(self, samples: int) -> None:
+        """The round has failed: the weights still hold what was to be sent, and the next round sends it again.
+
+        What they do not hold is what ``ErrorFeedback`` added to it, less what that kept of it.
+        """
+        for anchor, sent, view in zip(self.anchors, self._sent, self._average_views, strict=True):
+            torch.sub(anchor, sent, out=view)  # again, because local steps have used these since
+        added = self.wire[: self._average.numel()] - self._average.cpu()
+        if samples and added.any():
+            self._owed = added.mul_(samples)
+
+    def from_wire(self) -> None:
+        """Take over the average of the swarm."""
+        super().from_wire()
+        self._buffers_before = self._good_buffers = [buffer.clone() for buffer in self._buffers]
+
+    def average_alone(self, samples: int) -> None:
+        """The own pseudo-gradient, where there is nobody to average with."""
+        self._depart()
+
+    def follow(self, average: torch.Tensor) -> None:
+        """Make the outer step of an update that others have made; local steps of this peer are forgotten."""
+        self.drop()
+        self._depart()
+        super().follow(average)
+
+    @torch.no_grad()
+    def hand_over(self) -> None:
+        """Make the outer step; what local steps have done since the round began stays, on top of it."""
+        progress = [param - sent for param, sent in zip(self.params, self._sent, strict=True)]
+        for anchor, view in zip(self.anchors, self._average_views, strict=True):
+            anchor.grad = view if anchor.dtype == view.dtype else view.to(anchor.dtype)
+        self.outer.step()
+        for param, anchor, more in zip(self.params, self.anchors, progress, strict=True):
+            anchor.grad = None
+            param.copy_(anchor).add_(more)
+
+
+def _nothing() -> None:
+    """The outer step is made when the average is handed over."""
+
+
+class LocalCollaboration(Collaboration):
+    """One peer's part in a swarm whose peers make local steps.
+
+    The optimizer step that follows a true :meth:`contribute` is a local one; :meth:`finish_step` ends it. Global
+    updates happen within these two.
+    """
+
+    def __init__(self, *arguments, local: LocalSteps, **options):
+        self.local, self._weights_may_be_why = local, False
+        super().__init__(*arguments, **{**options, "apply": _nothing})
+
+    def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[PseudoGradient, SharedState]:
+        params, buffers = averaged_tensors(model, optimizer)
+        vector = PseudoGradient(params, buffers, self.local)
+        anchors = dict(zip(params, vector.anchors, strict=True))
+        return vector, SharedState(model, [optimizer, vector.outer], anchors)
+
+    @property
+    def local_batch_size(self) -> float:
+        """Samples of a local step: equal peers make ``local.steps`` of them for a global update."""
+        return self.target_batch_size / (self.local.steps * max(1, len(self.tracker.members)))
+
+    def contribute(self, samples: int, loss: float) -> bool:
+        """After a backward pass.
+
+        :returns: True when a local step is due: its gradient is in ``param.grad``, update the weights and call
+            :meth:`finish_step`. False: go on with the next micro-batch.
+        """
+        self._count(samples, loss)
+        vector = self._gradients
+        vector.samples += samples
+        may_begin = self._pending is None and not self._catching_up.is_behind
+        is_last = may_begin and self._is_over  # a round begins with all that has been computed
+        is_due = is_last or vector.samples >= self.local_batch_size
+        if is_due and (dropped := vector.drop_own()):
+            return self._leave_out(dropped)
+        if not is_due:  # a round that began now would count samples that no local step has used
+            if self._pending is not None:
+                self._synchronise_all()
+            else:
+                self._is_catching_up()
+            return False
+        self._pace.keep()
+        self._weights_may_be_why = False
+        self.version.lock.acquire()  # nobody may download a half-made step
+        vector.hand_over_own()
+        return True
+
+    def _leave_out(self, samples: int) -> bool:
+        """A local step of so many samples; after several in a row the weights may be why."""
+        logger.warning(f"A local step after step {self.step} is not finite: its {samples} samples are dropped")
+        self._weights_may_be_why |= self._pace.drop(samples)
+        self.tracker.report(samples=self.samples)
+        if self._weights_may_be_why and self._pending is None:
+            donor = self._follower.find_healer()
+            self._weights_may_be_why = donor is None and bool(self.tracker.others)  # they may be making this update
+            if donor is not None:
+                self._catch_up(donor)
+                return False
+            self._gradients.drop()  # back to those that the last global update has made
+            self._pace.take()
+            self.tracker.report(samples=0)
+        self._synchronise_all()
+        return False
+
+    def finish_step(self) -> None:
+        """The local step has been made: begin a round, or apply its average, if it is time."""
+        self._gradients.release()
+        self.version.lock.release()
+        self._synchronise_all()
+
+    def _synchronise_all(self) -> None:
+        if self._synchronise():
+            super().finish_step()
+
+    def before_validation(self) -> None:
+        """The swarm's weights are validated, not this peer's."""
+        super().before_validation()
+        self._aside = [param.detach().clone() for param in self._gradients.params]
+        self._gradients.show_anchors()
+
+    def after_validation(self) -> None:
+        """Local steps go on where they were."""
+        with torch.no_grad():
+            for param, aside in zip(self._gradients.params, self._aside, strict=True):
+                param.copy_(aside)
+        super().after_validation()
+
+    def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The model's state with the weights of the swarm in place of this peer's."""
+        anchors = zip(self._gradients.params, self._gradients.anchors, strict=True)
+        by_address = {param.data_ptr(): anchor.detach() for param, anchor in anchors}
+        return {name: by_address.get(tensor.data_ptr(), tensor) for name, tensor in state_dict.items()}
+
+    def leave(self) -> None:
+        """Say goodbye and stop; the model keeps the weights of the swarm."""
+        super().leave()
+        self._gradients.show_anchors()

@@ -1,0 +1,235 @@
+"""Train any LightningModule with a swarm: ``Trainer(strategy=SwarmStrategy(target_batch_size=256, run_id="mine"))``.
+
+Everything else about the Trainer stays as it is. One *optimizer step* of Lightning (``trainer.global_step``,
+``max_steps``, the logged step, schedulers, gradient clipping, ``on_before_optimizer_step``) is one update of the whole
+swarm, however many micro-batches this peer needs for its part.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from hivemind import DHT
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch.optim import Optimizer
+
+from recipe.errors import InputError
+from recipe.heap import keep_heap
+from swarm.averaging.compression import Codec
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.protocol.messages import MAX_STEP, CollaborationOptions
+from swarm.runtime import fault_injection as faults
+from swarm.runtime.processes import keep_signal_handlers
+from swarm.training.coordinator import Collaboration
+from swarm.training.local_steps import LocalCollaboration, LocalSteps
+
+EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
+
+
+class SwarmStrategy(SingleDeviceStrategy):
+    """Collaborative averaging to a target batch size, on one device per peer.
+
+    :param target_batch_size: samples over all peers per global update; equal on all peers
+    :param run_id: peers of the same run (and the same target batch size and model) meet
+    :param initial_peers: addresses of peers that are there already; none starts a new swarm
+    :param name: public name of this peer
+    :param network: ports, addresses and identity, if the defaults do not do; replaces ``initial_peers``
+    :param dht: a DHT that runs already; it is left running
+    :param namespace: only peers with the same one meet; by default made of run, target batch size and codec
+    :param options: patience of this peer
+    :param stop_requested: when set, this peer leaves at the next opportunity
+    :param codec: how gradients travel: none (float32), fp16 or int8 (half, a quarter of the bytes), or powersgd
+        (matrices as products of thin ones with ``rank`` columns); equal on all peers
+    :param local: peers make optimizer steps of their own between global updates (DiLoCo); equal on all peers
+    :param max_step: at which the run is over; no peer is believed to be further
+    :param keep_own: called with this peer's step before weights that it has trained are replaced by far others
+    :raises InputError: a Trainer or module that cannot work this way, or a network that does not answer
+    """
+
+    strategy_name = "swarm"
+
+    def __init__(
+        self,
+        target_batch_size: int,
+        run_id: str,
+        initial_peers: Sequence[str] = (),
+        *,
+        name: str = "peer",
+        network: NetworkOptions | None = None,
+        dht: DHT | None = None,
+        namespace: str | None = None,
+        options: CollaborationOptions | None = None,
+        stop_requested: threading.Event | None = None,
+        codec: str = "none",
+        rank: int = 8,
+        local: LocalSteps | None = None,
+        max_step: int = MAX_STEP,
+        keep_own: Callable[[int], None] = lambda step: None,
+    ):
+        super().__init__()
+        if target_batch_size < 1:
+            raise InputError(f"The target batch size is {target_batch_size}: it has to be at least 1 sample.")
+        self.target_batch_size, self.name = target_batch_size, name
+        self.options, self.codec, self.local = options, Codec(codec, rank), local
+        kind = self.codec if local is None else f"{self.codec}-{local.steps}-{local.learning_rate}-{local.momentum}"
+        self.namespace = namespace or f"{run_id}-{target_batch_size}-{kind}".replace(".", "_")
+        self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
+        self.dht, self._owns_dht = dht, dht is None
+        self.stop_requested = stop_requested or threading.Event()
+        self.max_step, self.keep_own = max_step, keep_own
+        self.collaboration: Collaboration | None = None
+        self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
+        self._micro_batch_samples = 0
+
+    @property
+    def root_device(self) -> torch.device:
+        return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
+
+    @property
+    def _trainer(self) -> Trainer:
+        return self.lightning_module.trainer
+
+    # ---- life of the strategy ---------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        keep_heap()  # of anybody's own Trainer, too
+        if len(self.parallel_devices) > 1:
+            raise InputError("A peer computes on one device: set devices=1 and start a peer for each GPU.")
+        if self.dht is None and self._trainer.state.fn == TrainerFn.FITTING:  # testing a model needs no swarm
+            self.dht = start_dht(self.network)
+            print(f"Other peers join with initial_peers={visible_addresses(self.dht)}", flush=True)
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) != 1 or not self.lightning_module.automatic_optimization:
+            raise InputError(
+                "SwarmStrategy needs one optimizer and automatic optimization: change the LightningModule."
+            )
+        if trainer.precision == "16-mixed":
+            raise InputError(
+                "SwarmStrategy cannot share loss scales between peers: use precision 'bf16-mixed' or '32'."
+            )
+        if self.codec.name == "int8" and any(buffer.is_floating_point() for buffer in self.lightning_module.buffers()):
+            raise InputError(
+                "The codec int8 is too coarse for this model's running statistics (float buffers): use codec 'fp16'."
+            )
+        if trainer.accumulate_grad_batches != 1:
+            raise InputError("A swarm accumulates to the target batch size itself: leave accumulate_grad_batches at 1.")
+        for config in self.lr_scheduler_configs:
+            if config.reduce_on_plateau:
+                raise InputError("A swarm steps schedulers by global update: ReduceLROnPlateau cannot be used.")
+            config.interval = EVERY_UPDATE
+
+    def barrier(self, name: str | None = None) -> None:
+        """Lightning waits here for all processes before it trains: this is where a peer joins the swarm."""
+        if name == "run-stage" and self._trainer.state.fn == TrainerFn.FITTING:
+            self._join()
+
+    def _join(self) -> None:
+        with keep_signal_handlers():
+            kind = Collaboration if self.local is None else partial(LocalCollaboration, local=self.local)
+            self.collaboration = kind(
+                self.dht,
+                self.namespace,
+                self.lightning_module,
+                self.optimizers[0],
+                self.target_batch_size,
+                self.name,
+                step=self._trainer.global_step,
+                options=self.options,
+                should_stop=self.stop_requested.is_set,
+                codec=self.codec,
+                apply=self._make_update,
+                max_step=self.max_step,
+            )
+        self.collaboration.version.keep_own = self.keep_own
+        self.collaboration.join()
+        self._adopt_step(completed=self.collaboration.step)
+        self._trainer.should_stop |= self.stop_requested.is_set()
+
+    def on_validation_start(self) -> None:
+        if self.collaboration is not None:
+            self.collaboration.before_validation()
+        super().on_validation_start()
+
+    def on_validation_end(self) -> None:
+        if self.collaboration is not None:
+            self.collaboration.after_validation()
+        super().on_validation_end()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        state = super().lightning_module_state_dict()
+        return state if self.collaboration is None else self.collaboration.shared(state)
+
+    def leave(self) -> None:
+        """Leave the swarm; the model keeps the last averaged weights."""
+        collaboration, self.collaboration = self.collaboration, None  # whose processes nobody misses from now on
+        if collaboration is not None:
+            collaboration.leave()
+        if self._owns_dht and self.dht is not None:
+            stop_dht(self.dht)
+            self.dht = None
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self.leave()
+
+    def teardown(self) -> None:
+        self.leave()
+        super().teardown()
+
+    # ---- every micro-batch ------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._micro_batch_samples = extract_batch_size(args[0] if args else next(iter(kwargs.values())))
+        return super().training_step(*args, **kwargs)
+
+    def pre_backward(self, closure_loss: torch.Tensor) -> None:
+        self.collaboration.begin_backward(self._micro_batch_samples)
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: LightningModule | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        loss = closure()
+        faults.at("computing", self.collaboration.step)
+        averaged = loss is not None and self.collaboration.contribute(self._micro_batch_samples, float(loss))
+        if averaged:
+            super().optimizer_step(optimizer, lambda: loss, model=model, **kwargs)
+            self.collaboration.finish_step()
+        # Lightning counts this call as a step when it returns
+        self._adopt_step(completed=self.collaboration.step - 1)
+        if self.stop_requested.is_set():
+            self._trainer.should_stop = True
+            self._trainer.limit_val_batches = 0  # no last validation for somebody who wants to leave
+        return loss
+
+    def _make_update(self) -> None:
+        """One that the swarm has made without this peer, as Lightning makes its own: with hooks and clipping."""
+        self._adopt_step(completed=self.collaboration.step)
+        super().optimizer_step(self.optimizers[0], lambda: None, model=self.lightning_module)
+
+    def _adopt_step(self, completed: int) -> None:
+        """Make Lightning's counters and the schedulers say what the swarm's step is."""
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        progress = epoch_loop.automatic_optimization.optim_progress.optimizer.step
+        for counter in (progress.total, progress.current):
+            counter.ready = counter.completed = completed
+        epoch_loop._batches_that_stepped = completed
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            for config in self.lr_scheduler_configs:
+                while config.scheduler.last_epoch < self.collaboration.step:
+                    config.scheduler.step()
