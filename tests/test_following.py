@@ -170,7 +170,7 @@ def test_who_has_lost_an_average_gets_it_from_another_and_needs_no_state(codec):
 
 def train_beside_a_slow_answer(name, initial_peers, line):
     """The first time that there is no further average, this takes a second to find out."""
-    fetch, waits = Follower._fetch_average, []
+    fetch, waits = Follower._fetch_averages, []
 
     def fetch_slowly(self, donors):
         try:
@@ -184,7 +184,7 @@ def train_beside_a_slow_answer(name, initial_peers, line):
 
     if name == "b":
         lose_an_average(7)
-        Follower._fetch_average = fetch_slowly
+        Follower._fetch_averages = fetch_slowly
     options = {"overlap": True, "local": LocalSteps(2, 0.7, 0.9), "codec": "fp16"}
     return take_part(name, initial_peers, line, Plan(compute_seconds=0.03), options, 3, min_peers=3, max_steps=40)
 

@@ -20,10 +20,10 @@ from swarm.network.known_peers import peer_of_address
 from swarm.network.run_names import is_run_id, key_prefix
 from swarm.network.signed_records import RUNS_KEY, owned_entries
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Raised when peers of two versions could no longer train together.
 
-8: progress records carry a lineage, which at step 0 is a digest of the weights; states are asked for piece by piece.
+9: averages that follow each other travel together.
 """
 
 MAX_CARD_BYTES = 64 * 1024

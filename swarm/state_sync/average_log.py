@@ -14,8 +14,12 @@ import torch
 
 KEEP_SECONDS = 30.0
 """After the last request: somebody may still have to catch up with one more update."""
-MAX_AVERAGES, MAX_HELD_BYTES = 16, 2**31
-"""Whose line lets an average through faster than updates are made has at most six to make up for."""
+MAX_AVERAGES, MAX_HELD_BYTES = 64, 2**29
+"""Most averages that are kept, and the most memory that they take."""
+MIN_AVERAGES = 6
+"""Kept however large they are: a peer whose link is faster than the updates has at most so many to make up for."""
+MAX_BATCH_BYTES = 2**24
+"""Averages that follow each other travel together up to this size: for a small model one by one takes too long."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Trail:
         kept = half if torch.equal(half.float(), vector) else vector.clone()
         self._averages.pop(step, None)
         self._averages[step] = Average(step, before, after, kept)
-        most = max(2, min(MAX_AVERAGES, MAX_HELD_BYTES // max(1, kept.nbytes)))
+        most = max(MIN_AVERAGES, min(MAX_AVERAGES, MAX_HELD_BYTES // max(1, kept.nbytes)))
         most = 1 if time.monotonic() > self.until else most
         while len(self._averages) > most:
             self._averages.popitem(last=False)
@@ -63,3 +67,15 @@ class Trail:
     def of(self, step: int) -> Average | None:
         """None if this update has not been made here, or long ago."""
         return self._averages.get(step)
+
+    def batch(self, step: int) -> list[Average]:
+        """The average of this update, and those that follow on it, as many as travel together."""
+        batch, num_bytes = [], 0
+        while (average := self.of(step)) is not None:
+            is_next = not batch or average.before == batch[-1].after
+            if not is_next or (batch and num_bytes + average.vector.nbytes > MAX_BATCH_BYTES):
+                break
+            batch.append(average)
+            num_bytes += average.vector.nbytes
+            step += 1
+        return batch

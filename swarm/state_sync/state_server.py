@@ -72,13 +72,14 @@ class StateTransfer(Serving):
     # ---- in the trainer process -----------------------------------------------------------------------------------
 
     def download_state(self, donors: Sequence[PeerID], max_bytes: int, **wishes):
-        """Download the state in the background, or an average that others have kept; one at a time.
+        """Download the state in the background, or averages that others have kept; one download at a time.
 
         :param donors: who may have it, the best first; where one is slow, others are tried beside it
         :param max_bytes: refuse to take more than this
         :param wishes: further ones, as for :class:`Download`
         :returns: a future of (donor, metadata, layout, bytes of the tensors for :func:`unpack`); raises
-            :class:`NoState`. The metadata of an average is (its step, the lineage before it, the lineage after it).
+            :class:`NoState`. The metadata of averages is (the first one's step, the lineage before it, the lineages
+            after each of them).
         """
         future = MPFuture()
         self._outer_pipe.send(("_download_state", [tuple(donors), max_bytes, wishes, future], {}))
@@ -277,11 +278,12 @@ class StateTransfer(Serving):
             self._export = None  # those who read it keep it, and nobody else
 
     def _kept_average(self, peer_id: PeerID, step: int) -> Snapshot | None:
-        kept = self._trail.of(step)
-        if kept is None or self._uploads.has_used_up(peer_id, kept.vector.nbytes):
+        batch = self._trail.batch(step)
+        if not batch or self._uploads.has_used_up(peer_id, batch[0].vector.nbytes):
             return None
-        layout, data = pack([kept.vector])
-        description = self.serializer.dumps(((step, kept.before, kept.after), layout))
+        layout, data = pack([average.vector for average in batch])
+        lineages = [average.after for average in batch]
+        description = self.serializer.dumps(((step, batch[0].before, lineages), layout))
         return Snapshot(None, asyncio.ensure_future(in_thread(content_of, description, data.numpy())), step)
 
     def _note_taken(self, peer_id: PeerID) -> None:

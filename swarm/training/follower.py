@@ -24,7 +24,7 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import LINEAGE_BYTES, RoundFailed
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
-from swarm.state_sync.average_log import MAX_AVERAGES
+from swarm.state_sync.average_log import MAX_AVERAGES, MAX_BATCH_BYTES
 from swarm.state_sync.download import NoState
 from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES
 from swarm.state_sync.serialization import unpack
@@ -283,41 +283,52 @@ class Follower:
         made, donor = 0, None
         while donors and made < MAX_UPDATES:
             try:
-                donor, lineage, average = yield from self._fetch_average(donors)
+                donor, lineages, averages = yield from self._fetch_averages(donors)
             except RoundFailed as error:  # it has not made the next one yet, or is gone
                 logger.debug(f"no further average: {error}")
                 break
-            with self._version.lock:
-                self._gradients.follow(average)
-                self._apply()
-                self._gradients.release()
-                self._version.advance(lineage)
-            made += 1
+            for lineage, average in zip(lineages, averages, strict=True):
+                with self._version.lock:
+                    self._gradients.follow(average)
+                    self._apply()
+                    self._gradients.release()
+                    self._version.advance(lineage)
+            made += len(averages)
             donors = [donor, *(peer for peer in donors if peer != donor)]
         if made:
             name, updates = self._tracker.name_of(donor), f"{made} update{'s' * (made != 1)}"
             logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
         return made
 
-    def _fetch_average(
+    def _fetch_averages(
         self, donors: Sequence[PeerID]
-    ) -> Generator[Future | None, None, tuple[PeerID, bytes, torch.Tensor]]:
+    ) -> Generator[Future | None, None, tuple[PeerID, list[bytes], list[torch.Tensor]]]:
+        """The averages of this peer's step and of some that follow, from one of these.
+
+        :raises RoundFailed: nobody has them, or they are none
+        """
         size = self._averager.vector.shape
-        most = size.numel() * torch.float32.itemsize + MAX_DESCRIPTION_BYTES
+        most = max(size.numel() * torch.float32.itemsize, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
         fetched = yield from self._fetch(donors, most, average_of=self._version.step)
         donor, description, layout, content = fetched
         try:
-            step, before, lineage = description
-            (average,) = unpack(layout, content)
+            step, before, lineages = description
+            averages = list(unpack(layout, content))
+            numbers = zip(lineages, averages, strict=True)
+            is_sound = all(self._is_average(lineage, average, size) for lineage, average in numbers)
         except (TypeError, ValueError) as error:
-            raise RoundFailed(f"the average's description is malformed: {error!r}") from error
+            raise RoundFailed(f"the averages' description is malformed: {error!r}") from error
         if (step, before) != (self._version.step, self._version.lineage):
-            raise RoundFailed("the average belongs to other weights")
-        if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
-            raise RoundFailed("the average's description is out of bounds")
-        if average.shape != size or not average.is_floating_point() or not torch.isfinite(average).all():
-            raise RoundFailed("it is no average of this model")
-        return donor, lineage, average
+            raise RoundFailed("the averages belong to other weights")
+        if not 1 <= len(averages) <= MAX_AVERAGES or not is_sound:
+            raise RoundFailed("they are no averages of this model")
+        return donor, lineages, averages
+
+    @staticmethod
+    def _is_average(lineage: object, average: torch.Tensor, shape: torch.Size) -> bool:
+        is_named = type(lineage) is bytes and len(lineage) == LINEAGE_BYTES
+        is_vector = average.shape == shape and average.is_floating_point()
+        return is_named and is_vector and bool(torch.isfinite(average).all())
 
     def _fetch(self, donors: Sequence[PeerID], max_bytes: int, **wishes) -> Generator[Future | None, None, tuple]:
         """What the averaging process has downloaded.
