@@ -28,7 +28,7 @@ from swarm.lanes import Lanes, count_lanes, in_thread
 from swarm.leftovers import use_socket_folder
 from swarm.outcomes import RoundReport
 from swarm.pipes import use_whole_pipes
-from swarm.processes import die_with_parent, stay_small
+from swarm.processes import die_with_parent, forget, stay_small
 from swarm.pulse import Pulse
 from swarm.rendezvous import Rendezvous
 from swarm.rounds import MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, ShortBatch, Ticket, first_members
@@ -59,6 +59,7 @@ class SwarmAverager(StateTransfer):
     :param min_samples: a group with fewer disperses, and its members compute on; all members must have the same
     :param codec: how gradients travel; all members must have the same
     :param shapes: of the parameters whose gradients the vector begins with
+    :param of_trainer: tensors that the trainer alone uses
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class SwarmAverager(StateTransfer):
         min_samples: int = 0,
         codec: Codec | None = None,
         shapes: Sequence[Sequence[int]] = (),
+        of_trainer: Sequence[torch.Tensor] = (),
     ):
-        codec = codec or Codec()
+        codec, self._of_trainer = codec or Codec(), of_trainer
         self._get_state, self._min_samples, self._codec = get_state, min_samples, codec.make()
         self._feedback = ErrorFeedback(self._codec, vector.numel())
         self._low_rank = codec.low_rank(shapes, vector.numel())
@@ -179,6 +181,7 @@ class SwarmAverager(StateTransfer):
         use_socket_folder(self.dht.sockets)
         die_with_parent()
         stay_small()
+        forget(self._of_trainer)
         super().run()
 
     async def add_p2p_handlers(self, *args, **kwargs):
