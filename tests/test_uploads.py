@@ -116,14 +116,28 @@ def test_nobody_gets_the_state_without_end():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("max_bytes", "kept"), [(10**6, 16), (4000, 5), (1, 2)])
+@pytest.mark.parametrize(("max_bytes", "kept"), [(10**6, 64), (8000, 10), (1, 6)])
 def test_a_trail_is_bounded_in_bytes(monkeypatch, max_bytes, kept):
     monkeypatch.setattr(trail, "MAX_HELD_BYTES", max_bytes)
     averages = Trail()
     averages.keep()
-    for step in range(40):
+    for step in range(90):
         averages.add(step, b"", b"", torch.full((200,), 1 / 3))  # 800 bytes, since fp16 would lose some of it
-    assert [step for step in range(40) if averages.of(step)] == list(range(40 - kept, 40))
+    assert [step for step in range(90) if averages.of(step)] == list(range(90 - kept, 90))
     averages.until = 0.0
-    averages.add(40, b"", b"", torch.zeros(200))
-    assert [step for step in range(41) if averages.of(step)] == [40]
+    averages.add(90, b"", b"", torch.zeros(200))
+    assert [step for step in range(91) if averages.of(step)] == [90]
+
+
+def test_averages_that_follow_each_other_travel_together(monkeypatch):
+    monkeypatch.setattr(trail, "MAX_BATCH_BYTES", 2500)
+    averages, third = Trail(), torch.full((200,), 1 / 3)
+    averages.keep()
+    for step in range(6):
+        averages.add(step, bytes([step]), bytes([step + 1]), third)
+    averages.add(6, b"another history", b"", third)
+    assert [average.step for average in averages.batch(1)] == [1, 2, 3], "800 bytes each"
+    assert [average.step for average in averages.batch(4)] == [4, 5], "the next one belongs to other weights"
+    assert averages.batch(7) == []
+    monkeypatch.setattr(trail, "MAX_BATCH_BYTES", 1)
+    assert [average.step for average in averages.batch(1)] == [1], "one in any case"

@@ -19,6 +19,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
 
 from recipe.errors import InputError
+<<<<<<< HEAD:swarm/averaging/averager.py
 from swarm.averaging.allreduce import ExactAllReduceRunner
 from swarm.averaging.compression import Codec, ErrorFeedback
 from swarm.averaging.matchmaking import Rendezvous
@@ -48,6 +49,26 @@ from swarm.runtime.pipes import use_whole_pipes
 from swarm.runtime.processes import die_with_parent, stay_small
 from swarm.state_sync.download import STREAM_SECONDS
 from swarm.state_sync.state_server import StateTransfer
+=======
+from swarm import faults
+from swarm.codecs import Codec, ErrorFeedback
+from swarm.distrust import MAX_BLAME_SECONDS, Distrust
+from swarm.download import STREAM_SECONDS
+from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
+from swarm.lanes import Lanes, count_lanes, in_thread
+from swarm.leftovers import use_socket_folder
+from swarm.outcomes import RoundReport
+from swarm.pipes import use_whole_pipes
+from swarm.processes import die_with_parent, forget, stay_small
+from swarm.pulse import Pulse
+from swarm.rendezvous import Rendezvous
+from swarm.rounds import MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, ShortBatch, Ticket, first_members
+from swarm.send_window import SendWindow
+from swarm.serving import tell_once
+from swarm.slow_members import SlowMembers
+from swarm.stream_limits import limits_of
+from swarm.transfer import StateTransfer
+>>>>>>> main:swarm/averager.py
 
 logger = get_logger(__name__)
 
@@ -70,6 +91,7 @@ class SwarmAverager(StateTransfer):
     :param min_samples: a group with fewer disperses, and its members compute on; all members must have the same
     :param codec: how gradients travel; all members must have the same
     :param shapes: of the parameters whose gradients the vector begins with
+    :param of_trainer: tensors that the trainer alone uses
     """
 
     def __init__(
@@ -81,8 +103,9 @@ class SwarmAverager(StateTransfer):
         min_samples: int = 0,
         codec: Codec | None = None,
         shapes: Sequence[Sequence[int]] = (),
+        of_trainer: Sequence[torch.Tensor] = (),
     ):
-        codec = codec or Codec()
+        codec, self._of_trainer = codec or Codec(), of_trainer
         self._get_state, self._min_samples, self._codec = get_state, min_samples, codec.make()
         self._feedback = ErrorFeedback(self._codec, vector.numel())
         self._low_rank = codec.low_rank(shapes, vector.numel())
@@ -190,6 +213,7 @@ class SwarmAverager(StateTransfer):
         use_socket_folder(self.dht.sockets)
         die_with_parent()
         stay_small()
+        forget(self._of_trainer)
         super().run()
 
     async def add_p2p_handlers(self, *args, **kwargs):

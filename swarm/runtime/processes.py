@@ -1,19 +1,26 @@
 """Children that never outlive the trainer, and signal handlers that survive hivemind."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import gc
+import mmap
 import multiprocessing
 import os
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import psutil
 
 from recipe.heap import give_back_heap
+
+if TYPE_CHECKING:
+    import torch  # takes seconds to import
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -42,6 +49,27 @@ def stay_small() -> None:
     """
     gc.freeze()
     give_back_heap()
+
+
+def forget(tensors: Iterable[torch.Tensor]) -> None:
+    """Let a forked process drop what it has inherited of these: it never reads them again.
+
+    It would keep every page that the trainer changes in its old state, in all as much as these tensors take. Their
+    values are undefined here from now on. Linux only.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if tensor.device.type != "cpu" or storage.is_shared():
+            continue
+        # Whole pages: the allocator's own words lie around them.
+        begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end:
+            libc.madvise(begin, end - begin, mmap.MADV_DONTNEED)
 
 
 def allow_many_files(most: int = 65_536) -> None:

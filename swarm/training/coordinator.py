@@ -89,8 +89,9 @@ class Collaboration:
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
         self.tracker = ProgressTracker(dht, namespace, target_batch_size, name, max_step)
         shapes = [param.shape for param in self._gradients.params]
+        of_trainer = [*model.parameters(), *model.buffers(), *self._gradients.own_tensors]
         self.averager = SwarmAverager(
-            self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec, shapes
+            self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec, shapes, of_trainer
         )
         self.averager.set_step(step, self.version.lineage)
         self._follower = Follower(

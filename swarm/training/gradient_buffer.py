@@ -45,6 +45,11 @@ class GradientVector:
         """Those that all peers have in common."""
         return self.params
 
+    @property
+    def own_tensors(self) -> list[torch.Tensor]:
+        """What never leaves the trainer: all but the wire."""
+        return [self._sum, self._average]
+
     @torch.no_grad()
     def receive(self, samples: int) -> None:
         """The backward pass that comes next adds its gradients, means over ``samples``, to the sum."""

@@ -74,6 +74,10 @@ class PseudoGradient(GradientVector):
         """Those that all peers have in common."""
         return self.anchors
 
+    @property
+    def own_tensors(self) -> list[torch.Tensor]:
+        return [*super().own_tensors, *self.anchors, *self._sent]
+
     def hand_over_own(self) -> None:
         """Put the mean of the own gradients into ``param.grad``, for a local step; the next one begins."""
         super().average_alone(self.samples)
@@ -161,7 +165,9 @@ class PseudoGradient(GradientVector):
     @torch.no_grad()
     def hand_over(self) -> None:
         """Make the outer step; what local steps have done since the round began stays, on top of it."""
-        progress = [param - sent for param, sent in zip(self.params, self._sent, strict=True)]
+        progress = self._sent  # which is not needed any more: the next round writes it anew
+        for param, sent in zip(self.params, self._sent, strict=True):
+            torch.sub(param, sent, out=sent)
         for anchor, view in zip(self.anchors, self._average_views, strict=True):
             anchor.grad = view if anchor.dtype == view.dtype else view.to(anchor.dtype)
         self.outer.step()
