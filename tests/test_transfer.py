@@ -23,6 +23,7 @@ from swarm.protocol.messages import RoundFailed
 from swarm.state_sync import donor_race as race_module
 from swarm.state_sync import download as download_module
 from swarm.state_sync import uploads as uploads_module
+from swarm.state_sync.average_log import MAX_AVERAGES
 from swarm.state_sync.download import Busy, Download, NoState
 from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer, Wish, ask_for
 from swarm.state_sync.pull import Pull
@@ -128,7 +129,7 @@ def test_who_has_taken_the_state_gets_the_averages_of_the_updates_since():
         download = await fetch(donor, "anna", average_of=0)
         assert donor.handed_over == [], "it has yet to ask for more"
         description, layout = donor.serializer.loads(download.offer.description)
-        assert list(description) == [0, b"before", b"after"]
+        assert list(description) == [0, b"before", [b"after"]]
         assert torch.equal(*unpack(layout, download.content), average)
         for peer in ("anna", "a stranger"):
             with pytest.raises(RoundFailed, match="does not have it"):
@@ -375,7 +376,7 @@ def test_who_is_too_far_behind_gets_no_average_any_more():
         reader, writer = await donor.open_stream("a stranger")
         await P2P.send_protobuf(DownloadData(metadata=Wish(0).to_bytes()), writer)
         await P2P.receive_protobuf(DownloadData, reader)  # from now on the trail is kept
-        for step in range(1, 17):
+        for step in range(1, MAX_AVERAGES + 1):
             assert not reader.at_eof()
             await donor._keep_average(step, b"", b"")
         with pytest.raises(asyncio.IncompleteReadError):

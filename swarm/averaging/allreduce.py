@@ -11,8 +11,8 @@ that encoded adds it to its contribution to the next round (:class:`~swarm.avera
 More differences: weights come from the tickets that the whole group has seen, not from the sender's own messages;
 parts that are not finite, are far too large or have another shape ban their sender, and whoever sends such parts or
 such averages is named (``blamed``); only some parts are on their way at once (``send_window``); a member can
-be given up at any time (``striped_allreduce``); and a reducer keeps its stream open until the sender has read all results
-and hangs up (see :func:`until_caller_hangs_up`).
+be given up at any time (``striped_allreduce``); and a reducer keeps its stream open until the sender has read all
+results and hangs up (see :func:`until_caller_hangs_up`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
 
 from recipe.errors import InputError
-<<<<<<< HEAD:swarm/averaging/averager.py
 from swarm.averaging.allreduce import ExactAllReduceRunner
 from swarm.averaging.compression import Codec, ErrorFeedback
 from swarm.averaging.matchmaking import Rendezvous
@@ -46,29 +45,9 @@ from swarm.protocol.round_report import RoundReport
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
 from swarm.runtime.pipes import use_whole_pipes
-from swarm.runtime.processes import die_with_parent, stay_small
+from swarm.runtime.processes import die_with_parent, forget, stay_small
 from swarm.state_sync.download import STREAM_SECONDS
 from swarm.state_sync.state_server import StateTransfer
-=======
-from swarm import faults
-from swarm.codecs import Codec, ErrorFeedback
-from swarm.distrust import MAX_BLAME_SECONDS, Distrust
-from swarm.download import STREAM_SECONDS
-from swarm.exchange import ExactAllReduceRunner, until_caller_hangs_up
-from swarm.lanes import Lanes, count_lanes, in_thread
-from swarm.leftovers import use_socket_folder
-from swarm.outcomes import RoundReport
-from swarm.pipes import use_whole_pipes
-from swarm.processes import die_with_parent, forget, stay_small
-from swarm.pulse import Pulse
-from swarm.rendezvous import Rendezvous
-from swarm.rounds import MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, ShortBatch, Ticket, first_members
-from swarm.send_window import SendWindow
-from swarm.serving import tell_once
-from swarm.slow_members import SlowMembers
-from swarm.stream_limits import limits_of
-from swarm.transfer import StateTransfer
->>>>>>> main:swarm/averager.py
 
 logger = get_logger(__name__)
 

@@ -3,8 +3,8 @@
 Hivemind's matchmaking announces every round in the DHT and waits a fixed time for whoever may turn up. But the members
 of a swarm know each other from their progress records, so they meet without the DHT: the senior full peer leads, the
 others knock at its door (early ones wait in its lobby), and the group closes half a round trip after the last expected
-member arrives, or when the leader's patience ends. Who is not there any more (``failure_detector``) is not waited for; if
-that is the leader, the next in seniority leads.
+member arrives, or when the leader's patience ends. Who is not there any more (``failure_detector``) is not waited for;
+if that is the leader, the next in seniority leads.
 """
 
 from __future__ import annotations
