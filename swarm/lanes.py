@@ -22,7 +22,7 @@ from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from swarm.codecs import ErrorFeedback
+from swarm.codecs import ErrorFeedback, compact
 from swarm.exchange import ExactAllReduceRunner
 from swarm.pulse import LOOK_SECONDS, Pulse
 from swarm.rounds import LINEAGE_BYTES, Group, RoundFailed
@@ -221,13 +221,6 @@ class Lanes(contextlib.AsyncExitStack):
         except BaseException:
             runner.finalize(cancel=True)  # nobody waits for it any longer
             raise
-
-
-@torch.no_grad()
-def compact(vector: torch.Tensor) -> torch.Tensor:
-    """The same numbers, shape [n], in fp16 if nothing is lost by that; they are what the codec fp16 has decoded, then."""
-    half = vector.half()
-    return half if torch.equal(half.float(), vector) else vector
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
