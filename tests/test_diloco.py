@@ -10,9 +10,9 @@ from torch import nn
 
 from recipe.errors import InputError
 from swarm.averaging.compression import CODECS, ErrorFeedback
-from swarm.protocol.messages import CollaborationOptions
 from swarm.state_sync.training_state import SharedState
-from swarm.training.local_steps import LocalSteps, PseudoGradient
+from swarm.training.averaging_mode import Averaging, LocalSteps
+from swarm.training.local_steps import PseudoGradient
 from swarm.training.strategy import SwarmStrategy
 
 TAKE_OVER = LocalSteps(steps=1, learning_rate=1.0, momentum=0.0)
@@ -233,8 +233,8 @@ class Told(L.Callback):
 
 def train_locally(name, initial_peers, line, plan, target, steps, local, min_peers, overlap, codec, data=loader):
     with running_dht(initial_peers, line) as dht:
-        options = CollaborationOptions(**{**vars(patience(min_peers)), "overlap": overlap})
-        strategy = SwarmStrategy(target, "local", dht=dht, name=name, options=options, local=local, codec=codec, rank=2)
+        averaging = Averaging(Codec(codec, rank=2), overlap, local)
+        strategy = SwarmStrategy(target, "local", dht=dht, name=name, options=patience(min_peers), averaging=averaging)
         task, anchors = Task(plan), Anchors()
         trainer_for(strategy, [anchors, Told(line)], max_steps=steps, gradient_clip_val=plan.clip).fit(
             task, data(ord(name))

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import replace
 from itertools import cycle
 
 import lightning as L
@@ -15,9 +14,9 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.average_log import MAX_AVERAGES, Trail
 from swarm.state_sync.pull import Pull
+from swarm.training.averaging_mode import Averaging
 from swarm.training.follower import Follower
 from swarm.training.gradient_buffer import GradientVector
-from swarm.training.local_steps import LocalSteps
 from swarm.training.strategy import SwarmStrategy
 
 SLOW_SECONDS = 1.5
@@ -66,7 +65,7 @@ class Weights(L.Callback):
         trainer.should_stop |= sum(number == self._all for number in self.num_peers.values()) >= self._times
 
 
-def take_part(name, initial_peers, line, plan, options, num_peers, min_peers=1, slow=False, max_steps=-1):
+def take_part(name, initial_peers, line, plan, averaging, num_peers, min_peers=1, slow=False, max_steps=-1):
     """A peer, until all have made four updates together, or so many in all.
 
     :returns: the swarm's weights after each update, and the step at which it joined; its optimizer; how many updates it
@@ -92,8 +91,7 @@ def take_part(name, initial_peers, line, plan, options, num_peers, min_peers=1, 
     if slow:
         Pull.run = pull_slowly
     with running_dht(initial_peers, line) as dht:
-        patient = replace(patience(min_peers), overlap=options.pop("overlap", False))
-        strategy = SwarmStrategy(64, "following", dht=dht, name=name, options=patient, **options)
+        strategy = SwarmStrategy(64, "following", dht=dht, name=name, options=patience(min_peers), averaging=averaging)
         task, weights = Task(plan), Weights(line, num_peers, 4 if max_steps < 0 else max_steps)
         trainer_for(strategy, [weights], max_steps=max_steps, gradient_clip_val=plan.clip).fit(task, loader(ord(name)))
         optimizer = strategy.optimizers[0].state_dict()
@@ -101,23 +99,23 @@ def take_part(name, initial_peers, line, plan, options, num_peers, min_peers=1, 
 
 
 @pytest.mark.parametrize(
-    ("founders", "options"),
+    ("founders", "averaging"),
     [
-        ("ab", {"codec": "fp16"}),
-        ("a", {}),
-        ("ab", {"overlap": True, "codec": "int8"}),
-        ("a", {"local": LocalSteps(2, 0.7, 0.9), "overlap": True}),
-        ("ab", {"local": LocalSteps(2, 0.7, 0.9), "overlap": True, "codec": "fp16"}),
+        ("ab", Averaging.sync("fp16")),
+        ("a", Averaging.sync()),
+        ("ab", Averaging.overlap("int8")),
+        ("a", Averaging.local(2, "none", 0.7, 0.9)),
+        ("ab", Averaging.local(2, "fp16", 0.7, 0.9)),
     ],
     ids=["synchronous", "alone", "overlapped", "local, alone", "local"],
 )
-def test_who_downloads_slowly_follows(founders, options):
-    plan = Plan(batch_norm=options.get("codec") != "int8", compute_seconds=0.03)
+def test_who_downloads_slowly_follows(founders, averaging):
+    plan = Plan(batch_norm=averaging.codec.name != "int8", compute_seconds=0.03)
     with Peers(timeout_seconds=90) as peers:
         for name in founders:
-            peers.start(name, take_part, plan, options, len(founders) + 1, len(founders))
+            peers.start(name, take_part, plan, averaging, len(founders) + 1, len(founders))
         peers.until(lambda: len(peers["a"].messages) >= 5)
-        peers.start("z", take_part, plan, options, len(founders) + 1, 1, True)
+        peers.start("z", take_part, plan, averaging, len(founders) + 1, 1, True)
         found = peers.results()
     (weights, joined_at), optimizer, followed, num_downloads = found["z"]
     assert num_downloads == 1
@@ -129,7 +127,7 @@ def test_who_downloads_slowly_follows(founders, options):
         assert len(common) >= 4
         for step in common:
             assert_same_bits(theirs[step], weights[step])
-        if "local" not in options:  # else each has its own
+        if averaging.local_steps is None:  # else each has its own
             torch.testing.assert_close(their_optimizer, optimizer, rtol=0, atol=0)
 
 
@@ -149,7 +147,7 @@ def lose_an_average(step: int) -> None:
 def train_with_a_loss(name, initial_peers, line, plan, codec):
     if name == "b":
         lose_an_average(7)
-    return take_part(name, initial_peers, line, plan, {"codec": codec}, 3, min_peers=3, max_steps=12)
+    return take_part(name, initial_peers, line, plan, Averaging.sync(codec), 3, min_peers=3, max_steps=12)
 
 
 @pytest.mark.parametrize("codec", ["none", "fp16"])
@@ -185,8 +183,8 @@ def train_beside_a_slow_answer(name, initial_peers, line):
     if name == "b":
         lose_an_average(7)
         Follower._fetch_averages = fetch_slowly
-    options = {"overlap": True, "local": LocalSteps(2, 0.7, 0.9), "codec": "fp16"}
-    return take_part(name, initial_peers, line, Plan(compute_seconds=0.03), options, 3, min_peers=3, max_steps=40)
+    averaging = Averaging.local(2, "fp16", 0.7, 0.9)
+    return take_part(name, initial_peers, line, Plan(compute_seconds=0.03), averaging, 3, min_peers=3, max_steps=40)
 
 
 def test_local_steps_beside_following_do_not_change_the_common_weights():
@@ -209,7 +207,7 @@ def train_alone(name, initial_peers, line):
     SwarmAverager.is_followed = property(lambda self: next(looks))
     GradientVector.show = lambda self: shown.append(True)
     SwarmAverager.keep_average = lambda self, step, before, after: kept.append(len(shown))
-    take_part(name, initial_peers, line, Plan(), {}, 1, max_steps=8)
+    take_part(name, initial_peers, line, Plan(), Averaging.sync(), 1, max_steps=8)
     return kept
 
 

@@ -9,7 +9,7 @@ from strategy_runs import Plan, Samples, Task, assert_same_bits, loader, patienc
 from swarm_peers import Peers, running_dht
 from torch.nn import functional as F
 
-from swarm.protocol.messages import CollaborationOptions
+from swarm.training.averaging_mode import Averaging
 from swarm.training.strategy import SwarmStrategy
 
 STEPS = 12
@@ -72,8 +72,8 @@ class LateRecord(L.Callback):
 
 def train_late(name, initial_peers, line, plan, target, steps, codec):
     with running_dht(initial_peers, line) as dht:
-        options = CollaborationOptions(**{**vars(patience(2)), "overlap": True})
-        strategy = SwarmStrategy(target, "late", dht=dht, name=name, options=options, codec=codec)
+        averaging = Averaging.overlap(codec)
+        strategy = SwarmStrategy(target, "late", dht=dht, name=name, options=patience(2), averaging=averaging)
         task, record = LateTask(plan), LateRecord()
         task.versions = []
         trainer_for(strategy, [record], max_steps=steps, gradient_clip_val=plan.clip).fit(task, loader(ord(name)))

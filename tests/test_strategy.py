@@ -36,6 +36,7 @@ from recipe.run_folder import RunFolder, read_metrics
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
 from swarm.runtime.processes import descendants
+from swarm.training.averaging_mode import Averaging
 from swarm.training.strategy import SwarmStrategy
 
 pytestmark = pytest.mark.timeout(180)
@@ -338,7 +339,7 @@ def try_what_cannot_work(name, initial_peers, line):
     found = []
     for module, codec, options, _ in REFUSED.values():
         with refusal(found):
-            strategy = SwarmStrategy(32, "test", codec=codec)
+            strategy = SwarmStrategy(32, "test", averaging=Averaging.sync(codec))
             trainer_for(strategy, max_steps=1, **options()).fit(module(Plan()), loader(1))
     left = [process.name() for process in descendants(psutil.Process().pid)]
     with refusal(found):
@@ -355,3 +356,21 @@ def test_what_cannot_work_is_refused_in_a_sentence():
         assert part in message
         assert "\n" not in message
     assert left == []
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("sync", Averaging.sync()),
+        ("overlap-int8", Averaging.overlap("int8")),
+        ("local-fp16", Averaging.local(codec="fp16")),
+    ],
+)
+def test_an_averaging_has_a_name(name, made):
+    assert SwarmStrategy(32, "test", averaging=name).averaging == made
+
+
+@pytest.mark.parametrize("name", ["nothing", "sync-zip", ""])
+def test_a_name_of_no_averaging_is_refused(name):
+    with pytest.raises(InputError, match="There is no"):
+        SwarmStrategy(32, "test", averaging=name)

@@ -120,6 +120,13 @@ class Codec:
         return 4 * ratio * (size if low_rank is None else low_rank.numbers)
 
 
+@torch.no_grad()
+def compact(vector: torch.Tensor) -> torch.Tensor:
+    """The same numbers, shape [n], in fp16 if nothing is lost by that: if the codec fp16 has decoded them."""
+    half = vector.half()
+    return half if torch.equal(half.float(), vector) else vector
+
+
 class ErrorFeedback:
     """What a peer's encodings have left out so far; it is added to what the peer gives to the next round.
 

@@ -22,7 +22,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from swarm.averaging.allreduce import ExactAllReduceRunner
-from swarm.averaging.compression import ErrorFeedback
+from swarm.averaging.compression import ErrorFeedback, compact
 from swarm.membership.failure_detector import LOOK_SECONDS, Pulse
 from swarm.protocol.messages import LINEAGE_BYTES, Group, RoundFailed
 from swarm.runtime.async_utils import in_thread
@@ -217,7 +217,7 @@ class Lanes(contextlib.AsyncExitStack):
                 raise RoundFailed(f"{arrived}, not all those of {missing}", frozenset(self.lost), self.blamed)
             if not await in_thread(lambda: bool(torch.isfinite(average).all())):
                 raise RoundFailed("the average is not finite", frozenset(self.lost), self.blamed)
-            return average
+            return await in_thread(compact, average)
         except BaseException:
             runner.finalize(cancel=True)  # nobody waits for it any longer
             raise

@@ -33,9 +33,9 @@ from swarm.peer.status import Status, percent, tensorboard_command
 from swarm.peer.supervisor import Guard
 from swarm.protocol.messages import CollaborationOptions
 from swarm.runtime.processes import kill
+from swarm.training.averaging_mode import Averaging
 from swarm.training.batch_size_finder import MicroBatch, largest_sensible, measure_for_recipe, precision_on
 from swarm.training.batch_size_review import MicroBatchReview
-from swarm.training.local_steps import LocalSteps
 from swarm.training.strategy import SwarmStrategy
 
 logger = logging.getLogger(__name__)
@@ -211,16 +211,9 @@ class Session:
             dht=self.dht,
             name=self.name,
             namespace=self.card.key_prefix,
-            options=CollaborationOptions(
-                patience.min_peers,
-                patience.matchmaking_time,
-                patience.averaging_timeout,
-                overlap=self.recipe.averaging != "sync",
-            ),
+            options=CollaborationOptions(patience.min_peers, patience.matchmaking_time, patience.averaging_timeout),
             stop_requested=self.stop_requested,
-            codec=self.recipe.codec,
-            rank=self.recipe.powersgd_rank,
-            local=LocalSteps.of(self.recipe),
+            averaging=Averaging.of(self.recipe),
             max_step=max(self.recipe.total_steps, self.total_steps),
             keep_own=self._keep_own,
         )

@@ -196,11 +196,9 @@ class CollaborationOptions:
     :param averaging_timeout_seconds: give up a round (and try again with those who are left) after so long, or after
         what a line of 2 Mbit/s needs for it, if that is longer
     :param join_timeout_seconds: give up joining when nobody hands over the state for so long
-    :param overlap: compute for the next update while this one is averaged, on weights that are one update old
     """
 
     min_peers: int = 1
     matchmaking_seconds: float = 5.0
     averaging_timeout_seconds: float = 60.0
     join_timeout_seconds: float = 120.0
-    overlap: bool = False

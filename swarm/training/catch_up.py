@@ -41,6 +41,7 @@ class CatchUp:
     :param version: the state of this peer
     :param tracker: knows who is ahead
     :param options: how patient this peer is
+    :param overlaps: rounds run beside the training
     :param should_stop: asked while waiting; a true answer ends the wait
     """
 
@@ -50,10 +51,11 @@ class CatchUp:
         version: Version,
         tracker: ProgressTracker,
         options: CollaborationOptions,
+        overlaps: bool,
         should_stop: Callable[[], bool],
     ):
         self._follower, self._version, self._tracker = follower, version, tracker
-        self._options, self._should_stop = options, should_stop
+        self._options, self._overlaps, self._should_stop = options, overlaps, should_stop
         self._behind_since: float | None = None
         self._polled_at = -math.inf
 
@@ -104,7 +106,7 @@ class CatchUp:
         no longer than a round needs no word.
         """
         is_long = time.monotonic() - self._behind_since > LONG_SECONDS
-        if self._options.overlap or is_long:
+        if self._overlaps or is_long:
             self._tracker.report(urgent=self._tracker.own.phase != JOINING, samples=0, phase=JOINING)
         else:
             self._tracker.report(samples=0)

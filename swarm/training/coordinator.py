@@ -20,7 +20,6 @@ from hivemind.utils import get_logger
 
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
-from swarm.averaging.compression import Codec
 from swarm.membership.progress_record import AVERAGING, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import (
@@ -37,6 +36,7 @@ from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import Version
 from swarm.state_sync.training_state import SharedState
+from swarm.training.averaging_mode import Averaging
 from swarm.training.catch_up import CatchUp, Progress
 from swarm.training.follower import Follower
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
@@ -57,7 +57,7 @@ class Collaboration:
     :param name: public name
     :param step: the step of the weights in ``model`` (a checkpoint's), 0 for a fresh start
     :param should_stop: asked while waiting; a true answer ends the wait
-    :param codec: how gradients travel; equal on all peers
+    :param averaging: how the swarm averages; equal on all peers
     :param apply: make an update that others have made already, with the average in ``param.grad``; optimizer.step
     :param max_step: at which the run is over; nobody is believed to be further
     """
@@ -73,11 +73,11 @@ class Collaboration:
         step: int = 0,
         options: CollaborationOptions | None = None,
         should_stop: Callable[[], bool] = lambda: False,
-        codec: Codec | None = None,
+        averaging: Averaging | None = None,
         apply: Callable[[], None] | None = None,
         max_step: int = MAX_STEP,
     ):
-        self.options = options or CollaborationOptions()
+        self.options, self.averaging = options or CollaborationOptions(), averaging or Averaging()
         self.target_batch_size = target_batch_size
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
@@ -91,17 +91,26 @@ class Collaboration:
         shapes = [param.shape for param in self._gradients.params]
         of_trainer = [*model.parameters(), *model.buffers(), *self._gradients.own_tensors]
         self.averager = SwarmAverager(
-            self._gradients.wire, dht, namespace, self.version.export, target_batch_size, codec, shapes, of_trainer
+            self._gradients.wire,
+            dht,
+            namespace,
+            self.version.export,
+            target_batch_size,
+            self.averaging.codec,
+            shapes,
+            of_trainer,
         )
         self.averager.set_step(step, self.version.lineage)
         self._follower = Follower(
             self.version, self.tracker, self.averager, self._gradients, apply or optimizer.step, should_stop
         )
-        self._catching_up = CatchUp(self._follower, self.version, self.tracker, self.options, should_stop)
+        self._catching_up = CatchUp(
+            self._follower, self.version, self.tracker, self.options, self.averaging.overlaps, should_stop
+        )
 
     def _share(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[GradientVector, SharedState]:
         """What rounds average, and what newcomers download."""
-        vector = GradientVector(*averaged_tensors(model, optimizer), self.options.overlap)
+        vector = GradientVector(*averaged_tensors(model, optimizer), self.averaging.overlaps)
         return vector, SharedState(model, [optimizer])
 
     @property
@@ -213,7 +222,7 @@ class Collaboration:
         if len(self.tracker.members) == 1 and not is_awaited:
             return self._update_alone(None)
         self._begin_round()
-        return not self.options.overlap and self._end_round()
+        return not self.averaging.overlaps and self._end_round()
 
     @property
     def _is_over(self) -> bool:
@@ -251,7 +260,7 @@ class Collaboration:
         ticket = self._ticket()
         self._gradients.to_wire(self.samples)
         self._pending = PendingRound(self.averager, ticket, self.tracker.members, self.options, self._pace.take())
-        if self.options.overlap:
+        if self.averaging.overlaps:
             self.version.settled.clear()
             self.tracker.begin_ahead()
         else:

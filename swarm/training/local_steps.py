@@ -6,47 +6,16 @@ An average is applied when it arrives, and what has been computed meanwhile stay
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from hivemind.utils import get_logger
 from torch import nn
 
-from recipe.config import Recipe
-from recipe.errors import InputError
 from swarm.state_sync.training_state import SharedState
+from swarm.training.averaging_mode import Averaging, LocalSteps
 from swarm.training.coordinator import Collaboration
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class LocalSteps:
-    """Has to agree between peers.
-
-    :param steps: optimizer steps that each of equal peers makes between two global updates
-    :param learning_rate: of the outer optimizer, SGD with Nesterov momentum; 1 without momentum takes over the average
-    :param momentum: of the outer optimizer; DiLoCo's 0.9 (at a rate of 0.7) overshoots where averages arrive late
-    :raises InputError: a value cannot work
-    """
-
-    steps: int = 16
-    learning_rate: float = 1.0
-    momentum: float = 0.0
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> LocalSteps | None:
-        """What the recipe says; None if its peers make no local steps."""
-        if recipe.averaging != "local":
-            return None
-        return cls(recipe.local_steps, recipe.outer_learning_rate, recipe.outer_momentum)
-
-    def __post_init__(self):
-        if self.steps < 1 or self.learning_rate <= 0 or not 0 <= self.momentum < 1:
-            raise InputError(
-                f"{self} cannot work: at least 1 local step, a positive outer learning rate, a momentum from 0 to 1."
-            )
 
 
 class PseudoGradient(GradientVector):
@@ -187,9 +156,9 @@ class LocalCollaboration(Collaboration):
     updates happen within these two.
     """
 
-    def __init__(self, *arguments, local: LocalSteps, **options):
-        self.local, self._weights_may_be_why = local, False
-        super().__init__(*arguments, **{**options, "apply": _nothing})
+    def __init__(self, *arguments, averaging: Averaging, **options):
+        self.local, self._weights_may_be_why = averaging.local_steps, False
+        super().__init__(*arguments, averaging=averaging, **{**options, "apply": _nothing})
 
     def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[PseudoGradient, SharedState]:
         params, buffers = averaged_tensors(model, optimizer)

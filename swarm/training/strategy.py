@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +22,13 @@ from torch.optim import Optimizer
 
 from recipe.errors import InputError
 from recipe.heap import keep_heap
-from swarm.averaging.compression import Codec
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.protocol.messages import MAX_STEP, CollaborationOptions
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers
+from swarm.training.averaging_mode import Averaging
 from swarm.training.coordinator import Collaboration
-from swarm.training.local_steps import LocalCollaboration, LocalSteps
+from swarm.training.local_steps import LocalCollaboration
 
 EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
 
@@ -46,9 +45,8 @@ class SwarmStrategy(SingleDeviceStrategy):
     :param namespace: only peers with the same one meet; by default made of run, target batch size and codec
     :param options: patience of this peer
     :param stop_requested: when set, this peer leaves at the next opportunity
-    :param codec: how gradients travel: none (float32), fp16 or int8 (half, a quarter of the bytes), or powersgd
-        (matrices as products of thin ones with ``rank`` columns); equal on all peers
-    :param local: peers make optimizer steps of their own between global updates (DiLoCo); equal on all peers
+    :param averaging: how the swarm averages: an :class:`Averaging`, or its name, such as "sync", "overlap-fp16" or
+        "local-fp16"; equal on all peers
     :param max_step: at which the run is over; no peer is believed to be further
     :param keep_own: called with this peer's step before weights that it has trained are replaced by far others
     :raises InputError: a Trainer or module that cannot work this way, or a network that does not answer
@@ -68,9 +66,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         namespace: str | None = None,
         options: CollaborationOptions | None = None,
         stop_requested: threading.Event | None = None,
-        codec: str = "none",
-        rank: int = 8,
-        local: LocalSteps | None = None,
+        averaging: Averaging | str = "sync",
         max_step: int = MAX_STEP,
         keep_own: Callable[[int], None] = lambda step: None,
     ):
@@ -78,9 +74,9 @@ class SwarmStrategy(SingleDeviceStrategy):
         if target_batch_size < 1:
             raise InputError(f"The target batch size is {target_batch_size}: it has to be at least 1 sample.")
         self.target_batch_size, self.name = target_batch_size, name
-        self.options, self.codec, self.local = options, Codec(codec, rank), local
-        kind = self.codec if local is None else f"{self.codec}-{local.steps}-{local.learning_rate}-{local.momentum}"
-        self.namespace = namespace or f"{run_id}-{target_batch_size}-{kind}".replace(".", "_")
+        self.options = options
+        self.averaging = Averaging.named(averaging) if isinstance(averaging, str) else averaging
+        self.namespace = namespace or f"{run_id}-{target_batch_size}-{self.averaging}".replace(".", "_")
         self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
         self.dht, self._owns_dht = dht, dht is None
         self.stop_requested = stop_requested or threading.Event()
@@ -118,7 +114,9 @@ class SwarmStrategy(SingleDeviceStrategy):
             raise InputError(
                 "SwarmStrategy cannot share loss scales between peers: use precision 'bf16-mixed' or '32'."
             )
-        if self.codec.name == "int8" and any(buffer.is_floating_point() for buffer in self.lightning_module.buffers()):
+        if self.averaging.codec.name == "int8" and any(
+            buffer.is_floating_point() for buffer in self.lightning_module.buffers()
+        ):
             raise InputError(
                 "The codec int8 is too coarse for this model's running statistics (float buffers): use codec 'fp16'."
             )
@@ -136,7 +134,7 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def _join(self) -> None:
         with keep_signal_handlers():
-            kind = Collaboration if self.local is None else partial(LocalCollaboration, local=self.local)
+            kind = Collaboration if self.averaging.local_steps is None else LocalCollaboration
             self.collaboration = kind(
                 self.dht,
                 self.namespace,
@@ -147,7 +145,7 @@ class SwarmStrategy(SingleDeviceStrategy):
                 step=self._trainer.global_step,
                 options=self.options,
                 should_stop=self.stop_requested.is_set,
-                codec=self.codec,
+                averaging=self.averaging,
                 apply=self._make_update,
                 max_step=self.max_step,
             )

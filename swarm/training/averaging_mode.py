@@ -1,0 +1,106 @@
+"""How a swarm averages: what travels, and whether peers wait for it. All peers of a run have the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+from swarm.averaging.compression import Codec
+
+MODES = ("sync", "overlap", "local")
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Optimizer steps that each peer makes by itself between two global updates (DiLoCo).
+
+    :param steps: that each of equal peers makes
+    :param learning_rate: of the outer optimizer, SGD with Nesterov momentum; 1 without momentum takes over the average
+    :param momentum: of the outer optimizer; DiLoCo's 0.9 (at a rate of 0.7) overshoots where averages arrive late
+    :raises InputError: a value cannot work
+    """
+
+    steps: int = 16
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self):
+        if self.steps < 1 or self.learning_rate <= 0 or not 0 <= self.momentum < 1:
+            raise InputError(
+                f"{self} cannot work: at least 1 local step, a positive outer learning rate, a momentum from 0 to 1."
+            )
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """What a swarm averages, and when. Make one with :meth:`sync`, :meth:`overlap`, :meth:`local` or :meth:`named`.
+
+    :param codec: how numbers travel
+    :param overlaps: a peer computes for the next update while an average is on its way
+    :param local_steps: peers average how far their own optimizer steps have come; None: they average gradients
+    """
+
+    codec: Codec = Codec()
+    overlaps: bool = False
+    local_steps: LocalSteps | None = None
+
+    @classmethod
+    def sync(cls, codec: str = "none", rank: int = 8) -> Averaging:
+        """A peer waits for the average of all gradients: one model, as if one machine had the whole batch.
+
+        :param codec: none (float32), fp16, int8 or powersgd
+        :param rank: columns of powersgd's thin matrices
+        """
+        return cls(Codec(codec, rank))
+
+    @classmethod
+    def overlap(cls, codec: str = "none", rank: int = 8) -> Averaging:
+        """As :meth:`sync`, but a peer computes on meanwhile, on weights that are one update old."""
+        return cls(Codec(codec, rank), overlaps=True)
+
+    @classmethod
+    def local(
+        cls,
+        steps: int = 16,
+        codec: str = "none",
+        learning_rate: float = 1.0,
+        momentum: float = 0.0,
+        rank: int = 8,
+    ) -> Averaging:
+        """Peers make optimizer steps of their own, and average how far these have come (DiLoCo).
+
+        :param steps: between two global updates, for each of equal peers
+        :param learning_rate: of the outer optimizer
+        :param momentum: of the outer optimizer
+        """
+        return cls(Codec(codec, rank), overlaps=True, local_steps=LocalSteps(steps, learning_rate, momentum))
+
+    @classmethod
+    def named(cls, name: str) -> Averaging:
+        """A mode, with a codec if one is given: "sync", "overlap", "local", "sync-fp16", "local-int8" …
+
+        :raises InputError: there is no such mode or codec
+        """
+        mode, _, codec = name.partition("-")
+        if mode not in MODES:
+            raise InputError(
+                f"There is no averaging {name!r}: give {', '.join(MODES)}, or one with a codec: sync-fp16."
+            )
+        return getattr(cls, mode)(codec=codec or "none")
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Averaging:
+        """What the recipe says."""
+        codec = Codec(recipe.codec, recipe.powersgd_rank)
+        steps = None
+        if recipe.averaging == "local":
+            steps = LocalSteps(recipe.local_steps, recipe.outer_learning_rate, recipe.outer_momentum)
+        return cls(codec, overlaps=recipe.averaging != "sync", local_steps=steps)
+
+    def __str__(self) -> str:
+        """Equal for peers that can average with each other."""
+        local = self.local_steps
+        return (
+            f"{self.codec}" if local is None else f"{self.codec}-{local.steps}-{local.learning_rate}-{local.momentum}"
+        )
