@@ -9,7 +9,7 @@ from swarm_peers import Peers, running_dht
 from torch import nn
 
 from recipe.errors import InputError
-from swarm.averaging.compression import CODECS, ErrorFeedback
+from swarm.averaging.compression import CODECS, Codec, ErrorFeedback
 from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging, LocalSteps
 from swarm.training.local_steps import PseudoGradient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from recipe.config import Recipe
 from recipe.errors import InputError
@@ -41,7 +41,7 @@ class Averaging:
     :param local_steps: peers average how far their own optimizer steps have come; None: they average gradients
     """
 
-    codec: Codec = Codec()
+    codec: Codec = field(default_factory=Codec)
     overlaps: bool = False
     local_steps: LocalSteps | None = None
 

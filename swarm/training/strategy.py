@@ -114,9 +114,8 @@ class SwarmStrategy(SingleDeviceStrategy):
             raise InputError(
                 "SwarmStrategy cannot share loss scales between peers: use precision 'bf16-mixed' or '32'."
             )
-        if self.averaging.codec.name == "int8" and any(
-            buffer.is_floating_point() for buffer in self.lightning_module.buffers()
-        ):
+        has_float_buffers = any(buffer.is_floating_point() for buffer in self.lightning_module.buffers())
+        if self.averaging.codec.name == "int8" and has_float_buffers:
             raise InputError(
                 "The codec int8 is too coarse for this model's running statistics (float buffers): use codec 'fp16'."
             )
