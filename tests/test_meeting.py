@@ -9,6 +9,7 @@ from swarm_peers import Peers, running_dht
 
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.matchmaking import Rendezvous
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import LINEAGE_BYTES, MAX_SAMPLES, Member, Refused, Ticket
 
 pytestmark = pytest.mark.timeout(120)
@@ -78,7 +79,7 @@ def average(name, initial_peers, line, number: float, samples: int) -> float:
     """What a number becomes in a round of two updates of 64 samples at most."""
     with running_dht(initial_peers, line) as dht:
         vector = torch.full((1000,), number).share_memory_()
-        averager = SwarmAverager(vector, dht, "boast", lambda: ({}, []), min_samples=64)
+        averager = SwarmAverager(vector, dht, "boast", lambda: ({}, []), target=BatchTarget(64))
         line.put(Member(dht.peer_id, number, client_mode=False))
         ticket = Ticket(0, samples, False, 0.0, bytes(LINEAGE_BYTES))
         averager.run_round(ticket, line.get(), PATIENCE_SECONDS, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)

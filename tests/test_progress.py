@@ -26,6 +26,7 @@ from swarm.membership.progress_tracker import ProgressTracker
 from swarm.network.acquaintances import Acquaintances
 from swarm.network.record_push import Push, PushedHere
 from swarm.network.signed_records import peer_of
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
 from tests.owners import subkey_of
 
@@ -74,7 +75,7 @@ class Swarm:
 
     def __init__(self, target_batch_size: int = 100, client_mode: bool = False):
         self.dht = FakeDHT(client_mode)
-        self.tracker = ProgressTracker(self.dht, "run", target_batch_size, "own")
+        self.tracker = ProgressTracker(self.dht, "run", BatchTarget(target_batch_size), "own")
         self.tracker.report(phase=TRAINING)
 
     def says(self, name: str, *, age: float = 0.0, joined_before: float = 0.0, **fields) -> PeerID:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hivemind.p2p import PeerID
 
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP, Group, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport
 
@@ -140,7 +141,7 @@ def test_a_round_that_failed_says_who_was_there_and_who_was_lost():
 def test_nobody_counts_for_more_than_two_updates():
     liar, honest = Ticket(1, MAX_SAMPLES, False, 0.5, LINEAGE), Ticket(1, 60, False, 0.5, LINEAGE)
     said = group(liar, honest)
-    bounded = said.bounded(target_batch_size=64)
+    bounded = said.bounded(BatchTarget(64))
     assert [bounded.samples_of(peer) for peer in said.peer_ids] == [128, 60]
     assert bounded.group_id == said.group_id, "named by what was said"
-    assert said.bounded(0).samples == said.samples, "without a target there is no bound"
+    assert said.bounded(BatchTarget(0)).samples == said.samples, "without a target there is no bound"

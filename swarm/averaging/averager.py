@@ -30,6 +30,7 @@ from swarm.membership.failure_detector import Pulse
 from swarm.network.averager_process import tell_once
 from swarm.network.sockets import use_socket_folder
 from swarm.network.stream_limits import limits_of
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import (
     MAX_GROUP_SIZE,
     Behind,
@@ -67,7 +68,7 @@ class SwarmAverager(StateTransfer):
     :param vector: shape [n], fp32, shared memory: what is averaged, in place
     :param namespace: run and recipe; peers of another one cannot reach this averager
     :param get_state: called in the trainer process when a peer asks for the state; returns (small metadata, tensors)
-    :param min_samples: a group with fewer disperses, and its members compute on; all members must have the same
+    :param target: a group with fewer samples disperses, and its members compute on; all members must have the same
     :param codec: how gradients travel; all members must have the same
     :param shapes: of the parameters whose gradients the vector begins with
     :param of_trainer: tensors that the trainer alone uses
@@ -79,13 +80,13 @@ class SwarmAverager(StateTransfer):
         dht: DHT,
         namespace: str,
         get_state: StateProvider,
-        min_samples: int = 0,
+        target: BatchTarget = BatchTarget(0),  # noqa: B008 (it is frozen)
         codec: Codec | None = None,
         shapes: Sequence[Sequence[int]] = (),
         of_trainer: Sequence[torch.Tensor] = (),
     ):
         codec, self._of_trainer = codec or Codec(), of_trainer
-        self._get_state, self._min_samples, self._codec = get_state, min_samples, codec.make()
+        self._get_state, self._target, self._codec = get_state, target, codec.make()
         self._feedback = ErrorFeedback(self._codec, vector.numel())
         self._low_rank = codec.low_rank(shapes, vector.numel())
         self._dead_since: float | None = None
@@ -204,7 +205,7 @@ class SwarmAverager(StateTransfer):
         if not hasattr(self, "_rendezvous"):
             pulse = Pulse(self._p2p, self.prefix)
             self._rendezvous = Rendezvous(
-                self._p2p, type(self), self.prefix, self.schema_hash, self._min_samples, pulse, self._shunned
+                self._p2p, type(self), self.prefix, self.schema_hash, self._target, pulse, self._shunned
             )
             self._round_task: asyncio.Task | None = None
         return self._rendezvous
@@ -288,8 +289,8 @@ class SwarmAverager(StateTransfer):
         group = await meetings.meet(ticket, members, patience, asyncio.get_running_loop().time() + timeout)
         limits_of(self._p2p).met(group.peer_ids)
         faults.at("met", ticket.step)
-        met, group = time.perf_counter(), group.bounded(self._min_samples)
-        if group.samples < self._min_samples:
+        met, group = time.perf_counter(), group.bounded(self._target)
+        if not self._target.is_reached_by(group.samples):
             self._waiting_step.value = -1  # those who waited compute on, too
             raise ShortBatch(group)
         if len(group.peer_ids) == 1:

@@ -28,6 +28,7 @@ from swarm.membership.distrust import Distrust
 from swarm.membership.failure_detector import LOOK_SECONDS, Lookout, Pulse
 from swarm.network.acquaintances import Acquaintances
 from swarm.network.allowance import Allowance
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import LINEAGE_BYTES, MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
 from swarm.runtime.async_utils import unless
 
@@ -64,7 +65,7 @@ class Rendezvous:
     :param servicer: the class whose ``rpc_join_group`` forwards to :meth:`serve`; its name is part of the address
     :param namespace: run and recipe, so that another recipe's peers cannot even knock
     :param schema_hash: shapes of the averaged vector
-    :param min_samples: a group with fewer does not end the step: whoever is late can still come to the next one
+    :param target: a group with fewer samples does not end the step: whoever is late can still come to the next one
     :param pulse: tells who is still there
     :param shunned: those who are not met for now, because they have spoilt a round
     """
@@ -75,7 +76,7 @@ class Rendezvous:
         servicer: type,
         namespace: str,
         schema_hash: bytes,
-        min_samples: int,
+        target: BatchTarget,
         pulse: Pulse,
         shunned: Distrust,
     ):
@@ -87,7 +88,7 @@ class Rendezvous:
         self._forming_patience = Allowance(FORMING_SECONDS, FORMING_SHARE)
         self._pursuers: set[PeerID] = set()
         """Who came with our weights to a closed group: it needs the average of that before it can come again."""
-        self._min_samples, self.pulse = min_samples, pulse
+        self._target, self.pulse = target, pulse
         self._lobby: dict[PeerID, Guest] = {}
         self._arrivals = asyncio.Event()
         self._expected: frozenset[PeerID] = frozenset()
@@ -246,7 +247,7 @@ class Rendezvous:
         It is better to compute on than to wait then; who has only been slow is in time for the next group.
         """
         samples = ticket.samples + sum(self._lobby[peer].ticket.samples for peer in arrived)
-        return samples < self._min_samples and all(self.pulse.doubts(peer) for peer in awaited)
+        return not self._target.is_reached_by(samples) and all(self.pulse.doubts(peer) for peer in awaited)
 
     def _arrived(self, ticket: Ticket) -> set[PeerID]:
         """Guests with our weights; who comes with the same step of another history has to take over ours."""
@@ -266,7 +267,7 @@ class Rendezvous:
         random.shuffle(entries)  # no peer reduces the same share every time
         peer_ids, tickets = zip(*entries, strict=True)
         group = Group.close(nonce := os.urandom(LINEAGE_BYTES), peer_ids, tickets)
-        if group.samples >= self._min_samples:
+        if self._target.is_reached_by(group.samples):
             self._closed_step, self._closed_with = ticket.step, frozenset(arrived)
         reply = group_reply(group, nonce)
         for peer in arrived:

@@ -33,6 +33,7 @@ from swarm.membership.progress_record import (
     PeerProgress,
 )
 from swarm.membership.progress_store import RECORD_SECONDS, Noticeboard
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, MAX_STEP, Group, Member, RoundFailed, first_members
 
 logger = get_logger(__name__)
@@ -45,15 +46,15 @@ class ProgressTracker(threading.Thread):
 
     :param dht: a running DHT, of :func:`~swarm.network.dht_options.start_dht`
     :param namespace: run and recipe
-    :param target_batch_size: samples over all peers per global update
+    :param target: samples over all peers per global update
     :param name: public name
     :param max_step: at which the run is over; nobody is believed to be further
     """
 
-    def __init__(self, dht: DHT, namespace: str, target_batch_size: int, name: str, max_step: int = MAX_STEP):
+    def __init__(self, dht: DHT, namespace: str, target: BatchTarget, name: str, max_step: int = MAX_STEP):
         super().__init__(name="progress", daemon=True)
         self._dht, self._board = dht, Noticeboard(dht, f"{namespace}.progress")
-        self.target_batch_size, self._max_step = target_batch_size, max_step
+        self._target, self._max_step = target, max_step
         self.has_trained = False
         """Whether this peer has been in a group since it started: then it knows itself about where the swarm is."""
         self.peer_id: PeerID = dht.peer_id
@@ -317,13 +318,12 @@ class ProgressTracker(threading.Thread):
             goes_on = record.round > own.round and record.step <= own.round
             if (waits or goes_on) and record.time >= self._recounted:
                 return True
-        return self.samples_by_now() >= self.target_batch_size
+        return self._target.is_reached_by(self.samples_by_now())
 
     def seconds_to_target(self) -> float:
         """Estimated seconds until the swarm has the target batch; infinite when nobody computes."""
         rate = self._own.rate + sum(r.rate for r in self._present().values() if r.phase == TRAINING)
-        missing = self.target_batch_size - self.samples_by_now()
-        return max(0.0, missing) / rate if rate > 0 else math.inf
+        return self._target.missing(self.samples_by_now()) / rate if rate > 0 else math.inf
 
     def wait_refreshed(self, timeout_seconds: float) -> bool:
         """Wait until records that were asked for after this call have come."""

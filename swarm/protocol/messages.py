@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import msgpack
 from hivemind.p2p import PeerID
 
+from swarm.protocol.batch_target import BatchTarget
+
 MAX_STEP = 10**9
 MAX_SAMPLES = 2**31
-MAX_UPDATES_OF_SAMPLES = 2
-"""Target batches that a member counts for at most: honest ones may have gone on computing while a round failed."""
 MAX_GROUP_SIZE = 1024
 LINEAGE_BYTES = 16
 MAX_SKETCH = 16
@@ -172,9 +172,9 @@ class Group:
         content = [nonce, *(peer.to_bytes() for peer in peer_ids), *(ticket.to_bytes() for ticket in as_read)]
         return cls(hashlib.sha256(msgpack.packb(content)).digest()[:LINEAGE_BYTES], peer_ids, tickets)
 
-    def bounded(self, target_batch_size: int) -> Group:
+    def bounded(self, target: BatchTarget) -> Group:
         """The same group, in which nobody counts for more than two updates, whatever it says; all bound alike."""
-        most = MAX_UPDATES_OF_SAMPLES * target_batch_size or MAX_SAMPLES
+        most = target.most_of(MAX_SAMPLES)
         tickets = tuple(replace(ticket, samples=min(ticket.samples, most)) for ticket in self.tickets)
         return replace(self, tickets=tickets)
 

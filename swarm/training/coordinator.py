@@ -22,6 +22,7 @@ from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_record import AVERAGING, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import (
     LINEAGE_BYTES,
     MAX_STEP,
@@ -78,7 +79,7 @@ class Collaboration:
         max_step: int = MAX_STEP,
     ):
         self.options, self.averaging = options or CollaborationOptions(), averaging or Averaging()
-        self.target_batch_size = target_batch_size
+        self.target = BatchTarget(target_batch_size)
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
         self.version = Version(state, step, self._gradients.weights)
@@ -87,7 +88,7 @@ class Collaboration:
         self.last_step: StepReport | None = None
         self.waited_seconds = 0.0  # for others, before it began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
-        self.tracker = ProgressTracker(dht, namespace, target_batch_size, name, max_step)
+        self.tracker = ProgressTracker(dht, namespace, self.target, name, max_step)
         shapes = [param.shape for param in self._gradients.params]
         of_trainer = [*model.parameters(), *model.buffers(), *self._gradients.own_tensors]
         self.averager = SwarmAverager(
@@ -95,7 +96,7 @@ class Collaboration:
             dht,
             namespace,
             self.version.export,
-            target_batch_size,
+            self.target,
             self.averaging.codec,
             shapes,
             of_trainer,
@@ -309,7 +310,7 @@ class Collaboration:
         self.tracker.end_ahead(self.step, self.version.lineage, self.samples)
 
     def _update_alone(self, report: RoundReport | None) -> bool:
-        if self.samples < self.target_batch_size or not self._gradients.is_finite:
+        if not self.target.is_reached_by(self.samples) or not self._gradients.is_finite:
             self.resume()
             return False
         ticket = self._ticket()
