@@ -1,0 +1,33 @@
+"""When a step has enough samples: the one rule by which all peers of a run end a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_UPDATES_OF_SAMPLES = 2
+"""That a member counts for at most: an honest one may have gone on computing while a round failed."""
+
+
+@dataclass(frozen=True)
+class BatchTarget:
+    """The target batch size; equal on all peers.
+
+    :param samples: of all peers together that make a global update; 0: any number will do
+    """
+
+    samples: int
+
+    def is_reached_by(self, samples: float) -> bool:
+        """Whether so many samples are enough for an update."""
+        return samples >= self.samples
+
+    def missing(self, samples: float) -> float:
+        """Samples that are still needed; at least 0."""
+        return max(0.0, self.samples - samples)
+
+    def most_of(self, most: int) -> int:
+        """Samples that one member can count for, whatever it says.
+
+        :param most: where any number will do
+        """
+        return MAX_UPDATES_OF_SAMPLES * self.samples or most
