@@ -193,13 +193,13 @@ def test_join_commands_by_network():
     here, lan, wan = (f"/ip4/{ip}/tcp/31337/p2p/{RSA_ID}" for ip in ("127.0.0.1", "192.168.0.2", "1.1.1.1"))
     assert join_commands([wan, here, lan]).splitlines() == [
         "# on this machine",
-        f"python -m swarm.peer --initial-peers {here}",
+        f"swarm join {here}",
         "# on the local network",
-        f"python -m swarm.peer --initial-peers {lan}",
+        f"swarm join {lan}",
         "# over the internet",
-        f"python -m swarm.peer --initial-peers {wan}",
+        f"swarm join {wan}",
     ]
-    assert join_commands([wan, wan], program="join").splitlines()[1:] == [f"join --initial-peers {wan} {wan}"]
+    assert join_commands([wan, wan], program="join").splitlines()[1:] == [f"join {wan} {wan}"]
     assert join_commands([]) == ""
 
 

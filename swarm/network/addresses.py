@@ -154,7 +154,7 @@ def classify(address: str) -> Literal["loopback", "private", "public"]:
     return "public" if ip.is_global else "private"
 
 
-def join_commands(visible: Sequence[str], program: str = "python -m swarm.peer", public_ip: str | None = None) -> str:
+def join_commands(visible: Sequence[str], program: str = "swarm join", public_ip: str | None = None) -> str:
     """Commands to paste elsewhere, one for each kind of network, and a warning if the internet is not among them.
 
     ``public_ip`` is public because the person says so, whatever its range.
@@ -166,7 +166,7 @@ def join_commands(visible: Sequence[str], program: str = "python -m swarm.peer",
     lines = []
     for kind, members in groups.items():
         if members:
-            lines += [f"# {titles[kind]}", f"{program} --initial-peers {' '.join(members)}"]
+            lines += [f"# {titles[kind]}", f"{program} {' '.join(members)}"]
     if visible and not groups["public"]:
         endpoint = _parse(visible[0], own=True)
         lines.append(

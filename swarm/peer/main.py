@@ -28,11 +28,9 @@ from swarm.network.addresses import (
     NobodyAnswers,
     OthersAnswer,
     check_port_free,
-    check_reachable,
     join_commands,
-    parse_initial_peers,
 )
-from swarm.network.known_peers import met_before
+from swarm.peer.bootstrap import resolve_bootstrap
 from swarm.peer.options import PeerOptions, own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed, trained_before
 from swarm.peer.startup_timer import StartClock
@@ -86,13 +84,14 @@ class Peer:
     """
 
     def __init__(self, options: PeerOptions, clock: StartClock, stored: Recipe | None = None):
-        self.options, self.clock, self._stored = options, clock, stored
-        self.initial_peers = parse_initial_peers(options.initial_peers)
-        self.joins = bool(self.initial_peers)
+        self.options, self.clock = options, clock
         self.name = check_name(options.machine.public_name or f"peer-{secrets.token_hex(3)}", "--public-name")
         self.stop_requested = threading.Event()
         self._interrupt = _leave_at_once
-        self._new_recipe = self._check()
+        self._check_machine()
+        bootstrap = resolve_bootstrap(options, stored)
+        self.initial_peers, self.joins = list(bootstrap.addresses), bootstrap.joins
+        self._new_recipe = bootstrap.new_recipe
         self._began = time.monotonic()
         self._session = None
         self._run: list[str] = []
@@ -103,44 +102,13 @@ class Peer:
         """Whether its training has begun."""
         return self._session is not None and self._session.metrics.seconds > 0
 
-    def _check(self) -> Recipe | None:
-        """Everything that can be refused before the slow imports; the recipe if this peer may start a new swarm."""
+    def _check_machine(self) -> None:
+        """What can be refused before the slow imports."""
         make_writable(self.options.machine.output_dir)
         if self.options.run_id is not None:
             check_name(self.options.run_id, "--run-id")
         if not self.options.connection.host_maddrs:
             check_port_free(self.options.connection.port)
-        if self.initial_peers:
-            try:
-                self.initial_peers = self._who_answers()
-                # nobody may have begun there yet; only who names recipe and run wants to
-                return own_recipe(self.options) if self._may_begin else None
-            except NobodyAnswers:
-                if self._stored is None:
-                    raise
-            print("Nobody answers: this peer goes on alone with its last checkpoint; others may join it.", flush=True)
-            self.initial_peers, self.joins = [], False
-        recipe = self._stored or own_recipe(self.options)
-        self.options.check_micro_batch(recipe.target_batch_size)
-        if self.options.run_id is not None:  # it may go on without this peer, which has started it
-            self.initial_peers = met_before(self.options.machine.output_dir, self.options.run_id)
-        return recipe
-
-    @property
-    def _may_begin(self) -> bool:
-        """Whether a person has named both recipe and run, as whoever starts a run on others' DHT nodes has to."""
-        return bool(self.options.recipe and self.options.run_id)
-
-    def _who_answers(self) -> list[str]:
-        """The given addresses where something listens, or else those of peers that were met before."""
-        try:
-            return check_reachable(self.initial_peers)
-        except InputError:
-            met = met_before(self.options.machine.output_dir, self.options.run_id, self.initial_peers)
-            if not met:
-                raise
-            print("None of the --initial-peers answers; asking peers that were met before.", flush=True)
-            return met
 
     def run(self) -> int:
         """Join or start the swarm, train, and write the summary; returns the exit status."""
@@ -271,9 +239,6 @@ class Peer:
         )
         if addresses:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
-        if addresses and not self.joins:
-            command = f"{program('python')} -m swarm.peer"
-            print(join_commands(addresses, command, self.options.connection.public_ip))
         print(self.reachability)
         print(f"Micro-batch: {session.micro_batch}.")
         print(f"Run folder: {session.folder.path}")
@@ -284,6 +249,14 @@ class Peer:
             weights = session.started_from or "not those of --start-from, but the run's, which is there already"
             print(f"Weights to start from: {weights}.")
         print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
+        if addresses and not self.joins:
+            title = " Others join with this line "
+            print(f"{title:=^80}\n")
+            print(join_commands(addresses, f"{program('swarm')} join", self.options.connection.public_ip))
+            print(f"\n{'=' * 80}")
+            if (missing := self.options.patience.min_peers - 1) > 0:
+                peers = "another peer" if missing == 1 else f"{missing} other peers"
+                print(f"Waiting for {peers}; --min-peers 1 begins at once.", flush=True)
 
     def _on_hangup(self, signal_number: int, frame) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: whoever writes to it would fail
