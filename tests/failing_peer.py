@@ -11,14 +11,14 @@ def break_later() -> None:
     """The third update fails."""
     from swarm.training.coordinator import Collaboration
 
-    finish = Collaboration.finish_step
+    go_on = Collaboration._go_on
 
-    def finish_or_fail(self) -> None:
-        finish(self)
+    def go_on_or_fail(self) -> None:
+        go_on(self)
         if self.step == 3:
             raise InputError("The third update cannot work: leave it out.")
 
-    Collaboration.finish_step = finish_or_fail
+    Collaboration._go_on = go_on_or_fail
 
 
 if __name__ == "__main__":

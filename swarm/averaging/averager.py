@@ -92,6 +92,11 @@ class SwarmAverager(StateTransfer):
         self._dead_since: float | None = None
         self._windows: dict[PeerID, SendWindow] = {}
         self._slow_members, self._shunned = SlowMembers(), Distrust(MAX_BLAME_SECONDS)
+        self._rendezvous: Rendezvous | None = None
+        """Made in the averager process, where there is a connection to the network."""
+        self._round_task: asyncio.Task | None = None
+        self._kept_waiting = frozenset[PeerID]()
+        self._blamed: dict[PeerID, str] = {}
         self._waiting_step = mp.Value("q", -1)
         self._company_until = mp.Value("d", 0.0)
         super().__init__(
@@ -202,12 +207,11 @@ class SwarmAverager(StateTransfer):
         await super().add_p2p_handlers(*args, **kwargs)
 
     def _meetings(self) -> Rendezvous:
-        if not hasattr(self, "_rendezvous"):
+        if self._rendezvous is None:
             pulse = Pulse(self._p2p, self.prefix)
             self._rendezvous = Rendezvous(
                 self._p2p, type(self), self.prefix, self.schema_hash, self._target, pulse, self._shunned
             )
-            self._round_task: asyncio.Task | None = None
         return self._rendezvous
 
     async def rpc_join_group(
@@ -251,7 +255,7 @@ class SwarmAverager(StateTransfer):
     ) -> None:
         meetings = self._meetings()
         self._round_task, self._kept_waiting = asyncio.current_task(), frozenset[PeerID]()
-        self._blamed: dict[PeerID, str] = {}
+        self._blamed = {}
         self._pending_groups_registered.clear()
         try:
             report = await asyncio.wait_for(

@@ -1,16 +1,17 @@
 """Collaborative training of one model: add up gradients until the swarm has the target batch, average, go on together.
 
 The trainer calls :meth:`Collaboration.begin_backward` before and :meth:`Collaboration.contribute` after every backward
-pass. When that returns True the averaged gradient lies in ``param.grad`` and an ordinary optimizer step follows;
-:meth:`Collaboration.finish_step` ends it. Every peer starts from the same weights, sees the same average and makes the
+pass. When that returns True, an ordinary optimizer step follows within :meth:`Collaboration.updating`, which puts the
+averaged gradient into ``param.grad``. Every peer starts from the same weights, sees the same average and makes the
 same update, so all stay equal without a second averaging of the weights.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -85,6 +86,10 @@ class Collaboration:
         self.version = Version(state, step, self._gradients.weights)
         self._pace = Pace()
         self._pending: PendingRound | None = None
+        self._strayed_from: PeerID | None = None
+        """Whose state this peer takes over after its update."""
+        self._is_shown = False
+        """Whether the average of this peer alone is kept for others."""
         self.last_step: StepReport | None = None
         self.waited_seconds = 0.0  # for others, before it began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
@@ -191,8 +196,8 @@ class Collaboration:
     def contribute(self, samples: int, loss: float) -> bool:
         """After a backward pass: its gradients belong to this step.
 
-        :returns: True when an average is there: it is in ``param.grad``, update the weights and call
-            :meth:`finish_step`. False: go on with the next micro-batch.
+        :returns: True when an average is there: update the weights within :meth:`updating`. False: go on with the next
+            micro-batch.
         """
         self._count(samples, loss)
         return self._synchronise()
@@ -334,11 +339,8 @@ class Collaboration:
             self._catch_up(is_told=True)
 
     def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
-        """Put the average where the optimizer finds it; the step belongs to the trainer until :meth:`finish_step`."""
-        self.version.lock.acquire()  # nobody may download a half-made update
-        self._gradients.hand_over()
+        """An average is there: :meth:`updating` puts it where the optimizer finds it."""
         self._strayed_from = self._stray(ticket, report)
-        self._handed_over_at = time.perf_counter()
         self.last_step = StepReport.of(ticket, computed, blocked, report)
         return True
 
@@ -346,17 +348,34 @@ class Collaboration:
         """Whose state this peer has to take over, because its weights are not those of the others."""
         return self.version.strayed_from(ticket, report.group, self._follower.last_donor) if report else None
 
-    def finish_step(self) -> None:
-        """The weights have been updated: the next step begins, or goes on if it has begun already."""
-        self.last_step = replace(self.last_step, apply_seconds=time.perf_counter() - self._handed_over_at)
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """The optimizer step belongs in here, after a true :meth:`contribute`: nobody downloads a half-made update.
+
+        Then the next step begins, or goes on if it has begun already.
+        """
+        with self.version.lock:
+            began = time.perf_counter()
+            self._gradients.hand_over()
+            yield
+            self.last_step = replace(self.last_step, apply_seconds=time.perf_counter() - began)
+            self._note_update()
+        self._go_on()
+
+    def _note_update(self) -> None:
+        """The weights have been updated."""
         self.on_round(RoundEvent.of_update(self.last_step))
         report = self.last_step.round
-        group = frozenset(report.group.peer_ids if report else [self.tracker.peer_id])
         lineage = report.group.group_id if report else os.urandom(LINEAGE_BYTES)
-        if len(group) == 1 and self._is_shown:
+        is_alone = report is None or len(report.group.peer_ids) == 1
+        if is_alone and self._is_shown:
             self.averager.keep_average(self.step, self.version.lineage, lineage)
         self.version.advance(lineage)
-        self.version.lock.release()
+
+    def _go_on(self) -> None:
+        """The next step begins, or goes on if it has begun already."""
+        report = self.last_step.round
+        group = frozenset(report.group.peer_ids if report else [self.tracker.peer_id])
         self._gradients.release()
         if self.tracker.own.ahead:
             self._pending = None

@@ -6,6 +6,9 @@ An average is applied when it arrives, and what has been computed meanwhile stay
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from hivemind.utils import get_logger
 from torch import nn
@@ -152,12 +155,14 @@ def _nothing() -> None:
 class LocalCollaboration(Collaboration):
     """One peer's part in a swarm whose peers make local steps.
 
-    The optimizer step that follows a true :meth:`contribute` is a local one; :meth:`finish_step` ends it. Global
-    updates happen within these two.
+    The optimizer step that follows a true :meth:`contribute` is a local one. Global updates are made by
+    :meth:`contribute`, or after the local step.
     """
 
     def __init__(self, *arguments, averaging: Averaging, **options):
         self.local, self._weights_may_be_why = averaging.local_steps, False
+        self._aside: list[torch.Tensor] = []
+        """The weights of this peer while the swarm's are validated."""
         super().__init__(*arguments, averaging=averaging, **{**options, "apply": _nothing})
 
     def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[PseudoGradient, SharedState]:
@@ -174,8 +179,7 @@ class LocalCollaboration(Collaboration):
     def contribute(self, samples: int, loss: float) -> bool:
         """After a backward pass.
 
-        :returns: True when a local step is due: its gradient is in ``param.grad``, update the weights and call
-            :meth:`finish_step`. False: go on with the next micro-batch.
+        :returns: True when a local step is due: make it within :meth:`updating`; False: the next micro-batch comes
         """
         self._count(samples, loss)
         vector = self._gradients
@@ -193,8 +197,6 @@ class LocalCollaboration(Collaboration):
             return False
         self._pace.keep()
         self._weights_may_be_why = False
-        self.version.lock.acquire()  # nobody may download a half-made step
-        vector.hand_over_own()
         return True
 
     def _leave_out(self, samples: int) -> bool:
@@ -214,15 +216,19 @@ class LocalCollaboration(Collaboration):
         self._synchronise_all()
         return False
 
-    def finish_step(self) -> None:
-        """The local step has been made: begin a round, or apply its average, if it is time."""
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """The local optimizer step belongs in here; then a round begins, or its average is applied, if it is time."""
+        with self.version.lock:  # nobody may download a half-made step
+            self._gradients.hand_over_own()
+            yield
         self._gradients.release()
-        self.version.lock.release()
         self._synchronise_all()
 
     def _synchronise_all(self) -> None:
         if self._synchronise():
-            super().finish_step()
+            with super().updating():
+                pass  # the outer optimizer has made its step when the average was handed over
 
     def before_validation(self) -> None:
         """The swarm's weights are validated, not this peer's."""
@@ -235,6 +241,7 @@ class LocalCollaboration(Collaboration):
         with torch.no_grad():
             for param, aside in zip(self._gradients.params, self._aside, strict=True):
                 param.copy_(aside)
+        self._aside = []
         super().after_validation()
 
     def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -204,8 +204,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         faults.at("computing", self.collaboration.step)
         averaged = loss is not None and self.collaboration.contribute(self._micro_batch_samples, float(loss))
         if averaged:
-            super().optimizer_step(optimizer, lambda: loss, model=model, **kwargs)
-            self.collaboration.finish_step()
+            with self.collaboration.updating():
+                super().optimizer_step(optimizer, lambda: loss, model=model, **kwargs)
         # Lightning counts this call as a step when it returns
         self._adopt_step(completed=self.collaboration.step - 1)
         if self.stop_requested.is_set():
