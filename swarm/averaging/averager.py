@@ -86,7 +86,7 @@ class SwarmAverager(StateTransfer):
         of_trainer: Sequence[torch.Tensor] = (),
     ):
         codec, self._of_trainer = codec or Codec(), of_trainer
-        self._get_state, self._target, self._codec = get_state, target, codec.make()
+        self._get_state, self._batch_target, self._codec = get_state, target, codec.make()
         self._feedback = ErrorFeedback(self._codec, vector.numel())
         self._low_rank = codec.low_rank(shapes, vector.numel())
         self._dead_since: float | None = None
@@ -210,7 +210,7 @@ class SwarmAverager(StateTransfer):
         if self._rendezvous is None:
             pulse = Pulse(self._p2p, self.prefix)
             self._rendezvous = Rendezvous(
-                self._p2p, type(self), self.prefix, self.schema_hash, self._target, pulse, self._shunned
+                self._p2p, type(self), self.prefix, self.schema_hash, self._batch_target, pulse, self._shunned
             )
         return self._rendezvous
 
@@ -293,8 +293,8 @@ class SwarmAverager(StateTransfer):
         group = await meetings.meet(ticket, members, patience, asyncio.get_running_loop().time() + timeout)
         limits_of(self._p2p).met(group.peer_ids)
         faults.at("met", ticket.step)
-        met, group = time.perf_counter(), group.bounded(self._target)
-        if not self._target.is_reached_by(group.samples):
+        met, group = time.perf_counter(), group.bounded(self._batch_target)
+        if not self._batch_target.is_reached_by(group.samples):
             self._waiting_step.value = -1  # those who waited compute on, too
             raise ShortBatch(group)
         if len(group.peer_ids) == 1:
