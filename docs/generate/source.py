@@ -1,0 +1,186 @@
+"""Reads modules without importing them: importing torch and Hivemind takes seconds, and a page needs only their text."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+
+_ROLE = re.compile(r":[a-z]+:`~?([^`]+)`")
+_PARAM = re.compile(r":param (\w+): ")
+_RAISES = re.compile(r":raises? ([\w. ]+): ")
+
+
+@dataclass
+class Documented:
+    """A docstring in parts; Google's form and Sphinx's are both read.
+
+    Args:
+        text: everything that is not about a parameter or an error.
+        params: what each parameter is.
+        raises: which error, and when.
+    """
+
+    text: str = ""
+    params: dict[str, str] = field(default_factory=dict)
+    raises: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def first_line(self) -> str:
+        """The sentence that says it all."""
+        return self.text.split("\n\n")[0].replace("\n", " ")
+
+
+def path_of(module: str) -> Path:
+    """The file of a module of this repository."""
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    """The parsed file of a module."""
+    return ast.parse(path_of(module).read_text(encoding="utf-8"))
+
+
+def find(module: str, name: str) -> Any:
+    """The class or function of this name, or the method "Class.method".
+
+    Raises:
+        LookupError: there is none (any more).
+    """
+    body: list[ast.stmt] = tree_of(module).body
+    node = None
+    for part in name.split("."):
+        named = [item for item in body if isinstance(item, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
+        node = next((item for item in named if item.name == part), None)
+        if node is None:
+            raise LookupError(f"{module} has no {name}: correct the list in docs/generate.")
+        body = node.body
+    return node
+
+
+def docstring(node: ast.AST) -> Documented:
+    """The docstring of a module, class or function."""
+    return parse(ast.get_docstring(node) or "")
+
+
+def parse(text: str) -> Documented:
+    """A docstring, cleaned of its indentation."""
+    found = Documented()
+    kept: list[str] = []
+    section = None
+    for block in _blocks(text):
+        if match := _PARAM.match(block):
+            found.params[match[1]] = plain(block[match.end() :])
+        elif match := _RAISES.match(block):
+            found.raises.append((match[1], plain(block[match.end() :])))
+        elif block in ("Args:", "Raises:", "Returns:"):
+            section = block
+        elif section and block.startswith("    "):
+            name, _, meaning = block.strip().partition(": ")
+            if section == "Args:":
+                found.params[name] = plain(meaning)
+            elif section == "Raises:":
+                found.raises.append((name, plain(meaning)))
+            else:
+                kept.append(f"Returns {block.strip()}")
+        else:
+            section = None
+            kept.append(block)
+    found.text = plain("\n".join(kept)).strip()
+    return found
+
+
+def _blocks(text: str) -> list[str]:
+    """Lines, where those that go on with a parameter or an error are joined to it."""
+    blocks: list[str] = []
+    section = is_open = False
+    for line in text.splitlines():
+        is_field = bool(_PARAM.match(line) or _RAISES.match(line))
+        in_section = section and line.startswith("    ")
+        continues = is_open and line.startswith("        " if section else "    ") and blocks[-1]
+        if continues:
+            blocks[-1] += " " + line.strip()
+            continue
+        blocks.append(line)
+        section = line in ("Args:", "Raises:", "Returns:") or in_section or (section and not line)
+        is_open = is_field or in_section
+    return blocks
+
+
+def plain(text: str) -> str:
+    """Markdown instead of reStructuredText."""
+    text = _ROLE.sub(lambda match: f"`{match[1].rsplit('.', 1)[-1]}`", text)
+    return text.replace("``", "`")
+
+
+def attribute_docs(node: ast.ClassDef | ast.Module) -> dict[str, str]:
+    """What stands below attributes, or behind them in their line."""
+    docs = {}
+    for above, below in zip(node.body, [*node.body[1:], None], strict=True):
+        name = _assigned(above)
+        if name and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            docs[name] = plain(inspect.cleandoc(str(below.value.value)).replace("\n", " "))
+    return docs
+
+
+def _assigned(node: ast.AST | None) -> str | None:
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return node.target.id
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id
+    return None
+
+
+def dataclass_fields(node: ast.ClassDef) -> list[tuple[str, str, str | None]]:
+    """Name, type and default (None if there is none) of each field of a dataclass."""
+    return [
+        (item.target.id, ast.unparse(item.annotation), ast.unparse(item.value) if item.value else None)
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    ]
+
+
+def signature(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str, drop_self: bool) -> str:
+    """As Python code, on several lines where one is too short."""
+    arguments = node.args
+    if drop_self:
+        arguments = ast.arguments(
+            posonlyargs=arguments.posonlyargs,
+            args=arguments.args[1:],
+            vararg=arguments.vararg,
+            kwonlyargs=arguments.kwonlyargs,
+            kw_defaults=arguments.kw_defaults,
+            kwarg=arguments.kwarg,
+            defaults=arguments.defaults,
+        )
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns and node.name != "__init__" else ""
+    text = f"{name}({ast.unparse(arguments)}){returns}".replace("'", '"')
+    if len(text) <= 90:
+        return text
+    parts = [part.replace("'", '"') for part in _split_arguments(ast.unparse(arguments))]
+    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returns}".replace("'", '"')
+
+
+def _split_arguments(text: str) -> list[str]:
+    """At the commas that are within no bracket."""
+    parts, depth, begin = [], 0, 0
+    for position, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append(text[begin:position].strip())
+            begin = position + 1
+    return [*parts, text[begin:].strip()]
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [header, tuple("---" for _ in header), *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
