@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from generate.source import attribute_docs, dataclass_fields, docstring, find, signature, table
+from generate.source import attribute_docs, call, dataclass_fields, docstring, find, signature, table
 
 SECTIONS = {
     "Train your own model with a swarm": {
@@ -57,7 +57,7 @@ def _entry(module: str, name: str) -> str:
         parts.append("[Recipe](recipe.md) has all fields with their meaning.\n")
     if meanings:
         parts.append(table(("argument", "meaning"), [(f"`{key}`", text) for key, text in meanings.items()]))
-    parts += [f"Raises `{kind}`: {text}\n" for kind, text in says.raises if text]
+    parts += [f"Raises `{kind}`: {text.rstrip('.')}.\n" for kind, text in says.raises if text]
     return "\n".join(parts)
 
 
@@ -70,8 +70,7 @@ def _code(node: ast.AST, name: str) -> str:
             return "Recipe(*, name, model, ...)"
         fields = dataclass_fields(node)
         shown = [f"{field}: {kind}" + (f" = {default}" if default else "") for field, kind, default in fields]
-        one_line = f"{name}({', '.join(shown)})"
-        return one_line if len(one_line) <= 90 else f"{name}(\n" + "".join(f"    {item},\n" for item in shown) + ")"
+        return call(name, shown)
     init = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
     return signature(init, name, drop_self=True) if init else f"class {name}({', '.join(map(ast.unparse, node.bases))})"
 

@@ -52,7 +52,7 @@ METRICS = {
     "perf/samples_per_second": ("samples/s", "Training samples of this peer (of all DDP processes) over the time of the update."),
     "perf/step_seconds": ("s", "Time of the update, validation excluded."),
     "perf/swarm_samples_per_second": ("samples/s", "Samples of the whole swarm's update over its time, validation excluded."),
-    "swarm/peers": ("peers", "Peers whose gradients are in the update."),
+    "swarm/peers": ("peers", "Peers in the group that made the update."),
     "swarm/samples": ("samples", "Samples of all peers in the update."),
     "swarm/own_samples": ("samples", "Samples of this peer in the update."),
     "swarm/loss": ("mean", "Training loss over all samples of the update, as the peers reported it."),
@@ -118,7 +118,6 @@ SUMMARY = {
 
 def folder_page() -> str:
     """docs/reference/run-folder.md"""
-    code = docstring(find("recipe.run_folder", "RunFolder")).first_line
     paths = _run_folder_paths()
     _same(FILES, paths, "files of RunFolder")
     rows = [(f"`{paths[name]}`", writer, meaning) for name, (writer, meaning) in FILES.items()]
@@ -128,8 +127,9 @@ def folder_page() -> str:
         [
             "# Run folder\n",
             "A peer writes to `OUTPUT_DIR/RUN_ID/PUBLIC_NAME`, by default below `runs/`. The baseline writes to",
-            "`OUTPUT_DIR/RUN_ID/NAME`. A peer's private key is not in there: it is in `OUTPUT_DIR/identities/`.\n",
-            f"In Python, `recipe.run_folder.RunFolder` has these paths. {code}\n",
+            "`OUTPUT_DIR/RUN_ID/NAME`. A peer's private key is in `OUTPUT_DIR/identities/`, where only its owner should read",
+            "it. `swarm demo` instead keeps each peer's key (`identity.key`) and output (`peer.log`) in its run folder.\n",
+            "In Python, [`RunFolder`](python-api.md#runfolder) has these paths.\n",
             "## Files\n",
             table(("file", "written by", "what it is"), rows),
             "Files of JSON lines grow by whole lines; a line that a crash has torn is left out by `read_metrics`. Other",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 _ROLE = re.compile(r":[a-z]+:`~?([^`]+)`")
 _PARAM = re.compile(r":param (\w+): ")
+_RETURNS = re.compile(r":returns?: ")
 _RAISES = re.compile(r":raises? ([\w. ]+): ")
 
 
@@ -81,6 +81,8 @@ def parse(text: str) -> Documented:
             found.params[match[1]] = plain(block[match.end() :])
         elif match := _RAISES.match(block):
             found.raises.append((match[1], plain(block[match.end() :])))
+        elif match := _RETURNS.match(block):
+            kept += ["", f"Returns {block[match.end() :].strip()}."]
         elif block in ("Args:", "Raises:", "Returns:"):
             section = block
         elif section and block.startswith("    "):
@@ -103,7 +105,7 @@ def _blocks(text: str) -> list[str]:
     blocks: list[str] = []
     section = is_open = False
     for line in text.splitlines():
-        is_field = bool(_PARAM.match(line) or _RAISES.match(line))
+        is_field = bool(_PARAM.match(line) or _RETURNS.match(line) or _RAISES.match(line))
         in_section = section and line.startswith("    ")
         continues = is_open and line.startswith("        " if section else "    ") and blocks[-1]
         if continues:
@@ -127,7 +129,7 @@ def attribute_docs(node: ast.ClassDef | ast.Module) -> dict[str, str]:
     for above, below in zip(node.body, [*node.body[1:], None], strict=True):
         name = _assigned(above)
         if name and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            docs[name] = plain(inspect.cleandoc(str(below.value.value)).replace("\n", " "))
+            docs[name] = plain(" ".join(str(below.value.value).split()))
     return docs
 
 
@@ -162,11 +164,22 @@ def signature(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str, drop_self
             defaults=arguments.defaults,
         )
     returns = f" -> {ast.unparse(node.returns)}" if node.returns and node.name != "__init__" else ""
-    text = f"{name}({ast.unparse(arguments)}){returns}".replace("'", '"')
-    if len(text) <= 90:
-        return text
-    parts = [part.replace("'", '"') for part in _split_arguments(ast.unparse(arguments))]
-    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returns}".replace("'", '"')
+    parts = [_spaced(part) for part in _split_arguments(ast.unparse(arguments))]
+    return call(name, parts, returns)
+
+
+def call(name: str, parts: list[str], returns: str = "") -> str:
+    """A call with these arguments, on one line if it fits."""
+    text = f"{name}({', '.join(parts)}){returns}"
+    if len(text) > 90:
+        text = f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returns}"
+    return text.replace("'", '"')
+
+
+def _spaced(argument: str) -> str:
+    """`size: int=1` as people write it."""
+    kind, equals, default = argument.partition("=")
+    return f"{kind} = {default}" if equals and ": " in kind else argument
 
 
 def _split_arguments(text: str) -> list[str]:

@@ -18,12 +18,33 @@ So peers of different recipes never meet. Renaming a servicer or a call breaks t
 """
 
 CALLS = [
-    ("swarm.averaging.averager", "SwarmAverager.rpc_join_group"),
-    ("swarm.averaging.allreduce", "ExactAllReduceRunner.rpc_aggregate_part"),
-    ("swarm.state_sync.state_server", "StateTransfer.rpc_download_state"),
-    ("swarm.membership.failure_detector", "Pulse.rpc_here"),
-    ("swarm.network.reachability", "ReachabilityService.rpc_call_back"),
+    (
+        "SwarmAverager.rpc_join_group",
+        "swarm.averaging.averager",
+        "SwarmAverager.rpc_join_group",
+        "Asks a leader to finish a step together. The leader names its own step, another leader, or the closed group.",
+    ),
+    (
+        "SwarmAverager.rpc_aggregate_part",
+        "swarm.averaging.allreduce",
+        "ExactAllReduceRunner.rpc_aggregate_part",
+        "Sends parts of a vector to the member that averages them, and gets the averages back.",
+    ),
+    (
+        "SwarmAverager.rpc_download_state",
+        "swarm.state_sync.state_server",
+        "StateTransfer.rpc_download_state",
+        "Takes over the training state, or the average of an update, piece by piece.",
+    ),
+    ("Pulse.rpc_here", "swarm.membership.failure_detector", "Pulse.rpc_here", "Asks whether a peer is still there."),
+    (
+        "ReachabilityService.rpc_call_back",
+        "swarm.network.reachability",
+        "ReachabilityService.rpc_call_back",
+        "Asks a peer to connect to the asker's own address, at the port that it names.",
+    ),
 ]
+"""Name on the wire, where the code is, and what the call does."""
 
 RECORDS = [
     ("`swarm.runs`", "Run manifests: one per peer, under its public key."),
@@ -38,6 +59,8 @@ MESSAGES = [
     ("Group", "swarm.protocol.messages", "Group", None),
     ("Wish", "swarm.state_sync.download_messages", "Wish", "Wish.from_bytes"),
     ("Offer", "swarm.state_sync.download_messages", "Offer", "Offer.from_bytes"),
+    ("Question for a call back", "swarm.network.reachability", "CallMe", "CallMe.FromString"),
+    ("Answer to it", "swarm.network.reachability", "Called", "Called.FromString"),
 ]
 
 MATCHMAKING = "swarm.averaging.matchmaking_messages"
@@ -53,6 +76,7 @@ BOUNDS = [
     "swarm.network.signed_records",
     "swarm.network.dht_storage",
     "swarm.network.stream_limits",
+    "swarm.network.reachability",
 ]
 """Modules whose constants a stranger's messages are held against."""
 
@@ -63,7 +87,7 @@ def page() -> str:
     number = constants["swarm.membership.run_manifest"]["PROTOCOL"]
     notes = attribute_docs(tree_of("swarm.membership.run_manifest"))["PROTOCOL"]
     lines = [f"# Wire protocol\n\n{INTRODUCTION.format(number=number)}", f"{notes}\n", "## Calls\n"]
-    rows = [_call(module, name) for module, name in CALLS]
+    rows = [_call(*call) for call in CALLS]
     lines.append(table(("call", "request → answer", "what it does", "module"), rows))
     lines += [
         "## Records in the DHT\n",
@@ -71,7 +95,8 @@ def page() -> str:
         table(("key", "what is there"), RECORDS),
         "## Messages\n",
         "All are read as a stranger's word. What breaks a rule is refused, and nothing of it is used. Messages are",
-        "MessagePack tuples in the order of the fields; the run manifest is JSON.\n",
+        "MessagePack tuples in the order of the fields. The run manifest is JSON, and a group travels as one of Hivemind's",
+        "messages. A phase is sent as its place in `PHASES`, and the digests of an offer as one run of bytes.\n",
     ]
     lines += [_message(*message) for message in MESSAGES]
     lines.append(_matchmaking())
@@ -83,13 +108,10 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def _call(module: str, name: str) -> tuple[str, str, str, str]:
+def _call(wire_name: str, module: str, name: str, text: str) -> tuple[str, str, str, str]:
     node = find(module, name)
-    request = _kind(node.args.args[1].annotation)
-    answer = _kind(node.returns)
-    own = find(module, name.split(".")[0])
-    text = docstring(node).first_line
-    return f"`{name}`", f"{request} → {answer}", text if name != "Pulse.rpc_here" else docstring(own).first_line, f"`{module}`"
+    request, answer = _kind(node.args.args[1].annotation), _kind(node.returns)
+    return f"`{wire_name}`", f"{request} → {answer}", text, f"`{module}`"
 
 
 def _kind(annotation: ast.AST) -> str:
@@ -160,8 +182,10 @@ def _constants(module: str) -> dict[str, object]:
         names = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else [node.targets[0]]
         values = value if len(names) > 1 else [value]
         for name, one in zip(names, values, strict=True):
-            if isinstance(name, ast.Name) and name.id.isupper() and isinstance(one, int | float | str):
+            if isinstance(name, ast.Name) and name.id.isupper() and isinstance(one, int | float | tuple):
                 found[name.id] = one
+            elif isinstance(name, ast.Name):
+                found[f"_{name.id}"] = one  # others are made of it
     return {name: value for name, value in found.items() if not name.startswith("_")}
 
 
@@ -177,4 +201,4 @@ def _comments(module: str) -> dict[str, str]:
 def _value(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return f"{value:,g}" if isinstance(value, float) else f"`{value}`"
+    return f"{value:,g}" if isinstance(value, float) else ", ".join(f"{item}" for item in value)
