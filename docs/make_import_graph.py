@@ -143,7 +143,7 @@ def svg() -> str:
     arrows = sorted((a, b) for a, targets in graph.items() for b in targets)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" font-family="system-ui, sans-serif">',
-        f'<title>The rooms of swarm/ on {top} floors, and who imports whom</title>',
+        f"<title>The rooms of swarm/ on {top} floors, and who imports whom</title>",
         f'<rect width="{WIDTH}" height="{total}" fill="{PAPER}"/>',
         '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto">'
         f'<path d="M0 0 10 5 0 10z" fill="{INK}"/></marker></defs>',
@@ -182,11 +182,13 @@ def _box(room: str, place: tuple[float, float], size: int, targets: Mapping[str,
     far = sorted(target for target in targets if (room, target) not in short)
     count = "" if room == RECIPE else f"{size} modules"
     more = f"also {', '.join(far)}" if far else ""
+    right = x + BOX_WIDTH - 14
     return "\n".join(
         [
-            f'<rect x="{x:g}" y="{y:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="8" fill="{FILL}" stroke="{INK}"/>',
+            f'<rect x="{x:g}" y="{y:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="8" fill="{FILL}" '
+            f'stroke="{INK}"/>',
             f'<text x="{x + 14:g}" y="{y + 20:g}" font-size="16" font-weight="600" fill="{INK}">{name}</text>',
-            f'<text x="{x + BOX_WIDTH - 14:g}" y="{y + 20:g}" font-size="13" fill="{QUIET}" text-anchor="end">{count}</text>',
+            f'<text x="{right:g}" y="{y + 20:g}" font-size="13" fill="{QUIET}" text-anchor="end">{count}</text>',
             f'<text x="{x + 14:g}" y="{y + 36:g}" font-size="13" fill="{INK}">{escape(ROOMS[room])}</text>',
             f'<text x="{x + 14:g}" y="{y + 51:g}" font-size="12" fill="{QUIET}">{more}</text>',
         ]

@@ -24,7 +24,7 @@ PAGES = {
     "python-api.md": python_api.page,
     "wire-protocol.md": wire.page,
 }
-NOTE = "<!-- Written by docs/make_reference.py from the code: change the code or the generator, then run `make docs`. -->\n\n"
+NOTE = "<!-- Written by docs/make_reference.py from the code: change that, then run `make docs`. -->\n\n"
 
 
 def pages() -> dict[Path, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
@@ -12,8 +13,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
-from generate.source import attribute_docs, docstring, find, path_of, plain, table, tree_of
+from generate.source import attribute_docs, constants, docstring, find, path_of, plain, table, tree_of
 from recipe.command_line import arg
+from recipe.config import Recipe
+from recipe.overrides import RecipeOverrides
+from recipe.presets import PRESETS
 from swarm.cli.app import COMMANDS, COMPLETION, SHELLS
 
 
@@ -54,7 +58,7 @@ PROGRAMS = [
     Command("python -m analysis.footprint", "analysis.footprint", "FootprintOptions", True),
     Command("python -m analysis.cell FOLDER", "analysis.cell", None, text="Run one cell again, by its cell.json."),
 ]
-SLOW = {"swarm.cli.bench", "baseline_ddp.scaling", "recipe.data_benchmark"}
+SLOW = {"swarm.cli.bench", "baseline_ddp.scaling", "recipe.data_benchmark", *(command.module for command in PROGRAMS)}
 """Importing them imports torch; only the class of their options is run."""
 SECTIONS = {
     "swarm": "The command `swarm` is for people. `swarm COMMAND --help` shows the same options in a terminal.",
@@ -69,8 +73,8 @@ def page() -> str:
     groups = [SWARM, PEER, BASELINE, [*_subcommands("analysis"), *PROGRAMS, *_subcommands("analysis.wan")]]
     lines = [
         "# Commands\n",
-        "Every option has the same name with dashes or underscores. A switch without a value is off unless it is given;",
-        "`--no-NAME` turns one off that is on.\n",
+        "Options may be written with dashes or underscores. A switch is an option without a value, such as `--resume`;",
+        "`--no-resume` turns it off.\n",
     ]
     for (heading, text), commands in zip(SECTIONS.items(), groups, strict=True):
         if heading != "python -m swarm.peer":
@@ -200,12 +204,22 @@ def _docs(kind: type) -> dict[str, str]:
 def _options_class(module: str, name: str) -> type:
     if module not in SLOW:
         return getattr(importlib.import_module(module), name)
-    from recipe.overrides import RecipeOverrides
-    from recipe.presets import PRESETS
-
-    names = {"dataclass": dataclass, "field": field, "Annotated": Annotated, "Literal": Literal, "Path": Path}
+    names: dict[str, Any] = {
+        "dataclass": dataclass,
+        "get_args": get_args,
+        "get_type_hints": get_type_hints,
+        "Recipe": Recipe,
+        "field": field,
+        "Annotated": Annotated,
+        "Literal": Literal,
+        "Path": Path,
+    }
     names |= {"tyro": tyro, "arg": arg, "RecipeOverrides": RecipeOverrides, "PRESETS": PRESETS, "__name__": module}
-    code = compile(ast.Module([find(module, name)], []), str(path_of(module)), "exec")
+    body = tree_of(module).body
+    assigned = [node for node in body if isinstance(node, ast.Assign)]
+    aliases = [node for node in assigned if re.match(r"Literal\[|\(?get_type_hints\(", ast.unparse(node.value))]
+    code = compile(ast.Module([*aliases, find(module, name)], []), str(path_of(module)), "exec")
+    names |= _imported_constants(body)
     stand_in = type(sys)(module)  # get_type_hints looks for the names of annotations in the class's module
     vars(stand_in).update(names)
     had = sys.modules.get(module)
@@ -221,6 +235,16 @@ def _options_class(module: str, name: str) -> type:
             sys.modules[module] = had
     kind.__annotations__ = hints
     return kind
+
+
+def _imported_constants(body: list[ast.stmt]) -> dict[str, Any]:
+    """Numbers and texts that a module imports from others of ours: defaults may be made of them."""
+    found: dict[str, Any] = {}
+    for node in body:
+        is_ours = isinstance(node, ast.ImportFrom) and path_of(node.module or "").is_file()
+        if is_ours and any(alias.name.isupper() for alias in node.names):
+            found |= constants(node.module)
+    return found
 
 
 def _subcommands(package: str) -> Iterator[Command]:

@@ -34,8 +34,8 @@ def page() -> str:
     """The whole page."""
     lines = [
         "# Python API\n",
-        "These classes and functions are meant for other programs. Everything else may change at any time. A value that",
-        "cannot work raises `recipe.errors.InputError`, whose text says what to do.\n",
+        "These classes and functions are meant for other programs. Everything else may change at any time.",
+        "A value that cannot work raises `recipe.errors.InputError`, whose text says what to do.\n",
     ]
     for title, modules in SECTIONS.items():
         lines.append(f"## {title}\n")

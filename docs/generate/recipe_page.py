@@ -29,7 +29,10 @@ def page() -> str:
         (f"`{item.name}`", _kind(item.type), _bounds(item.name), _default(item), docs[item.name])
         for item in fields(Recipe)
     ]
-    values = [(f"`{item.name}`", *(_shown(getattr(known, item.name)) for known in presets.values())) for item in fields(Recipe)]
+    values = [
+        (f"`{item.name}`", *(_shown(getattr(known, item.name)) for known in presets.values()))
+        for item in fields(Recipe)
+    ]
     introduction = INTRODUCTION.format(size=f"{config.MAX_JSON_BYTES:,}", format=config.FORMAT)
     return "\n".join(
         [

@@ -14,13 +14,19 @@ FILES = {
     "recipe": ("all", "The [recipe](recipe.md) that is trained; `--recipe` reads it."),
     "environment": ("all", "Versions, hardware, commit and command line of this peer; not the machine's name."),
     "metrics": ("all", "One line of JSON per global update and per validation: [metrics](metrics.md)."),
-    "rounds": ("peers", "One line of JSON per averaging round, failed ones included: [rounds](metrics.md#roundsjsonl)."),
+    "rounds": (
+        "peers",
+        "One line of JSON per averaging round, failed ones included: [rounds](metrics.md#roundsjsonl).",
+    ),
     "tensorboard": ("all", "The values of `metrics.jsonl` with the same tags: `tensorboard --logdir runs`."),
     "checkpoints": ("all", "Weights with the optimizer's statistics; see below."),
     "status": ("peers", "What the peer does now, replaced twice a second: [status](metrics.md#statusjson)."),
     "peers": ("peers", "Addresses of peers that this one has met; a peer that comes back tries them."),
     "leftovers": ("peers", "Names of temporary files of this peer; its next start deletes those that a kill left."),
-    "summary": ("all", "How the run ended, written last: [summary](metrics.md#summaryjson). No file: it has not ended."),
+    "summary": (
+        "all",
+        "How the run ended, written last: [summary](metrics.md#summaryjson). No file: it has not ended.",
+    ),
 }
 """Of each path of `RunFolder`: who writes it, and what it is."""
 
@@ -32,7 +38,10 @@ BASELINE_FILES = [
 ]
 
 CHECKPOINTS = [
-    ("`last.ckpt`", "The last weights. A peer writes it when it leaves, the baseline every `--snapshot-every` updates."),
+    (
+        "`last.ckpt`",
+        "The last weights. A peer writes it when it leaves, the baseline every `--snapshot-every` updates.",
+    ),
     ("`best.ckpt`", "The weights with the highest validation accuracy."),
     ("`step=N.ckpt`", "A peer's last three checkpoints, one per `--checkpoint-every-steps` updates."),
     ("`own-step-N.ckpt`", "What a peer had trained before it took over weights that are far from its own."),
@@ -49,9 +58,15 @@ METRICS = {
     "val/macro_f1": ("0 to 1", "F1 score, a mean over classes."),
     "val/precision": ("0 to 1", "Precision, a mean over classes."),
     "val/recall": ("0 to 1", "Recall, a mean over classes."),
-    "perf/samples_per_second": ("samples/s", "Training samples of this peer (of all DDP processes) over the time of the update."),
+    "perf/samples_per_second": (
+        "samples/s",
+        "Training samples of this peer (of all DDP processes) over the time of the update.",
+    ),
     "perf/step_seconds": ("s", "Time of the update, validation excluded."),
-    "perf/swarm_samples_per_second": ("samples/s", "Samples of the whole swarm's update over its time, validation excluded."),
+    "perf/swarm_samples_per_second": (
+        "samples/s",
+        "Samples of the whole swarm's update over its time, validation excluded.",
+    ),
     "swarm/peers": ("peers", "Peers in the group that made the update."),
     "swarm/samples": ("samples", "Samples of all peers in the update."),
     "swarm/own_samples": ("samples", "Samples of this peer in the update."),
@@ -127,19 +142,19 @@ def folder_page() -> str:
         [
             "# Run folder\n",
             "A peer writes to `OUTPUT_DIR/RUN_ID/PUBLIC_NAME`, by default below `runs/`. The baseline writes to",
-            "`OUTPUT_DIR/RUN_ID/NAME`. A peer's private key is in `OUTPUT_DIR/identities/`, where only its owner should read",
-            "it. `swarm demo` instead keeps each peer's key (`identity.key`) and output (`peer.log`) in its run folder.\n",
+            "`OUTPUT_DIR/RUN_ID/NAME`. A peer's private key is in `OUTPUT_DIR/identities/`; give it to nobody.",
+            "`swarm demo` instead keeps each peer's key (`identity.key`) and output (`peer.log`) in its run folder.\n",
             "In Python, [`RunFolder`](python-api.md#runfolder) has these paths.\n",
             "## Files\n",
             table(("file", "written by", "what it is"), rows),
-            "Files of JSON lines grow by whole lines; a line that a crash has torn is left out by `read_metrics`. Other",
-            "JSON files are replaced as a whole. When the disk is full, a peer warns once and trains on without them.\n",
+            "Files of JSON lines grow by whole lines; a line that a crash has torn is left out by `read_metrics`.",
+            "Other JSON files are replaced as a whole. When the disk is full, a peer trains on without them.\n",
             "The baseline also writes:\n",
             table(("file", "what it is"), BASELINE_FILES),
             "## Checkpoints\n",
             "Each checkpoint is a file of `torch.save`, in Lightning's form: `state_dict`, `optimizer_states`,",
-            "`global_step`, and the recipe as JSON under `recipe`. With AdamW it has three times the bytes of the model.",
-            "It is a pickle: load only your own.\n",
+            "`global_step`, and the recipe as JSON under `recipe`. With AdamW it has three times the bytes of the",
+            "model. It is a pickle: load only your own.\n",
             table(("file", "what it is"), CHECKPOINTS),
         ]
     )
@@ -154,8 +169,8 @@ def metrics_page() -> str:
         "## metrics.jsonl\n",
         "Each line is a JSON object with `time` (Unix seconds), `step` (global updates so far) and some of these tags.",
         "A number that is not finite is `null`. TensorBoard has the same tags.\n",
-        "For a peer, `train/*` are of its own samples since the last update, and `swarm/*` are of all peers. A peer that",
-        "takes over a state instead of taking part in an update has no line of `swarm/*` for it.\n",
+        "For a peer, `train/*` are of its own samples since the last update, and `swarm/*` are of all peers. A peer",
+        "that takes over a state instead of taking part in an update has no line of `swarm/*` for it.\n",
     ]
     for section, found in tags.items():
         rows = [(f"`{_shown(tag)}`", *METRICS[tag]) for tag in METRICS if tag in found]
@@ -181,7 +196,9 @@ def _run_folder_paths() -> dict[str, str]:
 def _check_written(file: str) -> None:
     stems = (file, file.removesuffix(".ckpt"))
     for module in ("results", "logbook", "session"):
-        constants = {node.value for node in ast.walk(tree_of(f"baseline_ddp.{module}")) if isinstance(node, ast.Constant)}
+        constants = {
+            node.value for node in ast.walk(tree_of(f"baseline_ddp.{module}")) if isinstance(node, ast.Constant)
+        }
         if constants & set(stems):
             return
     raise LookupError(f"baseline_ddp no longer writes {file}: correct docs/generate/run_files.py.")
@@ -192,9 +209,9 @@ def _tags(modules: tuple[str, ...]) -> set[str]:
     found: set[str] = set()
     for module in modules:
         for node in ast.walk(tree_of(module)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if re.fullmatch(r"(train|val|perf|swarm|round|resources)/[a-z0-9_]+", node.value):
-                    found.add(node.value)
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if re.fullmatch(r"(train|val|perf|swarm|round|resources)/[a-z0-9_]+", text):
+                found.add(text)
     if "recipe.task" in modules:
         found |= {f"train/{name}" for name in _keys(find("recipe.task", "_running_metrics"))}
         found |= {"val/loss"} | {f"val/{name}" for name in _keys(find("recipe.task", "evaluation_metrics"))}
@@ -258,5 +275,3 @@ def _same(described: dict, found: dict | list, what: str) -> None:
     difference = set(described) ^ set(found)
     if difference:
         raise LookupError(f"The {what} and their descriptions differ in {sorted(difference)}: correct run_files.py.")
-
-

@@ -1,4 +1,4 @@
-"""Reads modules without importing them: importing torch and Hivemind takes seconds, and a page needs only their text."""
+"""Reads modules without importing them: torch and Hivemind take seconds, and a page needs only the text of a module."""
 
 from __future__ import annotations
 
@@ -148,6 +148,30 @@ def dataclass_fields(node: ast.ClassDef) -> list[tuple[str, str, str | None]]:
         for item in node.body
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
     ]
+
+
+@cache
+def constants(module: str) -> dict[str, Any]:
+    """The public numbers, texts and tuples at the top of a module, also those that are worked out from others."""
+    known: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for node in tree_of(module).body:
+        if isinstance(node, ast.ImportFrom) and node.module and path_of(node.module).is_file():
+            wanted = [alias.name for alias in node.names if alias.name.isupper()]
+            known |= {
+                name: value for name, value in (constants(node.module) if wanted else {}).items() if name in wanted
+            }
+        if not isinstance(node, ast.Assign):
+            continue
+        try:
+            value = eval(compile(ast.Expression(node.value), module, "eval"), {"__builtins__": {}}, known)
+        except Exception:
+            continue  # made by a call, or of something that is no constant
+        names = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else [node.targets[0]]
+        for name, one in zip(names, value if len(names) > 1 else [value], strict=True):
+            if isinstance(name, ast.Name) and isinstance(one, int | float | str | tuple):
+                known[name.id] = own[name.id] = one
+    return {name: value for name, value in own.items() if name.isupper() and not name.startswith("_")}
 
 
 def signature(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str, drop_self: bool) -> str:

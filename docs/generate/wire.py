@@ -7,7 +7,7 @@ import io
 import re
 import tokenize
 
-from generate.source import attribute_docs, dataclass_fields, docstring, find, path_of, plain, table, tree_of
+from generate.source import attribute_docs, constants, dataclass_fields, docstring, find, path_of, plain, table, tree_of
 
 INTRODUCTION = """\
 Peers talk over libp2p: a DHT for records, and calls between two peers. Hivemind's `p2pd` makes the connections. Each
@@ -83,8 +83,8 @@ BOUNDS = [
 
 def page() -> str:
     """The whole page."""
-    constants = {module: _constants(module) for module in BOUNDS}
-    number = constants["swarm.membership.run_manifest"]["PROTOCOL"]
+    values = {module: constants(module) for module in BOUNDS}
+    number = values["swarm.membership.run_manifest"]["PROTOCOL"]
     notes = attribute_docs(tree_of("swarm.membership.run_manifest"))["PROTOCOL"]
     lines = [f"# Wire protocol\n\n{INTRODUCTION.format(number=number)}", f"{notes}\n", "## Calls\n"]
     rows = [_call(*call) for call in CALLS]
@@ -95,15 +95,16 @@ def page() -> str:
         table(("key", "what is there"), RECORDS),
         "## Messages\n",
         "All are read as a stranger's word. What breaks a rule is refused, and nothing of it is used. Messages are",
-        "MessagePack tuples in the order of the fields. The run manifest is JSON, and a group travels as one of Hivemind's",
-        "messages. A phase is sent as its place in `PHASES`, and the digests of an offer as one run of bytes.\n",
+        "MessagePack tuples in the order of the fields. The run manifest is JSON, and a group travels as one of",
+        "Hivemind's messages. A phase is sent as its place in `PHASES`, and the digests of an offer as one run of bytes.\n",
     ]
     lines += [_message(*message) for message in MESSAGES]
     lines.append(_matchmaking())
     lines += ["## Bounds\n", "What the names in the rules above stand for, and further limits.\n"]
-    for module, found in constants.items():
+    for module, found in values.items():
         docs = attribute_docs(tree_of(module)) | _comments(module)
-        rows = [(f"`{name}`", _value(value), docs.get(name, "")) for name, value in found.items() if name != "PROTOCOL"]
+        shown = {name: value for name, value in found.items() if name != "PROTOCOL" and not isinstance(value, str)}
+        rows = [(f"`{name}`", _value(value), docs.get(name, "")) for name, value in shown.items()]
         lines.append(f"### `{module}`\n\n{table(('name', 'value', 'meaning'), rows)}")
     return "\n".join(lines)
 
@@ -163,30 +164,6 @@ def _reason(node: ast.Raise) -> str:
         parts = [item.value if isinstance(item, ast.Constant) else "…" for item in text.values]
         return "".join(parts).removesuffix(": …").rstrip(".")
     return str(text.value).rstrip(".")
-
-
-def _constants(module: str) -> dict[str, object]:
-    """The public numbers and texts at the top of a module; those that need an import of ours are looked up."""
-    found: dict[str, object] = {}
-    for node in tree_of(module).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("swarm."):
-            values = _constants(node.module)
-            found |= {f"_{alias.name}": values[alias.name] for alias in node.names if alias.name in values}
-        if not isinstance(node, ast.Assign):
-            continue
-        known = {name.removeprefix("_"): value for name, value in found.items()}
-        try:
-            value = eval(compile(ast.Expression(node.value), module, "eval"), {"__builtins__": {}}, known)
-        except Exception:
-            continue  # made by a call, or of something that is no constant
-        names = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else [node.targets[0]]
-        values = value if len(names) > 1 else [value]
-        for name, one in zip(names, values, strict=True):
-            if isinstance(name, ast.Name) and name.id.isupper() and isinstance(one, int | float | tuple):
-                found[name.id] = one
-            elif isinstance(name, ast.Name):
-                found[f"_{name.id}"] = one  # others are made of it
-    return {name: value for name, value in found.items() if not name.startswith("_")}
 
 
 def _comments(module: str) -> dict[str, str]:
