@@ -48,6 +48,7 @@ soak: setup ## five peers on an emulated internet, and a fault every half minute
 memory: setup ## whether two peers' memory grows over 2,000 rounds
 	@$(RUN) -m analysis.memory
 
+MERMAID := 11.9.0
 docs: docs-tools reference ## write the reference pages and build the site into build/site
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo "The site: build/site/index.html"
@@ -61,7 +62,10 @@ reference: setup # what docs/ has from the code
 
 docs-tools: setup
 	@test -x $(VENV)/bin/mkdocs || \
-		VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet -c constraints.txt 'mkdocs-material>=9.5'
+		VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet -c constraints.txt -e '.[docs]'
+	@test -e build/mermaid.min.js || { mkdir -p build && cd build && npm pack --silent mermaid@$(MERMAID) >/dev/null 2>&1 && \
+		tar xzf mermaid-$(MERMAID).tgz --strip-components 2 package/dist/mermaid.min.js && rm mermaid-$(MERMAID).tgz; } || \
+		echo "No npm: browsers will fetch what draws diagrams from the internet."
 
 clean: ## remove the environment and caches, keep runs
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

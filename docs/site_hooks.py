@@ -16,12 +16,18 @@ ROOT_PAGES = {"developer/contributing.md": "CONTRIBUTING.md", "developer/changel
 REPOSITORY = os.environ.get("SWARM_DOCS_REPOSITORY", "")
 """Address of the files of the repository, such as https://HOST/OWNER/NAME/blob/main; without it there are no links."""
 
+MERMAID = ROOT / "build" / "mermaid.min.js"
+"""What draws diagrams, if `make docs` could fetch it. Without it the browser gets it from the internet."""
+
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages of the root."""
+    """Adds the pages of the root, and what draws diagrams."""
+    if MERMAID.exists():
+        files.append(File.generated(config, "assets/mermaid.min.js", abs_src_path=str(MERMAID)))
+        config.extra_javascript.append("assets/mermaid.min.js")
     for page, source in ROOT_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     return files
