@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 
-from generate.source import attribute_docs, call, dataclass_fields, docstring, find, signature, table
+from generate.source import attribute_docs, call, dataclass_fields, docstring, find, signature, table, where
 
 SECTIONS = {
     "Train your own model with a swarm": {
         "swarm.training.strategy": ["SwarmStrategy"],
+        "swarm.training.averaging_mode": ["Averaging", "Averaging.sync", "Averaging.overlap", "Averaging.local"],
         "swarm.training.local_steps": ["LocalSteps"],
         "swarm.averaging.compression": ["Codec"],
         "swarm.protocol.messages": ["CollaborationOptions"],
@@ -27,7 +29,9 @@ SECTIONS = {
     },
     "Run folders": {"recipe.run_folder": ["RunFolder", "RunFolder.create", "read_metrics"]},
 }
-"""What is public, and where it is."""
+"""What is public, and in which module it probably is."""
+OPTIONAL = {"Averaging"}
+"""Left out where the code does not have it."""
 
 
 def page() -> str:
@@ -39,8 +43,16 @@ def page() -> str:
     ]
     for title, modules in SECTIONS.items():
         lines.append(f"## {title}\n")
-        lines += [_entry(module, name) for module, names in modules.items() for name in names]
+        for module, names in modules.items():
+            lines += [_entry(place, name) for name in names if (place := _place(module, name))]
     return "\n".join(lines)
+
+
+def _place(module: str, name: str) -> str | None:
+    place = where(module, name)
+    if place is None and name.split(".")[0] not in OPTIONAL:
+        raise LookupError(f"There is no {name} any more: correct the list in docs/generate/python_api.py.")
+    return place
 
 
 def _entry(module: str, name: str) -> str:
@@ -69,10 +81,16 @@ def _code(node: ast.AST, name: str) -> str:
         if name == "Recipe":
             return "Recipe(*, name, model, ...)"
         fields = dataclass_fields(node)
-        shown = [f"{field}: {kind}" + (f" = {default}" if default else "") for field, kind, default in fields]
+        shown = [f"{field}: {kind}" + (f" = {_made(default)}" if default else "") for field, kind, default in fields]
         return call(name, shown)
     init = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
     return signature(init, name, drop_self=True) if init else f"class {name}({', '.join(map(ast.unparse, node.bases))})"
+
+
+def _made(default: str) -> str:
+    """`Codec()` for `field(default_factory=Codec)`."""
+    factory = re.fullmatch(r"field\(default_factory=(\w+)\)", default)
+    return f"{factory[1]}()" if factory else default
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:

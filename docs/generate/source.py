@@ -66,6 +66,25 @@ def find(module: str, name: str) -> Any:
     return node
 
 
+def where(module: str, name: str) -> str | None:
+    """The module that has this class or function: the named one, or else the only other one of its package.
+
+    So a page does not change its list when a class moves to another file.
+    """
+    owner = name.split(".")[0]
+    package = ROOT / module.split(".")[0]
+    others = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(package.rglob("*.py"))]
+    for candidates in ([module] if path_of(module).is_file() else [], others):
+        found = [one for one in candidates if any(_named(node) == owner for node in tree_of(one).body)]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _named(node: ast.stmt) -> str | None:
+    return getattr(node, "name", None)
+
+
 def docstring(node: ast.AST) -> Documented:
     """The docstring of a module, class or function."""
     return parse(ast.get_docstring(node) or "")
