@@ -5,10 +5,10 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench scaling soak memory clean
+.PHONY: help setup demo test lint format bench scaling soak memory docs docs-serve docs-tools reference clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## install everything into .venv
 
@@ -47,6 +47,25 @@ soak: setup ## five peers on an emulated internet, and a fault every half minute
 
 memory: setup ## whether two peers' memory grows over 2,000 rounds
 	@$(RUN) -m analysis.memory
+
+MERMAID := 11.9.0
+docs: docs-tools reference ## write the reference pages and build the site into build/site
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo "The site: build/site/index.html"
+
+docs-serve: docs-tools reference ## show the site at http://127.0.0.1:8000 and follow changes
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
+
+reference: setup # what docs/ has from the code
+	@$(RUN) docs/make_reference.py
+	@$(RUN) docs/make_import_graph.py > /dev/null
+
+docs-tools: setup
+	@test -x $(VENV)/bin/mkdocs || \
+		VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet -c constraints.txt -e '.[docs]'
+	@test -e build/mermaid.min.js || { mkdir -p build && cd build && npm pack --silent mermaid@$(MERMAID) >/dev/null 2>&1 && \
+		tar xzf mermaid-$(MERMAID).tgz --strip-components 2 package/dist/mermaid.min.js && rm mermaid-$(MERMAID).tgz; } || \
+		echo "No npm: browsers will fetch what draws diagrams from the internet."
 
 clean: ## remove the environment and caches, keep runs
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,181 @@
+"""docs/reference/wire-protocol.md: what peers say to each other, and what they refuse."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+
+from generate.source import attribute_docs, constants, dataclass_fields, docstring, find, path_of, plain, table, tree_of
+
+INTRODUCTION = """\
+Peers talk over libp2p: a DHT for records, and calls between two peers. Hivemind's `p2pd` makes the connections. Each
+call's name has the class name of its servicer, and the run with the recipe's fingerprint where it belongs to one run.
+So peers of different recipes never meet. Renaming a servicer or a call breaks the protocol.
+
+**The protocol number is {number}.** It stands in the run manifest; a peer refuses a run of another number.
+"""
+
+CALLS = [
+    (
+        "SwarmAverager.rpc_join_group",
+        "swarm.averaging.averager",
+        "SwarmAverager.rpc_join_group",
+        "Asks a leader to finish a step together. The leader names its own step, another leader, or the closed group.",
+    ),
+    (
+        "SwarmAverager.rpc_aggregate_part",
+        "swarm.averaging.allreduce",
+        "ExactAllReduceRunner.rpc_aggregate_part",
+        "Sends parts of a vector to the member that averages them, and gets the averages back.",
+    ),
+    (
+        "SwarmAverager.rpc_download_state",
+        "swarm.state_sync.state_server",
+        "StateTransfer.rpc_download_state",
+        "Takes over the training state, or the average of an update, piece by piece.",
+    ),
+    ("Pulse.rpc_here", "swarm.membership.failure_detector", "Pulse.rpc_here", "Asks whether a peer is still there."),
+    (
+        "ReachabilityService.rpc_call_back",
+        "swarm.network.reachability",
+        "ReachabilityService.rpc_call_back",
+        "Asks a peer to connect to the asker's own address, at the port that it names.",
+    ),
+]
+"""Name on the wire, where the code is, and what the call does."""
+
+RECORDS = [
+    ("`swarm.runs`", "Run manifests: one per peer, under its public key."),
+    ("`RUN-FINGERPRINT.progress`", "Progress records: one per peer of the run."),
+    ("`RUN-FINGERPRINT.addresses`", "Addresses at which a peer of the run can be dialled."),
+]
+
+MESSAGES = [
+    ("Progress record", "swarm.membership.progress_record", "PeerProgress", "PeerProgress.from_bytes"),
+    ("Run manifest", "swarm.membership.run_manifest", "RunCard", "RunCard._read"),
+    ("Ticket", "swarm.protocol.messages", "Ticket", "Ticket.from_bytes"),
+    ("Group", "swarm.protocol.messages", "Group", None),
+    ("Wish", "swarm.state_sync.download_messages", "Wish", "Wish.from_bytes"),
+    ("Offer", "swarm.state_sync.download_messages", "Offer", "Offer.from_bytes"),
+    ("Question for a call back", "swarm.network.reachability", "CallMe", "CallMe.FromString"),
+    ("Answer to it", "swarm.network.reachability", "Called", "Called.FromString"),
+]
+
+MATCHMAKING = "swarm.averaging.matchmaking_messages"
+REPLIES = ["step_reply", "redirect", "group_reply"]
+
+BOUNDS = [
+    "swarm.protocol.messages",
+    "swarm.membership.progress_record",
+    "swarm.membership.progress_store",
+    "swarm.membership.claim_bounds",
+    "swarm.membership.run_manifest",
+    "swarm.state_sync.download_messages",
+    "swarm.network.signed_records",
+    "swarm.network.dht_storage",
+    "swarm.network.stream_limits",
+    "swarm.network.reachability",
+]
+"""Modules whose constants a stranger's messages are held against."""
+
+
+def page() -> str:
+    """The whole page."""
+    values = {module: constants(module) for module in BOUNDS}
+    number = values["swarm.membership.run_manifest"]["PROTOCOL"]
+    notes = attribute_docs(tree_of("swarm.membership.run_manifest"))["PROTOCOL"]
+    lines = [f"# Wire protocol\n\n{INTRODUCTION.format(number=number)}", f"{notes}\n", "## Calls\n"]
+    rows = [_call(*call) for call in CALLS]
+    lines.append(table(("call", "request → answer", "what it does", "module"), rows))
+    lines += [
+        "## Records in the DHT\n",
+        "Each record is signed with the key that its owner's peer id is the hash of. A node refuses other records.\n",
+        table(("key", "what is there"), RECORDS),
+        "## Messages\n",
+        "All are read as a stranger's word. What breaks a rule is refused, and nothing of it is used. Messages are",
+        "MessagePack tuples in the order of the fields. The run manifest is JSON, and a group travels as one of",
+        "Hivemind's messages. A phase is sent as its place in `PHASES`, the digests of an offer as one run of bytes.\n",
+    ]
+    lines += [_message(*message) for message in MESSAGES]
+    lines.append(_matchmaking())
+    lines += ["## Bounds\n", "What the names in the rules above stand for, and further limits.\n"]
+    for module, found in values.items():
+        docs = attribute_docs(tree_of(module)) | _comments(module)
+        shown = {name: value for name, value in found.items() if name != "PROTOCOL" and not isinstance(value, str)}
+        rows = [(f"`{name}`", _value(value), docs.get(name, "")) for name, value in shown.items()]
+        lines.append(f"### `{module}`\n\n{table(('name', 'value', 'meaning'), rows)}")
+    return "\n".join(lines)
+
+
+def _call(wire_name: str, module: str, name: str, text: str) -> tuple[str, str, str, str]:
+    node = find(module, name)
+    request, answer = _kind(node.args.args[1].annotation), _kind(node.returns)
+    return f"`{wire_name}`", f"{request} → {answer}", text, f"`{module}`"
+
+
+def _kind(annotation: ast.AST) -> str:
+    text = ast.unparse(annotation)
+    many = text.startswith("AsyncIterator")
+    name = re.sub(r"AsyncIterator\[(.*)\]", r"\1", text).split(".")[-1]
+    return f"stream of `{name}`" if many else f"`{name}`"
+
+
+def _message(title: str, module: str, name: str, reader: str | None) -> str:
+    node = find(module, name)
+    says = docstring(node)
+    meanings = says.params | attribute_docs(node)
+    rows = [(f"`{field}`", f"`{kind}`", meanings.get(field, "")) for field, kind, _ in dataclass_fields(node)]
+    parts = [f"### {title}\n", f"`{module}.{name}`. {says.text}\n", table(("field", "type", "meaning"), rows)]
+    if reader:
+        parts += ["Refused:\n", _refusals(find(module, reader))]
+    return "\n".join(parts)
+
+
+def _matchmaking() -> str:
+    rows = [(f"`{name}`", docstring(find(MATCHMAKING, name)).first_line) for name in REPLIES]
+    return "\n".join(
+        [
+            "### A leader's replies\n",
+            f"`{MATCHMAKING}`: messages of the call `rpc_join_group`.\n",
+            table(("reply", "what it says"), rows),
+            "A group is refused:\n",
+            _refusals(find(MATCHMAKING, "parse_group")),
+        ]
+    )
+
+
+def _refusals(function: ast.AST) -> str:
+    """A line for each `raise` of a reader: the reason, and the condition as the code has it."""
+    rows = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise):
+            rows.append((node.lineno, f"- {_reason(node.body[0])}: `{ast.unparse(node.test)}`"))
+        elif isinstance(node, ast.ExceptHandler) and isinstance(node.body[-1], ast.Raise) and node.body[-1].exc:
+            rows.append((node.lineno, f"- {_reason(node.body[-1])}: it cannot be decoded"))
+    return "\n".join(line for _, line in sorted(rows)) + "\n"
+
+
+def _reason(node: ast.Raise) -> str:
+    """The text of an error, without the values in it."""
+    text = node.exc.args[0]
+    if isinstance(text, ast.JoinedStr):
+        parts = [item.value if isinstance(item, ast.Constant) else "…" for item in text.values]
+        return "".join(parts).removesuffix(": …").rstrip(".")
+    return str(text.value).rstrip(".")
+
+
+def _comments(module: str) -> dict[str, str]:
+    """What stands behind a constant in its line."""
+    found = {}
+    for token in tokenize.generate_tokens(io.StringIO(path_of(module).read_text(encoding="utf-8")).readline):
+        if token.type == tokenize.COMMENT and (name := re.match(r"([A-Z_]+) = ", token.line)):
+            found[name[1]] = plain(token.string.lstrip("# "))
+    return found
+
+
+def _value(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:,g}" if isinstance(value, float) else ", ".join(f"{item}" for item in value)
