@@ -25,7 +25,7 @@ from swarm.averaging.matchmaking import Rendezvous
 from swarm.averaging.send_window import SendWindow
 from swarm.averaging.slow_members import SlowMembers
 from swarm.averaging.striped_allreduce import Lanes, count_lanes
-from swarm.membership.distrust import MAX_BLAME_SECONDS, Distrust
+from swarm.membership.distrust import BLAME_SECONDS, MAX_BLAME_SECONDS, Distrust
 from swarm.membership.failure_detector import Pulse
 from swarm.network.averager_process import tell_once
 from swarm.network.sockets import use_socket_folder
@@ -91,7 +91,7 @@ class SwarmAverager(StateTransfer):
         self._low_rank = codec.low_rank(shapes, vector.numel())
         self._dead_since: float | None = None
         self._windows: dict[PeerID, SendWindow] = {}
-        self._slow_members, self._shunned = SlowMembers(), Distrust(MAX_BLAME_SECONDS)
+        self._slow_members, self._shunned = SlowMembers(), Distrust(BLAME_SECONDS, MAX_BLAME_SECONDS)
         self._rendezvous: Rendezvous | None = None
         """Made in the averager process, where there is a connection to the network."""
         self._round_task: asyncio.Task | None = None

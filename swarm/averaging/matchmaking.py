@@ -211,7 +211,7 @@ class Rendezvous:
             self._arrivals.clear()
             arrived = self._arrived(ticket)
             expected = self._expected - self._lookout.lost - arrived
-            held = self.door.awaited(arrived) - self._lookout.lost
+            held = {peer for peer in self.door.awaited(arrived) - self._lookout.lost if peer not in self._shunned}
             awaited, remaining = expected | held, self.door.seconds_left(held)
             if expected:
                 remaining = max(remaining, patience_end - loop.time())

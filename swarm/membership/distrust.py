@@ -11,18 +11,19 @@ from swarm.protocol.messages import MAX_GROUP_SIZE
 
 DISTRUST_SECONDS, MAX_DISTRUST_SECONDS = 10.0, 60.0
 """After the first time that a peer's claims did not hold; twice as long each further time."""
-MAX_BLAME_SECONDS = 600.0
-"""The same for who spoils rounds or holds them up."""
+BLAME_SECONDS, MAX_BLAME_SECONDS = 60.0, 600.0
+"""The same for a peer that spoils rounds or holds them up."""
 
 
 class Distrust:
     """Peers that are not believed now.
 
+    :param first_seconds: for which a peer is not believed the first time
     :param max_seconds: longest time for which one is not believed
     """
 
-    def __init__(self, max_seconds: float = MAX_DISTRUST_SECONDS) -> None:
-        self._max_seconds = max_seconds
+    def __init__(self, first_seconds: float = DISTRUST_SECONDS, max_seconds: float = MAX_DISTRUST_SECONDS) -> None:
+        self._first_seconds, self._max_seconds = first_seconds, max_seconds
         self._seconds: dict[PeerID, tuple[float, float]] = {}
         """Monotonic seconds until which, and how long that was."""
 
@@ -33,7 +34,7 @@ class Distrust:
         """Ignore a peer for a while: what it claims did not hold."""
         if len(self._seconds) >= 4 * MAX_GROUP_SIZE:  # names cost a stranger nothing
             self._seconds = {other: seconds for other, seconds in [*self._seconds.items()] if other in self}
-        _, seconds = self._seconds.get(peer, (0.0, DISTRUST_SECONDS / 2))
+        _, seconds = self._seconds.get(peer, (0.0, self._first_seconds / 2))
         seconds = min(2 * seconds, self._max_seconds)
         self._seconds[peer] = time.monotonic() + seconds, seconds
 

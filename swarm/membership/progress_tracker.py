@@ -19,7 +19,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
 from swarm.membership.claim_bounds import reach_of
-from swarm.membership.distrust import MAX_BLAME_SECONDS, Distrust
+from swarm.membership.distrust import BLAME_SECONDS, MAX_BLAME_SECONDS, Distrust
 from swarm.membership.liveness_probe import Claims
 from swarm.membership.peer_backoff import Absences
 from swarm.membership.progress_record import (
@@ -64,7 +64,7 @@ class ProgressTracker(threading.Thread):
         self._last_group: frozenset[PeerID] = frozenset()
         self._proven: dict[PeerID, float] = {}
         self.distrusted, self._unreachable = Distrust(), Distrust()
-        self._blamed = Distrust(MAX_BLAME_SECONDS)
+        self._blamed = Distrust(BLAME_SECONDS, MAX_BLAME_SECONDS)
         self._absences = Absences()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
