@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarm.network.allowance import Allowance, Allowances
+from swarm.runtime.token_bucket import Allowance, Allowances
 
 
 def test_it_is_full_at_first_and_comes_back_evenly():

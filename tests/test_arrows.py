@@ -30,8 +30,6 @@ FLOORS = [
 """Rooms of swarm/ from the top: each may import what stands on lower floors, and nothing beside it."""
 MAX_FLOORS = 8
 MAX_FILES = 15
-FULL_FOLDERS = {"swarm/network"}
-"""Folders that have more files already. Take one out as soon as it has been divided or small modules were joined."""
 
 GRAPH_FILE = ROOT / "docs" / "make_import_graph.py"
 _spec = importlib.util.spec_from_file_location("make_import_graph", GRAPH_FILE)
@@ -93,12 +91,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 def folders_of_swarm() -> list:
     folders = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "swarm").rglob("*") if path.is_dir())
-    full = pytest.mark.xfail(reason="more than 15 files today", strict=True)
-    return [
-        pytest.param(folder, marks=full if folder in FULL_FOLDERS else ())
-        for folder in folders
-        if "__pycache__" not in folder
-    ]
+    return [folder for folder in folders if "__pycache__" not in folder]
 
 
 @pytest.mark.parametrize("folder", folders_of_swarm())

@@ -18,10 +18,10 @@ from recipe.presets import digits
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_store import Noticeboard
 from swarm.membership.run_manifest import PROTOCOL, RunCard, publish_card, read_cards
-from swarm.network.allowance import Allowance
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.network.record_push import PushedHere
 from swarm.network.signed_records import RUNS_KEY, OwnedRecords, owned_entries, peer_of
+from swarm.runtime.token_bucket import Allowance
 from tests.owners import Sign, subkey_of
 
 pytestmark = pytest.mark.timeout(60)

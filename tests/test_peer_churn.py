@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from recipe.run_folder import RunFolder
-from swarm.network.sockets import TEMPORARY
+from swarm.runtime.sockets import TEMPORARY
 from tests.cli import PACED, TINY, PeerProgram, Program, reaping, wait_until
 from tests.test_peer import summary_of
 

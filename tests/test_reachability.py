@@ -26,8 +26,8 @@ from swarm.network.reachability import (
     _conclusion,
     measure_reachability,
 )
-from swarm.network.role import measured
 from swarm.network.signed_records import peer_of, prepare_identity
+from swarm.peer.role import measured
 from tests.cli import START_SECONDS, PeerProgram, reaping
 from tests.owners import subkey_of
 

@@ -28,7 +28,6 @@ from swarm.averaging.striped_allreduce import Lanes, count_lanes
 from swarm.membership.distrust import BLAME_SECONDS, MAX_BLAME_SECONDS, Distrust
 from swarm.membership.failure_detector import Pulse
 from swarm.network.averager_process import tell_once
-from swarm.network.sockets import use_socket_folder
 from swarm.network.stream_limits import limits_of
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import (
@@ -47,6 +46,7 @@ from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
 from swarm.runtime.pipes import use_whole_pipes
 from swarm.runtime.processes import die_with_parent, forget, stay_small
+from swarm.runtime.sockets import use_socket_folder
 from swarm.state_sync.download import STREAM_SECONDS
 from swarm.state_sync.state_server import StateTransfer
 

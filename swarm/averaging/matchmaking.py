@@ -27,10 +27,10 @@ from swarm.averaging.matchmaking_messages import group_reply, parse_group, parse
 from swarm.membership.distrust import Distrust
 from swarm.membership.failure_detector import LOOK_SECONDS, Lookout, Pulse
 from swarm.network.acquaintances import Acquaintances
-from swarm.network.allowance import Allowance
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import LINEAGE_BYTES, MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
 from swarm.runtime.async_utils import unless
+from swarm.runtime.token_bucket import Allowance
 
 logger = get_logger(__name__)
 

@@ -17,14 +17,14 @@ COMMANDS = {
     "bench": ("bench", "main", "BenchOptions", "Measure what the swarm costs against a plain Trainer."),
 }
 """Of each word: its module in ``swarm.cli``, the function and its options in there, and what it does."""
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh")
 COMPLETION = "completion"
 
 
 def usage() -> str:
     """What ``swarm --help`` prints."""
     lines = [f"  {name:<10}  {text}" for name, (*_, text) in COMMANDS.items()]
-    lines.append(f"  {COMPLETION:<10}  Print a script that completes these words and their options: bash, zsh or tcsh.")
+    lines.append(f"  {COMPLETION:<10}  Print a script that completes these words and their options: bash or zsh.")
     return "\n".join(
         [
             "usage: swarm COMMAND [OPTIONS]",

@@ -117,7 +117,7 @@ def _clock(ahead_seconds: float) -> Check:
 
 def _inbound(peers: list[str], options: DoctorOptions) -> Check:
     from swarm.network.dht_options import NetworkOptions
-    from swarm.network.role import measured
+    from swarm.peer.role import measured
 
     try:
         found, _ = measured(NetworkOptions(initial_peers=tuple(check_reachable(peers)), port=options.port))

@@ -9,8 +9,11 @@ from typing import Annotated
 import tyro
 
 from recipe.command_line import arg, read_options
+from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides
 from recipe.presets import PRESETS
+from swarm.network.addresses import parse_initial_peers
+from swarm.peer.main import run
 from swarm.peer.options import ConnectionOptions, LeavingOptions, MachineOptions, PatienceOptions, PeerOptions
 
 SECOND_PEER = 2
@@ -25,6 +28,8 @@ class JoinOptions:
     """Addresses of peers of the swarm, as they print them."""
     run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
     """The run, where several share the addresses."""
+    resume: bool = False
+    """Go on where a peer with this --output-dir was last: with the run and the name of its newest checkpoint."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="you and your machine:")] = field(
         default_factory=MachineOptions
     )
@@ -42,6 +47,7 @@ class JoinOptions:
         return PeerOptions(
             initial_peers=self.addresses or None,
             run_id=self.run_id,
+            resume=self.resume,
             machine=self.machine,
             leaving=self.leaving,
             connection=self.connection,
@@ -67,6 +73,8 @@ class StartOptions:
     run_id: Annotated[str | None, arg("NAME", "the recipe and the time")] = None
     """Name of the run. A peer that is started again with the same --run-id, --public-name and --output-dir goes on
     where it was."""
+    resume: bool = False
+    """Go on where a peer with this --output-dir was last: with the run and the name of its newest checkpoint."""
     start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
     """Checkpoint whose weights the swarm starts from, at step 0 with a new optimizer."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="you and your machine:")] = field(
@@ -87,6 +95,7 @@ class StartOptions:
         return PeerOptions(
             recipe=self.recipe,
             run_id=self.run_id,
+            resume=self.resume,
             start_from=self.start_from,
             machine=self.machine,
             leaving=self.leaving,
@@ -98,15 +107,20 @@ class StartOptions:
 
 def start(arguments: list[str]) -> int:
     """Returns the exit status."""
-    return _train(StartOptions, arguments, "swarm start")
+    return run(lambda: read_options(StartOptions, arguments, "swarm start").as_peer)
 
 
 def join(arguments: list[str]) -> int:
     """Returns the exit status."""
-    return _train(JoinOptions, arguments, "swarm join")
+    return run(lambda: _read_join(arguments))
 
 
-def _train(kind: type[StartOptions] | type[JoinOptions], arguments: list[str], prog: str) -> int:
-    from swarm.peer.main import run
-
-    return run(lambda: read_options(kind, arguments, prog).as_peer)
+def _read_join(arguments: list[str]) -> PeerOptions:
+    """:raises InputError: there is no address to join"""
+    options = read_options(JoinOptions, arguments, "swarm join").as_peer
+    if not parse_initial_peers(options.initial_peers) and not options.resume:
+        raise InputError(
+            "swarm join needs an address: paste the one that the organiser's peer printed, as in swarm join ADDRESS. "
+            "(swarm start begins a new swarm.)"
+        )
+    return options

@@ -17,8 +17,8 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from swarm.network.dht_storage import MAX_CARDS
 from swarm.network.known_peers import peer_of_address
-from swarm.network.run_names import is_run_id, key_prefix
 from swarm.network.signed_records import RUNS_KEY, owned_entries
+from swarm.protocol.run_names import is_run_id, key_prefix
 
 PROTOCOL = 9
 """Raised when peers of two versions could no longer train together.

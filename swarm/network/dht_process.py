@@ -14,9 +14,9 @@ from hivemind.utils.mpfuture import MPFuture
 
 from swarm.network.acquaintances import Acquaintances
 from swarm.network.signed_records import Meet
-from swarm.network.sockets import make_socket_folder, use_socket_folder
 from swarm.runtime.pipes import use_whole_pipes
 from swarm.runtime.processes import descendants, die_with_parent, kill, leave_terminal, stay_small
+from swarm.runtime.sockets import make_socket_folder, use_socket_folder
 
 MEET_AT_ONCE = 32
 """Many processes write to the pipe of the DHT process, where only small messages stay in one piece."""

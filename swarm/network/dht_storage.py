@@ -23,8 +23,8 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.timed_storage import TimedStorage
 
-from swarm.network.run_names import key_prefix
 from swarm.network.signed_records import MAX_LIFE_SECONDS, RUNS_ID, OwnedRecords, peer_of, plain
+from swarm.protocol.run_names import key_prefix
 
 logger = get_logger(__name__)
 

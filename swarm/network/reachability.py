@@ -27,7 +27,7 @@ from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
 from recipe.errors import InputError
-from swarm.network.allowance import Allowance, Allowances
+from swarm.runtime.token_bucket import Allowance, Allowances
 
 logger = get_logger(__name__)
 

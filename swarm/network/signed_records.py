@@ -30,7 +30,7 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
-from swarm.network.allowance import Allowance
+from swarm.runtime.token_bucket import Allowance
 
 _OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/]{100,1400}={0,2})\]")
 _SHA2_256 = b"\x12\x20"  # multihash: its code, and 32 bytes

@@ -209,8 +209,8 @@ class Peer:
     def _network(self):
         """How this peer meets the others: what a person gave, and what was measured."""
         from swarm.network.dht_options import NetworkOptions
-        from swarm.network.role import measured
         from swarm.network.signed_records import prepare_identity
+        from swarm.peer.role import measured
 
         machine, connection = self.options.machine, self.options.connection
         identity = connection.identity_path

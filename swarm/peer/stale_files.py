@@ -3,7 +3,7 @@
 - torch's files in shared memory. torch takes them away when a process ends, by a manager process of its own. Where that
   is killed as well, as service managers do, or a peer starts again in place, they would stay until the machine is
   switched off: the model's size in memory, each time.
-- The folder with the sockets by which p2pd and its callers talk (:mod:`swarm.network.sockets`).
+- The folder with the sockets by which p2pd and its callers talk (:mod:`swarm.runtime.sockets`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from recipe.run_folder import write_json
-from swarm.network.sockets import TEMPORARY
+from swarm.runtime.sockets import TEMPORARY
 
 SHARED_MEMORY = Path("/dev/shm")
 MAX_FILES = 1000

@@ -1,0 +1,70 @@
+"""The command ``swarm``: its words, its help, and what it refuses."""
+
+import subprocess
+import sys
+
+import pytest
+
+from recipe.command_line import read_options
+from swarm.cli import app
+from swarm.cli.train import SECOND_PEER, JoinOptions, StartOptions
+
+ADDRESS = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+@pytest.fixture(autouse=True)
+def nobody_to_join(monkeypatch):
+    monkeypatch.delenv("INITIAL_PEERS", raising=False)
+
+
+def test_help_names_every_command(capsys):
+    assert app.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in app.COMMANDS:
+        assert f"\n  {name} " in shown
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_each_command_has_a_help(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        app.main([name, "--help"])
+    assert end.value.code == 0
+    assert f"swarm {name}" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused_in_a_sentence(capsys):
+    assert app.main(["jion"]) == 2
+    assert "there is no command 'jion': give one of join, start" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", app.SHELLS)
+def test_a_shell_can_complete_it(shell, capsys):
+    assert app.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "watch" in script
+    assert "public-name" in script
+    assert app.main(["completion", "word"]) == 2
+
+
+def test_join_takes_addresses_and_what_a_volunteer_gives():
+    options = read_options(JoinOptions, [ADDRESS, "--public-name", "anna", "--batch-size", "8"], "swarm join").as_peer
+    assert options.initial_peers == (ADDRESS,)
+    assert (options.machine.public_name, options.machine.batch_size) == ("anna", 8)
+    assert options.recipe is None, "that comes from the swarm"
+
+
+def test_join_without_an_address_is_refused(capsys):
+    assert app.main(["join"]) == 2
+    assert capsys.readouterr().err.startswith("error: swarm join needs an address")
+
+
+def test_start_waits_for_a_second_peer():
+    assert read_options(StartOptions, [], "swarm start").as_peer.patience.min_peers == SECOND_PEER
+    alone = read_options(StartOptions, ["--min-peers", "1", "--learning-rate", "0.1"], "swarm start").as_peer
+    assert alone.patience.min_peers == 1
+    assert alone.wanted_recipe == {"learning_rate": 0.1}
+
+
+def test_the_installed_command_runs():
+    shown = subprocess.run([sys.executable, "-m", "swarm"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("usage: swarm COMMAND")
