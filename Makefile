@@ -27,6 +27,9 @@ demo: setup ## three volunteers train a ViT together on this machine
 test: setup ## run all tests
 	@$(RUN) -m pytest
 
+test-fast: setup ## run the unit tests: no swarm, no program, under two minutes
+	@$(RUN) -m pytest tests/unit
+
 lint: setup ## check style
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .

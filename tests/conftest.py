@@ -8,40 +8,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of two lanes on two cor
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-PROGRAMS = {
-    *("analysis_attacks", "analysis_lab", "analysis_wan", "attacks", "bootstrap", "damaged_images", "exactness"),
-    *("footprint", "interrupts", "launchers", "memory", "micro_batch_review", "nat", "notebooks", "peer", "peer_churn"),
-    *("peer_input", "reachability", "soak"),
-}
-"""Files that start swarms of whole programs: one after the other."""
-SWARMS = (
-    *("strategy_faults", "following", "exchange", "exchange_faults", "strategy", "diloco", "pulse", "meeting"),
-    *("overlap", "guarded_peer", "model_families", "pipes", "streams", "dht_attack"),
-    *("network", "doctor", "run_card", "owners", "repairs"),
-)
-"""Files that fork peers: one after the other as well, beside the programs."""
-LONG = (
-    *("baseline_variants", "recipe_training", "baseline_snapshots", "fuzz", "baseline_torchrun", "baseline_training"),
-    *("recipe_model", "lean_imports", "micro_batch", "baseline_best_checkpoint", "analysis_report", "guard"),
-)
-"""Files that compute, the longest first: they fill both lanes when the swarms are done."""
-ORDER = {name: place for place, name in enumerate(("soak", *SWARMS, *LONG))}
-
-
-def name_of(nodeid: str) -> str:
-    return nodeid.split("::")[0].rpartition("/")[2].removeprefix("test_").removesuffix(".py")
+PLACES = ("tests/e2e/test_soak.py", "tests/integration/swarms/", "tests/integration/training/", "tests/")
+"""What begins first, and what fills both lanes when the swarms are done."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: ORDER.get(name_of(item.nodeid), len(ORDER)))  # those of a file stay in order
+    items.sort(key=lambda item: [item.nodeid.startswith(place) for place in PLACES].index(True))
 
 
 class Lanes(LoadScopeScheduling):
-    """A worker takes a file, or all of :data:`PROGRAMS`, or all of :data:`SWARMS`."""
+    """A worker takes a file, or all programs (``tests/e2e``), or all forked swarms (``tests/integration/swarms``)."""
 
     def _split_scope(self, nodeid: str) -> str:
-        name = name_of(nodeid)
-        return "programs" if name in PROGRAMS else "swarms" if name in SWARMS else name
+        for lane in ("tests/e2e/", "tests/integration/swarms/"):
+            if nodeid.startswith(lane):
+                return lane
+        return nodeid.split("::")[0]
 
 
 def pytest_xdist_make_scheduler(config, log) -> Lanes:

@@ -1,0 +1,48 @@
+"""A run that begins on a neutral node of the DHT: Hivemind's own program, which belongs to no run."""
+
+import re
+
+import pytest
+
+from tests.helpers.cli import TINY, PeerProgram, Program, reaping
+
+pytestmark = pytest.mark.timeout(300)
+
+OWN = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Address of a stock ``hivemind-dht``."""
+    with reaping() as programs:
+        options = ["--host_maddrs", "/ip4/127.0.0.1/tcp/0"]
+        programs.append(stock := Program("hivemind.hivemind_cli.run_dht", options, tmp_path / "node.log"))
+        found = stock.wait_until(lambda: re.search(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+", stock.output), "it listens")
+        yield found.group()
+
+
+def test_a_run_begins_on_a_neutral_node(node, tmp_path):
+    with reaping() as programs:
+        given = ["--recipe", "digits", "--run-id", "new", "--initial-peers", node, *OWN, *TINY, "--min-peers", "2"]
+        programs.append(first := PeerProgram(tmp_path, "new", "first", *given, "--max-steps", "12"))
+        first.wait_until(lambda: "No peer trains run new there yet: this peer starts it." in first.output, "it starts")
+        first.wait_until(lambda: "Started run new as first" in first.output, "it says so")
+        joining = ["--initial-peers", node, *OWN, "--max-steps", "12"]
+        programs.append(second := PeerProgram(tmp_path, "new", "second", *joining))
+        assert second.wait(180) == 0, second.output
+        assert first.wait(60) == 0, first.output
+        assert "Joining run new as second" in second.output
+        assert max(first.status.num_peers, second.status.num_peers) == 2
+
+
+@pytest.mark.parametrize("given", [["--recipe", "digits"], ["--run-id", "new"], []])
+def test_only_who_names_recipe_and_run_begins_there(node, refused, given):
+    sentence = refused("--initial-peers", node, *OWN, *given)
+    assert "The initial peers know of no run" in sentence
+    assert "to start a run there, give --recipe and --run-id as well" in sentence
+
+
+def test_a_wrong_address_starts_nothing(refused):
+    address = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    given = ["--recipe", "digits", "--run-id", "new", "--initial-peers", address]
+    assert "None of the --initial-peers can be reached" in refused(*given)

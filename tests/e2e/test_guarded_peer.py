@@ -1,0 +1,42 @@
+"""A peer starts again when a part of it has died, and for no other reason."""
+
+import time
+
+import psutil
+import pytest
+
+from swarm.peer.startup_timer import STARTED
+from tests.helpers.cli import TINY, PeerProgram, Program, reaping, summary_of
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize("part", ["p2pd", "The DHT process"])
+def test_parts_are_looked_after_while_a_peer_waits_for_company(part, tmp_path):
+    with reaping() as programs:
+        peer = PeerProgram(tmp_path, "lonely", "me", "--run-id", "lonely", "--min-peers", "2", *TINY)
+        programs.append(peer)
+        peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits for company")
+        peer_id = peer.peer_id
+        program = psutil.Process(peer.process.pid)
+        (p2pd,) = (child for child in program.children(recursive=True) if "p2pd" in child.name())
+        (p2pd if part == "p2pd" else p2pd.parent()).kill()
+        peer.wait_until(lambda: f"{part} has died: this peer starts again." in peer.output, "it is noticed", 20)
+        peer.wait_until(lambda: peer.output.count("Run folder:") == 2, "it is there again")
+        peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits again")
+        assert peer.peer_id == peer_id
+        peer.interrupt()
+        assert peer.wait(15) == 0, peer.output
+    assert summary_of(peer.folder)["outcome"] == "interrupted"
+
+
+def test_an_error_ends_the_training_with_its_reason(tmp_path):
+    with reaping() as programs:
+        arguments = ["--output-dir", str(tmp_path), "--run-id", "fails", *TINY]
+        again = {STARTED: str(time.time())}  # as one that has started again by itself, and tries again to join
+        peer = Program("tests.helpers.failing_peer", arguments, tmp_path / "log", **again)
+        programs.append(peer)
+        assert peer.wait(180) == 2
+    assert peer.output.splitlines()[-1] == "error: The third update cannot work: leave it out."
+    assert "starts again" not in peer.output
+    assert "Trying again" not in peer.output

@@ -1,0 +1,45 @@
+"""A peer's memory over many rounds: how it is measured, and what the report makes of it."""
+
+import json
+
+import pytest
+
+from analysis import memory
+from analysis.endurance import memory_section
+from tests.helpers.cli import Program, reaping
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def test_growth_is_told_from_noise():
+    def samples(growth: float) -> list[dict]:
+        noise = [1.0, -1.0, 0.5, -0.5]
+        return [
+            {"step": n, "pss_mb": {"a": {"x": 100, "y": 200 + growth * n + noise[n // 10 % 4]}}, "rss_mb": {"a": {}}}
+            for n in range(0, 2000, 10)
+        ]
+
+    for growth in (0.0, 0.02):
+        assert memory.trend(samples(growth), "a", "x")["growth_mb"] == pytest.approx(0, abs=1e-6)
+        found = memory.trend(samples(growth), "a")
+        assert found["growth_mb"] == pytest.approx(1000 * growth, abs=0.1)
+        assert 0.5 < found["noise_mb"] < 1.0
+        assert found["resident_growth_mb"] == pytest.approx(0, abs=1e-6)
+
+
+def test_memory_over_some_rounds(tmp_path):
+    with reaping() as programs:
+        options = ["--rounds", "60", "--output-dir", str(tmp_path)]
+        programs.append(program := Program("analysis.memory", options, tmp_path / "log"))
+        assert program.wait(300) == 0, program.output
+    found = json.loads((tmp_path / "memory.json").read_text())
+    assert {row["process"] for row in found["rows"]} >= {"training", "DHT", "p2pd", "averaging", "all"}
+    assert all(100 < row["mb"] < 2000 for row in found["rows"] if row["process"] == "all")
+    (tmp_path / "report").mkdir()
+    section = memory_section(tmp_path / "memory.json", tmp_path / "report")
+    assert [file.exists() for _, file in section["figures"]] == [True]
+
+
+def test_too_few_rounds_are_refused(capsys):
+    assert memory.main(["--rounds", "1"]) == 2
+    assert capsys.readouterr().err.startswith("error: --rounds")

@@ -1,0 +1,284 @@
+"""Peers as people meet them: real processes that join, leave, die and come back, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from recipe.presets import preset
+from recipe.run_folder import RunFolder, read_metrics
+from recipe.task import VisionTask
+from swarm.network.known_peers import write_book
+from swarm.network.signed_records import prepare_identity
+from swarm.peer.startup_timer import STARTED
+from tests.helpers.cli import START_SECONDS, TINY, PeerProgram, Program, reaping, summary_of
+from tests.helpers.clusters import rude_listener
+
+pytestmark = pytest.mark.timeout(300)
+
+SUMMARY = {"run_id", "recipe", "outcome", "steps", "samples", "seconds", "val_accuracy", "train_loss", "max_num_peers"}
+UPDATE_TAGS = {
+    *("train/loss", "train/top1", "train/top5", "train/lr", "perf/samples_per_second", "perf/step_seconds"),
+    *("swarm/peers", "swarm/samples", "swarm/own_samples", "swarm/loss", "perf/swarm_samples_per_second"),
+    *("round/compute_seconds", "round/blocked_seconds", "round/meeting_seconds", "round/exchange_seconds"),
+    "round/parts_received_fraction",
+}
+VALIDATED = [*TINY, "--validate-every-steps", "10"]
+VALIDATION_TAGS = {"val/loss", "val/top1", "val/top5", "val/macro_f1", "val/precision", "val/recall"}
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+# ---- a whole run ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FinishedRun:
+    program: Program
+    status: int
+    output_dir: Path
+
+    @property
+    def folders(self) -> list[RunFolder]:
+        return [RunFolder(self.output_dir / "whole" / f"peer-{i}") for i in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Iterator[FinishedRun]:
+    """``swarm demo --peers 3 --max-steps 20``, run to its end."""
+    output_dir = tmp_path_factory.mktemp("finished")
+    with reaping() as programs:
+        arguments = ["--peers", "3", "--output-dir", str(output_dir), "--run-id", "whole", "--max-steps", "20"]
+        program = Program("swarm", ["demo", *arguments, *VALIDATED], output_dir / "local.log")
+        programs.append(program)
+        yield FinishedRun(program, program.wait(2 * START_SECONDS), output_dir)
+
+
+def test_a_local_swarm_shows_its_result(finished):
+    assert finished.status == 0, finished.program.output
+    output = finished.program.output
+    assert "Completed: validation accuracy" in output
+    assert "tensorboard --logdir" in output
+    assert str(finished.output_dir / "whole") in output
+    result = output[output.index("Completed") :]
+    assert all(f"peer-{i}" in result for i in (1, 2, 3))
+
+
+def test_every_peer_writes_a_summary(finished):
+    for folder in finished.folders:
+        summary = summary_of(folder)
+        assert summary.keys() >= SUMMARY
+        assert (summary["run_id"], summary["recipe"], summary["outcome"]) == ("whole", "digits", "completed")
+        assert (summary["steps"], summary["max_num_peers"]) == (20, 3)
+        assert summary["samples"] > 0
+        assert summary["seconds"] > 0
+        assert 0 < summary["val_accuracy"] <= 1
+        assert summary["train_loss"] > 0
+
+
+def test_all_peers_end_with_the_same_bits(finished):
+    first, *others = (
+        torch.load(folder.checkpoints / "last.ckpt", weights_only=False)["state_dict"] for folder in finished.folders
+    )
+    weights = [name for name in first if name.startswith("model.")]
+    assert weights
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in weights)
+
+
+def test_every_update_is_logged_once_and_was_complete(finished):
+    for folder in finished.folders:
+        lines = read_metrics(folder.metrics)
+        for tag in UPDATE_TAGS:
+            assert [line["step"] for line in lines if tag in line] == list(range(1, 21)), tag
+        assert all(line["round/parts_received_fraction"] == 1.0 for line in lines if "swarm/peers" in line)
+        for tag in VALIDATION_TAGS:
+            assert [line["step"] for line in lines if tag in line] == [10, 20], tag
+
+
+def test_every_round_is_accounted_for(finished):
+    rounds = [read_metrics(folder.rounds) for folder in finished.folders]
+    for folder, lines in zip(finished.folders, rounds, strict=True):
+        averaged = [line for line in lines if line["outcome"] == "averaged"]
+        assert [line["step"] for line in averaged] == list(range(1, 21))
+        for line in averaged:
+            assert len(set(line["members"])) == 3
+            assert line["received_fraction"] == 1.0
+            assert min(line["bytes_sent"], line["bytes_received"], line["compute_seconds"]) > 0
+            assert min(line["waiting_seconds"], line["exchange_seconds"]) > 0  # of two processes: they differ a little
+        spent = sum(line["compute_seconds"] + line["waiting_seconds"] for line in averaged)
+        assert spent < summary_of(folder)["seconds"], "neither the wait for company nor a validation is computing"
+    for same_step in zip(*([line for line in lines if line["outcome"] == "averaged"] for lines in rounds), strict=True):
+        assert sum(line["own_samples"] for line in same_step) == same_step[0]["samples"]
+        assert sum(line["bytes_sent"] for line in same_step) == sum(line["bytes_received"] for line in same_step)
+        assert same_step[0]["members"] == same_step[1]["members"] == same_step[2]["members"]
+        assert sorted(same_step[0]["member_samples"]) == sorted(line["own_samples"] for line in same_step)
+        assert min(same_step[0]["member_losses"]) > 0
+
+
+def test_tensorboard_has_the_same_tags(finished):
+    for folder in finished.folders:
+        lines = read_metrics(folder.metrics)
+        events = EventAccumulator(str(folder.tensorboard)).Reload()
+        assert set(events.Tags()["scalars"]) == set().union(*lines) - {"time", "step"}
+        assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 21))
+
+
+def test_a_volunteer_sees_no_noise(finished):
+    """Nothing that only a developer of a library understands."""
+    for folder in finished.folders:
+        log = (folder.path / "peer.log").read_text()
+        for noise in ("Warning", "weights_only", "[INFO]", "Restor", "Traceback", "GPU available"):
+            assert noise not in log, log
+
+
+@pytest.mark.parametrize(
+    "options", [["--run-id", "whole", *VALIDATED], ["--resume"]], ids=["by its names", "by --resume"]
+)
+def test_alone_it_goes_on_from_its_checkpoint(finished, tmp_path, options):
+    """All have stopped; one comes back with the same name and run id."""
+    shutil.copytree(finished.output_dir, tmp_path / "runs")
+    with reaping() as programs:
+        options = [*options, "--max-steps", "30"]
+        again = PeerProgram(tmp_path / "runs", "whole", "peer-1", *options)
+        programs.append(again)
+        assert again.wait(START_SECONDS) == 0, again.output
+    assert "Going on from step 20" in again.output
+    assert "Warning" not in again.output
+    assert summary_of(again.folder)["steps"] == 30
+    steps = [line["step"] for line in read_metrics(again.folder.metrics) if "train/loss" in line]
+    assert steps == list(range(1, 31))
+
+
+def test_all_go_on_at_the_newest_step_that_anyone_has(finished, tmp_path):
+    """All have stopped; the second one tries to come back until the first one is there, with an empty folder.
+
+    The first one remembers an address where somebody else listens by now.
+    """
+    shutil.copytree(finished.output_dir, tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "whole" / "peer-1")
+    peer_id = prepare_identity(tmp_path / "runs" / "identities" / "peer-1.key")
+    port = free_port()
+    with reaping() as programs, rude_listener() as (_, other_port):
+        gone = prepare_identity(tmp_path / "runs" / "identities" / "peer-9.key")
+        book = RunFolder.create(tmp_path / "runs", "whole", "peer-9").peers
+        write_book(book, [f"/ip4/127.0.0.1/tcp/{other_port}/p2p/{gone}"])
+        to_the_end = ["--max-steps", "25", "--min-peers", "2"]
+        joins = ["--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}", *to_the_end]
+        second = PeerProgram(tmp_path / "runs", "whole", "peer-2", *joins, **{STARTED: str(time.time())})
+        programs.append(second)
+        second.wait_until(lambda: "Trying again, 10 minutes at most." in second.output, "nobody answers")
+        first = PeerProgram(
+            tmp_path / "runs", "whole", "peer-1", "--run-id", "whole", "--port", port, *to_the_end, *VALIDATED
+        )
+        programs.append(first)
+        for program in (first, second):
+            assert program.wait(START_SECONDS) == 0, program.output
+    assert second.output.count("Trying again") == 1
+    assert "Loop" not in second.output
+    assert "this peer starts alone" in first.output
+    assert "Took over step 20 from peer-2" in first.output, first.output
+    assert "Going on from step 20" in second.output
+    steps = [line["step"] for line in read_metrics(first.folder.metrics) if "train/loss" in line]
+    assert (min(steps), max(steps)) == (21, 25)
+
+
+def test_without_its_founder_a_run_goes_on(finished, tmp_path):
+    """Nobody comes back whom the others were told of: one goes on alone, and who has met it before joins it there."""
+    shutil.copytree(finished.output_dir, tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "whole" / "peer-1")
+    port = free_port()
+    peer_id = prepare_identity(tmp_path / "runs" / "identities" / "peer-2.key")
+    write_book(RunFolder(tmp_path / "runs" / "whole" / "peer-3").peers, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}"])
+    founder = prepare_identity(tmp_path / "runs" / "identities" / "peer-1.key")
+    options = ["--run-id", "whole", "--initial-peers", f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{founder}"]
+    options += ["--max-steps", "25", "--min-peers", "2"]
+    with reaping() as programs:
+        third = PeerProgram(tmp_path / "runs", "whole", "peer-3", *options)
+        programs.append(third)
+        third.wait_until(lambda: "Trying again, for " in third.output, "nobody answers")
+        second = PeerProgram(
+            tmp_path / "runs", "whole", "peer-2", "--port", port, *options, module="tests.helpers.impatient_peer"
+        )
+        programs.append(second)
+        for program in (second, third):
+            assert program.wait(START_SECONDS) == 0, program.output
+    assert "Nobody answers: this peer goes on alone" in second.output
+    assert "Joining run whole as peer-3" in third.output
+    for program in (second, third):
+        assert "Going on from step 20" in program.output
+        assert summary_of(program.folder)["steps"] == 25
+
+
+# ---- several peers on this machine ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ended_early(tmp_path_factory) -> Iterator[dict[str, Program]]:
+    """Two at the same time: Ctrl-C comes when the second peer of one has just begun, that of the other refuses."""
+    output_dir = tmp_path_factory.mktemp("early")
+    RunFolder.create(output_dir, "refusing", "peer-2").write_recipe(preset("synthetic"))
+    with reaping() as programs:
+        for run_id in ("interrupted", "refusing"):
+            arguments = ["--peers", "2", "--output-dir", str(output_dir), "--run-id", run_id, *TINY]
+            programs.append(Program("swarm", ["demo", *arguments], output_dir / f"{run_id}.log"))
+        interrupted, refusing = programs
+        second_log = output_dir / "interrupted" / "peer-2" / "peer.log"
+        interrupted.wait_until(lambda: second_log.exists() and second_log.read_text(), "the second peer starts")
+        interrupted.interrupt()
+        yield {"interrupted": interrupted, "refusing": refusing}
+
+
+def test_ctrl_c_ends_a_local_swarm(ended_early):
+    program = ended_early["interrupted"]
+    assert program.wait(15) == 0, program.output
+    assert "Interrupted: validation accuracy" in program.output
+
+
+def test_a_local_swarm_tells_why_a_peer_failed(ended_early):
+    """The others would wait for it, so all end."""
+    program = ended_early["refusing"]
+    assert program.wait(START_SECONDS) == 2, program.output
+    assert "peer-2 failed:" in program.output
+    assert "holds a run of another recipe" in program.output
+    assert "Traceback" not in program.output
+
+
+# ---- its own images, and weights of an earlier run ----------------------------------------------------------------
+
+
+def test_a_new_swarm_starts_from_given_weights_and_reads_images_in_processes(tmp_path):
+    (tmp_path / "runs").mkdir()
+    for part, label in ((part, label) for part in ("train", "val") for label in ("cat", "dog")):
+        (tmp_path / "images" / part / label).mkdir(parents=True)
+        for number in range(8):
+            Image.new("RGB", (20, 20), (16 * number, 0, 0)).save(tmp_path / "images" / part / label / f"{number}.png")
+    shape = {"num_classes": 2, "image_size": 16, "patch_size": 4, "depth": 1, "embed_dim": 32, "num_heads": 2}
+    fresh = VisionTask(replace(preset("imagefolder-vit-small"), **shape)).state_dict()
+    earlier = {name: tensor + 0.1 for name, tensor in fresh.items()}  # every peer of a recipe has the same fresh ones
+    torch.save({"state_dict": earlier, "global_step": 40}, tmp_path / "best.ckpt")
+    options = [word for name, value in shape.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    options += ["--recipe", "imagefolder-vit-small", "--data-dir", str(tmp_path / "images"), "--target-batch-size", "8"]
+    options += ["--batch-size", "4", "--num-workers", "2", "--max-steps", "2", "--run-id", "again"]
+    with reaping() as programs:
+        peer = PeerProgram(tmp_path / "runs", "again", "ada", *options, "--start-from", str(tmp_path / "best.ckpt"))
+        programs.append(peer)
+        assert peer.wait(START_SECONDS) == 0, peer.output
+    assert f"Weights to start from: {tmp_path / 'best.ckpt'}." in peer.output
+    last = torch.load(peer.folder.checkpoints / "last.ckpt", weights_only=False)
+    assert last["global_step"] == 2
+    for name, tensor in earlier.items():  # while the learning rate rises, two updates change next to nothing
+        torch.testing.assert_close(last["state_dict"][name], tensor, rtol=0, atol=1e-5)

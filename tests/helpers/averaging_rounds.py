@@ -1,0 +1,84 @@
+"""Rounds between real processes on loopback: what the peers of a test do, and what the test tells them."""
+
+import torch
+
+from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.compression import Codec
+from swarm.protocol.messages import LINEAGE_BYTES, Member, RoundFailed, Ticket
+from swarm.protocol.round_report import RoundReport
+from tests.helpers.swarm_peers import Line, Peers, running_dht
+
+NAMES = ("a", "b", "c")
+PATIENCE_SECONDS, TIMEOUT_SECONDS = 10.0, 30.0
+
+
+def contribution(name: str, size: int, step: int) -> tuple[torch.Tensor, int]:
+    """What a peer brings to a round: a vector of widely spread numbers, and its weight."""
+    generator = torch.Generator().manual_seed(1000 * NAMES.index(name) + step)
+    scale = 10.0 ** torch.randint(-3, 2, (size,), generator=generator)
+    return scale * torch.randn(size, generator=generator), int(torch.randint(1, 500, (), generator=generator))
+
+
+def meet_everyone(line: Line, dht) -> list[Member]:
+    """Tell the test who we are and hear from it who all are."""
+    line.put(Member(dht.peer_id, 0.0, dht.client_mode))
+    return line.get()
+
+
+def introduce(peers: Peers) -> None:
+    members = [peers.message(name) for name in peers.peers]
+    for peer in peers.peers.values():
+        peer.tell(members)
+
+
+def say_goodbye(line: Line, *averagers: SwarmAverager) -> None:
+    """Close the averagers once nobody receives from them any more."""
+    line.put("done")
+    line.get()
+    for averager in averagers:
+        averager.shutdown()
+
+
+def dismiss(peers: Peers) -> dict:
+    """The other side of :func:`say_goodbye`. Returns the results."""
+    assert {peers.message(name) for name in peers.peers} == {"done"}
+    for peer in peers.peers.values():
+        peer.tell("go on")
+    return peers.results()
+
+
+def run_round(
+    averager: SwarmAverager, members, vector: torch.Tensor, samples: int, step: int, lineage=bytes(LINEAGE_BYTES)
+) -> RoundReport:
+    averager.vector.copy_(vector)
+    ticket = Ticket(step, samples, averager.client_mode, float(step), lineage)
+    return averager.run_round(ticket, members, PATIENCE_SECONDS, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
+
+
+def averager_for(vector: torch.Tensor, dht, codec: str) -> SwarmAverager:
+    """An averager for such vectors, which PowerSGD takes for one matrix of 200 rows."""
+    shapes = [(200, len(vector) // 200)] if codec == "powersgd" else []
+    return SwarmAverager(
+        torch.zeros_like(vector).share_memory_(), dht, "run", lambda: ({}, []), codec=Codec(codec, 4), shapes=shapes
+    )
+
+
+def one_round(name, initial_peers, line, vector, samples, client_mode=False, codec="none"):
+    """A peer that takes part in one round with that vector. Returns (its vector then, report or error)."""
+    with running_dht(initial_peers, line, client_mode=client_mode) as dht:
+        averager = averager_for(vector, dht, codec)
+        members = meet_everyone(line, dht)
+        try:
+            outcome = run_round(averager, members, vector, samples, 7)
+        except RoundFailed as error:
+            outcome = error
+        say_goodbye(line, averager)
+        return averager.vector.clone(), outcome
+
+
+def run_one_round(contributions: dict, function=one_round) -> dict:
+    with Peers(timeout_seconds=80) as peers:
+        for name, arguments in contributions.items():
+            peers.start(name, function, *arguments)
+        introduce(peers)
+        return dismiss(peers)

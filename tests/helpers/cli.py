@@ -1,0 +1,207 @@
+"""Runs ``python -m swarm.peer`` and ``swarm demo`` as people do, and leaves no process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from recipe.run_folder import RunFolder
+from swarm.network.addresses import environment_without_peers
+from swarm.peer.status import Status
+from swarm.runtime.processes import die_with_parent, kill
+
+START_SECONDS = 180
+"""A process imports for 10 s, and far longer when others compute on the same two cores."""
+
+TINY = ["--depth", "1", "--embed-dim", "32", "--num-heads", "2", "--target-batch-size", "2048"]
+"""A digits model that makes a few updates a second; swarms are not made for more."""
+
+PACED = {"PACED_SAMPLES_PER_SECOND": "2000"}
+"""Environment of peers that train on and on: they leave the processor to those that have just started."""
+
+_MARK = "SWARM_TEST_PROCESS"
+Value = TypeVar("Value")
+
+
+def wait_until(condition: Callable[[], Value], seconds: float, what: str) -> Value:
+    """Poll until the condition holds; returns what it returned."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.05)
+    return value
+
+
+class Program:
+    """A process of ours; everything that it starts inherits a mark by which it is found, even as an orphan.
+
+    ``prefix`` is a command that runs it elsewhere, such as ``ip netns exec``; ``python`` another environment's.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: list[str],
+        log: Path,
+        nice: int = 0,
+        prefix: tuple[str, ...] = (),
+        python: str = sys.executable,
+        cwd: Path | None = None,
+        **environment: str,
+    ):
+        self.log, self.mark = log, uuid.uuid4().hex
+        self.started = time.monotonic()
+        parent = os.getpid()
+
+        def prepare() -> None:
+            die_with_parent(signal.SIGTERM, parent)
+            os.nice(nice)
+
+        own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*prefix, python, "-m", module, *arguments],
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=prepare,
+                env={**environment_without_peers(), **own, **environment},
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def alive(self) -> list[psutil.Process]:
+        """Every process of this program's family, whoever is its parent now; without torch's manager of shared memory,
+        which goes by itself two seconds after the last who used it."""
+        return [process for process in psutil.process_iter() if _has_mark(process, self.mark)]
+
+    def wait_until(self, condition: Callable[[], Value], what: str, seconds: float = START_SECONDS) -> Value:
+        """Poll until the condition holds; fails at once, with the output, when the program has ended."""
+
+        def checked() -> Value:
+            running = self.is_running
+            value = condition()
+            assert value or running, f"it ended with {self.process.returncode} before {what}:\n{self.output}"
+            return value
+
+        try:
+            return wait_until(checked, seconds, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.output}") from None
+
+    def interrupt(self) -> None:
+        """Ctrl-C in a terminal: the whole process group gets it."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def wait(self, seconds: float) -> int:
+        """The exit status; fails if it has not ended by then, or leaves a process."""
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds:.0f} s:\n{self.output}") from None
+        wait_until(lambda: not self.alive(), 5, f"{self.alive()} should have ended with {self.process.pid}")
+        return status
+
+    def reap(self) -> None:
+        kill(self.alive())
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+
+
+class PeerProgram(Program):
+    """``python -m swarm.peer`` under a public name."""
+
+    def __init__(
+        self,
+        output_dir: Path,
+        run_id: str,
+        name: str,
+        *arguments: str,
+        nice: int = 0,
+        prefix: tuple[str, ...] = (),
+        module: str = "swarm.peer",
+        **environment: str,
+    ):
+        self.name, self.folder = name, RunFolder(output_dir / run_id / name)
+        own = ["--output-dir", str(output_dir), "--public-name", name]
+        self.folder.status.unlink(missing_ok=True)
+        super().__init__(module, [*own, *arguments], output_dir / f"{name}.log", nice, prefix, **environment)
+
+    @property
+    def status(self) -> Status:
+        return Status.read(self.folder.status) or Status(self.name, "", "starting")
+
+    @property
+    def peer_id(self) -> str:
+        return self.address.rsplit("/", 1)[1]
+
+    @property
+    def address(self) -> str:
+        """Where it is reached on this machine; waits for it."""
+        return self.wait_until(lambda: self.status.addresses, "it listens")[0]
+
+    def wait_for_contribution(self, updates: int = 1) -> Status:
+        """Wait until further samples of its are in averages that it made together with others."""
+        before = self.status
+
+        def contributes() -> Status | None:
+            status = self.status
+            more = status.contributed > before.contributed and status.step >= before.step + updates
+            return status if more and status.num_peers > 1 else None
+
+        return self.wait_until(contributes, f"{self.name} contributes to {updates} updates with others")
+
+
+@contextlib.contextmanager
+def reaping() -> Iterator[list[Program]]:
+    """A list of programs of which nothing is left afterwards, whatever happened."""
+    programs: list[Program] = []
+    try:
+        yield programs
+    finally:
+        for program in programs:
+            program.reap()
+
+
+@contextlib.contextmanager
+def live_peer(output_dir: Path) -> Iterator[PeerProgram]:
+    """The first peer of run "live", which trains on and on."""
+    with reaping() as programs:
+        options = ["--run-id", "live", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
+        peer = PeerProgram(output_dir, "live", "first", *options, **PACED)
+        programs.append(peer)
+        assert peer.address
+        yield peer
+
+
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    try:
+        if process.name() == "torch_shm_manager" or process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return process.environ().get(_MARK) == mark
+    except psutil.Error:
+        return False
+
+
+def summary_of(folder: RunFolder) -> dict:
+    """What a peer has written at its end."""
+    return json.loads(folder.summary.read_text())

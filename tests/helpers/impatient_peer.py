@@ -1,0 +1,18 @@
+"""A peer that goes on alone after a second, or leaves ten seconds after the last full one."""
+
+import os
+import sys
+
+from swarm.peer import rejoin as comeback
+from swarm.peer.main import main
+from swarm.runtime.fast_imports import lean_imports
+
+with lean_imports():
+    from swarm.peer import reachable_peer_check as company
+
+if __name__ == "__main__":
+    comeback.ALONE_SECONDS = 1.0
+    company.PATIENCE_SECONDS = 10.0
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)

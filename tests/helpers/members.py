@@ -1,0 +1,130 @@
+"""Lies of a member: an honest peer of which one thing is changed, in its own process and all that it forks.
+
+``LIES`` has what each changes, by name; class names, which are part of the wire protocol, stay as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from hivemind.compression import CompressionInfo
+
+from swarm.averaging.allreduce import ExactAllReduceRunner
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.state_sync.training_state import SharedState
+from tests.helpers.attack_tools import check_address, listening_host
+
+SLOW_SECONDS = 0.8
+
+
+def nan() -> None:
+    """b3: every number of every part is NaN."""
+    _send_parts_of(torch.nan)
+
+
+def overflow() -> None:
+    """b4: every number of every part is 3e38, which is finite; times a weight it is not."""
+    _send_parts_of(3e38)
+
+
+def _send_parts_of(number: float) -> None:
+    honest = ExactAllReduceRunner._generate_input_for_peer
+
+    async def false(self, peer_index: int) -> AsyncIterator:
+        async for message in honest(self, peer_index):
+            part = self._codec.extract(message.tensor_part)
+            spoilt = torch.full_like(part, number)
+            message.tensor_part.CopyFrom(self._codec.compress(spoilt, CompressionInfo.from_tensor(spoilt)))
+            yield message
+
+    ExactAllReduceRunner._generate_input_for_peer = false
+
+
+def bad_average() -> None:
+    """d3: the average of the share that it reduces is NaN."""
+    honest = ExactAllReduceRunner._encode_now
+
+    def false(self, part_index: int, average: torch.Tensor):
+        return honest(self, part_index, torch.full_like(average, torch.nan))
+
+    ExactAllReduceRunner._encode_now = false
+
+
+def slow() -> None:
+    """A part each 0.8 s, from its first round on."""
+    honest = ExactAllReduceRunner._generate_input_for_peer
+
+    async def late(self, peer_index: int) -> AsyncIterator:
+        async for message in honest(self, peer_index):
+            await asyncio.sleep(SLOW_SECONDS)
+            yield message
+
+    ExactAllReduceRunner._generate_input_for_peer = late
+
+
+def false_statistics() -> None:
+    """e2: hands over a state whose tensors are all x -1, the optimizer's step among them; says it was here first."""
+    _hand_over_negated(lambda number, num_model_tensors: True)
+
+
+def flip() -> None:
+    """e1: hands over a state whose weights are x -1, with right digests; says it was here first."""
+    _hand_over_negated(lambda number, num_model_tensors: number < num_model_tensors)
+
+
+def _hand_over_negated(which: Callable[[int, int], bool]) -> None:
+    honest_export = SharedState.export
+    honest_begin, honest_come_back = ProgressTracker.__init__, ProgressTracker.came_back
+
+    def export(self, step: int, lineage: bytes):
+        description, tensors = honest_export(self, step, lineage)
+        num_model_tensors = len(self.model_tensors)
+        negated = [
+            -tensor if tensor.is_floating_point() and which(number, num_model_tensors) else tensor
+            for number, tensor in enumerate(tensors)
+        ]
+        return description, negated
+
+    def begin(self, *args, **kwargs):
+        honest_begin(self, *args, **kwargs)
+        self._own = replace(self._own, joined=0.0)
+
+    def come_back(self):
+        honest_come_back(self)
+        self.report(urgent=True, joined=0.0)
+
+    SharedState.export = export
+    ProgressTracker.__init__, ProgressTracker.came_back = begin, come_back
+
+
+LIES: dict[str, Callable[[], None]] = {
+    "nan": nan,
+    "overflow": overflow,
+    "bad-average": bad_average,
+    "slow": slow,
+    "false-statistics": false_statistics,
+    "flip": flip,
+}
+
+
+def train(lie: str, initial_peers: Sequence[str], seconds: float, output_dir: Path) -> int:
+    """Join the run as a peer that lies; returns its exit status.
+
+    :raises InputError: an address that no attacker may call
+    """
+    for address in initial_peers:
+        check_address(address)
+    LIES[lie]()
+    from swarm.peer.main import main
+
+    arguments = ["--initial-peers", *initial_peers, "--public-name", "mallory", "--output-dir", str(output_dir)]
+    arguments += ["--max-time", f"00:{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"]
+    status = main([*arguments, "--host-maddrs", f"/ip4/{listening_host()}/tcp/0"])
+    sys.stdout.flush()
+    os._exit(status)

@@ -1,0 +1,370 @@
+"""Attacks of a stranger who knows an address and nothing else; each ends by itself when its time is over.
+
+Numbers of the attacks are those of the review (``f4``: many records, and so on). ``ATTACKS`` has them by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+
+from hivemind.p2p import P2P
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_dht_time
+
+from swarm.averaging.matchmaking_messages import parse_step
+from swarm.membership.failure_detector import Pulse
+from swarm.membership.run_manifest import PROTOCOL, RUNS_KEY, RunCard, read_cards
+from swarm.network.reachability import NONCE_BYTES, CallMe, ReachabilityService
+from swarm.network.signed_records import OwnedRecords
+from swarm.protocol.messages import Ticket
+from swarm.state_sync.download_messages import asked_for, piece_of
+from tests.helpers import attack_tools
+from tests.helpers.attack_tools import (
+    NAME,
+    RECORD_SECONDS,
+    HandOver,
+    Messages,
+    Outsider,
+    State,
+    SwarmAverager,
+    attackers_dht,
+    hand_over,
+    keys_of_one_modulus,
+    offer_of,
+    outsider,
+    random_lineage,
+    record,
+    signed,
+    sound_keys,
+)
+
+FALSE_STEP = 10**6
+DRIP_BYTES_PER_SECOND = 24_000
+HOP = "/libp2p/circuit/relay/0.2.0/hop"
+RESERVE = b"\x02\x08\x00"
+"""A message of libp2p's circuit relay: two bytes, type RESERVE."""
+
+
+# ---- a step that nobody has come to ----------------------------------------------------------------------------------
+
+
+async def claim(node: Outsider) -> None:
+    """a1: says that it is at step 1,000,000, and does not answer."""
+    async for _ in node.turns(1.0):
+        await node.say(record(FALSE_STEP))
+        node.report(f"says that it is at step {FALSE_STEP}")
+
+
+async def silent_claim(node: Outsider) -> None:
+    """a2: the same, and answers calls; its state never comes."""
+
+    async def nothing(_requests: Messages) -> Messages:
+        await asyncio.sleep(node.remaining_seconds)
+        yield averaging_pb2.DownloadData()
+
+    await _offer(node, nothing, FALSE_STEP)
+
+
+async def drip(node: Outsider) -> None:
+    """a3: the same; its state comes, at 24 kB/s."""
+    state = await node.steal_state()
+    state.description["step"] = FALSE_STEP
+    offer, content = offer_of(state, num_bytes=sum(tensor.nbytes for tensor in state.tensors))
+
+    async def slowly(requests: Messages) -> Messages:
+        yield averaging_pb2.DownloadData(metadata=offer.to_bytes())
+        async for request in requests:
+            index = asked_for(request.metadata)
+            if index < offer.num_pieces:
+                piece = content[piece_of(index)]
+                await asyncio.sleep(len(piece) / DRIP_BYTES_PER_SECOND)
+                message = averaging_pb2.DownloadData()
+                message.tensor_part.buffer = piece
+                yield message
+
+    await _offer(node, slowly, FALSE_STEP)
+
+
+async def false_state(node: Outsider) -> None:
+    """a4: the same, and hands over a state of step 1,000,000: that of an honest peer, weights x -1."""
+    await _offer(node, await _negated(node, FALSE_STEP), FALSE_STEP)
+
+
+async def near_state(node: Outsider) -> None:
+    """a4 with a step that could be: 500 more than the swarm has made."""
+    step = await _swarm_step(node) + 500
+    await _offer(node, await _negated(node, step), step)
+
+
+async def next_state(node: Outsider) -> None:
+    """a4 with a step to which the swarm will have come in a moment: 30 more than it has made, again and again."""
+    averager = await _answer(node, await _negated(node, await _swarm_step(node) + 30))
+    async for turn in node.turns(2.0):
+        step = await _swarm_step(node) + 30
+        if turn:
+            averager.hand_over = await _negated(node, step, keep=turn % 8 != 0)
+        await _claim_to_have(node, averager, step)
+
+
+async def _swarm_step(node: Outsider) -> int:
+    return max((record.step for record in (await node.members()).values()), default=0)
+
+
+async def _negated(node: Outsider, step: int, keep: bool = False) -> HandOver:
+    """An honest peer's state with weights x -1 and another step; the one that was stolen before, if it may be kept."""
+    if not keep or node.stolen is None:
+        node.stolen = await node.steal_state()
+    honest, num_weights = node.stolen, node.stolen.num_model_tensors
+    weights = [-tensor if tensor.is_floating_point() else tensor for tensor in honest.tensors[:num_weights]]
+    description = {**honest.description, "step": step, "lineage": random_lineage()}
+    false = State(description, weights + honest.tensors[num_weights:])
+    return lambda requests: hand_over(false, requests)
+
+
+async def _offer(node: Outsider, give: HandOver, step: int) -> None:
+    averager = await _answer(node, give)
+    async for _ in node.turns(1.0):
+        await _claim_to_have(node, averager, step)
+
+
+async def _answer(node: Outsider, give: HandOver) -> SwarmAverager:
+    """From now on it answers as a peer does."""
+    averager = SwarmAverager(give)
+    await averager.add_p2p_handlers(node.p2p, namespace=node.namespace)
+    await Pulse(node.p2p, node.namespace).answer()
+    return averager
+
+
+async def _claim_to_have(node: Outsider, averager: SwarmAverager, step: int) -> None:
+    await node.say(record(step))
+    node.report(f"says that it is at step {step}; was asked {averager.asked} times for its state")
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+async def streams(node: Outsider, count: int = 2000) -> None:
+    """f1: opens so many streams and sends no request."""
+    await _hold_streams(node, count, b"")
+
+
+async def buffers(node: Outsider, count: int = 200) -> None:
+    """f2: sends 7.9 MB on each of so many streams, one byte short of what it announced."""
+    size = 7_900_000
+    await _hold_streams(node, count, P2P.MESSAGE_MARKER + (size + 1).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER), size)
+
+
+async def _hold_streams(node: Outsider, count: int, start: bytes, size: int = 0) -> None:
+    """Open them, 50 at a time, and hold them; who is thrown out comes back, so often in all."""
+    left, held, opened = 5 * count, [], 0
+    body = memoryview(bytes(size))
+
+    async def one() -> bool:
+        try:
+            reader, writer = await asyncio.wait_for(node.open_stream("rpc_join_group"), 10)
+        except Exception:  # no more is taken: that is what is found out
+            return False
+        held.append((reader, writer))
+        with contextlib.suppress(OSError, TimeoutError):
+            writer.write(start)
+            for begin in range(0, size, 2**16):
+                writer.write(body[begin : begin + 2**16])
+                await asyncio.wait_for(writer.drain(), 5)
+        return True
+
+    async for _ in node.turns(0.2):
+        held = [(reader, writer) for reader, writer in held if not reader.at_eof() and not writer.is_closing()]
+        missing = min(50, count - len(held), left)
+        if missing > 0:
+            left -= missing
+            opened += sum(await asyncio.gather(*(one() for _ in range(missing))))
+            node.report(f"opened {opened} streams, {len(held)} are open")
+    node.report(f"opened {opened} streams in all, {len(held)} are open at the end")
+    for _, writer in held:
+        writer.close()
+
+
+# ---- records ---------------------------------------------------------------------------------------------------------
+
+
+async def records(node: Outsider, count: int = 10_000) -> None:
+    """f4: so many peers that do not exist, of one RSA modulus."""
+    await _flood(node, keys_of_one_modulus(count))
+
+
+async def sound_records(node: Outsider, count: int = 2500) -> None:
+    """f4 with keys that look like anybody's."""
+    await _flood(node, sound_keys(count))
+
+
+async def _flood(node: Outsider, signers: Iterable[OwnedRecords]) -> None:
+    """Store a record in each name, as fast as it goes: who reads them believes each for some seconds."""
+    members = await node.members()
+    step = max((record.step for record in members.values()), default=0)
+    expiration = get_dht_time() + 600
+    stored = made = 0
+    signers = await asyncio.to_thread(list, signers)
+    node.report(f"made {len(signers)} keys")
+    for begin in range(0, len(signers), 500):
+        soon = record(step, samples=0, rate=0.0)
+        value = replace(soon, time=soon.time + 3).to_bytes()  # a clock may be so far off
+        batch = await asyncio.to_thread(
+            lambda begin=begin, value=value: [
+                signed(signer, node.progress_key, value, expiration) for signer in signers[begin : begin + 500]
+            ]
+        )
+        stored, made = stored + await node.store(members, node.progress_key, batch, expiration), made + len(batch)
+        if not node.remaining_seconds:
+            break
+    node.report(f"{stored} of {made} records were stored")
+    await asyncio.sleep(node.remaining_seconds)
+
+
+async def cards(node: Outsider, count: int = 1100) -> None:
+    """f5: so many run cards of the same run with another learning rate."""
+    found = await asyncio.to_thread(read_cards, node.dht, [f"/p2p/{node.target}"])
+    (card, *_), members = found.values(), await node.members()
+    recipe = replace(card.recipe, learning_rate=card.recipe.learning_rate * 7)
+    value, expiration = RunCard(PROTOCOL, card.run_id, recipe).to_bytes(), get_dht_time() + 600
+    batch = await asyncio.to_thread(
+        lambda: [signed(signer, RUNS_KEY, value, expiration) for signer in sound_keys(count)]
+    )
+    node.report(f"{await node.store(members, RUNS_KEY, batch, expiration)} of {count} run cards were stored")
+    await asyncio.sleep(node.remaining_seconds)
+
+
+async def waiting(node: Outsider, at_once: int = 20) -> None:
+    """g1, g2: each two seconds so many new identities that are in the next round, as they say, and cannot be called."""
+    members = await node.members()
+    async for turn in node.turns(2.0, most=60):
+        members = await node.members() or members
+        signers = list(sound_keys(at_once))
+        step = max((record.step for record in members.values()), default=0)
+        said = record(step, samples=0, rate=1.0, client_mode=bool(turn % 2)).to_bytes()
+        expiration = get_dht_time() + RECORD_SECONDS
+        batch = [signed(signer, node.progress_key, said, expiration) for signer in signers]
+        stored = await node.store(members, node.progress_key, batch, expiration)
+        node.report(f"{stored} of {at_once} identities were stored")
+
+
+# ---- doors -----------------------------------------------------------------------------------------------------------
+
+
+async def knock(node: Outsider) -> None:
+    """g3: comes to the round with a false lineage, ten times a second, and leaves at once."""
+    step = max(record.step for record in (await node.members()).values())
+    schema_hash, answers = await node.schema_hash(), dict[str, int]()
+    calls: set[asyncio.Task] = set()
+
+    async def once() -> None:
+        nonlocal step
+        ticket = Ticket(step, 64, False, 1.0, random_lineage())
+        request = averaging_pb2.JoinRequest(schema_hash=schema_hash, gather=ticket.to_bytes())
+        stream = await node.averager(node.target).rpc_join_group(request)
+        try:
+            reply = await stream.__anext__()
+            answers[name] = answers.get(name := averaging_pb2.MessageCode.Name(reply.code), 0) + 1
+            step = parse_step(reply) or step
+        finally:
+            await stream.aclose()
+
+    async def safely() -> None:
+        with contextlib.suppress(Exception):  # it is refused: that is what is found out
+            await asyncio.wait_for(once(), 2)
+
+    async for turn in node.turns(0.1):
+        calls.add(task := asyncio.ensure_future(safely()))
+        task.add_done_callback(calls.discard)
+        if turn % 50 == 49:
+            node.report(f"knocked {turn + 1} times: {answers}")
+    node.report(f"answers to all knocks: {answers}")
+
+
+async def relay(node: Outsider) -> None:
+    """Asks for a place on the peer's circuit relay, over which others would then call it."""
+    async for turn in node.turns(2.0):
+        try:
+            _, reader, writer = await node.p2p.call_binary_stream_handler(node.target, HOP)
+            writer.write(RESERVE)
+            answer = await asyncio.wait_for(_delimited(reader), 5)
+            writer.close()
+        except Exception as error:
+            if turn == 0:
+                node.report(f"no relay: {type(error).__name__}")
+            continue
+        is_given = b"\x28\x64" in answer  # status OK
+        node.report(f"relay: {'reserved' if is_given else 'refused'} ({len(answer)} bytes)")
+
+
+async def _delimited(reader: asyncio.StreamReader) -> bytes:
+    """A message of at most 16 KiB behind its length, as libp2p sends them."""
+    size = shift = 0
+    while shift <= 14:
+        (byte,) = await reader.readexactly(1)
+        size, shift = size | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            break
+    return await reader.readexactly(min(size, 2**14))
+
+
+async def callbacks(node: Outsider, at_once: int = 100) -> None:
+    """Has itself called until nobody else is called any more."""
+    stub = ReachabilityService.get_stub(node.p2p, node.target)
+    async for _ in node.turns(5.0):
+        calls = (stub.rpc_call_back(CallMe(9, os.urandom(NONCE_BYTES)), timeout=10) for _ in range(at_once))
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        called = sum(not isinstance(answer, BaseException) and bool(answer.host) for answer in found)
+        node.report(f"called back {called} of {at_once} times")
+
+
+ATTACKS: dict[str, Callable[[Outsider], Awaitable[None]]] = {
+    "claim": claim,
+    "silent-claim": silent_claim,
+    "drip": drip,
+    "false-state": false_state,
+    "near-state": near_state,
+    "next-state": next_state,
+    "streams": streams,
+    "buffers": buffers,
+    "records": records,
+    "sound-records": sound_records,
+    "cards": cards,
+    "waiting": waiting,
+    "knock": knock,
+    "relay": relay,
+    "callbacks": callbacks,
+}
+
+
+def attack(
+    name: str,
+    initial_peers: Sequence[str],
+    seconds: float,
+    report: Callable[[str], None],
+    namespace: str | None = None,
+    **sizes: int,
+) -> None:
+    """Run one; it is over after ``seconds``, or a little later.
+
+    :param namespace: of the run; by default that of the only run card
+    :param sizes: of the attack, if not the usual ones
+    :raises InputError: an address that no attacker may call, or that does not answer
+    """
+    attack_tools.own_name = f"{NAME} {name}"
+    with attackers_dht(initial_peers) as dht:
+        if namespace is None:
+            (card, *_) = read_cards(dht, initial_peers).values()
+            namespace = card.key_prefix
+
+        async def run() -> None:
+            async with outsider(dht, initial_peers, namespace, report, seconds) as node:
+                report("begins")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ATTACKS[name](node, **sizes), seconds + 10)
+
+        asyncio.run(run())
+    report("ends")

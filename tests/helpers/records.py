@@ -1,0 +1,53 @@
+"""Progress records without a network."""
+
+from concurrent.futures import Future
+
+from hivemind.utils import ValueWithExpiration, get_dht_time
+
+from swarm.membership.liveness_probe import Call
+from swarm.membership.progress_record import TRAINING, PeerProgress
+from swarm.membership.progress_store import RECORD_SECONDS
+from swarm.network.acquaintances import Acquaintances
+from swarm.network.record_push import Push, PushedHere
+from swarm.network.signed_records import peer_of
+from tests.helpers.owners import subkey_of
+
+NOW = 1_700_000_000.0
+RECORD = PeerProgress("anna", 12, 96, 250.0, NOW - 60, NOW - 1, False, TRAINING, 1.25, 0.5, lineage=b"0123456789abcdef")
+
+
+class FakeDHT:
+    """Keeps the records of one key in a dictionary."""
+
+    def __init__(self, client_mode: bool = False):
+        self.owner, self.client_mode = subkey_of("own"), client_mode
+        self.peer_id = peer_of(self.owner)
+        self.records = {}
+        self.searches, self.is_told, self.answers = 0, True, True
+        self.acquaintances = Acquaintances()
+
+    def meet(self, peers):
+        self.acquaintances.add(peers)
+
+    def store(self, key, subkey, value, expiration_time, return_future):
+        self.records[subkey] = ValueWithExpiration(value, expiration_time)
+        return self._done(True)
+
+    def get(self, key, latest, return_future):
+        self.searches += 1
+        return self._done(ValueWithExpiration(dict(self.records), get_dht_time() + RECORD_SECONDS))
+
+    def run_coroutine(self, coroutine, return_future):
+        if isinstance(coroutine, Push):
+            return self.store(coroutine.key, coroutine.subkey, coroutine.value, coroutine.expiration_time, True)
+        if isinstance(coroutine, Call):
+            return self._done(self.answers)
+        assert isinstance(coroutine, PushedHere)
+        pushed = ValueWithExpiration(dict(self.records), get_dht_time() + RECORD_SECONDS)
+        return self._done(pushed if self.is_told else None)
+
+    @staticmethod
+    def _done(value) -> Future:
+        future = Future()
+        future.set_result(value)
+        return future

@@ -1,0 +1,223 @@
+"""A small model that is trained by swarms of processes in tests, and everything that a peer saw of its updates."""
+
+import time
+from dataclasses import dataclass, field
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from swarm.protocol.messages import CollaborationOptions
+from swarm.training.strategy import SwarmStrategy
+from tests.helpers.swarm_peers import running_dht
+
+FEATURES, CLASSES, NUM_SAMPLES, MICRO_BATCH = 12, 4, 512, 8
+
+
+class Samples(Dataset):
+    """(features, label, index); the same everywhere."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(NUM_SAMPLES, FEATURES, generator=generator)
+        self.y = (self.x @ torch.randn(FEATURES, CLASSES, generator=generator)).argmax(1)
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int):
+        return self.x[index], self.y[index], index
+
+
+def loader(seed: int) -> DataLoader:
+    """Micro-batches in an order of their own for each seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(Samples(), batch_size=MICRO_BATCH, shuffle=True, generator=generator)
+
+
+def nan_loader(_seed: int) -> DataLoader:
+    """Micro-batches whose gradients are not finite."""
+    samples = Samples()
+    samples.x.fill_(torch.nan)
+    return DataLoader(samples, batch_size=MICRO_BATCH)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is built and updated, for the swarm and for the process it is compared with."""
+
+    batch_norm: bool = False
+    optimizer: str = "adamw"
+    clip: float | None = 0.5
+    compute_seconds: float = 0.0
+    seed: int = 7
+
+    def net(self) -> nn.Sequential:
+        torch.manual_seed(self.seed)
+        norm = nn.BatchNorm1d(16) if self.batch_norm else nn.LayerNorm(16)
+        # BatchNorm undoes a bias before it: its gradient would be rounding noise, which AdamW blows up to full size
+        return nn.Sequential(nn.Linear(FEATURES, 16, bias=not self.batch_norm), norm, nn.ReLU(), nn.Linear(16, CLASSES))
+
+    def update(self, net: nn.Module):
+        if self.optimizer == "sgd":
+            optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+            return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)
+
+
+def learning_rate_factor(step: int) -> float:
+    return min(1.0, (step + 1) / 5) / (1 + step / 10)
+
+
+class Task(L.LightningModule):
+    def __init__(self, plan: Plan):
+        super().__init__()
+        self.plan, self.net = plan, plan.net()
+        self.indices: list[list[int]] = []
+
+    def training_step(self, batch, batch_idx):
+        x, y, index = batch
+        self.indices.append(index.tolist())
+        time.sleep(self.plan.compute_seconds)  # as if the model were larger
+        return F.cross_entropy(self.net(x), y)
+
+    def configure_optimizers(self):
+        optimizer, scheduler = self.plan.update(self.net)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a peer saw of one global update, and the weights that came out of it."""
+
+    step: int
+    num_peers: int
+    samples: int
+    own_samples: int
+    loss: float
+    peer_ids: frozenset
+    complete: bool
+    indices: list[list[int]]
+    weights: dict[str, torch.Tensor]
+    global_step: int
+    scheduler_step: int
+    learning_rate: float
+    at: float = field(default_factory=time.monotonic)
+
+
+class Record(L.Callback):
+    """Keeps every update, and tells the test about it.
+
+    :param stop: asked with the updates so far; all peers see the same groups, so they stop at the same one
+    """
+
+    def __init__(self, line=None, stop=lambda updates: False):
+        self.updates: list[Update] = []
+        self.joined_at: tuple[int, float] | None = None
+        self._line, self._stop, self._step = line, stop, 0
+
+    def on_train_start(self, trainer, pl_module):
+        self._step = trainer.global_step
+        self.joined_at = trainer.global_step, trainer.optimizers[0].param_groups[0]["lr"]
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        collaboration = trainer.strategy.collaboration
+        if collaboration.samples == 0 and collaboration.step != self._step and collaboration.last_step is not None:
+            if collaboration.last_step.step == collaboration.step:
+                self._keep(trainer, pl_module, collaboration.last_step)
+            self._step, pl_module.indices = collaboration.step, []
+            trainer.should_stop |= self._stop(self.updates)
+
+    def _keep(self, trainer, pl_module, report):
+        update = Update(
+            step=report.step,
+            num_peers=report.num_peers,
+            samples=report.samples,
+            own_samples=report.own_samples,
+            loss=report.loss,
+            peer_ids=frozenset(map(str, report.round.group.peer_ids)) if report.round else frozenset(),
+            complete=report.round is None or report.round.complete,
+            indices=pl_module.indices,
+            weights={name: tensor.clone() for name, tensor in pl_module.net.state_dict().items()},
+            global_step=trainer.global_step,
+            scheduler_step=trainer.lr_scheduler_configs[0].scheduler.last_epoch,
+            learning_rate=trainer.optimizers[0].param_groups[0]["lr"],
+        )
+        self.updates.append(update)
+        if self._line is not None:
+            self._line.put((update.step, update.num_peers, update.at))
+
+
+def trainer_for(strategy="auto", callbacks=(), **options) -> L.Trainer:
+    options = {
+        "max_epochs": -1,
+        "logger": False,
+        "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "callbacks": list(callbacks),
+        **options,
+    }
+    return L.Trainer(strategy=strategy, **options)
+
+
+def patience(min_peers: int) -> CollaborationOptions:
+    return CollaborationOptions(min_peers=min_peers, matchmaking_seconds=3.0, averaging_timeout_seconds=20.0)
+
+
+@dataclass
+class Outcome:
+    """What a peer brings home."""
+
+    peer_id: str
+    updates: list[Update]
+    joined_at: tuple[int, float]
+    state: dict
+    optimizer: dict
+
+
+def train(
+    name,
+    initial_peers,
+    line,
+    plan,
+    target,
+    *,
+    min_peers=1,
+    stop=lambda _: False,
+    max_steps=-1,
+    data=loader,
+    client_mode=False,
+):
+    """A peer. Its samples come in an order that its name seeds."""
+    with running_dht(initial_peers, line, client_mode=client_mode) as dht:
+        strategy = SwarmStrategy(target, "test", dht=dht, name=name, options=patience(min_peers))
+        record = Record(line, stop)
+        task = Task(plan)
+        trainer = trainer_for(strategy, [record], max_steps=max_steps, gradient_clip_val=plan.clip)
+        trainer.fit(task, data(ord(name)))
+        state = {key: value.clone() for key, value in task.net.state_dict().items()}
+        optimizer = trainer.optimizers[0].state_dict()
+        return Outcome(str(dht.peer_id), record.updates, record.joined_at, state, optimizer)
+
+
+def assert_same_bits(one: dict, other: dict) -> None:
+    shared = [key for key in one if "num_batches_tracked" not in key]  # counts this peer's own micro-batches
+    torch.testing.assert_close([one[k] for k in shared], [other[k] for k in shared], rtol=0, atol=0)
+
+
+def assert_equal_updates(one: Outcome, other: Outcome) -> None:
+    """Both saw the same groups, and held the same bits after every update that both took part in."""
+    others = {update.step: update for update in other.updates}
+    common = [(update, others[update.step]) for update in one.updates if update.step in others]
+    assert common
+    for update, same in common:
+        assert update.peer_ids == same.peer_ids
+        assert update.samples == same.samples
+        assert update.loss == same.loss
+        assert_same_bits(update.weights, same.weights)

@@ -1,0 +1,278 @@
+"""Averaging between real processes on loopback when somebody does not do what the others expect."""
+
+import asyncio
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+from hivemind.averaging.partition import TensorPartContainer
+from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+from hivemind.proto.averaging_pb2 import PART_FOR_AVERAGING, PROTOCOL_VIOLATION, AveragingData
+from hivemind.utils.asyncio import as_aiter
+
+from swarm.averaging.allreduce import SENT_A_BAD_AVERAGE, SENT_NONSENSE, ExactAllReduceRunner
+from swarm.averaging.matchmaking import Rendezvous
+from swarm.membership.failure_detector import LATE_SECONDS
+from swarm.protocol.messages import LINEAGE_BYTES, Behind, RoundFailed, Ticket
+from swarm.protocol.round_report import RoundReport
+from tests.helpers.averaging_rounds import (
+    PATIENCE_SECONDS,
+    averager_for,
+    dismiss,
+    introduce,
+    meet_everyone,
+    one_round,
+    run_one_round,
+    run_round,
+    say_goodbye,
+)
+from tests.helpers.swarm_peers import Peers, running_dht
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def one_round_after_a_failed_knock(*arguments):
+    """The same, but the first time that this peer knocks at a leader's door, nobody hears it."""
+    knocks, follow = [], Rendezvous._follow
+
+    async def follow_later(self, *rest):
+        knocks.append(rest)
+        return await follow(self, *rest) if len(knocks) > 1 else None
+
+    Rendezvous._follow = follow_later
+    return one_round(*arguments)
+
+
+def one_round_with_calls_that_fail(*arguments):
+    """The same, but at first p2pd does not call anybody: it could not reach them just now."""
+    get_stub, calls = ExactAllReduceRunner._get_peer_stub, Counter()
+
+    def get_stub_later(self, peer_id):
+        calls[peer_id] += 1
+        if calls[peer_id] <= 3:
+            raise ControlFailure("Connect failed. msg=failed to dial: all dials failed: dial backoff")
+        return get_stub(self, peer_id)
+
+    ExactAllReduceRunner._get_peer_stub = get_stub_later
+    return one_round(*arguments)
+
+
+def send_slowly_in(step: int, seconds: float) -> None:
+    """From now on this peer waits for so long after each part in the round of that step, and lives."""
+    send = ExactAllReduceRunner._generate_input_for_peer
+
+    async def send_and_wait(self, peer_index):
+        async for message in send(self, peer_index):
+            yield message
+            if self._group.tickets[0].step == step:
+                await asyncio.sleep(seconds)
+
+    ExactAllReduceRunner._generate_input_for_peer = send_and_wait
+
+
+def one_round_within(name, initial_peers, line, vector, seconds, stops):
+    """The first round of all, so that nobody knows what is usual. Returns (peer id, who kept it waiting)."""
+    if stops:
+        send_slowly_in(7, 2 * LATE_SECONDS)  # each part comes before the stream would count as broken
+        seconds += 2 * LATE_SECONDS  # else the others might hear of its end before theirs
+    with running_dht(initial_peers, line) as dht:
+        averager = averager_for(vector, dht, "none")
+        members = meet_everyone(line, dht)
+        averager.vector.copy_(vector)
+        ticket = Ticket(7, 10, False, 1.0, bytes(LINEAGE_BYTES))
+        failed = averager.run_round(ticket, members, PATIENCE_SECONDS, seconds).exception(seconds + 5)
+        say_goodbye(line, averager)
+        assert stops or isinstance(failed, RoundFailed)
+        return dht.peer_id, getattr(failed, "lost", frozenset())
+
+
+def two_rounds(name, initial_peers, line, vector, samples, stops):
+    """Two rounds; in the second, this peer stops to send after its first part if it ``stops``, but lives."""
+    if stops:
+        send_slowly_in(1, 3 * LATE_SECONDS)
+    with running_dht(initial_peers, line) as dht:
+        averager = averager_for(vector, dht, "none")
+        members = meet_everyone(line, dht)
+        reports = [run_round(averager, members, vector, samples, 0)]
+        try:
+            reports.append(run_round(averager, members, vector, samples, 1))
+        except RoundFailed as error:
+            reports.append(error)
+        say_goodbye(line, averager)
+        return dht.peer_id, averager.vector.clone(), reports
+
+
+NUM_ROUNDS = 4
+
+
+def rounds_of_all(name, initial_peers, line, vector):
+    """Rounds, each with everybody. Returns (peer id, how each of them ended)."""
+    with running_dht(initial_peers, line) as dht:
+        averager = averager_for(vector, dht, "none")
+        members, outcomes = meet_everyone(line, dht), []
+        for step in range(NUM_ROUNDS):
+            try:
+                outcomes.append(run_round(averager, members, vector, 10, step))
+            except (RoundFailed, Behind) as error:  # the second: the others have met without this peer
+                outcomes.append(error)
+        say_goodbye(line, averager)
+        return dht.peer_id, outcomes
+
+
+def rounds_with_bad_averages(*arguments):
+    """The same, but the averages of this peer's share are not finite."""
+    encode = ExactAllReduceRunner._encode_now
+
+    def spoil(self, part_index, average):
+        return encode(self, part_index, torch.full_like(average, torch.inf))
+
+    ExactAllReduceRunner._encode_now = spoil
+    return rounds_of_all(*arguments)
+
+
+def one_round_with_two_streams(*arguments):
+    """The same, but this peer wants to send its part of the first reducer's share a second time."""
+    send, answers = ExactAllReduceRunner._generate_input_for_peer, []
+    register, averaged = TensorPartContainer.register_processed_part, defaultdict(asyncio.Event)
+
+    def register_and_tell(self, peer_index, *part):
+        register(self, peer_index, *part)
+        averaged[self, peer_index].set()
+
+    async def send_twice(self, peer_index):
+        async for message in send(self, peer_index):
+            yield message
+            if not answers:
+                await averaged[self.tensor_part_container, peer_index].wait()  # the first has arrived, others have not
+                stub = self._get_peer_stub(self.ordered_peer_ids[peer_index])
+                stream = await stub.rpc_aggregate_part(
+                    as_aiter(AveragingData(code=PART_FOR_AVERAGING, group_id=self.group_id))
+                )
+                if (await anext(stream)).code != PROTOCOL_VIOLATION:
+                    await asyncio.Event().wait()
+                answers.append(stream)
+
+    TensorPartContainer.register_processed_part = register_and_tell
+    ExactAllReduceRunner._generate_input_for_peer = send_twice
+    return one_round(*arguments)
+
+
+def test_a_knock_that_nobody_heard_does_not_divide_the_swarm():
+    vectors = {name: (torch.full((5000,), value), 10) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
+    found = run_one_round(vectors, one_round_after_a_failed_knock)
+    for vector, report in found.values():
+        assert isinstance(report, RoundReport), report
+        assert len(report.group.peer_ids) == 3
+        assert torch.equal(vector, torch.full((5000,), 4.0))
+        assert report.meeting_seconds < PATIENCE_SECONDS / 2
+
+
+def test_who_cannot_be_called_at_once_is_called_again():
+    vectors = {name: torch.full((5000,), value) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
+    with Peers(timeout_seconds=80) as peers:
+        for name, vector in vectors.items():
+            peers.start(name, one_round_with_calls_that_fail if name == "c" else one_round, vector, 10)
+        introduce(peers)
+        found = dismiss(peers)
+    for vector, report in found.values():
+        assert isinstance(report, RoundReport), report
+        assert report.complete
+        assert torch.equal(vector, torch.full((5000,), 4.0))
+
+
+def test_what_somebody_gives_counts_once():
+    vectors = {name: torch.full((200_000,), value) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
+    with Peers(timeout_seconds=80) as peers:
+        for name, vector in vectors.items():
+            peers.start(name, one_round_with_two_streams if name == "c" else one_round, vector, 10)
+        introduce(peers)
+        found = dismiss(peers)
+    for vector, report in found.values():
+        assert isinstance(report, RoundReport), report
+        assert report.complete
+        assert torch.equal(vector, torch.full((200_000,), 4.0))
+
+
+def test_who_has_been_in_time_and_is_late_is_given_up_though_it_lives():
+    vectors = {name: torch.full((200_000,), value) for name, value in zip("abc", (1.0, 4.0, 7.0), strict=True)}
+    found = run_one_round({name: (vector, 10, name == "c") for name, vector in vectors.items()}, two_rounds)
+    late, contribution, (_, outcome) = found["c"]
+    assert isinstance(outcome, RoundFailed), "they hear of it at once"
+    assert torch.equal(contribution, vectors["c"])
+    assert torch.equal(found["a"][1], found["b"][1])
+    assert found["a"][1].unique().tolist() == [2.5, 4.0], "the mean of all, and of the two who sent everything"
+    for name in "ab":
+        _, _, (first, second) = found[name]
+        assert first.complete
+        assert first.lost == set()
+        assert second.lost == {late}
+        assert LATE_SECONDS / 2 < second.exchange_seconds < 3 * LATE_SECONDS
+
+
+@pytest.mark.parametrize(("names", "late"), [("abc", "c"), ("ab", "b")])
+def test_a_round_that_takes_too_long_names_those_who_kept_it_waiting(names, late):
+    """The next one can do without them."""
+    vector, seconds = torch.full((200_000,), 1.0), PATIENCE_SECONDS + 2 * LATE_SECONDS
+    found = run_one_round({name: (vector, seconds, name == late) for name in names}, one_round_within)
+    peer_id, _ = found.pop(late)
+    assert frozenset([peer_id]) in [named for _, named in found.values()], "who ends second may miss the first one, too"
+
+
+def test_a_sender_of_nan_is_left_out():
+    spoiled = torch.full((50_000,), 7.0)
+    spoiled[[0, 25_000, -1]] = torch.nan  # in some parts of both reducers
+    found = run_one_round(
+        {"a": (torch.full((50_000,), 1.0), 10), "b": (torch.full((50_000,), 4.0), 20)} | {"c": (spoiled, 30, True)}
+    )
+    (one, report), (other, other_report) = found["a"], found["b"]
+    assert torch.equal(one, other)
+    assert one[0] == one[-1] == 3.0  # the parts with NaN are the mean of the others
+    assert torch.isfinite(one).all()
+    assert not report.complete
+    assert not other_report.complete
+    assert report.parts_received == report.parts_expected
+    assert report.blamed == other_report.blamed
+    assert [*report.blamed.values()] == [SENT_NONSENSE]
+
+
+def assert_left_out(found: dict, liar: PeerID, what: set[str]) -> None:
+    """It has spoilt at most three rounds, was named for that, and the others have met without it."""
+    for name in "ab":
+        _, outcomes = found[name]
+        failed = [outcome for outcome in outcomes if not isinstance(outcome, RoundReport)]
+        assert len(failed) <= NUM_ROUNDS - 1
+        blamed = [outcome.blamed for outcome in outcomes if getattr(outcome, "blamed", None)]
+        assert blamed, "it was named"
+        assert {liar} == {peer for named in blamed for peer in named}, "and nobody else"
+        assert {said for named in blamed for said in named.values()} <= what
+        last = outcomes[-1]
+        assert isinstance(last, RoundReport), last
+        assert liar not in last.group.peer_ids
+        assert len(last.group.peer_ids) == 2
+        assert last.complete
+
+
+def test_who_sends_numbers_that_would_overflow_is_named_and_not_met_again():
+    """Finite ones: times its samples, or added to the others', they would not be. It spoils its own share as well."""
+    vectors = {"a": torch.full((200_000,), 1.0), "b": torch.full((200_000,), 4.0), "c": torch.full((200_000,), 3e38)}
+    found = run_one_round({name: (vector,) for name, vector in vectors.items()}, rounds_of_all)
+    assert_left_out(found, found["c"][0], {SENT_NONSENSE, SENT_A_BAD_AVERAGE})
+
+
+def test_a_reducer_of_averages_that_are_not_finite_is_named_and_not_met_again():
+    with Peers(timeout_seconds=120) as peers:
+        for name in "abc":
+            function = rounds_with_bad_averages if name == "c" else rounds_of_all
+            peers.start(name, function, torch.full((200_000,), float(ord(name))))
+        introduce(peers)
+        found = dismiss(peers)
+    assert_left_out(found, found["c"][0], {SENT_A_BAD_AVERAGE})
+
+
+def test_an_average_of_nan_is_not_taken_over():
+    spoiled = torch.full((50_000,), torch.nan)
+    found = run_one_round({"a": (torch.full((50_000,), 1.0), 10), "b": (spoiled, 20)})
+    vector, error = found["a"]
+    assert isinstance(error, RoundFailed)
+    assert torch.equal(vector, torch.full((50_000,), 1.0))

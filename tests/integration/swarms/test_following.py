@@ -1,0 +1,218 @@
+"""A newcomer whose line is slower than the swarm makes the updates that it has missed, on a state that it has once."""
+
+import asyncio
+import time
+from itertools import cycle
+
+import lightning as L
+import pytest
+import torch
+
+from swarm.averaging.averager import SwarmAverager
+from swarm.protocol.messages import RoundFailed
+from swarm.state_sync.average_log import MAX_AVERAGES, Trail
+from swarm.state_sync.pull import Pull
+from swarm.training.averaging_mode import Averaging
+from swarm.training.follower import Follower
+from swarm.training.gradient_buffer import GradientVector
+from swarm.training.strategy import SwarmStrategy
+from tests.helpers.strategy_runs import Plan, Task, assert_same_bits, loader, patience, trainer_for
+from tests.helpers.swarm_peers import Peers, running_dht
+
+SLOW_SECONDS = 1.5
+"""Some updates of a swarm that needs 0.2 s for each."""
+
+
+def test_more_than_the_last_average_is_kept_only_for_those_who_follow():
+    trail = Trail()
+    for step in (1, 2):
+        trail.add(step, b"before", b"after", torch.ones(4))
+    assert trail.of(1) is None
+    assert trail.of(2).after == b"after"
+    trail.keep()
+    for step in range(3, MAX_AVERAGES + 3):
+        trail.add(step, b"before", b"after", torch.full((4,), 0.5))
+    assert trail.of(2) is None, "there are only so many"
+    assert trail.of(3) is not None
+    trail.add(100, b"other", b"another", torch.full((4,), 1 / 3))
+    half, single = trail.of(MAX_AVERAGES + 2).vector, trail.of(100).vector
+    assert (half.dtype, single.dtype) == (torch.float16, torch.float32), "nothing is lost"
+    trail.until = 0.0
+    trail.add(101, b"another", b"last", torch.ones(4))
+    assert trail.of(100) is None
+
+
+class Weights(L.Callback):
+    """Those of the swarm after every update, and who has made it; ends when all have been together for some."""
+
+    def __init__(self, line, num_peers: int, times: int):
+        self.of: dict[int, dict[str, torch.Tensor]] = {}
+        self.num_peers: dict[int, int] = {}
+        self.joined_at = 0
+        self._line, self._all, self._times = line, num_peers, times
+
+    def on_train_start(self, trainer, pl_module):
+        self.joined_at = trainer.global_step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        report = trainer.strategy.collaboration.last_step
+        if report is None or report.step in self.of or report.step != trainer.global_step:
+            return
+        state = trainer.strategy.lightning_module_state_dict()
+        self.of[report.step] = {name: tensor.clone() for name, tensor in state.items()}
+        self.num_peers[report.step] = report.num_peers
+        self._line.put(report.step)
+        trainer.should_stop |= sum(number == self._all for number in self.num_peers.values()) >= self._times
+
+
+def take_part(name, initial_peers, line, plan, averaging, num_peers, min_peers=1, slow=False, max_steps=-1):
+    """A peer, until all have made four updates together, or so many in all.
+
+    :returns: the swarm's weights after each update, and the step at which it joined; its optimizer; how many updates it
+        made up for; how often it downloaded a state
+    """
+    downloads, followed = [], []
+    pull, follow, fetch = Pull.run, Follower._follow, Follower._download
+
+    async def pull_slowly(self):
+        await pull(self)
+        if self._download.average_of is None:
+            await asyncio.sleep(SLOW_SECONDS)
+
+    def count_updates(self, donor):
+        followed.append((yield from follow(self, donor)))
+        return followed[-1]
+
+    def count_downloads(self, *arguments, **wishes):
+        downloads.append(arguments)
+        return (yield from fetch(self, *arguments, **wishes))
+
+    Follower._follow, Follower._download = count_updates, count_downloads
+    if slow:
+        Pull.run = pull_slowly
+    with running_dht(initial_peers, line) as dht:
+        strategy = SwarmStrategy(64, "following", dht=dht, name=name, options=patience(min_peers), averaging=averaging)
+        task, weights = Task(plan), Weights(line, num_peers, 4 if max_steps < 0 else max_steps)
+        trainer_for(strategy, [weights], max_steps=max_steps, gradient_clip_val=plan.clip).fit(task, loader(ord(name)))
+        optimizer = strategy.optimizers[0].state_dict()
+    return (weights.of, weights.joined_at), optimizer, sum(followed), len(downloads)
+
+
+@pytest.mark.parametrize(
+    ("founders", "averaging"),
+    [
+        ("ab", Averaging.sync("fp16")),
+        ("a", Averaging.sync()),
+        ("ab", Averaging.overlap("int8")),
+        ("a", Averaging.local(2, "none", 0.7, 0.9)),
+        ("ab", Averaging.local(2, "fp16", 0.7, 0.9)),
+    ],
+    ids=["synchronous", "alone", "overlapped", "local, alone", "local"],
+)
+def test_who_downloads_slowly_follows(founders, averaging):
+    plan = Plan(batch_norm=averaging.codec.name != "int8", compute_seconds=0.03)
+    with Peers(timeout_seconds=90) as peers:
+        for name in founders:
+            peers.start(name, take_part, plan, averaging, len(founders) + 1, len(founders))
+        peers.until(lambda: len(peers["a"].messages) >= 5)
+        peers.start("z", take_part, plan, averaging, len(founders) + 1, 1, True)
+        found = peers.results()
+    (weights, joined_at), optimizer, followed, num_downloads = found["z"]
+    assert num_downloads == 1
+    assert followed >= 3, "updates were made meanwhile"
+    assert min(weights) - joined_at <= 5, "it took part soon"
+    for name in founders:
+        (theirs, _), their_optimizer, *_ = found[name]
+        common = theirs.keys() & weights.keys()
+        assert len(common) >= 4
+        for step in common:
+            assert_same_bits(theirs[step], weights[step])
+        if averaging.local_steps is None:  # else each has its own
+            torch.testing.assert_close(their_optimizer, optimizer, rtol=0, atol=0)
+
+
+def lose_an_average(step: int) -> None:
+    """The parts of this average never arrive, and arrive at the others."""
+    average = SwarmAverager._average
+
+    async def lost(self, lanes, group):
+        await average(self, lanes, group)
+        if group.tickets[0].step == step:
+            self.vector.zero_()
+            raise RoundFailed("a part was lost")
+
+    SwarmAverager._average = lost
+
+
+def train_with_a_loss(name, initial_peers, line, plan, codec):
+    if name == "b":
+        lose_an_average(7)
+    return take_part(name, initial_peers, line, plan, Averaging.sync(codec), 3, min_peers=3, max_steps=12)
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16"])
+def test_who_has_lost_an_average_gets_it_from_another_and_needs_no_state(codec):
+    with Peers(timeout_seconds=90) as peers:
+        for name in "abc":
+            peers.start(name, train_with_a_loss, Plan(compute_seconds=0.03), codec)
+        found = peers.results()
+    (weights, joined_at), optimizer, followed, num_downloads = found["b"]
+    assert (joined_at, num_downloads) == (0, 0), "everybody begins with the same weights"
+    assert followed == 1
+    for name in "ac":
+        (theirs, _), their_optimizer, *_ = found[name]
+        assert set(theirs) - set(weights) == {8}, "it has not made that update in a round"
+        assert_same_bits(theirs[12], weights[12])
+        torch.testing.assert_close(their_optimizer, optimizer, rtol=0, atol=0)
+
+
+def train_beside_a_slow_answer(name, initial_peers, line):
+    """The first time that there is no further average, this takes a second to find out."""
+    fetch, waits = Follower._fetch_averages, []
+
+    def fetch_slowly(self, donors):
+        try:
+            return (yield from fetch(self, donors))
+        except RoundFailed:
+            until = time.monotonic() + SLOW_SECONDS
+            while not waits and time.monotonic() < until:
+                yield None
+            waits.append(until)
+            raise
+
+    if name == "b":
+        lose_an_average(7)
+        Follower._fetch_averages = fetch_slowly
+    averaging = Averaging.local(2, "fp16", 0.7, 0.9)
+    return take_part(name, initial_peers, line, Plan(compute_seconds=0.03), averaging, 3, min_peers=3, max_steps=40)
+
+
+def test_local_steps_beside_following_do_not_change_the_common_weights():
+    with Peers(timeout_seconds=90) as peers:
+        for name in "abc":
+            peers.start(name, train_beside_a_slow_answer)
+        found = peers.results()
+    (weights, _), _, followed, num_downloads = found["b"]
+    assert (followed >= 1, num_downloads) == (True, 0)
+    (theirs, _), *_ = found["a"]
+    common = [step for step in theirs.keys() & weights.keys() if step > 8]
+    assert common, "it came back"
+    for step in common:
+        assert_same_bits(theirs[step], weights[step])
+
+
+def train_alone(name, initial_peers, line):
+    """Somebody begins to follow now and then, also between the average and the update."""
+    looks, shown, kept = cycle([False, True]), [], []
+    SwarmAverager.is_followed = property(lambda self: next(looks))
+    GradientVector.show = lambda self: shown.append(True)
+    SwarmAverager.keep_average = lambda self, step, before, after: kept.append(len(shown))
+    take_part(name, initial_peers, line, Plan(), Averaging.sync(), 1, max_steps=8)
+    return kept
+
+
+def test_only_an_average_that_was_written_is_kept():
+    with Peers() as peers:
+        peers.start("a", train_alone)
+        kept = peers.results()["a"]
+    assert kept == [1, 2, 3, 4], "of eight updates, every other one"

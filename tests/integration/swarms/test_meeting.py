@@ -1,0 +1,104 @@
+"""Peers meet although the one who should lead them does not come, and although one of them boasts."""
+
+import multiprocessing
+import time
+
+import pytest
+import torch
+
+from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.matchmaking import Rendezvous
+from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.messages import LINEAGE_BYTES, MAX_SAMPLES, Member, Refused, Ticket
+from tests.helpers.swarm_peers import Peers, running_dht
+
+pytestmark = pytest.mark.timeout(120)
+
+PATIENCE_SECONDS, TIMEOUT_SECONDS = 2.0, 60.0
+
+
+def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0, size: int = 1000):
+    """A round with everybody.
+
+    :returns: how often somebody knocked at this peer's door; who was in its group, or who refused it
+    """
+    knocks, serve = multiprocessing.Value("i", 0), Rendezvous.serve
+
+    async def count(self, request, context):
+        knocks.value += 1
+        async for reply in serve(self, request, context):
+            yield reply
+
+    Rendezvous.serve = count
+    with running_dht(initial_peers, line) as dht:
+        averager = SwarmAverager(torch.zeros(size).share_memory_(), dht, "absent", lambda: ({}, []))
+        line.put(Member(dht.peer_id, float(ord(name)), client_mode=False))
+        members, group = line.get(), ()
+        time.sleep(waits_seconds)
+        if comes:
+            ticket = Ticket(0, 10, False, 0.0, bytes(LINEAGE_BYTES))
+            the_round = averager.run_round(ticket, members, PATIENCE_SECONDS, TIMEOUT_SECONDS)
+            try:
+                group = the_round.result(TIMEOUT_SECONDS + 5).group.peer_ids
+            except Refused as refused:
+                group = (refused.leader,)
+        line.put("done")
+        line.get()
+        averager.shutdown()
+        return knocks.value, {str(peer_id) for peer_id in group}
+
+
+def meet(arguments: dict) -> tuple[dict, dict]:
+    """What the peers return, and their ids."""
+    with Peers(timeout_seconds=80) as peers:
+        for name, of_peer in arguments.items():
+            peers.start(name, take_part, *of_peer)
+        members = {name: peers.message(name) for name in arguments}
+        for name in arguments:
+            peers[name].tell(list(members.values()))
+        assert {peers.message(name) for name in arguments} == {"done"}
+        for name in arguments:
+            peers[name].tell("go on")
+        return peers.results(), {name: str(member.peer_id) for name, member in members.items()}
+
+
+@pytest.mark.parametrize("first", [0.0, 0.5], ids=["the senior gives up first", "the junior gives up first"])
+def test_a_leader_whose_trainer_does_not_come_is_waited_for_once(first):
+    """Its averaging process lets everybody in and says nothing, as when a disk or a GPU holds the trainer up."""
+    found, ids = meet({"a": (False,), "b": (True, first), "c": (True, 0.5 - first)})
+    assert found["b"][1] == found["c"][1] == {ids["b"], ids["c"]}
+    assert found["a"][0] == 2, "once each"
+
+
+def test_who_averages_another_model_is_told_so():
+    found, ids = meet({"a": (False, 0.0, 2000), "b": (True,)})
+    assert found["b"][1] == {ids["a"]}
+
+
+def average(name, initial_peers, line, number: float, samples: int) -> float:
+    """What a number becomes in a round of two updates of 64 samples at most."""
+    with running_dht(initial_peers, line) as dht:
+        vector = torch.full((1000,), number).share_memory_()
+        averager = SwarmAverager(vector, dht, "boast", lambda: ({}, []), target=BatchTarget(64))
+        line.put(Member(dht.peer_id, number, client_mode=False))
+        ticket = Ticket(0, samples, False, 0.0, bytes(LINEAGE_BYTES))
+        averager.run_round(ticket, line.get(), PATIENCE_SECONDS, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
+        line.put("done")
+        line.get()
+        averager.shutdown()
+        assert torch.equal(vector, vector[:1].expand(1000))
+        return vector[0].item()
+
+
+def test_who_says_that_it_has_computed_without_end_does_not_replace_the_others_gradients():
+    with Peers(timeout_seconds=80) as peers:
+        peers.start("modest", average, 0.0, 64)
+        peers.start("boaster", average, 3.0, MAX_SAMPLES)
+        names = ("modest", "boaster")
+        members = [peers.message(name) for name in names]
+        for name in names:
+            peers[name].tell(members)
+        assert {peers.message(name) for name in names} == {"done"}
+        for name in names:
+            peers[name].tell("go on")
+        assert peers.results() == {"modest": 2.0, "boaster": 2.0}, "3 counts for two updates, 0 for one"

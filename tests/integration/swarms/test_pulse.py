@@ -1,0 +1,186 @@
+"""Who is there is waited for, however long it takes; who is not is given up."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+from hivemind.p2p import P2P
+
+from swarm.membership import failure_detector as pulse
+from swarm.protocol.messages import Behind, RoundFailed
+from swarm.runtime import fault_injection as faults
+from tests.helpers.averaging_rounds import averager_for, introduce, meet_everyone, run_round, say_goodbye
+from tests.helpers.swarm_peers import Peers, running_dht
+
+pytestmark = pytest.mark.timeout(120)
+SIZE = 200_000
+FROZEN_STEP = 3
+
+
+class Pulse(pulse.Pulse):
+    """Hears the question and says nothing, as a frozen process."""
+
+    async def answer(self) -> None:
+        self.rpc_here = lambda request, context: asyncio.Event().wait()
+        await super().answer()
+
+
+async def two(answering: type) -> tuple[pulse.Pulse, P2P, P2P]:
+    """One that asks, and the network of both; the other one answers as the given class does."""
+    here = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    there = await P2P.create(
+        host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await here.get_visible_maddrs(), dht_mode="server"
+    )
+    await answering(there, "run").answer()
+    return pulse.Pulse(here, "run"), here, there
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch):
+    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(pulse, "FIRST_SILENCE_SECONDS", 3.0)
+
+
+async def watch(answering: type, happens) -> None:
+    asking, here, there = await two(answering)
+    lost = asyncio.create_task(asking.lost(there.peer_id, can_be_called=True))
+    try:
+        await happens(asking, lost, there)
+        await asyncio.wait_for(lost, 30)
+    finally:
+        await here.shutdown()
+        await there.shutdown()
+
+
+def test_who_answers_is_there_and_who_was_killed_is_not():
+    async def killed(_, lost, there):
+        await asyncio.wait([lost], timeout=2)
+        assert not lost.done(), "it has answered for two seconds"
+        there._child.kill()  # its p2pd
+
+    asyncio.run(watch(pulse.Pulse, killed))
+
+
+def test_who_is_silent_is_there_as_long_as_it_sends(monkeypatch):
+    monkeypatch.setattr(pulse, "FIRST_SILENCE_SECONDS", 1.0)
+
+    async def sends(asking, lost, there):
+        for _ in range(40):
+            asking.heard(there.peer_id)
+            await asyncio.sleep(0.05)
+        assert not lost.done(), "twice its patience"
+
+    asyncio.run(watch(Pulse, sends))
+
+
+def test_who_cannot_be_called_is_not_lost_by_that():
+    async def main():
+        asking, here, there = await two(pulse.Pulse)
+        await there.shutdown()
+        lost = asyncio.create_task(asking.lost(there.peer_id, can_be_called=False))
+        await asyncio.wait([lost], timeout=2)
+        assert not lost.done()
+        lost.cancel()
+        await here.shutdown()
+
+    asyncio.run(main())
+
+
+def test_patience_is_learnt():
+    asking = pulse.Pulse(None, "run")
+    assert asking.patience_seconds == pulse.FIRST_SILENCE_SECONDS
+    asking.exchange_took(1.0, [])
+    assert asking.patience_seconds == pulse.SILENCE_SECONDS
+    for seconds in (4.0, 4.0, 100.0):
+        asking.exchange_took(seconds, [])
+    assert asking.patience_seconds == 8.0
+
+
+def rounds(name, initial_peers, line, fault, client_mode):
+    """Rounds until two meet without the third. Returns ([(the vector's values, how many met), ...], all lost, c)."""
+    with running_dht(initial_peers, line, client_mode=client_mode) as dht:
+        vector = torch.full((SIZE,), float(ord(name)))
+        faults.plan(fault)
+        averager = averager_for(vector, dht, "none")
+        averager.set_step(0)
+        members = meet_everyone(line, dht)
+        seen, lost, num_met = [], set(), 3
+        while num_met == 3 or len(seen) <= FROZEN_STEP:
+            try:
+                report = run_round(averager, members, vector, 1, len(seen))
+                num_met = len(report.group.peer_ids)
+                lost |= report.lost
+            except RoundFailed as error:
+                lost |= error.lost
+            except Behind as error:  # the others, on a busy machine, took this one for lost before it was
+                seen += [(set(), 2)] * (error.args[0] - len(seen))
+                continue
+            seen.append((set(averager.vector.tolist()), num_met))
+        say_goodbye(line, averager)
+        return seen, lost, members[2].peer_id
+
+
+def two_rounds(name, initial_peers, line, fault):
+    """Two rounds of peers whose seniority is in the order of their names. Returns the seconds of each meeting."""
+    with running_dht(initial_peers, line) as dht:
+        faults.plan(fault)
+        vector = torch.zeros(SIZE)
+        averager = averager_for(vector, dht, "none")
+        averager.set_step(0)
+        members = [replace(member, joined=float(place)) for place, member in enumerate(meet_everyone(line, dht))]
+        reports = [run_round(averager, members, vector, 1, step) for step in range(2)]
+        line.put([len(report.group.peer_ids) for report in reports])
+        line.get()
+        averager.shutdown()
+        return [report.meeting_seconds for report in reports]
+
+
+LONG_SILENCE_SECONDS = 6.0
+"""So that two in a row could not be taken for one on a busy machine."""
+
+
+def two_rounds_with_patience(*arguments):
+    pulse.SILENCE_SECONDS = LONG_SILENCE_SECONDS
+    return two_rounds(*arguments)
+
+
+def test_two_seniors_who_are_silent_cost_one_silence():
+    with Peers(timeout_seconds=90) as peers:
+        for name in "abc":
+            peers.start(name, two_rounds_with_patience, "" if name == "c" else "freeze meeting 1")
+        introduce(peers)
+        peers["a"].killed = peers["b"].killed = True  # or the like: they say nothing more
+        assert peers.message("c") == [3, 1]
+        peers["c"].tell("go on")
+        _, seconds = peers.results()["c"]
+    assert LONG_SILENCE_SECONDS <= seconds < 2 * LONG_SILENCE_SECONDS
+
+
+@pytest.mark.parametrize("client_mode", [True, False], ids=["a sender", "a reducer"])
+def test_who_freezes_in_an_exchange_is_given_up(client_mode):
+    """Without a pulse nobody would be lost: a round without the parts of one would be all that is seen.
+
+    The first of the two who gives it up sends the other one what that one waits for; so not both need to lose it.
+    """
+    with Peers(timeout_seconds=90) as peers:
+        for name in "abc":
+            fault = f"freeze exchanging {FROZEN_STEP}" if name == "c" else ""
+            peers.start(name, rounds, fault, client_mode and name == "c")
+        introduce(peers)
+        assert [peers.message(name) for name in "ab"] == ["done", "done"]
+        peers["c"].killed = True  # or the like: it says nothing more
+        for name in "ab":
+            peers[name].tell("go on")
+        found = peers.results()
+    (a, a_lost, frozen), (b, b_lost, _) = found["a"], found["b"]
+    assert a_lost | b_lost == {frozen}
+    assert len(a) == len(b)
+    assert a[-1] == b[-1] == ({97.5}, 2)
+    for (here, _), (there, _) in zip(a, b, strict=True):
+        if client_mode:
+            assert here == there
+            assert here <= {97.5, 98.0}  # with and without what it had sent
+        else:
+            assert here in ({97.5}, {98.0}, {97.0}), "nothing is lost by it"
+            assert there in ({97.5}, {98.0}), "nothing is lost by it"

@@ -1,0 +1,272 @@
+"""The run card: what strangers may write into it, how a run is chosen, and that it outlives its first publisher."""
+
+import dataclasses
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from recipe.errors import InputError
+from recipe.presets import digits
+from swarm.membership.announcer import Keeper
+from swarm.membership.run_manifest import (
+    MAX_CARD_BYTES,
+    PROTOCOL,
+    NewerProtocolError,
+    RunCard,
+    check_overrides,
+    choose_card,
+    publish_card,
+    read_cards,
+)
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.network.dht_storage import MAX_CARDS
+from swarm.network.signed_records import RUNS_KEY, peer_of
+from tests.helpers.owners import subkey_of
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def card(run_id: str = "mine", **changes) -> RunCard:
+    return RunCard(PROTOCOL, run_id, dataclasses.replace(digits(), **changes))
+
+
+def rewritten(**changes) -> bytes:
+    return json.dumps({**json.loads(card().to_bytes()), **changes}).encode()
+
+
+@pytest.fixture
+def dhts():
+    """Two DHT nodes that know each other; what is added is stopped as well."""
+    started = [start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",)))]
+    try:
+        started.append(join(started[0]))
+        yield started
+    finally:
+        for dht in reversed(started):
+            stop_dht(dht)
+
+
+def join(dht):
+    peers = tuple(visible_addresses(dht))
+    return start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",), initial_peers=peers))
+
+
+def expiration(dht) -> float:
+    """When the last card ends, as this node knows it; 0 for no card."""
+    found = dht.get(RUNS_KEY, latest=True)
+    return max((entry.expiration_time for entry in found.value.values()), default=0) if found else 0
+
+
+def wait_for(condition: Callable[[], bool], timeout_seconds: float = 20) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_labels_mean_the_same_for_all(tmp_path):
+    begun = card().with_classes("cats and dogs", tmp_path)
+    assert RunCard.from_bytes(begun.to_bytes()) == begun
+    assert begun.with_classes("cats and dogs", tmp_path) == begun
+    with pytest.raises(InputError, match=f"{tmp_path} have other names"):
+        begun.with_classes("dogs and cats", tmp_path)
+    assert card().with_classes("", tmp_path) == card(), "of digits there is only one kind"
+
+
+def test_round_trip_is_small_enough_for_one_atomic_pipe_write():
+    assert RunCard.from_bytes(card().to_bytes()) == card()
+    assert len(card().to_bytes()) < 3000  # hivemind's command pipe has several writers, 4096 bytes stay in one piece
+
+
+def test_key_prefix_tells_runs_and_recipes_apart_without_dots():
+    prefixes = {c.key_prefix for c in (card("a.b"), card("a-b"), card("a_b"), card("a-b", seed=1))}
+    assert len(prefixes) == 4
+    assert not any("." in prefix for prefix in prefixes)
+    assert card("run-1").key_prefix == f"run-1-{digits().fingerprint}"
+
+
+@pytest.mark.parametrize("run_id", ["", "../up", ".hidden", "a/b", "two words", "x" * 65, "line\nbreak", None, 7])
+def test_run_ids_are_plain_names(run_id):
+    with pytest.raises(InputError, match="choose another --run-id"):
+        card(run_id)
+    with pytest.raises(InputError):
+        RunCard.from_bytes(rewritten(run_id=run_id))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 60_000,
+        b"9" * 60_000,
+        b" " * (MAX_CARD_BYTES + 1),
+        None,
+        "text",
+        rewritten(protocol=0),
+        rewritten(protocol=True),
+        rewritten(protocol="1"),
+        rewritten(protocol=float("nan")),
+        rewritten(recipe=None),
+        rewritten(recipe={}),
+        rewritten(fingerprint="0" * 16),
+        rewritten(fingerprint=None),
+    ],
+)
+def test_malformed_cards(data):
+    with pytest.raises(InputError) as caught:
+        RunCard.from_bytes(data)
+    assert not isinstance(caught.value, NewerProtocolError)
+
+
+def test_a_newer_protocol_asks_for_an_update():
+    with pytest.raises(NewerProtocolError, match="update it"):
+        RunCard.from_bytes(rewritten(protocol=PROTOCOL + 1, recipe={"unknown": "shape"}))
+
+
+def test_an_older_protocol_is_not_joined():
+    with pytest.raises(InputError, match="version that its peers use"):
+        RunCard.from_bytes(rewritten(protocol=PROTOCOL - 1))
+
+
+def test_mutated_cards_raise_nothing_but_input_errors():
+    generator, original = random.Random(0), card().to_bytes()
+    for _ in range(1000):
+        data = bytearray(original)
+        for _ in range(generator.randint(1, 4)):
+            position = generator.randrange(len(data))
+            change = generator.choice(["set", "insert", "delete", "cut"])
+            if change == "set":
+                data[position] = generator.randrange(256)
+            elif change == "insert":
+                data.insert(position, generator.choice(b'"{}[],:0e-\\'))
+            elif change == "delete":
+                del data[position]
+            else:
+                del data[max(1, position) :]
+        try:
+            survivor = RunCard.from_bytes(bytes(data))
+        except InputError:
+            continue
+        assert survivor.recipe == digits()  # at most the name changed: the fingerprint guards the rest
+
+
+def test_choosing_a_run():
+    cards = {"one": card("one"), "two": card("two")}
+    assert choose_card({"one": cards["one"]}, None) == cards["one"]
+    assert choose_card(cards, "two") == cards["two"]
+    with pytest.raises(InputError, match=r"--run-id \(one, two\)"):
+        choose_card(cards, None)
+    with pytest.raises(InputError, match=r"No run 'three' .* one, two"):
+        choose_card(cards, "three")
+    with pytest.raises(InputError, match="know of no run"):
+        choose_card({}, "one")
+
+
+def test_overrides_that_contradict_the_run_are_shown():
+    check_overrides(card(), {})
+    check_overrides(card(), {"target_batch_size": digits().target_batch_size})
+    with pytest.raises(InputError) as caught:
+        check_overrides(card(), {"target_batch_size": 1024, "seed": digits().seed, "optimizer": "sgd"})
+    assert "target_batch_size: swarm 512, here 1024; optimizer: swarm adamw, here sgd" in str(caught.value)
+    assert "drop the option" in str(caught.value)
+    with pytest.raises(InputError, match="no setting 'colour'"):
+        check_overrides(card(), {"colour": "red"})
+
+
+def test_the_card_outlives_its_first_publisher(dhts):
+    first, second = dhts
+    assert publish_card(first, card(), expiration_seconds=2)
+    cards = read_cards(second)
+    assert cards == {"mine": card()}
+    keeper = Keeper(second, cards["mine"], keep_seconds=3, period_seconds=0.75)
+    try:
+        published = expiration(second)
+        stop_dht(first)
+        wait_for(lambda: time.time() > published and expiration(second) > published)  # the first one's card is over
+        dhts.append(join(second))
+        assert read_cards(dhts[-1]) == cards
+    finally:
+        start = time.monotonic()
+        keeper.stop()
+        assert time.monotonic() - start < 1.2
+    ended = expiration(second)
+    wait_for(lambda: time.time() > ended)
+    assert read_cards(dhts[-1], timeout_seconds=0) == {}
+
+
+def test_reading_waits_for_the_first_card_and_leaves_out_bad_ones(dhts, caplog):
+    first, second = dhts
+    assert first.store(RUNS_KEY, subkey=first.owner, value=b"?", expiration_time=time.time() + 60)
+    publisher = threading.Timer(0.7, publish_card, (second, card()))
+    publisher.start()
+    assert read_cards(first) == {"mine": card()}
+    publisher.join()
+    (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.membership.run_manifest")
+    assert warning.startswith("1 run cards are left out")
+
+
+def test_nothing_but_newer_cards_asks_for_an_update(dhts):
+    first, second = dhts
+    assert read_cards(second, timeout_seconds=0.1) == {}
+    newer = rewritten(protocol=PROTOCOL + 1)
+    assert first.store(RUNS_KEY, subkey=first.owner, value=newer, expiration_time=time.time() + 60)
+    with pytest.raises(NewerProtocolError):
+        read_cards(second, timeout_seconds=0.1)
+
+
+class BrokenDHT:
+    """Counts the stores that it fails, and what it returns for reads."""
+
+    owner = subkey_of("broken")
+    acquaintances = ()
+
+    def __init__(self, entries=None):
+        self.stores, self.entries, self.twice = 0, entries, threading.Event()
+
+    def store(self, *_, **__):
+        self.stores += 1
+        if self.stores == 2:
+            self.twice.set()
+        raise BrokenPipeError("the DHT is gone")
+
+    def get(self, *_, **__):
+        return self
+
+    def result(self, *_):
+        return self.entries
+
+
+def test_the_keeper_survives_errors_and_logs_them_once(caplog):
+    dht = BrokenDHT()
+    keeper = Keeper(dht, card(), period_seconds=0.05)
+    assert dht.twice.wait(10)
+    keeper.stop()
+    (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.membership.announcer")
+    assert "BrokenPipeError" in warning
+
+
+def test_hostile_answers_to_a_read_are_no_cards():
+    entry = dataclasses.make_dataclass("Entry", ["value"])
+    own, good = subkey_of("mine"), entry(card().to_bytes())
+    for value in (None, b"regular value", 7, {own: "no entry"}, {own: entry(7)}, {7: good}, {b"mine": good}):
+        assert read_cards(BrokenDHT(entry(value)), timeout_seconds=0) == {}
+    assert read_cards(BrokenDHT(entry({own: good}))) == {"mine": card()}
+    crowd = {subkey_of(f"{i}"): entry(card(f"run{i}").to_bytes()) for i in range(MAX_CARDS + 20)}
+    assert len(read_cards(BrokenDHT(entry(crowd)))) == MAX_CARDS
+
+
+def test_the_card_of_who_invited_is_found_behind_any_number_of_others():
+    entry = dataclasses.make_dataclass("Entry", ["value"])
+    lie = entry(card("mine", learning_rate=9.0).to_bytes())
+    crowd = {subkey_of(f"liar {number}"): lie for number in range(10_000)}
+    crowd[subkey_of("organiser")] = entry(card("mine").to_bytes())
+    invited = [f"/ip4/203.0.113.5/tcp/31337/p2p/{peer_of(subkey_of('organiser'))}"]
+    assert read_cards(BrokenDHT(entry(crowd)), invited) == {"mine": card()}

@@ -1,0 +1,405 @@
+"""Peers come late, fail, die or go astray, and the others train on without harm."""
+
+import time
+from functools import partial
+from itertools import chain, pairwise
+from threading import Event, Thread
+
+import lightning as L
+import psutil
+import pytest
+import torch
+from hivemind.utils import get_dht_time
+from torch.nn import functional as F
+
+from swarm.averaging.averager import SwarmAverager
+from swarm.membership.progress_record import JOINING, TRAINING, PeerProgress
+from swarm.membership.progress_store import Noticeboard
+from swarm.runtime import fault_injection as faults
+from swarm.state_sync.training_state import SharedState
+from swarm.training.strategy import SwarmStrategy
+from tests.helpers.strategy_runs import (
+    Plan,
+    Record,
+    Samples,
+    Task,
+    assert_equal_updates,
+    assert_same_bits,
+    learning_rate_factor,
+    loader,
+    nan_loader,
+    patience,
+    train,
+    trainer_for,
+)
+from tests.helpers.swarm_peers import FORK_SERVER, Peers, running_dht
+
+pytestmark = pytest.mark.timeout(180)
+IMPOSSIBLE = 10**6
+"""A step that no swarm of these tests comes to."""
+
+
+def after_three_together(updates) -> bool:
+    return sum(update.num_peers == 3 for update in updates) >= 5
+
+
+def test_a_late_joiner_takes_over_the_state_and_counts():
+    plan = Plan(batch_norm=True, compute_seconds=0.03)
+    with Peers() as peers:
+        for name in "ab":
+            peers.start(name, partial(train, min_peers=2, stop=after_three_together), plan, 64)
+        peers.until(lambda: any(step >= 10 for step, *_ in peers["a"].messages))
+        peers.start("c", partial(train, stop=after_three_together), plan, 64)
+        found = peers.results()
+    joiner = found["c"]
+    step, learning_rate = joiner.joined_at
+    assert step >= 10
+    assert learning_rate == pytest.approx(0.01 * learning_rate_factor(step), rel=1e-6)
+    first = joiner.updates[0]
+    assert first.own_samples > 0
+    assert 1 <= first.step - step <= 4, "at once, unless the machine was busy while updates were made"
+    assert first.global_step == first.scheduler_step == first.step
+    for name in "ab":
+        with_joiner = [update for update in found[name].updates if joiner.peer_id in update.peer_ids]
+        assert with_joiner[0].step == first.step
+        assert with_joiner[0].samples == first.samples
+        assert_equal_updates(found[name], joiner)
+        assert_same_bits(found[name].state, joiner.state)
+        torch.testing.assert_close(found[name].optimizer, joiner.optimizer, rtol=0, atol=0)
+
+
+def test_a_peer_whose_gradients_are_not_finite_only_listens():
+    plan = Plan(batch_norm=True)  # its running statistics are not finite either
+    with Peers() as peers:
+        for name, data in (("a", loader), ("b", nan_loader), ("c", loader)):
+            peers.start(name, partial(train, min_peers=3, max_steps=6, data=data), plan, 96)
+        found = peers.results()
+    for name in "ac":
+        assert [update.step for update in found[name].updates] == list(range(1, 7))
+        assert all(update.num_peers == 3 for update in found[name].updates)
+        assert all(update.complete for update in found[name].updates)
+    for one, other in zip(found["a"].updates, found["c"].updates, strict=True):
+        assert one.samples == one.own_samples + other.own_samples
+    assert all(update.own_samples == 0 for update in found["b"].updates)
+    assert all(torch.isfinite(tensor).all() for tensor in found["a"].state.values())
+    assert_same_bits(found["a"].state, found["c"].state)
+    assert_same_bits(found["a"].state, found["b"].state)
+
+
+LOST_SECONDS = {"kill": 10.0, "freeze": 15.0}
+"""1 to 3 s and 3 to 6 s on an idle machine: who is killed does not answer, and who is frozen may be slow."""
+
+
+def after_five_of_two(updates) -> bool:
+    seen_three = any(update.num_peers == 3 for update in updates)
+    return seen_three and len(updates) >= 5 and all(update.num_peers == 2 for update in updates[-5:])
+
+
+def train_doomed(fault, name, initial_peers, line, *args, **options):
+    """Train until the fault happens."""
+    faults.plan(fault)
+    return train(name, initial_peers, line, *args, **options)
+
+
+@pytest.mark.parametrize(
+    ("victim", "action", "stage"),  # the first peer leads
+    [
+        ("a", "kill", "any"),
+        ("c", "kill", "any"),
+        ("c", "kill", "computing"),
+        ("c", "kill", "meeting"),
+        ("c", "kill", "met"),
+        *[(n, "kill", "exchanging") for n in "ac"],
+        ("a", "freeze", "meeting"),
+        ("c", "freeze", "met"),
+    ],
+)
+def test_the_others_go_on_when_a_peer_is_killed_or_frozen(victim, action, stage):
+    plan = Plan(compute_seconds=0.03)
+    with Peers() as peers:
+        for name in "abc":
+            fault = f"{action} {stage} 5" if name == victim and stage != "any" else ""
+            doomed = partial(train_doomed, fault, min_peers=3, stop=after_five_of_two)
+            peers.start(name, doomed, plan, 96)
+        peers.until(lambda: any(step >= 5 for step, *_ in peers[victim].messages))
+        processes = peers[victim].processes()
+        if stage == "any":
+            assert len(processes) >= 4  # itself, DHT, p2pd, averager
+            peers[victim].kill()
+        peers[victim].killed = True
+        lost_at = time.monotonic()
+        found = peers.results()
+        if action == "kill":
+            _, alive = psutil.wait_procs(processes, timeout=5)
+            assert alive == []
+            assert peers[victim].processes() == []
+    one, other = found.values()
+    assert_equal_updates(one, other)
+    assert_same_bits(one.state, other.state)
+    for outcome in (one, other):
+        # whoever missed parts of the victim's last round, while the other got them all, has caught up by download
+        steps = [update.step for update in outcome.updates]
+        assert steps == sorted(set(steps))
+        without = [update for update in outcome.updates if update.num_peers == 2]
+        assert without[0].at - lost_at < LOST_SECONDS[action]
+
+
+def at_step(stop_at, updates) -> bool:
+    return bool(updates) and updates[-1].step >= stop_at.value
+
+
+@pytest.mark.parametrize(("victim", "stage"), [("a", "giving state"), ("c", "taking state")])
+def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
+    plan, faulty = Plan(compute_seconds=0.03), {victim: f"kill {stage} 3"}
+    stop_at = FORK_SERVER.RawValue("q", 2**40)
+    stop = partial(at_step, stop_at)
+    with Peers(invite_by_all=True) as peers:  # who knows nobody but a victim could be left alone
+        for name in "ab":
+            peers.start(name, partial(train_doomed, faulty.get(name, ""), min_peers=2, stop=stop), plan, 64)
+        peers.until(lambda: any(step >= 5 for step, *_ in peers["b"].messages))
+        peers.start("c", partial(train_doomed, faulty.get("c", ""), stop=stop), plan, 64)
+        peers[victim].killed = True
+        peers.until(lambda: not peers[victim].is_alive)
+        if victim == "a":
+            peers.until(lambda: any(num_peers == 2 for _, num_peers, _ in peers["c"].messages))
+        stop_at.value = peers["b"].messages[-1][0] + 20
+        one, other = peers.results().values()
+        _, alive = psutil.wait_procs(peers[victim].processes(), timeout=10)  # torch_shm_manager goes seconds later
+        assert alive == []
+    assert one.updates[-1].peer_ids == other.updates[-1].peer_ids == {one.peer_id, other.peer_id}
+    assert_same_bits(one.state, other.state)
+
+
+def host_dht(name, initial_peers, line):
+    """A node of the DHT that does not train. It knows the key of the run's records, since it has written there, too."""
+    with running_dht(initial_peers, line) as dht:
+        now = get_dht_time()
+        record = PeerProgress(name, 0, 0, 0.0, now, now, True, JOINING)
+        Noticeboard(dht, "test-64-none.progress").post(record).result(10)
+        line.get()
+
+
+def three_with_the_newcomer(updates) -> bool:
+    latest = [update for update in updates if update.num_peers == 2 and update.peer_ids == updates[-1].peer_ids]
+    return len(latest) >= 3 and latest[0].step > 5
+
+
+def test_an_outbound_only_peer_that_is_ahead_of_all_others_hands_over_its_state():
+    """The only peer that could be called has died; one without its checkpoint comes in its place."""
+    plan = Plan(compute_seconds=0.03)
+    with Peers(timeout_seconds=120) as peers:
+        peers.start("h", host_dht)
+        peers.start("a", partial(train, min_peers=2), plan, 64)
+        peers.start("c", partial(train, min_peers=2, client_mode=True, stop=three_with_the_newcomer), plan, 64)
+        peers.until(lambda: sum(num_peers == 2 for _, num_peers, _ in peers["c"].messages) >= 6)
+        peers["a"].kill()
+        peers.start("b", partial(train, stop=three_with_the_newcomer), plan, 64)
+        found = peers.results("b", "c")
+        peers["h"].tell("go on")
+        peers.results("h")
+    step, _ = found["b"].joined_at
+    assert step >= 6
+    assert_equal_updates(found["b"], found["c"])
+    assert_same_bits(found["b"].state, found["c"].state)
+
+
+def together_again(updates) -> bool:
+    """Three who are together after one was away; it sees a gap where the others were two."""
+    away = any(update.num_peers == 2 for update in updates)
+    away = away or any(later.step > earlier.step + 1 for earlier, later in pairwise(updates[:-2]))
+    return away and all(update.num_peers == 3 for update in updates[-3:])
+
+
+def test_what_a_frozen_peer_computed_on_old_weights_does_not_count():
+    """Each update is the gradient of what all say that they computed for it, on the weights after the update before."""
+    plan = Plan(optimizer="sgd", clip=None, compute_seconds=0.03)
+    with Peers(timeout_seconds=90) as peers:
+        for name in "abc":
+            fault = "freeze computing 5" if name == "c" else ""  # it holds a gradient that it has not counted yet
+            peers.start(name, partial(train_doomed, fault, min_peers=3, stop=together_again), plan, 96)
+        peers.until(lambda: psutil.STATUS_STOPPED in [process.status() for process in peers["c"].processes()])
+        for process in peers["c"].processes():
+            process.suspend()
+        peers.until(lambda: sum(num_peers == 2 for _, num_peers, _ in peers["a"].messages) >= 5)
+        for process in peers["c"].processes():
+            process.resume()
+        found = peers.results()
+    of = {name: {update.step: update for update in outcome.updates} for name, outcome in found.items()}
+    together = [step for step, update in of["a"].items() if update.num_peers == 3 and step - 1 in of["a"]]
+    assert max(step for step, update in of["a"].items() if update.num_peers == 2) < max(together)
+    for step in together:
+        updates = [of[name][step] for name in "abc"]
+        assert updates[0].samples == sum(update.own_samples for update in updates)
+        net, samples = plan.net(), Samples()
+        net.load_state_dict(of["a"][step - 1].weights)
+        computed = [list(chain.from_iterable(update.indices)) for update in updates]
+        counted = [one[len(one) - update.own_samples :] for one, update in zip(computed, updates, strict=True)]
+        indices = list(chain.from_iterable(counted))
+        assert len(indices) == updates[0].samples
+        F.cross_entropy(net(samples.x[indices]), samples.y[indices]).backward()
+        expected = {name: parameter.detach() - parameter.grad for name, parameter in net.named_parameters()}
+        for update in updates:
+            torch.testing.assert_close(update.weights, expected, rtol=0, atol=2e-6)
+
+
+# ---- weights that went astray --------------------------------------------------------------------------------------
+
+
+class Cosmic(L.Callback):
+    """Multiplies weights of this peer after an update, as faulty memory would."""
+
+    def __init__(self, step: int, factor: float):
+        self._step, self._factor = step, factor
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == self._step:
+            self._step = -1
+            with torch.no_grad():
+                next(pl_module.parameters()).mul_(self._factor)
+
+
+def train_with_a_fault(name, initial_peers, line, plan, target, steps, callbacks, folder):
+    with running_dht(initial_peers, line) as dht:
+        strategy = SwarmStrategy(target, "fault", dht=dht, name=name, options=patience(3))
+        record = Record(line)
+        trainer = trainer_for(strategy, [*callbacks, record], max_steps=steps)
+        strategy.keep_own = lambda step: trainer.save_checkpoint(folder / f"{name}-{step}.ckpt")
+        trainer.fit(Task(plan), loader(ord(name)))
+        return record.updates
+
+
+@pytest.mark.parametrize("factor", [1.5, torch.nan])
+def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor, tmp_path):
+    plan = Plan(clip=None, compute_seconds=0.02)
+    with Peers() as peers:
+        for name in "abc":
+            peers.start(name, train_with_a_fault, plan, 96, 12, [Cosmic(4, factor)] if name == "b" else [], tmp_path)
+        found = {name: {update.step: update for update in updates} for name, updates in peers.results().items()}
+    assert_same_bits(found["a"][4].weights, found["c"][4].weights)
+    with pytest.raises(AssertionError):
+        assert_same_bits(found["a"][4].weights, found["b"][4].weights)
+    assert_same_bits(found["a"][12].weights, found["c"][12].weights)
+    assert_same_bits(found["a"][12].weights, found["b"][12].weights)
+    assert all(torch.isfinite(weight).all() for weight in found["a"][12].weights.values())
+    kept = [path.name for path in tmp_path.iterdir()]
+    if factor == 1.5:
+        assert len(kept) == 1, "what was far from the swarm's weights, before these replaced it"
+        assert kept[0].startswith("b-")
+        checkpoint = torch.load(tmp_path / kept[0], weights_only=False)["state_dict"]
+        distance = (checkpoint["net.0.weight"] - found["a"][8].weights["0.weight"]).norm()
+        assert distance > 0.2 * found["a"][8].weights["0.weight"].norm()
+
+
+# ---- claims that do not hold ----------------------------------------------------------------------------------------
+
+
+class BesideAStranger(L.Callback):
+    """Ends training ten updates after this peer has read a record of a step that nobody has made."""
+
+    def __init__(self, line, step: int = IMPOSSIBLE):
+        self.asked, self._seen_at, self._line, self._step = [], None, line, step
+
+    def on_train_start(self, trainer, pl_module):
+        averager = trainer.strategy.collaboration.averager
+        download = averager.download_state
+
+        def ask(donors, *args, **kwargs):
+            self.asked.extend(map(str, donors))
+            return download(donors, *args, **kwargs)
+
+        averager.download_state = ask
+        self._line.put("trains")
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        collaboration = trainer.strategy.collaboration
+        if any(record.step == self._step for record in collaboration.tracker.others.values()):
+            self._seen_at = trainer.global_step if self._seen_at is None else self._seen_at
+        if self._seen_at is not None:
+            trainer.should_stop = trainer.global_step >= self._seen_at + 10
+
+
+def train_beside_a_stranger(name, initial_peers, line):
+    with running_dht(initial_peers, line) as dht:
+        strategy = SwarmStrategy(64, "test", namespace="claims", dht=dht, name=name, options=patience(2))
+        beside = BesideAStranger(line)
+        trainer = trainer_for(strategy, [beside])
+        trainer.fit(Task(Plan(compute_seconds=0.03)), loader(ord(name)))
+        return beside.asked, trainer.global_step
+
+
+def claim(name, initial_peers, line):
+    """A record and nothing behind it, until the test has seen enough."""
+    with running_dht(initial_peers, line) as dht:
+        now = get_dht_time()
+        record = PeerProgress(name, IMPOSSIBLE, 10**6, 1e3, now - 10, now, False, TRAINING)
+        Noticeboard(dht, "claims.progress").post(record).result(10)
+        line.get()
+
+
+def test_nobody_stops_for_a_stranger_who_claims_to_be_ahead():
+    with Peers(timeout_seconds=90) as peers:
+        for name in "ab":
+            peers.start(name, train_beside_a_stranger)
+        for name in "ab":
+            peers.message(name)
+        peers.start("z", claim)
+        members = peers.results("a", "b")
+        peers["z"].tell("enough")
+        peers.results("z")
+    for asked, step in members.values():
+        assert asked == []
+        assert 10 <= step < IMPOSSIBLE
+
+
+NEAR = 90
+"""A step that members may have come to: what a stranger says of it is not believed all the same."""
+
+
+def train_beside_a_liar(name, initial_peers, line, step):
+    with running_dht(initial_peers, line) as dht:
+        strategy = SwarmStrategy(64, "test", namespace="claims", dht=dht, name=name, options=patience(2))
+        beside, task = BesideAStranger(line, step), Task(Plan(compute_seconds=0.03))
+        trainer = trainer_for(strategy, [beside])
+        trainer.fit(task, loader(ord(name)))
+        weights = {name: tensor.clone() for name, tensor in task.net.state_dict().items()}
+        return beside.asked, trainer.global_step, weights
+
+
+def lie(name, initial_peers, line, claimed: int):
+    """Claims a step, answers calls, and hands over a state of a step that nobody has made, with its weights negated."""
+    with running_dht(initial_peers, line) as dht:
+        task = Task(Plan())
+        state = SharedState(task, [torch.optim.AdamW(task.parameters())])
+        with torch.no_grad():
+            for param in task.parameters():
+                param.neg_()
+        vector = torch.zeros(sum(param.numel() for param in task.parameters())).share_memory_()
+        averager = SwarmAverager(vector, dht, "claims", lambda: state.export(IMPOSSIBLE, bytes(16)), 64)
+        averager.set_step(IMPOSSIBLE)
+        board, told = Noticeboard(dht, "claims.progress"), Event()
+        line.put(str(dht.peer_id))
+        waiting = Thread(target=lambda: (line.get(), told.set()), daemon=True)
+        waiting.start()
+        while not told.wait(1.0):
+            now = get_dht_time()
+            record = PeerProgress(name, claimed, 10**6, 1e3, 0.0, now, False, TRAINING)
+            board.post(record).result(10)
+        averager.shutdown()
+
+
+@pytest.mark.parametrize("claimed", [IMPOSSIBLE, NEAR], ids=["far", "near"])
+def test_nobody_takes_over_a_step_that_cannot_be_and_nobody_waits_for_it(claimed):
+    with Peers(timeout_seconds=120) as peers:
+        for name in "ab":
+            peers.start(name, train_beside_a_liar, claimed)
+        for name in "ab":
+            peers.message(name)
+        peers.start("z", lie, claimed)
+        liar = peers.message("z")
+        found = peers.results("a", "b")
+        peers["z"].tell("enough")
+        peers.results("z")
+    for asked, step, weights in found.values():
+        assert 10 <= step < IMPOSSIBLE, "it has made its own updates to the end"
+        assert all(torch.isfinite(weight).all() for weight in weights.values())
+        assert liar not in asked, "a stranger is not ahead of all whom a peer has trained with"

@@ -1,0 +1,313 @@
+"""Reports: what is said about cells, valid and failed, against values worked out by hand."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import __main__ as analysis
+from analysis.archive import read
+from analysis.cells import load_grid
+from analysis.figures import part_rows
+from analysis.measure import measure, rounds_of
+from analysis.report import experiment_section, write_report
+from analysis.results import Experiment, experiments_in, ratios
+from analysis.scaling import measured_setting, predict, transfers
+from analysis.tables import agreement_table, kept_table, quality_table, survivors_table, throughput_table
+from analysis.words import answer, in_short, results_table, time_to_accuracy
+from recipe.run_folder import write_json
+from tests.helpers.measured_cells import CELL, write_run
+
+
+@pytest.fixture
+def experiment(tmp_path) -> Path:
+    folder = tmp_path / "delay"
+    for repetition in (1, 2, 3):
+        for rtt, seconds in ((0, 1.9), (50, 2.15), (100, 2.4)):
+            cell = replace(CELL, rtt_ms=rtt, repetition=repetition)
+            write_run(folder / cell.name, cell, seconds + 0.01 * repetition)
+    write_run(folder / "broken", replace(CELL, rtt_ms=100, repetition=4), 0.9 + 1, received=0.5)
+    write_json(
+        folder / "grid.json", {"name": "delay", "question": "What does delay cost?", "command": ["run", "delay"]}
+    )
+    return folder
+
+
+def test_a_report_holds_the_answer_its_figures_and_what_was_left_out(experiment, tmp_path):
+    page = write_report([experiment], tmp_path / "report")
+    html, text = page.read_text(), (tmp_path / "report" / "report.md").read_text()
+    assert "PACED" in text
+    asked = len(list(load_grid("delay").cells(repeat=4)))
+    assert "Get it again: python -m analysis run delay (these cells took 0.2 hours)" in text
+    assert f"It runs {asked} cells now; {asked} of them were not" in text
+    assert "Left out: 1 of 10 cells" in text
+    assert "211.6 ± 2.2 (n = 3)" in text, "512 samples in 2.42 s"
+    assert html.count("data:image/png;base64,") == 4
+    assert not re.search(r'(src|href)="http', html), "nothing is fetched"
+    parts = part_rows(Experiment(read(experiment)))
+    assert parts["compute"].tolist() == [1.5, 1.5, 1.5]
+    again = write_report([tmp_path / "report" / "delay.jsonl"], tmp_path / "again")
+    assert again.read_text() == html, "a report is made again from what it kept"
+
+
+def test_what_is_said_comes_with_intervals(tmp_path):
+    """At 0 ms nobody is faster for sure, at 100 ms the swarm is."""
+    for repetition, noise in ((1, 0.9), (2, 1.0), (3, 1.12)):
+        for rtt, swarm, ddp in ((0, 2.0, 2.0 * noise), (100, 2.0, 2.5 + 0.1 * noise)):
+            for system, seconds in (("swarm", swarm), ("ddp", ddp)):
+                cell = replace(CELL, system=system, rtt_ms=rtt, repetition=repetition)
+                write_run(tmp_path / "said" / cell.name, cell, seconds)
+    said = Experiment(read(tmp_path / "said"))
+    near, far = answer(said).split("At round-trip time, ms = 100")
+    assert "no difference shown" in near
+    assert "no difference shown" not in far
+    assert "1.30 ± 0.01 (n = 3) times as fast as DDP" in far
+    assert "shown to be faster in 1 of 2 settings, slower in 0" in in_short(said)
+
+
+def test_how_long_it_took_to_an_accuracy_is_said_with_how_many_reached_it(tmp_path):
+    cell = replace(CELL, system="swarm", target_accuracy=0.95, paced_samples_per_second=None)
+    for repetition, reached in ((1, True), (2, False)):
+        run = replace(cell, repetition=repetition)
+        write_run(tmp_path / "run" / run.name, run, top1=0.97 if reached else 0.5)
+    assert "our swarm, synchronous 8.0 (1 of 2 reached it)" in time_to_accuracy(Experiment(read(tmp_path / "run")))
+    few = replace(cell, paced_samples_per_second=200.0)
+    write_run(tmp_path / "few" / few.name, few, top1=0.97)
+    assert time_to_accuracy(Experiment(read(tmp_path / "few"))) is None, "most samples were left out"
+    every = replace(few, paced_all_samples=True)
+    write_run(tmp_path / "every" / every.name, every, top1=0.97)
+    assert time_to_accuracy(Experiment(read(tmp_path / "every"))) is not None
+
+
+def test_cells_that_failed_are_left_out_and_named(tmp_path):
+    folder, output = tmp_path / "failed", tmp_path / "report"
+    cells = [replace(CELL, repetition=number) for number in (1, 2, 3)]
+    write_run(folder / cells[0].name, cells[0])
+    for cell in cells[1:]:
+        (folder / cell.name).mkdir()
+        (folder / cell.name / "cell.json").write_text(cell.to_json())
+    write_json(folder / cells[1].name / "result.json", {"problems": ["not done after 900 s"], "backend": "router"})
+    write_report([folder], output)
+    text = (output / "report.md").read_text()
+    assert "Left out: 2 of 3 cells" in text
+    assert "not done after 900 s" in text
+    assert "it ended without a result" in text, "it was killed"
+    write_json(folder / cells[0].name / "result.json", {"problems": ["not done after 900 s"], "backend": "router"})
+    write_report([folder], output)
+    assert "No cell was valid" in (output / "report.md").read_text()
+
+
+def test_a_cell_of_another_version_is_refused_in_one_sentence(tmp_path, capsys):
+    for text, reason in (('{"system": "swarm", "speed": 1}', "is no cell"), ('{"system": "old"}', "is no cell")):
+        folder = tmp_path / "old" / "cell"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cell.json").write_text(text)
+        assert analysis.main(["report", str(tmp_path / "old"), "-o", str(tmp_path / "out")]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_another_setting_is_no_repetition(tmp_path):
+    for rtt in (0, 100):
+        for samples in (256, 512):
+            cell = replace(CELL, rtt_ms=rtt, changes={"target_batch_size": samples})
+            write_run(tmp_path / "two" / cell.name, cell)
+    parts = experiments_in(read(tmp_path / "two"))
+    assert [part.name for part in parts] == ["two-target_batch_size-256", "two-target_batch_size-512"]
+    assert [part.axes for part in parts] == [["rtt_ms"], ["rtt_ms"]]
+    assert {part.asked for part in parts} == {"two"}
+    write_report([tmp_path / "two"], tmp_path / "report")
+    assert (tmp_path / "report" / "two.jsonl").exists()
+
+
+def test_no_limit_is_a_value_like_others(tmp_path):
+    for rate in (10.0, None):
+        cell = replace(CELL, bandwidth_mbps=rate)
+        write_run(tmp_path / "unlimited" / cell.name, cell)
+    assert Experiment(read(tmp_path / "unlimited")).summary("samples_per_second")["n"].tolist() == [1, 1]
+    write_report([tmp_path / "unlimited"], tmp_path / "report")
+
+
+def test_a_model_is_tested_on_every_setting_that_it_has_not_seen(experiment):
+    found = predict(Experiment(read(experiment)), "swarm")
+    assert len(found.table) == 3
+    assert found.is_trusted(pd.DataFrame()), "these rounds are a straight line over the round-trip time"
+    assert found.worst_of_mean > 0.08
+    assert found.table["predicted, s"].tolist() == pytest.approx(found.table["communication, s"].tolist(), abs=0.15)
+    elsewhere = pd.DataFrame([{"recipe": "digits", "error": 0.02}, {"recipe": "another", "error": -0.9}])
+    assert found.is_trusted(elsewhere)
+    elsewhere.loc[0, "error"] = -0.2
+    assert not found.is_trusted(elsewhere), "the same model was predicted badly in another experiment"
+
+
+def test_a_model_of_who_averages_beside_computing_knows_what_waited(tmp_path):
+    cell = replace(CELL, system="swarm-local", rtt_ms=100)
+    write_run(tmp_path / "local" / cell.name, cell, seconds=6.0, waiting=0.7)
+    cells = Experiment(read(tmp_path / "local")).valid
+    found = measured_setting(cells, cells)
+    assert found.swarm.samples_per_update == 4 * cell.full_recipe().target_batch_size, "an update has four local steps"
+    assert found.other == pytest.approx(6.0 - 512 / 400 - 0.7), "the wait comes from the average: it is no further cost"
+
+
+def test_a_model_is_tested_on_other_experiments(experiment, tmp_path):
+    cell = replace(CELL, peers=4, rtt_ms=100)
+    write_run(tmp_path / "peers" / cell.name, cell, 2.0)
+    killed = replace(cell, kill_at_step=4)
+    write_run(tmp_path / "peers" / killed.name, killed, 2.0)
+    model = predict(Experiment(read(experiment)), "swarm")
+    ddp = replace(cell, system="ddp")
+    write_run(tmp_path / "others" / ddp.name, ddp, 2.0)
+    table = transfers(model, [Experiment(read(tmp_path / name)) for name in ("peers", "others")])
+    assert table["measured"].tolist() == [256.0], "the model knows nothing of peers that are killed"
+    compute, communication = 512 / (4 * 200), 2.4 - 512 / (2 * 200)
+    assert table["predicted"].item() == pytest.approx(512 / (compute + communication), rel=0.1)
+
+
+def test_ratios_are_taken_within_a_repetition(tmp_path):
+    for repetition, slower in ((1, 1.0), (2, 1.5), (3, 2.0)):  # the machine is slower each time
+        for system, seconds in (("swarm", 2.0), ("swarm-overlap", 1.6)):
+            cell = replace(CELL, system=system, rtt_ms=50 * (repetition % 2), repetition=repetition)
+            write_run(tmp_path / "drift" / cell.name, cell, seconds * slower)
+    found = ratios(Experiment(read(tmp_path / "drift")), "swarm-overlap", "swarm")
+    assert [len(values) for values in found] == [1, 2]
+    assert [value for values in found for value in values] == pytest.approx([1.25] * 3)
+
+
+@pytest.mark.parametrize(
+    ("near", "far"),
+    [({"rtt_ms": 0}, {"rtt_ms": 100}), ({"topology": "region"}, {"topology": "continents"})],
+    ids=["delay", "topology"],
+)
+def test_what_distance_leaves_of_the_speed(tmp_path, near, far):
+    for repetition, slower in ((1, 1.0), (2, 1.5), (3, 2.0)):  # the machine is slower each time
+        for place, seconds in ((near, 2.0), (far, 2.5)):
+            cell = replace(CELL, **place, peers=4, repetition=repetition)
+            write_run(tmp_path / "far" / cell.name, cell, seconds * slower)
+    (row,) = kept_table(Experiment(read(tmp_path / "far"))).to_dict("records")
+    assert list(row.values()) == ["our swarm, synchronous", "0.80 ± 0.00 (n = 3)"]
+
+
+def test_the_same_experiment_twice(tmp_path):
+    for run, seconds in (("earlier", 2.0), ("now", 2.02)):
+        for repetition in (1, 2, 3):
+            for rtt, slower in ((0, 1.0), (100, 1.5 if run == "now" else 1.0)):
+                cell = replace(CELL, rtt_ms=rtt, repetition=repetition)
+                write_run(tmp_path / run / "delay" / cell.name, cell, (seconds + 0.02 * repetition) * slower)
+    both = [Experiment(read(tmp_path / run / "delay")) for run in ("now", "earlier")]
+    assert both[0].axes == ["rtt_ms"]
+    assert agreement_table(*both)["agree"].tolist() == ["yes", "no"]
+    page = write_report([tmp_path / "now" / "delay"], tmp_path / "report", [tmp_path / "earlier" / "delay"])
+    assert "delay, run twice" in page.read_text()
+
+
+def test_the_same_experiment_twice_on_machines_of_different_speed(tmp_path):
+    for run, times in (("earlier", 1.0), ("now", 0.5)):
+        for repetition in (1, 2, 3):
+            for system, seconds in (("ddp", 4.0), ("swarm", 2.0)):
+                cell = replace(CELL, system=system, repetition=repetition, paced_samples_per_second=None)
+                write_run(tmp_path / run / cell.name, cell, times * (seconds + 0.01 * repetition))
+    found = agreement_table(*(Experiment(read(tmp_path / run)) for run in ("now", "earlier")))
+    (row,) = found.to_dict("records")
+    assert (row["system"], row["agree"]) == ("our swarm, synchronous", "yes")
+    assert row["now"].startswith("1.99 ± ")
+
+
+def test_efficiency_is_over_what_one_peer_of_the_same_system_makes(tmp_path):
+    for system, seconds in (("swarm", {1: 4.0, 2: 2.5}), ("ddp", {2: 2.5})):
+        for peers in seconds:
+            cell = replace(CELL, system=system, peers=peers)
+            write_run(tmp_path / "peers" / cell.name, cell, seconds[peers])
+    table = throughput_table(Experiment(read(tmp_path / "peers"))).set_index("peers")
+    assert table["our swarm, synchronous"][2] == "204.8 (n = 1); efficiency 0.80", "4 s alone would be 2 s for two"
+    assert table["DDP, accumulated"][2] == "204.8 (n = 1); efficiency 0.51", "of 2 times 200 samples per second"
+
+
+def test_communication_beside_computing_is_not_counted_twice(tmp_path):
+    for rtt in (0, 100):
+        cell = replace(CELL, system="swarm-overlap", rtt_ms=rtt)
+        write_run(tmp_path / "hidden" / cell.name, cell, seconds=2.0, waiting=0.1)
+    (part, _) = part_rows(Experiment(read(tmp_path / "hidden"))).to_dict("records")
+    assert (part["compute"], part["meeting"], part["exchange"]) == pytest.approx((1.9, 0, 0))
+    assert part["hidden"] == pytest.approx(0.1 + 0.3 - 0.1), "matchmaking and transfer, but for the wait"
+    assert part["other"] == pytest.approx(0.1)
+
+
+def test_what_a_death_costs_those_who_are_left(tmp_path):
+    assert survivors_table(Experiment(read_of(tmp_path / "none", CELL))) is None
+    cell = replace(CELL, peers=3, kill_at_step=6)
+    write_run(tmp_path / "killed" / cell.name, cell, seconds=2.0)
+    file = tmp_path / "killed" / cell.name / "runs/run/h1/metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[6]["perf/swarm_samples_per_second"] = 512 / 7  # the update after the sixth took seven seconds
+    for line in lines[7:]:
+        line["perf/swarm_samples_per_second"] = 512 / 3
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder = tmp_path / "killed" / cell.name
+    write_json(folder / "result.json", measure(folder, cell, rounds_of(folder, cell)))
+    (row,) = survivors_table(Experiment(read(tmp_path / "killed"))).to_dict("records")
+    assert [*row.values()][1:] == ["2.0 (n = 1)", "7.0 (n = 1)", "256.0 (n = 1)", "170.7 (n = 1)"]
+
+
+def read_of(folder: Path, cell):
+    write_run(folder / cell.name, cell)
+    return read(folder)
+
+
+@pytest.mark.parametrize(("rate", "said"), [(200.0, "200"), (200, "200"), (None, "not paced")])
+def test_the_report_says_what_was_paced(tmp_path, rate, said):
+    """Rates are whole numbers in most experiments."""
+    for system in ("swarm", "ddp"):
+        cell = replace(CELL, system=system, repetition=1, paced_samples_per_second=rate)
+        write_run(tmp_path / "paced" / cell.name, cell)
+    experiment = Experiment(read(tmp_path / "paced"))
+    (row,) = results_table([experiment]).to_dict("records")
+    assert row["each paced to, samples/s"] == said
+    text = " ".join(experiment_section(experiment, tmp_path).text)
+    assert ("PACED: each peer pretended to compute 200 samples/s" in text) == (rate is not None)
+
+
+def test_quality_is_shown_where_compute_was_true(tmp_path):
+    for rate in (1e-3, 3e-3):
+        cell = replace(CELL, paced_samples_per_second=None, target_accuracy=0.5, changes={"learning_rate": rate})
+        folder = tmp_path / "rates" / cell.name
+        write_run(folder, cell)
+        metrics = folder / "runs/run/h1/metrics.jsonl"
+        validation = {f"val/{name}": 0.9 for name in ("top1", "macro_f1", "precision", "recall")}
+        validation["val/loss"] = rate
+        with metrics.open("a") as file:
+            file.write(json.dumps({"time": 1021, "step": 10, **validation}) + "\n")
+        write_json(folder / "result.json", measure(folder, cell, rounds_of(folder, cell)))
+    experiment = Experiment(read(tmp_path / "rates"))
+    assert experiment.axes == ["learning_rate"], "the validation's loss is no setting, a packet's is"
+    table = quality_table(experiment)
+    assert table["learning_rate"].tolist() == [1e-3, 3e-3]
+    assert table["accuracy"].tolist() == table["macro_f1"].tolist() == ["0.9000", "0.9000"]
+    assert table["seconds to 50%"].tolist() == ["20.0 (1 of 1 reached it)"] * 2
+    assert float(table["epoch, s"][0]) == pytest.approx(1797 * 0.7 / 256, rel=0.3), (
+        "most of 1,797 digits are for training"
+    )
+
+
+def test_cells_are_measured_again_from_their_files(experiment, capsys):
+    file = experiment / replace(CELL, rtt_ms=0, repetition=1).name / "result.json"
+    result = json.loads(file.read_text())
+    write_json(file, result | {"samples_per_second": 1.0, "earlier_problems": ["late"]})
+    assert analysis.main(["measure", str(experiment)]) == 1, "one is invalid"
+    assert json.loads(file.read_text()) == result | {"earlier_problems": ["late"]}
+    assert "broken: invalid: an average was partial" in capsys.readouterr().out
+    assert analysis.main(["measure", str(experiment / "nothing")]) == 2
+
+
+def test_folders_without_results_are_refused_in_one_sentence(tmp_path, capsys):
+    assert analysis.main(["report", str(tmp_path), "-o", str(tmp_path / "out")]) == 2
+    assert "holds no finished cells" in capsys.readouterr().err
+    assert analysis.main(["run", "everything"]) == 2
+    assert "There is no experiment everything: give accuracy" in capsys.readouterr().err
+
+
+def test_a_broken_cell_is_refused_in_one_sentence(experiment, capsys):
+    (next(experiment.glob("swarm*")) / "cell.json").write_text('{"nothing": 1}')
+    assert analysis.main(["measure", str(experiment)]) == 2
+    assert "cell of another version" in capsys.readouterr().err

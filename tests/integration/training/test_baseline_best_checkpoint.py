@@ -1,0 +1,186 @@
+"""The best checkpoint at a remote address: a folder, and a real S3 server on loopback."""
+
+import hashlib
+import io
+import os
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+import torch
+
+from baseline_ddp.best_checkpoint import BestCheckpointCopy, RemoteFile
+from recipe.errors import InputError
+from recipe.presets import preset
+from tests.helpers.clusters import free_port, run_cluster
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """moto's server with an empty bucket; its address and the credentials as environment variables."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", free_port(), verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
+        yield environment
+    server.stop()
+
+
+def names(remote: RemoteFile, folder: str) -> set[str]:
+    remote.filesystem.invalidate_cache()
+    return {path.rpartition("/")[2] for path in remote.filesystem.ls(folder, detail=False)}
+
+
+def follow(remote: RemoteFile, **options) -> BestCheckpointCopy:
+    return BestCheckpointCopy(remote, SimpleNamespace(), first_pause_seconds=0.01, **options)
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_content_and_sha256_arrive(kind, s3, tmp_path):
+    folder = f"file://{tmp_path}/new/folder" if kind == "file" else "s3://bucket/some/key"
+    remote = RemoteFile(f"{folder}/best.ckpt")
+    remote.check()
+    content = os.urandom(9 * 2**20)  # more than one chunk, and more than one part of S3
+    for written in (b"first", content):
+        (tmp_path / "best.ckpt").write_bytes(written)
+        copy = follow(remote)
+        copy.submit(tmp_path / "best.ckpt")
+        copy.close()
+        assert copy.problem is None
+    assert remote.filesystem.cat_file(remote.path) == content
+    digest = hashlib.sha256(content).hexdigest()
+    assert copy.sha256 == digest
+    assert remote.filesystem.cat_file(f"{remote.path}.sha256").decode() == f"{digest}  best.ckpt\n"
+    assert names(remote, remote.path.rpartition("/")[0]) == {"best.ckpt", "best.ckpt.sha256"}
+
+
+class FlakyFile(RemoteFile):
+    """Breaks in the middle of the first uploads."""
+
+    failures = 2
+
+    def write(self, content):
+        if self.failures:
+            self.failures -= 1
+            return super().write(Torn(content.read()))
+        return super().write(content)
+
+
+class Torn(io.BytesIO):
+    def read(self, size=-1):
+        if self.tell():
+            raise ConnectionResetError("the line is cut")
+        return super().read(size // 2)
+
+
+def test_a_torn_upload_is_tried_again_and_never_seen(s3, tmp_path):
+    remote = FlakyFile("s3://bucket/torn/best.ckpt")
+    remote.filesystem.pipe_file("bucket/torn/best.ckpt", b"the one before")
+    path = tmp_path / "best.ckpt"
+    path.write_bytes(b"x" * 20_000_000)
+    seen, done = set(), threading.Event()
+
+    def watch():
+        reader = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+        while not done.is_set():
+            seen.add(reader.info("bucket/torn/best.ckpt", refresh=True)["size"])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    copy = follow(remote)
+    copy.submit(path)
+    copy.close()
+    done.set()
+    watcher.join()
+    assert (copy.problem, remote.failures) == (None, 0)
+    assert seen <= {len(b"the one before"), 20_000_000}
+    assert names(remote, "bucket/torn") == {"best.ckpt", "best.ckpt.sha256"}
+
+
+def test_giving_up_says_why_and_keeps_the_old_file(tmp_path):
+    remote = FlakyFile(f"file://{tmp_path}/best.ckpt")
+    remote.failures = 99
+    (tmp_path / "best.ckpt").write_bytes(b"the one before")
+    (tmp_path / "new").write_bytes(b"y" * 1000)
+    copy = follow(remote, attempts=3)
+    copy.submit(tmp_path / "new")
+    copy.close()
+    assert copy.problem == "ConnectionResetError: the line is cut"
+    assert remote.failures == 96
+    assert (tmp_path / "best.ckpt").read_bytes() == b"the one before"
+
+
+def test_training_does_not_wait_and_only_the_newest_is_copied(tmp_path):
+    class SlowFile(RemoteFile):
+        written: list[bytes] = []  # noqa: RUF012
+
+        def write(self, content):
+            time.sleep(0.3)
+            self.written.append(content.read())
+            return "sum"
+
+    copy = follow(SlowFile(f"file://{tmp_path}/best.ckpt"))
+    began = time.perf_counter()
+    for number in range(5):
+        path = tmp_path / "best"
+        path.write_bytes(str(number).encode())
+        copy.submit(path)
+        path.unlink()  # Lightning replaces the file while it is being copied
+        time.sleep(0.02)
+    assert time.perf_counter() - began < 0.3
+    copy.close()
+    assert SlowFile.written == [b"0", b"4"]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [("gopher://somewhere/best.ckpt", "cannot be used"), ("file:///proc/none/best.ckpt", "Nothing can be written")],
+)
+def test_addresses_that_cannot_work(url, message):
+    with pytest.raises(InputError, match=message):
+        RemoteFile(url).check()
+
+
+def test_s3_without_credentials(s3, monkeypatch, tmp_path):
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    began = time.monotonic()
+    with pytest.raises(InputError, match="check the address and your credentials"):
+        RemoteFile("s3://bucket/best.ckpt").check()
+    assert time.monotonic() - began < 60
+
+
+def test_a_run_copies_its_best_checkpoint(s3, tmp_path):
+    recipe = replace(
+        preset("digits"),
+        embed_dim=16,
+        depth=1,
+        num_heads=2,
+        total_steps=6,
+        validate_every_steps=2,
+        target_batch_size=32,
+    )
+    (tmp_path / "recipe.json").write_text(recipe.to_json())
+    options = ["--recipe", tmp_path / "recipe.json", "--output-dir", tmp_path, "--run-id", "run", "--batch-size", 16]
+    url = ["--best-checkpoint-url", "s3://bucket/run/best.ckpt"]
+    assert run_cluster(2, [*options, *url], environment=s3, log=tmp_path / "log") == [0, 0], (
+        tmp_path / "log"
+    ).read_text()
+    local = (tmp_path / "run" / "ddp-2" / "checkpoints" / "best.ckpt").read_bytes()
+    remote = RemoteFile("s3://bucket/run/best.ckpt")
+    assert remote.filesystem.cat_file(remote.path) == local
+    assert hashlib.sha256(local).hexdigest() in remote.filesystem.cat_file(f"{remote.path}.sha256").decode()
+    assert torch.load(io.BytesIO(local), weights_only=True)["recipe"] == recipe.to_json()

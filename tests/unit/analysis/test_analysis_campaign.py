@@ -1,0 +1,51 @@
+"""Campaigns: one in a folder at a time, and what they remember of each cell."""
+
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from analysis.campaign import Campaign
+from analysis.cells import load_grid
+from analysis.wan import sandbox
+from recipe.errors import InputError
+from tests.helpers.measured_cells import CELL, write_run
+
+
+def test_a_folder_runs_one_campaign_at_a_time(tmp_path, monkeypatch):
+    some = ["--again", "--systems", "ddp", "swarm", "--repeat", "2"]
+    monkeypatch.setattr(sys, "argv", ["analysis", "run", "delay", "--output-dir", str(tmp_path), *some])
+    grid = load_grid("delay")
+    first = Campaign(grid, list(grid.cells())[:1], tmp_path)
+    with pytest.raises(InputError, match="in use by another run"):
+        Campaign(grid, list(grid.cells())[:1], tmp_path)
+    assert first.cells
+    command = json.loads((tmp_path / "grid.json").read_text())["command"]
+    assert command == ["run", "delay", "--repeat", "2"], "a report is read on other machines"
+
+
+def test_a_cell_that_ran_again_keeps_its_history(tmp_path, monkeypatch):
+    write_run(tmp_path / "good", CELL)
+    write_run(tmp_path / "grid" / CELL.name, CELL, received=0.5)
+    (reason,) = json.loads((tmp_path / "grid" / CELL.name / "result.json").read_text())["problems"]
+    grid = load_grid("delay")
+    copy = ["cp", str(tmp_path / "good" / "result.json")]
+    for command, ended in ((["false"], "status 1"), (copy, "256.0 samples/s")):
+        monkeypatch.setattr(sandbox, "wrapped", lambda cell, command=command: [*command, *cell[-1:]])
+        console = Console(record=True, width=150)
+        campaign = Campaign(grid, [CELL], tmp_path / "grid", again=True)
+        assert campaign.run(console) == (command == ["false"])
+        assert ended in console.export_text()
+        campaign._lock.close()
+    result = json.loads((tmp_path / "grid" / CELL.name / "result.json").read_text())
+    assert (result["problems"], result["earlier_problems"]) == ([], [reason])
+
+
+def test_a_cell_without_enough_bytes_is_invalid_at_once(tmp_path, monkeypatch):
+    write_run(tmp_path / "good", CELL, rate=1000)
+    copy = ["cp", str(tmp_path / "good" / "result.json")]
+    monkeypatch.setattr(sandbox, "wrapped", lambda cell: [*copy, *cell[-1:]])
+    console = Console(record=True, width=150)
+    assert Campaign(load_grid("delay"), [CELL], tmp_path / "grid").run(console) == 1
+    assert "invalid: averages were partial" in console.export_text()

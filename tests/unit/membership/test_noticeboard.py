@@ -1,0 +1,75 @@
+"""Records are read where they were pushed to, and searched for only by who has to."""
+
+from dataclasses import replace
+
+import pytest
+from hivemind.utils import get_dht_time
+
+from swarm.membership import progress_store as noticeboard
+from swarm.membership.progress_store import LATE_SECONDS, RECORD_SECONDS, SEARCH_SECONDS, Noticeboard
+from swarm.network.signed_records import peer_of
+from tests.helpers.owners import subkey_of
+from tests.helpers.records import RECORD, FakeDHT
+
+
+class Board(Noticeboard):
+    """What others say is in the DHT at once."""
+
+    def __init__(self):
+        self.dht = FakeDHT()
+        super().__init__(self.dht, "run.progress")
+
+    def says(self, name: str, age: float = 0.0) -> None:
+        now = get_dht_time()
+        record = replace(RECORD, name=name, joined=now - 60, time=now - age)
+        self.dht.store("", subkey_of(name), record.to_bytes(), now + RECORD_SECONDS, True)
+
+    def searches(self, **options) -> int:
+        """Made by one look."""
+        before = self.dht.searches
+        self.look(**options)
+        return self.dht.searches - before
+
+
+@pytest.fixture
+def board():
+    board = Board()
+    board.says("anna")
+    assert board.searches() == 1, "it has not met anybody yet"
+    return board
+
+
+def test_who_is_told_in_time_does_not_search(board):
+    board.says("ben")
+    assert board.searches() == 0
+    assert board.look().keys() == {peer_of(subkey_of(name)) for name in ("anna", "ben")}
+
+
+def test_who_is_not_told_in_time_searches(board):
+    board.says("anna", age=LATE_SECONDS + 0.1)
+    assert board.searches() == 1
+    board.says("anna", age=LATE_SECONDS - 0.5)
+    assert board.searches() == 0
+    board.dht.records.clear()
+    board.says("ben")
+    assert board.searches() == 1, "anna is gone, from here at least"
+    assert board.searches() == 0, "and is not expected any more"
+
+
+def test_who_is_alone_or_has_to_be_sure_searches(board):
+    assert board.searches(search=True) == 1
+    board.dht.records.clear()
+    assert board.searches() == board.searches() == 1
+
+
+def test_now_and_then_all_search(board, monkeypatch):
+    later = noticeboard.time.monotonic() + SEARCH_SECONDS + 0.1
+    monkeypatch.setattr("swarm.membership.progress_store.time.monotonic", lambda: later)
+    assert board.searches() == 1
+    assert board.searches() == 0
+
+
+def test_who_is_never_told_searches_each_time(board):
+    board.dht.is_told = False
+    assert [board.searches() for _ in range(3)] == [1, 1, 1]
+    assert board.look()

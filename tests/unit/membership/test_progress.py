@@ -1,0 +1,422 @@
+"""What a peer makes of the others' progress records: who is expected, who leads, when a step is over."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hivemind.p2p import PeerID
+from hivemind.utils import ValueWithExpiration, get_dht_time
+
+from swarm.membership.claim_bounds import MAX_AHEAD
+from swarm.membership.peer_backoff import MAX_WAITED_FOR
+from swarm.membership.progress_record import (
+    AVERAGING,
+    JOINING,
+    TRAINING,
+    VALIDATING,
+    WAITING,
+    PeerProgress,
+)
+from swarm.membership.progress_store import RECORD_SECONDS
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.network.signed_records import peer_of
+from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
+from tests.helpers.owners import subkey_of
+from tests.helpers.records import RECORD, FakeDHT
+
+LINEAGE, OTHER = b"L" * LINEAGE_BYTES, b"O" * LINEAGE_BYTES
+
+
+class Swarm:
+    """A tracker whose thread never runs, and others that say what the test wants."""
+
+    def __init__(self, target_batch_size: int = 100, client_mode: bool = False):
+        self.dht = FakeDHT(client_mode)
+        self.tracker = ProgressTracker(self.dht, "run", BatchTarget(target_batch_size), "own")
+        self.tracker.report(phase=TRAINING)
+
+    def says(self, name: str, *, age: float = 0.0, joined_before: float = 0.0, **fields) -> PeerID:
+        now = get_dht_time()
+        record = PeerProgress(name, 0, 0, 0.0, now - 100 - joined_before, now - age, False, TRAINING)
+        return self.says_bytes(name, replace(record, **fields).to_bytes())
+
+    def says_bytes(self, name: str, data: bytes) -> PeerID:
+        self.dht.store("", subkey_of(name), data, get_dht_time() + RECORD_SECONDS, True)
+        self.tracker._look()
+        return peer_of(subkey_of(name))
+
+    @property
+    def members(self) -> set[PeerID]:
+        return {member.peer_id for member in self.tracker.members}
+
+
+@pytest.fixture
+def swarm():
+    return Swarm()
+
+
+def test_the_step_is_over_with_the_target_batch(swarm):
+    swarm.tracker.report(samples=40)
+    swarm.says("anna", samples=59)
+    assert not swarm.tracker.step_is_over
+    swarm.says("anna", samples=60)
+    assert swarm.tracker.step_is_over
+    swarm.says("anna", samples=60, step=1)
+    assert not swarm.tracker.step_is_over
+
+
+def test_the_step_is_over_when_somebody_is_averaging_it(swarm):
+    swarm.says("anna", samples=1, phase=AVERAGING, step=3)
+    assert not swarm.tracker.step_is_over
+    swarm.tracker.begin_step(3, LINEAGE)
+    assert swarm.tracker.step_is_over
+
+
+def test_a_group_that_met_too_early_counts_again(swarm):
+    anna = swarm.says("anna", samples=90, rate=0.001)
+    bert = swarm.says("bert", samples=80, phase=AVERAGING)
+    swarm.says("cleo", samples=1, phase=AVERAGING)
+    swarm.tracker.report(samples=20)
+    assert swarm.tracker.step_is_over
+    lineage = bytes(LINEAGE_BYTES)
+    tickets = tuple(Ticket(0, samples, False, 1.0, lineage) for samples in (20, 30))
+    swarm.tracker.missed([bert])
+    swarm.tracker.recount(Group(lineage, (swarm.tracker.peer_id, anna), tickets))
+    swarm.tracker.resume()
+    assert swarm.tracker.samples_by_now() == pytest.approx(51, abs=0.1), "who did not come has no samples for this step"
+    assert not swarm.tracker.step_is_over, "whoever was averaging was so before the group met"
+    swarm.says("cleo", samples=1, phase=AVERAGING)
+    assert swarm.tracker.step_is_over
+
+
+def test_samples_of_a_whole_new_step_begin_at_zero(swarm):
+    anna = swarm.says("anna", samples=90, rate=10.0)
+    swarm.tracker.report(samples=20)
+    swarm.tracker.begin_step(1, LINEAGE, frozenset([anna]))
+    assert swarm.tracker.own.samples == 0
+    assert swarm.tracker.samples_by_now() < 10
+
+
+def test_seconds_to_target(swarm):
+    assert swarm.tracker.seconds_to_target() == math.inf
+    swarm.tracker.report(samples=20, rate=10.0)
+    swarm.says("anna", samples=20, rate=30.0, age=-1.0)
+    assert swarm.tracker.seconds_to_target() == pytest.approx(60 / 40)
+    swarm.says("anna", samples=20, rate=30.0, phase=VALIDATING)
+    assert swarm.tracker.seconds_to_target() == pytest.approx(60 / 10)
+
+
+def test_members_are_those_who_have_joined_and_still_speak(swarm):
+    own = swarm.dht.peer_id
+    assert swarm.members == {own}
+    anna, ben = swarm.says("anna"), swarm.says("ben", client_mode=True)
+    swarm.says("clara", phase=JOINING)
+    swarm.says("dora", age=RECORD_SECONDS + 1)
+    assert swarm.members == {own, anna, ben}
+    assert {member.peer_id for member in swarm.tracker.members if member.client_mode} == {ben}
+    swarm.dht.store("", subkey_of("anna"), None, get_dht_time() + RECORD_SECONDS, True)  # says goodbye
+    swarm.tracker._look()
+    assert swarm.members == {own, ben}
+
+
+def test_who_waits_at_an_earlier_step_takes_over_ours_first(swarm):
+    """So two who begin with one checkpoint between them begin together."""
+    own = swarm.dht.peer_id
+    swarm.tracker.begin_step(20, LINEAGE)
+    swarm.says("anna", step=0, phase=WAITING)
+    assert swarm.members == {own}
+    anna = swarm.says("anna", step=20, phase=WAITING)
+    ben = swarm.says("ben", step=19)
+    assert swarm.members == {own, anna, ben}, "records are a little old"
+    swarm.tracker.begin_step(21, LINEAGE, frozenset([own, anna]))
+    assert swarm.members == {own, anna, ben}, "that of one who has begun with us, too"
+
+
+def test_who_was_missed_is_expected_again_once_it_has_caught_up(swarm):
+    swarm.tracker.begin_step(5, LINEAGE)
+    anna = swarm.says("anna", step=5)
+    swarm.tracker.missed([anna])
+    assert anna not in swarm.members
+    swarm.says("anna", step=6)
+    assert anna in swarm.members
+
+
+def test_who_never_comes_keeps_nobody_waiting_by_saying_that_it_has_come_back(swarm):
+    def awaited(peer) -> bool:
+        return any(member.awaited for member in swarm.tracker.members if member.peer_id == peer)
+
+    anna, joined, waited = swarm.says("anna", step=3), get_dht_time() - 50, 0
+    for step in range(3, 10):
+        swarm.tracker.begin_step(step, LINEAGE)
+        swarm.says("anna", step=step, joined=joined + step)
+        if awaited(anna):
+            waited += 1
+            swarm.tracker.missed([anna])
+            swarm.tracker.missed([anna])  # the round was tried again
+    assert waited == MAX_WAITED_FOR
+    swarm.tracker.met([anna], [anna])
+    assert awaited(anna), "it has come without having been awaited"
+
+
+def test_who_was_missed_is_awaited_again_once_it_has_taken_over_our_state(swarm):
+    joined = get_dht_time() - 50
+
+    def awaited(peer) -> list[bool]:
+        return [member.awaited for member in swarm.tracker.members if member.peer_id == peer]
+
+    anna = swarm.says("anna", step=3, joined=joined, samples=60, rate=1.0)
+    swarm.tracker.begin_step(3, LINEAGE)
+    assert awaited(anna) == [True]
+    swarm.tracker.missed([anna])
+    assert awaited(anna) == []
+    swarm.tracker.begin_step(4, LINEAGE)
+    swarm.says("anna", step=4, joined=joined, samples=60, rate=1.0)
+    assert awaited(anna) == [False], "it trains in the other half of a divided network"
+    assert swarm.tracker.samples_by_now() == 0, "and its samples are of no use here"
+    swarm.says("anna", step=4, joined=joined + 30)
+    assert awaited(anna) == [True], "it has come back"
+    swarm.says("anna", step=4, joined=joined)
+    swarm.tracker.met([anna], {anna})
+    assert awaited(anna) == [True], "it came"
+    swarm.tracker.missed([anna])
+    swarm.tracker.came_back()
+    swarm.says("anna", step=5, joined=joined)
+    assert awaited(anna) == [True], "this peer has come back to it"
+
+
+def test_the_senior_is_who_joined_first_and_can_be_dialled(swarm):
+    joined = swarm.tracker.own.joined
+    swarm.says("anna", joined=joined - 10, client_mode=True)
+    assert not swarm.tracker.superiors
+    swarm.tracker.report(joined=joined - 50)
+    swarm.says("ben", joined=joined - 40)
+    assert not swarm.tracker.superiors
+    clara = swarm.says("clara", joined=joined - 60, lineage=OTHER)
+    assert swarm.tracker.superiors == [clara]
+    swarm.tracker.holds(0, OTHER)
+    assert swarm.tracker.superiors == [], "with the same weights there is nothing to be taken over"
+
+
+def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_older(swarm):
+    own = swarm.tracker.peer_id
+    anna = swarm.says("anna", joined=swarm.tracker.own.joined + 1e-3, age=-1.0)
+    stranger = swarm.says("stranger", joined=1.0)
+
+    def order() -> list[PeerID]:
+        return [member.peer_id for member in sorted(swarm.tracker.members, key=lambda member: member.seniority)]
+
+    assert order() == [stranger, own, anna], "of those whom it does not know, this peer believes it"
+    swarm.tracker.begin_step(1, LINEAGE, frozenset([own, anna]))
+    assert order() == [own, anna, stranger]
+    swarm.tracker.begin_step(2, LINEAGE, frozenset([own]))
+    assert order() == [own, anna, stranger], "also in the other half of a network that was divided"
+    swarm.says("anna", joined=2.0)
+    assert order() == [own, stranger, anna], "now she says something else"
+
+
+def test_who_waited_in_a_round_that_failed_waits_no_more(swarm):
+    swarm.says("anna", phase=AVERAGING, age=0.1)
+    assert swarm.tracker.step_is_over
+    swarm.tracker.end_ahead(0, LINEAGE, 10)
+    assert not swarm.tracker.step_is_over, "the record is older than the failure"
+    swarm.says("anna", phase=AVERAGING)
+    assert swarm.tracker.step_is_over, "it waits again"
+
+
+def test_who_comes_back_is_the_newest_member(swarm):
+    follower = swarm.says("anna", joined=swarm.tracker.own.joined + 1e-3, age=-1.0)
+    order = sorted(swarm.tracker.members, key=lambda member: member.seniority)
+    assert order[-1].peer_id == follower
+    while get_dht_time() <= order[-1].joined:
+        pass
+    swarm.tracker.came_back()
+    assert sorted(swarm.tracker.members, key=lambda member: member.seniority)[0].peer_id == follower
+    told = PeerProgress.from_bytes(swarm.tracker.own.to_bytes(), get_dht_time())
+    assert told.joined == swarm.tracker.own.joined, "others believe it"
+
+
+def test_donors_are_full_peers_first_then_the_latest_then_the_senior(swarm):
+    anna = swarm.says("anna", step=7)
+    ben = swarm.says("ben", step=8)
+    clara = swarm.says("clara", step=8, joined_before=20)
+    dora = swarm.says("dora", step=9, client_mode=True)
+    swarm.says("emil", step=9, phase=JOINING)
+    swarm.says("fred", step=6)
+    assert swarm.tracker.donors(min_step=7) == [clara, ben, anna]
+    assert swarm.tracker.donors(min_step=9) == [dora], "of those who cannot be called only if it has to be"
+
+
+def test_a_claim_makes_a_donor_until_it_proves_false(swarm):
+    liar = swarm.says("liar", step=10**6)
+    assert swarm.tracker.swarm_step == 10**6
+    assert swarm.tracker.donors(min_step=1) == [liar]
+    swarm.tracker.distrusted.add(liar)
+    assert swarm.tracker.swarm_step == 0
+    assert swarm.tracker.donors(min_step=1) == []
+    assert liar not in swarm.members
+    swarm.says("liar", samples=10**6, phase=AVERAGING)
+    assert not swarm.tracker.step_is_over
+
+
+def test_who_claims_to_be_ahead_has_to_answer_first(swarm, caplog):
+    swarm.dht.answers = False
+    for _ in range(2):
+        liar = swarm.says("liar", step=10**6, samples=10**6, phase=AVERAGING)
+    assert swarm.tracker.swarm_step == 0
+    assert not swarm.tracker.step_is_over
+    assert swarm.members == {swarm.tracker.peer_id}
+    assert swarm.tracker.superiors == []
+    assert caplog.text.count("Ignoring liar, which claims to be at step 1000000 and does not answer") == 1
+
+    ben = swarm.says("ben")
+    swarm.tracker.begin_step(0, LINEAGE, frozenset({swarm.tracker.peer_id, ben}))
+    swarm.says("ben", step=1)
+    assert swarm.tracker.swarm_step == 1, "it has been in a group with this peer"
+    swarm.dht.answers = True
+    swarm.says("clara", step=2)
+    assert swarm.tracker.swarm_step == 2
+    swarm.says("liar", step=1, samples=5)
+    assert liar not in swarm.members, "it is not called again so soon"
+    swarm.tracker.holds(1, LINEAGE)
+    assert liar in swarm.members, "at the same step it claims nothing"
+    swarm.says("liar", step=50)
+    swarm.tracker.report(phase=JOINING)
+    assert swarm.tracker.swarm_step == 2, "who has trained is not a newcomer again"
+
+
+def test_who_joins_has_nothing_to_lose(swarm):
+    swarm.dht.answers = False
+    swarm.tracker.report(phase=JOINING)
+    swarm.says("anna", step=500)
+    assert swarm.tracker.swarm_step == 500
+
+
+# ---- how far others can be ------------------------------------------------------------------------------------------
+
+
+def test_what_the_weights_are_is_told_as_one():
+    tracker = Swarm().tracker
+    with pytest.raises(TypeError):
+        tracker.report(step=3)
+    tracker.holds(3, OTHER, samples=5)
+    assert (tracker.own.step, tracker.own.lineage, tracker.own.samples) == (3, OTHER, 5)
+
+
+def test_a_newcomer_wants_a_second_word_where_there_is_one(swarm, caplog):
+    swarm.tracker.report(phase=JOINING)
+    liar = swarm.says("liar", step=10**6)
+    assert swarm.tracker.superiors == [liar], "nobody says otherwise"
+    anna = swarm.says("anna", step=500)
+    for _ in range(2):
+        assert swarm.tracker.superiors == swarm.tracker.donors(min_step=1) == [anna]
+    assert swarm.tracker.swarm_step == 500
+    assert not swarm.tracker.may_hold(liar, 10**6)
+    assert swarm.tracker.may_hold(anna, 500 + 60)
+    assert caplog.text.count("Ignoring liar, which claims to be at step 1000000") == 1
+    swarm.says("ben", step=10**6, phase=JOINING)
+    assert swarm.tracker.swarm_step == 500, "who has just come itself is no witness"
+
+
+def test_who_has_trained_knows_about_how_far_the_others_can_be(swarm):
+    own, joined = swarm.tracker.peer_id, get_dht_time() - 50
+    ben = swarm.says("ben", step=10, joined=joined)
+    swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben}))
+    for name, step in (("liar", 10**6), ("accomplice", 10**6)):
+        swarm.says(name, step=step)
+    assert swarm.tracker.swarm_step == 10, "nobody whom this peer knows is near that"
+    assert swarm.members == {own, ben}
+    swarm.says("ben", step=11, joined=joined)
+    swarm.says("liar", step=12)
+    assert swarm.tracker.donors(min_step=11) == [ben], "a stranger is not ahead of all whom this peer knows"
+    liar = swarm.says("liar", step=11)
+    assert swarm.tracker.donors(min_step=11) == [ben, liar], "those first whom this peer knows"
+    swarm.says("ben", step=10 + MAX_AHEAD + 1, joined=joined)
+    swarm.says("accomplice", step=10 + MAX_AHEAD + 1)
+    assert swarm.tracker.swarm_step == 11, "it knows one alone, and that one says too much"
+
+
+def test_the_word_of_who_has_spoilt_a_round_counts_again_after_a_group_with_it(swarm):
+    own, joined = swarm.tracker.peer_id, get_dht_time() - 50
+    ben, liar = swarm.says("ben", step=10, joined=joined), swarm.says("liar", step=10, joined=joined)
+    swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben, liar}))
+    swarm.says("liar", step=20, joined=joined)
+    assert swarm.tracker.swarm_step == 20
+    swarm.tracker.blame({liar: "sent nonsense"})
+    swarm.tracker._blamed.end(liar)  # as when its time is over
+    assert swarm.tracker.swarm_step == 10
+
+
+def test_who_has_slept_for_long_believes_two_whom_it_knows(swarm):
+    own, joined = swarm.tracker.peer_id, get_dht_time() - 50
+    anna, ben = swarm.says("anna", step=10, joined=joined), swarm.says("ben", step=10, joined=joined)
+    swarm.tracker.begin_step(10, LINEAGE, frozenset({own, anna, ben}))
+    swarm.says("anna", step=5000, joined=joined)
+    assert swarm.tracker.swarm_step == 10
+    swarm.says("ben", step=5003, joined=joined)
+    assert swarm.tracker.swarm_step == 5003
+    swarm.says("anna", step=10**6, joined=joined)
+    assert swarm.tracker.swarm_step == 5003, "of two who say different things the one that says less"
+
+
+def test_nobody_is_further_than_the_run_is_long():
+    swarm = Swarm()
+    swarm.tracker._max_step = 1000
+    swarm.tracker.report(phase=JOINING)
+    swarm.says("liar", step=1001)
+    assert swarm.tracker.superiors == []
+    anna = swarm.says("anna", step=1000)
+    assert swarm.tracker.superiors == [anna]
+
+
+def test_who_fails_again_is_distrusted_for_longer(swarm, monkeypatch):
+    anna, now = swarm.says("anna", step=7), 100.0
+    monkeypatch.setattr("swarm.membership.distrust.time.monotonic", lambda: now)
+    for seconds in (10, 20, 40, 60, 60):
+        swarm.tracker.distrusted.add(anna)
+        now += seconds - 1
+        assert swarm.tracker.donors(min_step=1) == []
+        now += 2
+        assert swarm.tracker.donors(min_step=1) == [anna]
+    swarm.tracker.distrusted.end(anna)
+    swarm.tracker.distrusted.add(anna)
+    now += 11
+    assert swarm.tracker.donors(min_step=1) == [anna]
+
+
+def test_an_outbound_only_peer_counts_for_full_ones_if_it_is_ahead_of_them(swarm):
+    anna = swarm.says("anna", step=5, client_mode=True, joined_before=20)
+    assert swarm.tracker.swarm_step == 5
+    assert swarm.tracker.superiors == swarm.tracker.donors(min_step=1) == [anna]
+    swarm.tracker.cannot_hand_over(anna)
+    assert swarm.tracker.swarm_step == 0
+    assert anna in swarm.members, "it has not promised anything"
+    swarm.tracker.holds(5, LINEAGE)
+    assert swarm.tracker.superiors == [], "at the same step the others follow a full peer"
+
+
+def test_outbound_only_peers_cannot_ask_each_other():
+    swarm = Swarm(client_mode=True)
+    swarm.says("anna", step=10**6, client_mode=True)
+    assert swarm.tracker.swarm_step == 0
+    assert swarm.tracker.superiors == swarm.tracker.donors(min_step=0) == []
+
+
+def test_who_sets_the_clock_is_told_what_it_may_mean(swarm, caplog, monkeypatch):
+    monkeypatch.setattr("swarm.membership.progress_tracker.OwnClock.set_by_seconds", lambda self: 40.2)
+    swarm.tracker._look_at_clock()
+    assert "was just set by +40 s" in caplog.text
+
+
+def test_nonsense_in_the_dht_is_ignored(swarm):
+    anna = swarm.says("anna", samples=10)
+    chance = random.Random(0)
+    for number in range(20):
+        swarm.says_bytes(f"liar {number}", chance.randbytes(40))
+    swarm.says_bytes("no bytes", "text")
+    swarm.dht.records["no bytes either"] = ValueWithExpiration(RECORD.to_bytes(), get_dht_time() + 10)
+    swarm.dht.records[b"no owner"] = ValueWithExpiration(RECORD.to_bytes(), get_dht_time() + 10)
+    swarm.dht.records[subkey_of("no entry")] = 7
+    swarm.tracker._look()
+    assert set(swarm.tracker.others) == {anna}

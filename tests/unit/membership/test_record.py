@@ -1,0 +1,159 @@
+"""Progress records of strangers: honest ones survive the wire, others are refused."""
+
+import math
+import random
+import time
+from dataclasses import replace
+
+import msgpack
+import pytest
+
+from swarm.membership.progress_record import (
+    FUTURE_SECONDS,
+    JOINING,
+    MAX_RATE,
+    REPORT_SECONDS,
+    VALIDATING,
+    Clocks,
+    OwnClock,
+    PeerProgress,
+)
+from swarm.protocol.messages import MAX_STEP
+from tests.helpers.mutation import mutated
+from tests.helpers.records import NOW, RECORD
+
+FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
+FIELDS += ("ahead", "lineage")
+
+
+def packed(**changes) -> bytes:
+    """The record's bytes with some fields replaced by whatever."""
+    assert changes.keys() <= set(FIELDS)
+    return msgpack.packb(
+        list({**dict(zip(FIELDS, msgpack.unpackb(RECORD.to_bytes()), strict=True)), **changes}.values())
+    )
+
+
+@pytest.mark.parametrize("record", [RECORD, replace(RECORD, client_mode=True, step=0, name="Ä" * 64, phase=JOINING)])
+def test_records_survive_the_wire(record):
+    assert PeerProgress.from_bytes(record.to_bytes(), NOW) == record
+
+
+def test_unknown_loss_and_accuracy_survive_the_wire():
+    record = PeerProgress.from_bytes(replace(RECORD, loss=math.nan, accuracy=math.nan).to_bytes(), NOW)
+    assert math.isnan(record.loss)
+    assert math.isnan(record.accuracy)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": 10**10},
+        {"step": -1},
+        {"step": True},
+        {"step": 1.0},
+        {"samples": -1},
+        {"samples": 2**31 + 1},
+        {"samples": "8"},
+        {"rate": math.inf},
+        {"rate": math.nan},
+        {"rate": -1.0},
+        {"rate": MAX_RATE * 1.01},
+        {"rate": 5},
+        {"time": NOW + FUTURE_SECONDS + 0.1},
+        {"time": math.nan},
+        {"time": math.inf},
+        {"joined": NOW},
+        {"joined": -1.0},
+        {"joined": math.nan},
+        {"name": ""},
+        {"name": "a" * 65},
+        {"name": "a\x1b[2J"},
+        {"name": "two\nlines"},
+        {"name": b"anna"},
+        {"name": None},
+        {"client_mode": 1},
+        {"client_mode": None},
+        {"phase": -1},
+        {"phase": 99},
+        {"phase": "training"},
+        {"loss": None},
+        {"accuracy": "0.5"},
+        {"ahead": 1},
+        {"lineage": b"short"},
+        {"lineage": "a string of 16"},
+        {"lineage": None},
+    ],
+    ids=lambda changes: "-".join(f"{key}={value!r}"[:24] for key, value in changes.items()),
+)
+def test_records_that_no_honest_peer_sends(changes):
+    data = packed(**changes)
+    with pytest.raises(ValueError, match=r"."):
+        PeerProgress.from_bytes(data, NOW)
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 513, "text", None, 7, msgpack.packb([1, 2]), msgpack.packb({})])
+def test_not_even_a_record(data):
+    with pytest.raises(ValueError, match=r"."):
+        PeerProgress.from_bytes(data, NOW)
+
+
+def test_mutated_records_are_records_or_a_value_error():
+    chance = random.Random(0)
+    refused = 0
+    for _ in range(2000):
+        try:
+            record = PeerProgress.from_bytes(mutated(RECORD.to_bytes(), chance), NOW)
+        except ValueError:
+            refused += 1
+        else:
+            assert 0 <= record.step <= MAX_STEP
+            assert 0 <= record.rate <= MAX_RATE
+            assert 0 <= record.joined <= record.time <= NOW + FUTURE_SECONDS
+            assert record.name.isprintable()
+    assert 1000 < refused < 2000
+
+
+@pytest.mark.parametrize(
+    ("record", "seconds", "in_last_group", "expected"),
+    [
+        ({}, 0.0, False, 96),
+        ({}, 1.0, False, 96 + 250),  # it has gone on computing since
+        ({}, 1000.0, False, 96 + 250 * 2 * REPORT_SECONDS),  # but nobody knows for how long
+        ({}, -3.0, False, 96),  # its clock is ahead of ours
+        ({"phase": VALIDATING}, 1.0, False, 96),
+        ({"step": 11}, 1.0, False, 0),
+        ({"step": 13}, 1.0, False, 0),
+        ({"step": 11}, 0.5, True, 125),  # it finished the last round with us and began this step as we did
+        ({"step": 11}, 1000.0, True, 250 * 2 * REPORT_SECONDS),
+        ({"step": 13}, 1.0, True, 0),
+    ],
+)
+def test_samples_by(record, seconds, in_last_group, expected):
+    record = replace(RECORD, **record)
+    now = record.time + seconds
+    samples = record.samples_by(now, round=12, computing_since=now - seconds, in_last_group=in_last_group)
+    assert samples == pytest.approx(expected)
+
+
+def test_the_clocks_of_others_are_corrected_only_if_they_are_clearly_off():
+    clocks, late, ahead, right = Clocks(), "late", "ahead", "right"
+    for second, delay in enumerate((0.3, 0.9, 0.2, 1.6)):
+        now = NOW + second
+        written = {late: now - 2.5, ahead: now + 2.5, right: now}
+        records = {peer: replace(RECORD, time=at - delay) for peer, at in written.items()}
+        found = clocks.corrected(records, now)
+    assert found[right] == records[right], "an old record stays old"
+    for peer in (late, ahead):
+        assert found[peer].time == pytest.approx(now - 1.6, abs=0.3), "to within the least delay"
+    assert found[late].samples_by(now, 12, NOW, True) < 96 + 250 * 2, "what it computed is not overestimated"
+    assert clocks.corrected({}, now) == {}
+    assert clocks.corrected({late: replace(RECORD, time=now - 1.4)}, now)[late].time == now, "who is gone is forgotten"
+
+
+def test_a_clock_that_is_set_is_noticed_once(monkeypatch):
+    clock, system_time = OwnClock(), time.time
+    assert clock.set_by_seconds() == 0.0
+    monkeypatch.setattr("swarm.membership.progress_record.time.time", lambda: system_time() - 40)
+    assert clock.set_by_seconds() == pytest.approx(-40, abs=0.9)
+    assert clock.set_by_seconds() == 0.0

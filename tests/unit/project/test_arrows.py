@@ -1,0 +1,121 @@
+"""The import arrows of the house: who may import whom, and how high and how full it may become."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+ALLOWED = {
+    "recipe": set(),
+    "swarm": {"recipe"},
+    "baseline_ddp": {"recipe"},
+    "peers": {"swarm", "recipe"},
+    "analysis": {"recipe"},
+}
+FLOORS = [
+    {"cli"},
+    {"peer"},
+    {"training"},
+    {"averaging"},
+    {"membership", "state_sync"},
+    {"network"},
+    {"protocol", "runtime"},
+    {"recipe"},
+]
+"""Rooms of swarm/ from the top: each may import what stands on lower floors, and nothing beside it."""
+MAX_FLOORS = 8
+MAX_FILES = 15
+
+GRAPH_FILE = ROOT / "docs" / "make_import_graph.py"
+_spec = importlib.util.spec_from_file_location("make_import_graph", GRAPH_FILE)
+graph = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(graph)
+
+
+def imported_packages(path: Path) -> set[str]:
+    packages = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            packages.add(node.module.split(".")[0])
+    return packages
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_rooms_import_only_along_the_arrows(room):
+    for path in (ROOT / room).rglob("*.py"):
+        ours = imported_packages(path) & ALLOWED.keys() - {room}
+        assert ours <= ALLOWED[room], f"{path.relative_to(ROOT)} imports {ours - ALLOWED[room]}"
+
+
+def test_only_swarm_imports_hivemind():
+    """And the script that the swarm is compared with, which stands by itself."""
+    importers = {
+        path.relative_to(ROOT).parts[0]
+        for room in ALLOWED
+        for path in (ROOT / room).rglob("*.py")
+        if "hivemind" in imported_packages(path) and path != ROOT / "analysis" / "stock_hivemind.py"
+    }
+    assert importers == {"swarm"}
+
+
+@pytest.mark.parametrize("floor", range(len(FLOORS)))
+def test_rooms_of_swarm_import_only_lower_floors(floor):
+    lower = set().union(*FLOORS[floor + 1 :])
+    for room in FLOORS[floor]:
+        upwards = graph.room_graph()[room].keys() - lower
+        assert not upwards, f"swarm/{room} imports {upwards}, which stand beside or above it"
+
+
+def test_every_folder_of_swarm_is_a_room():
+    folders = {path.name for path in (ROOT / "swarm").iterdir() if any(path.glob("*.py"))}
+    assert folders == graph.ROOMS.keys() - {"recipe"} == set().union(*FLOORS) - {"recipe"}
+
+
+def test_the_house_is_not_too_high():
+    assert max(graph.floors(graph.room_graph()).values()) <= MAX_FLOORS
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    try:
+        TopologicalSorter(graph.module_graph()).prepare()
+    except CycleError as error:
+        pytest.fail(f"an import circle: {' → '.join(error.args[1])}")
+
+
+def folders_of_swarm() -> list:
+    folders = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "swarm").rglob("*") if path.is_dir())
+    return [folder for folder in folders if "__pycache__" not in folder]
+
+
+@pytest.mark.parametrize("folder", folders_of_swarm())
+def test_a_folder_of_swarm_has_no_more_files_than_one_can_look_through(folder):
+    """Its `__init__.py` is empty and does not count."""
+    files = [path.name for path in (ROOT / folder).iterdir() if path.is_file() and path.name != "__init__.py"]
+    assert len(files) <= MAX_FILES, f"{len(files)} files: {sorted(files)}"
+
+
+def test_type_checking_imports_do_not_count(tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import swarm.cli\nelse:\n    import recipe.errors\n"
+        "def late():\n    from swarm.peer import main\n"
+    )
+    assert set(graph.imports_of(module)) == {
+        ("typing.TYPE_CHECKING", "typing"),
+        ("recipe.errors",),
+        ("swarm.peer.main", "swarm.peer"),
+    }
+
+
+def test_the_picture_of_the_rooms_is_not_stale():
+    done = subprocess.run([sys.executable, GRAPH_FILE, "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,379 @@
+"""The documents are run: examples train, commands and options exist, links lead somewhere, tables say what is true."""
+
+import importlib.util
+import json
+import math
+import re
+import shlex
+import sys
+import tomllib
+import types
+from collections import defaultdict
+from pathlib import Path
+from unittest.mock import create_autospec
+
+import numpy as np
+import pytest
+import torch
+import tyro
+from scipy import stats
+
+import analysis.__main__ as analysis_program
+from baseline_ddp.options import parse_options as parse_baseline_options
+from recipe.command_line import read_options
+from recipe.presets import PRESETS, preset
+from recipe.run_folder import RunFolder
+from recipe.task import VisionTask
+from swarm.cli import app
+from swarm.cli.bench import BenchOptions
+from swarm.cli.demo import DemoOptions
+from swarm.cli.doctor import DoctorOptions
+from swarm.cli.train import JoinOptions, StartOptions
+from swarm.cli.watch import WatchOptions
+from swarm.peer.options import PeerOptions, parse_options
+from tests.helpers.paths import ROOT
+
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text()
+FOLDER_PAGES = sorted(ROOT.glob("[!.]*/README.md"))
+PAGES = {path: path.read_text() for path in (*sorted(ROOT.glob("*.md")), *FOLDER_PAGES, *sorted(DOCS.rglob("*.md")))}
+BY_HAND = {path: text for path, text in PAGES.items() if DOCS / "reference" not in path.parents}
+"""All but those that are generated from the options themselves."""
+EVERYTHING = "\n".join(BY_HAND.values())
+GUIDES = {
+    path: text for path, text in PAGES.items() if path.parent in (ROOT, DOCS, DOCS / "howto") and path.suffix == ".md"
+}
+"""Pages whose Python examples are run; elsewhere such a block may be a signature."""
+
+MOST_README_LINES, MOST_FOLDER_LINES = 120, 15
+
+OPTIONS = {
+    "join": JoinOptions,
+    "start": StartOptions,
+    "watch": WatchOptions,
+    "doctor": DoctorOptions,
+    "demo": DemoOptions,
+    "bench": BenchOptions,
+}
+FOREIGN_OPTIONS = {"--shm-size"}
+FOREIGN = {
+    *("docker", "sbatch", "make", "git", "sh", "cp", "echo", "useradd", "systemctl", "journalctl", "tensorboard"),
+    *(".", "source", "mail", "pip", "mkdocs", "ruff", "cd", "sudo", "apt-get"),
+}
+"""Programs of others, whose options are not looked at."""
+REDIRECTIONS = {"|", "||", "&&", ">", ">>", "2>", "<", ";", "&"}
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def first_command(line: str) -> list[str]:
+    """The words of a shell line up to a pipe or a redirection, without variables that are set for it."""
+    words = shlex.split(line, comments=True)
+    end = next((index for index, word in enumerate(words) if word in REDIRECTIONS), len(words))
+    words = words[:end]
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    return words
+
+
+def block_lines() -> list[tuple[str, str]]:
+    """(page, line) of each command in a bash block."""
+    found = []
+    for page, text in PAGES.items():
+        for block in code_blocks(text, "bash"):
+            lines = re.sub(r"\\\n\s*", "", block).splitlines()
+            found += [(str(page.relative_to(ROOT)), line) for line in lines if first_command(line)]
+    return found
+
+
+def inline_lines() -> list[tuple[str, str]]:
+    """(page, command) of our own commands within sentences, but for those with something left out."""
+    found = []
+    for page, text in BY_HAND.items():
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for code in re.findall(r"`([^`\n]+)`", prose):
+            own = re.match(r"(\.venv/bin/)?(swarm [a-z]|python -m (swarm|analysis) ?|torchrun .*train\.py)", code)
+            if own and not re.search(r"…|\.\.\.|COMMAND", code):
+                found.append((str(page.relative_to(ROOT)), code))
+    return found
+
+
+def understand(line: str) -> None:
+    """Raises SystemExit or InputError if a program of ours does not take this command line."""
+    program, *rest = first_command(line)
+    name = program.rsplit("/", 1)[-1]
+    if name == "torchrun" or (name == "python" and rest and rest[0].endswith("train.py")):
+        script = next(index for index, word in enumerate(rest) if word.endswith("baseline_ddp/train.py"))
+        parse_baseline_options(rest[script + 1 :])
+    elif name == "python" and rest[0] == "-m":
+        understand_module(rest[1], rest[2:])
+    elif name == "swarm":
+        understand_swarm(rest)
+    elif name == "python":
+        assert (ROOT / rest[0]).exists(), line
+    else:
+        assert name in FOREIGN, f"an unknown program: {line}"
+        assert name != "make" or rest[0] in make_targets(), line
+
+
+def understand_module(module: str, arguments: list[str]) -> None:
+    if module == "swarm.peer":
+        options = parse_options(arguments)
+        assert isinstance(options, PeerOptions)
+        assert options.recipe is None or options.recipe in PRESETS
+    elif module == "swarm":
+        understand_swarm(arguments)
+    elif module == "analysis":
+        kinds = (analysis_program.Run, analysis_program.Measure, analysis_program.Home, analysis_program.Report)
+        tyro.cli(tyro.conf.OmitArgPrefixes[kinds[0] | kinds[1] | kinds[2] | kinds[3]], args=arguments)
+    else:
+        assert importlib.util.find_spec(module), module
+
+
+def understand_swarm(arguments: list[str]) -> None:
+    word, *rest = arguments or ["--help"]
+    if word == "--help":
+        raise SystemExit(0)
+    if word == app.COMPLETION:
+        assert rest[0] in (*app.SHELLS, "SHELL")
+        return
+    assert word in app.COMMANDS, word
+    if word == "demo":  # it hands on what it does not know
+        _, rest = tyro.cli(DemoOptions, args=rest, return_unknown_args=True)
+        parse_options(rest)
+        return
+    options = read_options(OPTIONS[word], rest, f"swarm {word}")
+    if isinstance(options, JoinOptions | StartOptions):
+        recipe = options.as_peer.recipe
+        assert recipe is None or recipe in PRESETS, recipe
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize(("page", "line"), [*block_lines(), *inline_lines()])
+def test_commands_are_understood(page, line):
+    if "--help" in line:
+        with pytest.raises(SystemExit, match=r"^0$"):
+            understand(line)
+    else:
+        understand(line)
+
+
+def test_commands_of_each_kind_are_there():
+    """Otherwise the test above may have looked at nothing."""
+    lines = [line for _, line in block_lines()]
+    for start in ("swarm join", "swarm start", "swarm watch", "swarm doctor", "swarm demo", "swarm bench"):
+        assert any(line.startswith(start) for line in lines), start
+    assert any("swarm.peer" in line for line in lines)
+    assert any("baseline_ddp/train.py" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "swarm join ADDRESS --no-such-option",
+        "swarm explode",
+        "python -m swarm.peer --recipe no-such-recipe",
+        "python -m no_such_module",
+        "python baseline_ddp/train.py --no-such-option",
+        "no-such-program",
+        "make no-such-target",
+    ],
+)
+def test_commands_that_cannot_work_are_noticed(line, capfd):
+    with pytest.raises((AssertionError, SystemExit)):
+        understand(line)
+
+
+def test_the_command_is_installed():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, function = scripts["swarm"].split(":")
+    assert getattr(importlib.import_module(module), function) is app.program
+
+
+def test_options_in_the_text_exist(capsys):
+    helps = [lambda kind=kind: read_options(kind, ["--help"], "swarm") for kind in OPTIONS.values()]
+    helps += [lambda: parse_options(["--help"]), lambda: parse_baseline_options(["--help"])]
+    helps += [lambda word=word: analysis_program.main([word, "--help"]) for word in ("run", "report")]
+    for show in helps:
+        with pytest.raises(SystemExit):
+            show()
+    known = set(re.findall(r"--[a-z0-9-]+", capsys.readouterr().out)) | FOREIGN_OPTIONS
+    shown = set(re.findall(r"`(--[a-z0-9-]+)", EVERYTHING))
+    assert shown <= known, shown - known
+
+
+def test_make_targets_exist():
+    named = set(re.findall(r"`(?:[A-Z_]+=\S+ )?make ([a-z-]+)", EVERYTHING))
+    assert named <= make_targets(), named - make_targets()
+
+
+# ---- examples in Python ---------------------------------------------------------------------------------------------
+
+
+def examples() -> list:
+    return [
+        pytest.param(page, block, id=f"{page.relative_to(ROOT)}-{number}")
+        for page, text in GUIDES.items()
+        for number, block in enumerate(code_blocks(text, "python"), 1)
+    ]
+
+
+def project_of_a_reader() -> types.ModuleType:
+    """What the README's example calls ``my_project``: a module and a loader."""
+    import lightning as L
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class MyModule(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def training_step(self, batch, batch_idx):
+            return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    project = types.ModuleType("my_project")
+    project.MyModule = MyModule
+    project.train_loader = DataLoader(TensorDataset(torch.randn(256, 4), torch.randint(2, (256,))), batch_size=32)
+    return project
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("page", "example"), examples())
+def test_examples_run(page, example, tmp_path, monkeypatch, capfd):
+    import peers
+
+    monkeypatch.setitem(sys.modules, "my_project", project_of_a_reader())
+    for name in ("join", "preview"):  # the arguments have to fit; nobody is joined
+        monkeypatch.setattr(peers, name, create_autospec(getattr(peers, name)))
+    folder = RunFolder(tmp_path / "runs" / "RUN_ID" / "NAME")
+    folder.checkpoints.mkdir(parents=True)
+    folder.write_recipe(preset("digits"))
+    trained = VisionTask(preset("digits"))
+    torch.save({"state_dict": trained.state_dict()}, folder.checkpoints / "last.ckpt")
+    monkeypatch.chdir(tmp_path)
+
+    scope: dict = {}
+    exec(compile(example, str(page), "exec"), scope)
+
+    if "L.Trainer" in example:
+        assert scope["strategy"].collaboration is None, "it has left the swarm"
+        assert "initial_peers=['/ip4/" in capfd.readouterr().out
+    if "last.ckpt" in example:
+        torch.testing.assert_close(scope["model"].state_dict(), trained.model.state_dict(), rtol=0, atol=0)
+
+
+def test_the_readers_own_model_takes_ten_lines():
+    (example,) = code_blocks(README, "python")
+    assert len([line for line in example.splitlines() if line and not line.startswith("#")]) <= 10
+
+
+# ---- links, lengths, tables -----------------------------------------------------------------------------------------
+
+
+def heading_anchors(text: str) -> set[str]:
+    """As GitHub names them, and as the site does, which writes one dash where there would be two."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*?)(?: \{#.*\})?$", text, re.MULTILINE)
+    github = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return github | {re.sub(r"-+", "-", anchor) for anchor in github}
+
+
+def is_yet_to_be_moved(page: Path) -> bool:
+    """A folder's long README, whose content another branch takes into docs/."""
+    return page in FOLDER_PAGES and PAGES[page].count("\n") > MOST_FOLDER_LINES
+
+
+def test_links_between_pages_lead_somewhere():
+    for page, text in PAGES.items():
+        if is_yet_to_be_moved(page):
+            continue
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+        for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)", prose):
+            file = (page.parent / target).resolve() if target else page
+            assert file.exists(), f"{page}: {target}"
+            assert not anchor or anchor in heading_anchors(file.read_text()), f"{page}: {target}#{anchor}"
+
+
+def test_each_page_can_be_found():
+    """From the README or the index, in one click or two."""
+    linked = set()
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        linked |= {(page.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)", PAGES[page])}
+    lost = {page.name for page in PAGES if page.parent == DOCS / "howto"} - {page.name for page in linked}
+    assert not lost
+
+
+def test_readmes_are_short():
+    assert README.count("\n") <= MOST_README_LINES
+    for folder in ("peers", "baseline_ddp"):
+        assert PAGES[ROOT / folder / "README.md"].count("\n") <= MOST_FOLDER_LINES, folder
+
+
+def test_pages_tell_no_history():
+    for page, text in PAGES.items():
+        if page.name != "CHANGELOG.md" and not is_yet_to_be_moved(page):
+            assert not re.search(r"\bcommits? [0-9a-f]{7}", text), page
+
+
+def test_who_starts_a_swarm_is_told_that_anyone_can_join():
+    start = README.split("\n## Start\n")[1].split("\n## ")[0]
+    assert "no access control" in start.strip().splitlines()[0]
+
+
+def test_the_table_of_recipes_is_complete():
+    text = PAGES[DOCS / "howto" / "organise.md"]
+    rows = {name: f"| `{name}` | {preset(name).model}" in text for name in PRESETS}
+    assert all(rows.values()), rows
+    assert all(f"{preset(name).target_batch_size:,} |" in text for name in PRESETS)
+
+
+RESULTS = [
+    ("delay_100", None, "swarm-fp16"),
+    ("delay_100", None, "swarm-local-1-fp16"),
+    ("delay_paced", 200, "swarm-local-1-fp16"),
+    ("continents", "region", "swarm-local-1-fp16"),
+    ("continents", "continents", "swarm-local-1-fp16"),
+]
+"""The README's rows: experiment, setting, system."""
+
+
+def measured(experiment: str, setting: int | str | None, system: str) -> list[str]:
+    """The two cells that the README has to show: samples/s and updates/s over those of DDP with the fp16 hook."""
+    runs: dict[int, dict[str, dict]] = defaultdict(dict)
+    for line in (ROOT / "analysis" / "report" / f"{experiment}.jsonl").read_text().splitlines():
+        found = json.loads(line)
+        if "cell" not in found or found["result"].get("problems"):
+            continue
+        if setting in (None, found["cell"]["rtt_ms"], found["cell"]["topology"]):
+            runs[found["cell"]["repetition"]][found["cell"]["system"]] = found["result"]
+    pairs = [(run[system], run["ddp-fp16"]) for run in runs.values() if {system, "ddp-fp16"} <= run.keys()]
+    samples = [swarm["samples_per_second"] / ddp["samples_per_second"] for swarm, ddp in pairs]
+    sizes = [swarm["samples_per_step"] / ddp["samples_per_step"] for swarm, ddp in pairs]
+    return [shown(np.array(samples)), shown(np.array(samples) / np.array(sizes))]
+
+
+def shown(ratios: np.ndarray) -> str:
+    half = stats.t.ppf(0.975, len(ratios) - 1) * ratios.std(ddof=1) / math.sqrt(len(ratios))
+    holds_one = abs(ratios.mean() - 1) <= half
+    return f"{ratios.mean():.2f} ± {half:.2f}" + (", not shown" if holds_one else "")
+
+
+def test_the_table_of_results_is_what_was_measured():
+    table = README.split("\n## Results\n")[1].split("\n## ")[0]
+    rows = [
+        re.split(r" *\| *", line.strip("| ")) for line in table.splitlines() if line.startswith("| ") and "±" in line
+    ]
+    assert [row[2:] for row in rows] == [measured(*row) for row in RESULTS]
+
+
+def test_constraints_name_versions_and_nothing_else():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines)

@@ -1,0 +1,273 @@
+"""Whatever comes from the network or from a damaged disk is read or refused; nothing else leaves a parser."""
+
+import io
+import json
+import time
+from collections.abc import Callable
+
+import msgpack
+import pytest
+import torch
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as some
+
+from recipe.data import VisionData
+from recipe.errors import InputError
+from recipe.presets import digits
+from recipe.run_folder import read_metrics
+from swarm.averaging.matchmaking_messages import group_reply, parse_group, parse_step
+from swarm.membership.announcer import addresses_in
+from swarm.membership.progress_record import PeerProgress
+from swarm.membership.run_manifest import PROTOCOL, RunCard
+from swarm.network.addresses import parse_initial_peers
+from swarm.network.known_peers import MAX_REMEMBERED, read_book, usable
+from swarm.network.reachability import NONCE_BYTES, Called, CallMe
+from swarm.network.signed_records import owned_entries
+from swarm.peer.session import newest_checkpoint
+from swarm.peer.status import Status
+from swarm.protocol.messages import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Group, RoundFailed, Ticket
+from swarm.state_sync.download_messages import SLICE_BYTES, Offer, Wish
+from swarm.state_sync.serialization import pack, unpack
+from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
+from tests.helpers.owners import subkey_of
+
+pytestmark = pytest.mark.timeout(300)
+NOW = 1_700_000_000.0
+TICKET = Ticket(7, 96, False, 1.5, bytes(LINEAGE_BYTES), (0.5,), True)
+PEERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(3)]
+NONCE = bytes(range(LINEAGE_BYTES))
+GROUP = Group.close(NONCE, tuple(PEERS), (TICKET,) * 3)
+
+scalars = some.one_of(
+    some.none(),
+    some.booleans(),
+    some.integers(-(2**63), 2**64 - 1),
+    some.floats(),
+    some.text(max_size=30),
+    some.binary(max_size=40),
+)
+junk = some.recursive(
+    scalars,
+    lambda inner: some.lists(inner, max_size=4) | some.dictionaries(some.text(max_size=9), inner, max_size=4),
+    max_leaves=6,
+)
+json_junk = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=30),
+    lambda inner: some.lists(inner, max_size=4) | some.dictionaries(some.text(max_size=9), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+def often(inputs: int) -> Callable:
+    """The same inputs in every run, or a failure would come and go."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+    return settings(max_examples=inputs, deadline=None, derandomize=True, database=None, suppress_health_check=slow)
+
+
+@some.composite
+def damaged(draw, true: bytes) -> bytes:
+    """True bytes with some of them changed, cut out or repeated."""
+    data = bytearray(true)
+    for _ in range(draw(some.integers(1, 3))):
+        place = draw(some.integers(0, len(data)))
+        data[place : place + draw(some.integers(0, 3))] = draw(some.binary(max_size=3))
+    return bytes(data)
+
+
+@some.composite
+def falsified(draw, true: bytes) -> bytes:
+    """A true message of fields, some of which hold something else, are missing, or are there twice."""
+    fields = list(msgpack.unpackb(true))
+    for _ in range(draw(some.integers(1, 3))):
+        place = draw(some.integers(0, len(fields)))
+        fields[place : place + draw(some.integers(0, 1))] = draw(some.lists(junk, max_size=2))
+    return msgpack.packb(fields)
+
+
+def messages(true: bytes) -> some.SearchStrategy[bytes]:
+    return some.one_of(some.binary(max_size=300), junk.map(msgpack.packb), damaged(true), falsified(true))
+
+
+MAX_SECONDS = 2.0
+"""Of processor time for one input, so that only a parser that does far too much fails, not a busy machine."""
+
+
+def refused(parse: Callable, data: object, kind: type[Exception] = ValueError) -> bool:
+    began = time.thread_time()
+    try:
+        parse(data)
+    except kind:
+        return True
+    finally:
+        assert time.thread_time() - began < MAX_SECONDS
+    return False
+
+
+# ---- from the network ----------------------------------------------------------------------------------------------
+
+
+RECORD = PeerProgress("anna", 5, 96, 31.4, NOW - 60, NOW - 1, False, "training").to_bytes()
+WISH = Wish(7, b"").to_bytes()
+OFFER = Offer(0.0, bytes(16), 3 * SLICE_BYTES, (bytes(32),) * 3, b"description").to_bytes()
+PARSERS = {
+    "wish": (Wish.from_bytes, WISH),
+    "offer": (lambda data: Offer.from_bytes(data, 10 * SLICE_BYTES), OFFER),
+    "progress": (lambda data: PeerProgress.from_bytes(data, NOW), RECORD),
+    "ticket": (Ticket.from_bytes, TICKET.to_bytes()),
+    "call": (CallMe.FromString, CallMe(31337, bytes(NONCE_BYTES)).SerializeToString()),
+    "called": (Called.FromString, Called("203.0.113.5", True).SerializeToString()),
+}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_messages(name):
+    parse, true = PARSERS[name]
+    outcomes = []
+
+    @often(1500)
+    @given(messages(true))
+    @example(true)
+    def check(data):
+        outcomes.append(refused(parse, data))
+
+    check()
+    assert len(outcomes) > 1000
+    assert {True, False} == set(outcomes), "some are read"
+
+
+@often(1500)
+@given(
+    some.lists(some.sampled_from([peer.to_bytes() for peer in PEERS]) | some.binary(max_size=40), max_size=5),
+    some.lists(some.just(TICKET.to_bytes()) | messages(TICKET.to_bytes()), max_size=5),
+    some.just(GROUP.group_id) | some.binary(max_size=20),
+)
+def test_groups(peers, tickets, group_id):
+    reply = group_reply(GROUP, NONCE)
+    assert parse_group(reply, PEERS[0], PEERS[1], TICKET) == GROUP
+    for field, values in ((reply.ordered_peer_ids, peers), (reply.gathered, tickets)):
+        del field[:]
+        field.extend(values)
+    reply.group_id = group_id
+    if not refused(lambda reply: parse_group(reply, PEERS[0], PEERS[1], TICKET), reply):
+        assert 2 <= len(peers) == len(set(peers)) == len(tickets) <= MAX_GROUP_SIZE
+
+
+@often(1000)
+@given(messages(msgpack.packb([7])) | some.integers(-(2**63), 2**64 - 1).map(msgpack.packb))
+def test_steps(data):
+    step = parse_step(averaging_pb2.MessageFromLeader(code=averaging_pb2.CANCELLED, gathered=[data]))
+    assert step is None or 0 <= step <= MAX_STEP
+
+
+CARD = json.loads(RunCard(PROTOCOL, "run", digits()).to_bytes())
+
+
+@often(1000)
+@given(some.sampled_from([*CARD, *CARD["recipe"]]), json_junk, damaged(json.dumps(CARD).encode()))
+def test_cards(field, value, data):
+    card = json.loads(json.dumps(CARD))
+    (card if field in card else card["recipe"])[field] = value
+    for text in (json.dumps(card).encode(), data):
+        if not refused(RunCard.from_bytes, text, InputError):
+            assert RunCard.from_bytes(text).recipe == digits()
+
+
+@some.composite
+def addresses(draw) -> str:
+    """Multiaddresses of which some part may be nonsense."""
+    odd = some.text(max_size=8) | some.sampled_from(["", "/", "0", "-1", "65536", "ip4", "p2p", "10.0.0.1", "::1"])
+    peer = some.sampled_from([peer.to_base58() for peer in PEERS])
+    parts = ("ip4", "203.0.113.5", "tcp", "31337", "p2p", draw(peer))
+    return "/" + "/".join(draw(odd) if draw(some.integers(0, 11)) == 0 else part for part in parts)
+
+
+@often(1500)
+@given(some.lists(addresses() | some.text(max_size=250), max_size=50))
+@example([f"/ip4/203.0.113.5/tcp/{port}/p2p/{PEERS[0].to_base58()}" for port in range(1, 100)])
+def test_addresses(texts):
+    found = usable(texts)
+    assert len(found) <= MAX_REMEMBERED
+    assert usable(found) == found, "what is usable stays so"
+    for text in texts[:3]:
+        refused(parse_initial_peers, [text], InputError)
+
+
+class Entry:
+    def __init__(self, value: object):
+        self.value = value
+
+
+@often(1000)
+@given(some.dictionaries(some.binary(max_size=20) | some.just(subkey_of("anna")), junk, max_size=3) | junk, junk)
+def test_entries_of_the_dht(entries, value):
+    if isinstance(entries, dict):
+        entries = {key: Entry(value) for key, value in entries.items()}
+    for found in (Entry(entries), entries, Entry({subkey_of("anna"): Entry(value)})):
+        assert len(list(owned_entries(found, 2))) <= 2
+        assert len(addresses_in(found, PEERS[0])) <= MAX_REMEMBERED
+
+
+# ---- a state, from the network ---------------------------------------------------------------------------------------
+
+
+TENSORS = [torch.arange(6.0).view(2, 3), torch.ones(5, dtype=torch.int64)]
+LAYOUT, CONTENT = pack(TENSORS)
+sizes = some.integers(-2, 8) | some.integers(0, 2**63) | junk
+
+
+@often(1000)
+@given(
+    some.just(LAYOUT)
+    | some.lists(
+        some.tuples(some.sampled_from(["float32", "int64", "bool"]) | junk, some.lists(sizes, max_size=9) | junk),
+        max_size=4,
+    )
+    | junk,
+    some.integers(0, 80),
+)
+@example(LAYOUT, len(CONTENT))
+def test_layouts(layout, length):
+    content = CONTENT[:length]
+    if not refused(lambda layout: unpack(layout, content), layout, RoundFailed):
+        assert sum(tensor.nbytes for tensor in unpack(layout, content)) == len(content)
+
+
+@often(1000)
+@given(
+    damaged(squeeze(CONTENT.numpy()[:24]).buffer) | some.binary(max_size=99),
+    some.lists(some.integers(0, 2**32 - 1), max_size=2),
+)
+def test_squeezed_chunks(buffer, size):
+    message = runtime_pb2.Tensor(buffer=buffer, size=size)
+    if not refused(unsqueeze, message, RoundFailed):
+        assert len(unsqueeze(message)) <= max(CHUNK_BYTES, len(buffer))
+
+
+# ---- from the disk -------------------------------------------------------------------------------------------------
+
+
+DEEP = 100_000 * b"["
+"""More lists in lists than a parser can follow."""
+
+
+@often(500)
+@given(some.lists(json_junk.map(json.dumps).map(str.encode) | some.binary(max_size=30) | some.just(DEEP), max_size=4))
+def test_files_of_lines(tmp_path, lines):
+    path = tmp_path / "lines"
+    path.write_bytes(b"\n".join(lines))
+    assert all(isinstance(line, dict) for line in read_metrics(path))
+    assert isinstance(read_book(path), list)
+    assert Status.read(path) is None or isinstance(Status.read(path), Status)
+
+
+@often(200)
+@given(some.data())
+def test_checkpoints(tmp_path, data):
+    content = {"global_step": 7, VisionData.__qualname__: {}, "state_dict": {"weight": torch.zeros(3)}}
+    torch.save(content, buffer := io.BytesIO())
+    (tmp_path / "last.ckpt").write_bytes(data.draw(damaged(buffer.getvalue())))
+    torch.save(content | {"global_step": 6}, tmp_path / "step=6.ckpt")
+    _, found = newest_checkpoint(tmp_path, needed=True)
+    assert set(found) == set(content)
