@@ -1,7 +1,7 @@
 """See whether this machine can join a swarm, and what to do if not.
 
-    swarm doctor --initial-peers /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...
-    swarm doctor --initial-peers ADDRESS --json > report.json        # for whoever asks you what is wrong
+    swarm doctor /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...
+    swarm doctor ADDRESS --json > report.json        # for whoever asks you what is wrong
 
 Exit status 1 if joining would fail.
 """
@@ -46,8 +46,10 @@ STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 class DoctorOptions:
     """Check this machine, the way to a swarm and what is trained there. Nothing is joined, nobody takes notice."""
 
+    addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "those of --initial-peers")]] = ()
+    """Addresses of peers that are there."""
     initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
-    """Addresses of peers that are there already."""
+    """The same."""
     run_id: Annotated[str | None, arg("NAME")] = None
     """The run, where several share the addresses."""
     port: Annotated[int, arg("PORT")] = 0
@@ -63,6 +65,11 @@ class DoctorOptions:
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print JSON instead of a table."""
 
+    @property
+    def given(self) -> tuple[str, ...] | None:
+        """The addresses of the command line, if there are any."""
+        return self.addresses or self.initial_peers
+
 
 def diagnose(options: DoctorOptions) -> Iterator[Check]:
     """All checks, in an order in which each makes sense after the one before."""
@@ -73,7 +80,7 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     if options.check_images:
         yield check_images(options.data_dir.expanduser(), lambda line: print(line, file=sys.stderr, flush=True))
     try:
-        peers = parse_initial_peers(options.initial_peers)
+        peers = parse_initial_peers(options.given)
     except InputError as error:
         yield Check("addresses", "failed", str(error), "paste the whole address that the organiser's peer printed")
         return
@@ -182,7 +189,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     console.print(table(checks))
     passed = (
         "This machine can join."
-        if options.initial_peers
+        if options.given
         else "Nothing here stands in the way of joining: give --initial-peers to check the way to the swarm."
     )
     console.print("Joining would fail." if fails else passed, style="red" if fails else "green")

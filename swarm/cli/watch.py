@@ -1,8 +1,8 @@
 """See who trains in a swarm and whether it makes progress, without taking part.
 
-    swarm watch --initial-peers /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...
-    swarm watch --initial-peers ADDRESS --seconds 300 || mail -s "the swarm stands still" ...
-    swarm watch --initial-peers ADDRESS --json >> swarm.jsonl
+    swarm watch /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...
+    swarm watch ADDRESS --seconds 300 || mail -s "the swarm stands still" ...
+    swarm watch ADDRESS --json >> swarm.jsonl
 
 The table shows what the peers say about themselves. It ends with Ctrl-C, or after `--seconds`: then the exit status is
 0 if the swarm has made an update meanwhile and its loss has not risen a lot, and 1 if not.
@@ -52,14 +52,21 @@ RISEN_TIMES, RISEN_BY = 2.0, 0.5
 class WatchOptions:
     """Show who trains in a swarm, and how far they are. Nothing is joined, nobody takes notice."""
 
-    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
+    addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "those of --initial-peers")]] = ()
     """Addresses of peers that are there."""
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
+    """The same."""
     run_id: Annotated[str | None, arg("NAME")] = None
     """The run, where several share the addresses."""
     seconds: Annotated[float | None, arg("SECONDS", "until Ctrl-C")] = None
     """Look for so long; the exit status is 1 if no update has been made meanwhile, or the loss has risen a lot."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print a JSON line for each look instead of a table."""
+
+    @property
+    def given(self) -> tuple[str, ...] | None:
+        """The addresses of the command line, if there are any."""
+        return self.addresses or self.initial_peers
 
 
 @dataclass
@@ -184,7 +191,7 @@ def watch(options: WatchOptions, show: Callable[[Sight], None]) -> Sight:
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
     raise_again()  # from now on it is the usual end
-    peers = parse_initial_peers(options.initial_peers)
+    peers = parse_initial_peers(options.given)
     if not peers:
         raise InputError("Whom to ask is not known: give --initial-peers ADDRESS, as a running peer prints it.")
     dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(peers)), client_mode=True))
