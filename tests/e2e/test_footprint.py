@@ -28,7 +28,8 @@ def test_a_peer_beside_a_plain_process(tmp_path):
         assert sum(own) == pytest.approx(rows["all"][figure])
         assert rows["all"][figure] - rows["plain process"][figure] == pytest.approx(rows["beside the training"][figure])
     assert 0 < rows["plain process"]["cores"] < 1.5
-    assert 100 < rows["plain process"]["mb"] < rows["all"]["mb"] < 2000
+    for name in ("plain process", "all"):  # a peer imports less than the plain process, and may well take less
+        assert 100 < rows[name]["mb"] < 2000
     (tmp_path / "report").mkdir()
     section = footprint_section(tmp_path / "footprint-2.json", tmp_path / "report")
     assert len(section["tables"][0][1]) == len(rows)
