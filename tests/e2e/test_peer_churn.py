@@ -57,7 +57,7 @@ def test_the_first_peer_says_how_to_join(swarm):
     assert "Started run long as first" in output
     line = next(line for line in output.splitlines() if line.startswith("Running a DHT instance."))
     assert "To connect other peers to this one, use --initial_peers /ip4/" in line
-    assert f"python -m swarm.peer --initial-peers {swarm.first.address}" in output
+    assert f"swarm join {swarm.first.address}" in output
     for joined in (swarm.second, swarm.third):
         assert f"Joining run long as {joined.name}" in joined.output
         assert RunFolder(joined.folder.path).recipe.read_text() == swarm.first.folder.recipe.read_text()
