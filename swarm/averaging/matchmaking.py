@@ -28,7 +28,8 @@ from swarm.membership.distrust import Distrust
 from swarm.membership.failure_detector import LOOK_SECONDS, Lookout, Pulse
 from swarm.network.acquaintances import Acquaintances
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import LINEAGE_BYTES, MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
+from swarm.protocol.messages import MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import unless
 from swarm.runtime.token_bucket import Allowance
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import msgpack
+import msgspec
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.proto.averaging_pb2 import MessageFromLeader
 
-from swarm.protocol.messages import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Group, Ticket
+from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES, Step, from_wire, to_wire
+
+MAX_STEP_BYTES = 16
+_STEP = msgspec.msgpack.Decoder(tuple[Step])
 
 
 def step_reply(step: int) -> MessageFromLeader:
     """This peer works on that step."""
-    return MessageFromLeader(code=averaging_pb2.CANCELLED, gathered=[msgpack.packb(step)])
+    return MessageFromLeader(code=averaging_pb2.CANCELLED, gathered=[to_wire(step)])
 
 
 def parse_step(reply: MessageFromLeader) -> int | None:
@@ -20,10 +24,10 @@ def parse_step(reply: MessageFromLeader) -> int | None:
     if reply.code != averaging_pb2.CANCELLED or not reply.gathered:
         return None
     try:
-        step = msgpack.unpackb(reply.gathered[0])
-    except Exception:
+        (step,) = from_wire(_STEP, reply.gathered[0], MAX_STEP_BYTES)
+    except ValueError:
         return None
-    return step if type(step) is int and 0 <= step <= MAX_STEP else None
+    return step
 
 
 def redirect(leader: PeerID) -> MessageFromLeader:

@@ -24,7 +24,8 @@ from hivemind.utils import get_logger
 from swarm.averaging.allreduce import ExactAllReduceRunner
 from swarm.averaging.compression import ErrorFeedback, compact
 from swarm.membership.failure_detector import LOOK_SECONDS, Pulse
-from swarm.protocol.messages import LINEAGE_BYTES, Group, RoundFailed
+from swarm.protocol.messages import Group, RoundFailed
+from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import in_thread
 
 logger = get_logger(__name__)

@@ -6,11 +6,13 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-import msgpack
+import msgspec
 from hivemind.p2p import PeerID
+from msgspec import Meta
 
-from swarm.protocol.messages import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP
+from swarm.protocol.wire import LINEAGE_BYTES, Lineage, Samples, Step, from_wire, to_wire
 
 REPORT_SECONDS = 1.0  # how often a training peer reports and looks, unless the end of the step is nearer
 TOLERATED_SECONDS = 1.0  # that a clock may be off: records are as old anyway
@@ -22,6 +24,14 @@ MAX_NAME_LENGTH = 64
 JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
 AVERAGING, VALIDATING = "averaging", "validating"
 PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING)
+
+MAX_RECORD_BYTES = 512
+_Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+_Rate = Annotated[float, Meta(ge=0, le=MAX_RATE)]
+_Phase = Annotated[int, Meta(ge=0, lt=len(PHASES))]
+_RECORD = msgspec.msgpack.Decoder(
+    tuple[_Name, Step, Samples, _Rate, float, float, bool, _Phase, float, float, bool, Lineage]
+)
 
 
 @dataclass(frozen=True)
@@ -61,49 +71,32 @@ class PeerProgress:
         return self.step + self.ahead
 
     def to_bytes(self) -> bytes:
-        return msgpack.packb(
-            (
-                self.name,
-                self.step,
-                self.samples,
-                float(self.rate),
-                self.joined,
-                self.time,
-                self.client_mode,
-                PHASES.index(self.phase),
-                float(self.loss),
-                float(self.accuracy),
-                self.ahead,
-                self.lineage,
-            )
+        return to_wire(
+            self.name,
+            self.step,
+            self.samples,
+            float(self.rate),
+            float(self.joined),
+            float(self.time),
+            self.client_mode,
+            PHASES.index(self.phase),
+            float(self.loss),
+            float(self.accuracy),
+            self.ahead,
+            self.lineage,
         )
 
     @classmethod
     def from_bytes(cls, data: bytes, now: float) -> PeerProgress:
         """:raises ValueError: for everything that no honest peer can send"""
-        if not isinstance(data, bytes) or len(data) > 512:
-            raise ValueError("not a short bytestring")
-        try:
-            fields = msgpack.unpackb(data)
-            name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage = fields
-        except Exception as error:
-            raise ValueError(f"not a record: {error}") from error
-        if type(name) is not str or not 1 <= len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+        fields = from_wire(_RECORD, data, MAX_RECORD_BYTES)
+        name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage = fields
+        if not name.isprintable():
             raise ValueError("a name that is not printable")
-        if any(type(value) is not int for value in (step, samples, phase)):
-            raise ValueError("a field of the wrong type")
-        if type(client_mode) is not bool or type(ahead) is not bool:
-            raise ValueError("a field of the wrong type")
-        if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
-            raise ValueError("a lineage of the wrong size")
-        if not 0 <= step <= MAX_STEP or not 0 <= samples <= MAX_SAMPLES or not 0 <= phase < len(PHASES):
-            raise ValueError("a number out of bounds")
-        if any(type(value) is not float for value in (rate, joined, at, loss, accuracy)):
-            raise ValueError("a field of the wrong type")
         if not (math.isnan(accuracy) or 0 <= accuracy <= 1) or math.isinf(loss):
             raise ValueError("a loss or an accuracy out of bounds")
-        if not 0 <= rate <= MAX_RATE or not 0 <= joined <= at <= now + FUTURE_SECONDS:
-            raise ValueError("a rate or a time out of bounds")
+        if not 0 <= joined <= at <= now + FUTURE_SECONDS:
+            raise ValueError("a time out of bounds")
         return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead, lineage)
 
     def samples_by(self, now: float, round: int, computing_since: float, in_last_group: bool) -> float:

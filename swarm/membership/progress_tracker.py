@@ -34,7 +34,8 @@ from swarm.membership.progress_record import (
 )
 from swarm.membership.progress_store import RECORD_SECONDS, Noticeboard
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import MAX_GROUP_SIZE, MAX_STEP, Group, Member, RoundFailed, first_members
+from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Member, RoundFailed, first_members
+from swarm.protocol.wire import MAX_STEP
 
 logger = get_logger(__name__)
 

@@ -16,22 +16,32 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import hivemind
-import msgpack
+import msgspec
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError, P2PHandlerError
 from hivemind.p2p.servicer import ServicerBase
 from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
+from msgspec import Meta
 
 from recipe.errors import InputError
+from swarm.protocol.wire import from_wire, to_wire
 from swarm.runtime.token_bucket import Allowance, Allowances
 
 logger = get_logger(__name__)
 
 NONCE_BYTES = 16
+MAX_MESSAGE_BYTES = 128
+_CALL_ME = msgspec.msgpack.Decoder(
+    tuple[
+        Annotated[int, Meta(ge=1, le=65535)],
+        Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)],
+    ]
+)
+_CALLED = msgspec.msgpack.Decoder(tuple[str, bool])
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 8.0  # of a peer on a busy machine
 MAX_ASKED = 3
@@ -71,14 +81,12 @@ class CallMe:
     nonce: bytes
 
     def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
-        return msgpack.packb((self.port, self.nonce))
+        return to_wire(self.port, self.nonce)
 
     @classmethod
     def FromString(cls, data: bytes) -> CallMe:  # noqa: N802
         """:raises ValueError: whatever is wrong with it; the sender is not trusted"""
-        port, nonce = _unpacked(data, 2)
-        if type(port) is not int or not 1 <= port <= 65535 or type(nonce) is not bytes or len(nonce) != NONCE_BYTES:
-            raise ValueError("not a port and a nonce")
+        port, nonce = from_wire(_CALL_ME, data, MAX_MESSAGE_BYTES)
         return cls(port, nonce)
 
 
@@ -94,29 +102,15 @@ class Called:
     reached: bool
 
     def SerializeToString(self) -> bytes:  # noqa: N802
-        return msgpack.packb((self.host, self.reached))
+        return to_wire(self.host, self.reached)
 
     @classmethod
     def FromString(cls, data: bytes) -> Called:  # noqa: N802
         """:raises ValueError: whatever is wrong with it; the sender is not trusted"""
-        host, reached = _unpacked(data, 2)
-        if type(host) is not str or type(reached) is not bool:
-            raise ValueError("not a host and an answer")
+        host, reached = from_wire(_CALLED, data, MAX_MESSAGE_BYTES)
         if host:
             _family(host)
         return cls(host, reached)
-
-
-def _unpacked(data: bytes, length: int) -> list:
-    if len(data) > 128:
-        raise ValueError("more than 128 bytes")
-    try:
-        values = msgpack.unpackb(data)
-    except Exception as error:
-        raise ValueError(f"no message: {error}") from error
-    if type(values) is not list or len(values) != length:
-        raise ValueError("a message of another length")
-    return values
 
 
 def _family(host: str) -> int:

@@ -11,16 +11,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-import msgpack
+import msgspec
 from hivemind.p2p import PeerID
 
 from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, Lineage, Samples, Sketch, Step, from_wire, to_wire
 
-MAX_STEP = 10**9
-MAX_SAMPLES = 2**31
 MAX_GROUP_SIZE = 1024
-LINEAGE_BYTES = 16
-MAX_SKETCH = 16
+MAX_TICKET_BYTES = 256
+_TICKET = msgspec.msgpack.Decoder(tuple[Step, Samples, bool, float, Lineage, Sketch, bool])
 
 
 class RoundFailed(Exception):  # noqa: N818 (reads as what happened)
@@ -122,27 +121,12 @@ class Ticket:
     warm: bool = False
 
     def to_bytes(self) -> bytes:
-        return msgpack.packb(tuple(vars(self).values()))
+        return to_wire(*vars(self).values())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Ticket:
         """:raises ValueError: whatever is wrong with it; the sender is not trusted"""
-        if len(data) > 256:
-            raise ValueError("a ticket of more than 256 bytes")
-        try:
-            step, samples, client_mode, loss, lineage, sketch, warm = msgpack.unpackb(data)
-        except Exception as error:
-            raise ValueError(f"not a ticket: {error}") from error
-        if type(step) is not int or not 0 <= step <= MAX_STEP:
-            raise ValueError("a step out of bounds")
-        if type(samples) is not int or not 0 <= samples <= MAX_SAMPLES:
-            raise ValueError("a number of samples out of bounds")
-        if type(client_mode) is not bool or type(warm) is not bool or type(loss) is not float:
-            raise ValueError("a field of the wrong type")
-        if type(lineage) is not bytes or len(lineage) != LINEAGE_BYTES:
-            raise ValueError("a lineage of the wrong size")
-        if type(sketch) is not list or len(sketch) > MAX_SKETCH or any(type(number) is not float for number in sketch):
-            raise ValueError("a sketch out of bounds")
+        step, samples, client_mode, loss, lineage, sketch, warm = from_wire(_TICKET, data, MAX_TICKET_BYTES)
         sketch = tuple(sketch) if all(map(math.isfinite, sketch)) else ()
         return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch, warm)
 
@@ -170,7 +154,7 @@ class Group:
         """
         as_read = [Ticket.from_bytes(ticket.to_bytes()) for ticket in tickets]  # not finite is not finite
         content = [nonce, *(peer.to_bytes() for peer in peer_ids), *(ticket.to_bytes() for ticket in as_read)]
-        return cls(hashlib.sha256(msgpack.packb(content)).digest()[:LINEAGE_BYTES], peer_ids, tickets)
+        return cls(hashlib.sha256(to_wire(*content)).digest()[:LINEAGE_BYTES], peer_ids, tickets)
 
     def bounded(self, target: BatchTarget) -> Group:
         """The same group, in which nobody counts for more than two updates, whatever it says; all bound alike."""

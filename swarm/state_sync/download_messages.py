@@ -11,10 +11,13 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-import msgpack
+import msgspec
 import numpy as np
+from msgspec import Meta
 
+from swarm.protocol.wire import from_wire, to_wire
 from swarm.state_sync.squeeze import CHUNK_BYTES
 
 PIECE_BYTES = CHUNK_BYTES
@@ -25,6 +28,14 @@ SNAPSHOT_BYTES = 16
 MAX_DESCRIPTION_BYTES = 2**20
 """Names and shapes of tensors."""
 MAX_BUSY_SECONDS = 600.0
+MAX_WISH_BYTES = 64
+
+_Snapshot = Annotated[bytes, Meta(max_length=SNAPSHOT_BYTES)]
+_Busy = Annotated[float, Meta(ge=0, le=MAX_BUSY_SECONDS)]
+_NumBytes = Annotated[int, Meta(ge=0)]
+_Description = Annotated[bytes, Meta(max_length=MAX_DESCRIPTION_BYTES)]
+_WISH = msgspec.msgpack.Decoder(tuple[Annotated[int, Meta(ge=0)] | None, _Snapshot])
+_OFFER = msgspec.msgpack.Decoder(tuple[_Busy, _Snapshot, _NumBytes, bytes, _Description])
 
 
 @dataclass(frozen=True)
@@ -39,21 +50,13 @@ class Wish:
     snapshot: bytes = b""
 
     def to_bytes(self) -> bytes:
-        return msgpack.packb((self.average_of, self.snapshot))
+        return to_wire(self.average_of, self.snapshot)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Wish:
         """:raises ValueError: it is none"""
-        if len(data) > 64:
-            raise ValueError("a wish of more than 64 bytes")
-        try:
-            average_of, snapshot = msgpack.unpackb(data)
-        except Exception as error:
-            raise ValueError(f"no wish: {error}") from error
-        if average_of is not None and (type(average_of) is not int or average_of < 0):
-            raise ValueError("no step")
-        if type(snapshot) is not bytes or len(snapshot) not in (0, SNAPSHOT_BYTES):
-            raise ValueError("no name of a snapshot")
+        average_of, snapshot = from_wire(_WISH, data, MAX_WISH_BYTES)
+        _check_snapshot(snapshot)
         return cls(average_of, snapshot)
 
 
@@ -79,35 +82,26 @@ class Offer:
         return num_pieces(self.num_bytes)
 
     def to_bytes(self) -> bytes:
-        return msgpack.packb(
-            (self.busy_seconds, self.snapshot, self.num_bytes, b"".join(self.digests), self.description)
-        )
+        return to_wire(self.busy_seconds, self.snapshot, self.num_bytes, b"".join(self.digests), self.description)
 
     @classmethod
     def from_bytes(cls, data: bytes, max_bytes: int) -> Offer:
         """:raises ValueError: it is none, or more than ``max_bytes`` are offered"""
-        if len(data) > 2 * MAX_DESCRIPTION_BYTES:
-            raise ValueError("a description that is longer than that of any model")
-        try:
-            busy_seconds, snapshot, num_bytes, digests, description = msgpack.unpackb(data)
-        except Exception as error:
-            raise ValueError(f"no offer: {error}") from error
-        if type(busy_seconds) is not float or not 0 <= busy_seconds <= MAX_BUSY_SECONDS:
-            raise ValueError("an offer that is out of bounds")
-        if type(num_bytes) is not int or num_bytes < 0:
-            raise ValueError("an offer that is out of bounds")
+        fields = from_wire(_OFFER, data, 2 * MAX_DESCRIPTION_BYTES)
+        busy_seconds, snapshot, num_bytes, digests, description = fields
+        _check_snapshot(snapshot)
         if num_bytes > max_bytes:
             raise ValueError(f"more than the {max_bytes} bytes that this model can need")
-        if type(snapshot) is not bytes or len(snapshot) not in (0, SNAPSHOT_BYTES):
-            raise ValueError("an offer without a name")
-        if type(digests) is not bytes or type(description) is not bytes:
-            raise ValueError("an offer that is out of bounds")
-        if len(description) > MAX_DESCRIPTION_BYTES:
-            raise ValueError("a description that is longer than that of any model")
         if len(digests) not in (0, DIGEST_BYTES * math.ceil(num_bytes / SLICE_BYTES)):
             raise ValueError("another number of digests")
         each = tuple(digests[begin : begin + DIGEST_BYTES] for begin in range(0, len(digests), DIGEST_BYTES))
         return cls(busy_seconds, snapshot, num_bytes, each, description)
+
+
+def _check_snapshot(name: bytes) -> None:
+    """:raises ValueError: it is neither a name nor empty"""
+    if len(name) not in (0, SNAPSHOT_BYTES):
+        raise ValueError("no name of a snapshot")
 
 
 def num_pieces(num_bytes: int) -> int:

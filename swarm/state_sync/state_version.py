@@ -10,7 +10,8 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
+from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.state_sync.training_state import SharedState
 from swarm.state_sync.weight_sketch import TOLERANCE, Sketch, nearest_to_most, relative_distance
 

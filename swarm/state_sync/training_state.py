@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from swarm.protocol.messages import LINEAGE_BYTES, MAX_STEP, RoundFailed
+from swarm.protocol.messages import RoundFailed
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 
 MAX_SCALARS = 16
 NEVER_NEGATIVE = {

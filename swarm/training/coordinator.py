@@ -24,17 +24,9 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_record import AVERAGING, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import (
-    LINEAGE_BYTES,
-    MAX_STEP,
-    Behind,
-    CollaborationOptions,
-    Refused,
-    RoundFailed,
-    ShortBatch,
-    Ticket,
-)
+from swarm.protocol.messages import Behind, CollaborationOptions, Refused, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import Version
 from swarm.state_sync.training_state import SharedState

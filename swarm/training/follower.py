@@ -22,7 +22,8 @@ from hivemind.utils import get_logger
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.messages import LINEAGE_BYTES, RoundFailed
+from swarm.protocol.messages import RoundFailed
+from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.state_sync.average_log import MAX_AVERAGES, MAX_BATCH_BYTES
 from swarm.state_sync.download import NoState

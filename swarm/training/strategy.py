@@ -23,7 +23,8 @@ from torch.optim import Optimizer
 from recipe.errors import InputError
 from recipe.heap import keep_heap
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.protocol.messages import MAX_STEP, CollaborationOptions
+from swarm.protocol.messages import CollaborationOptions
+from swarm.protocol.wire import MAX_STEP
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers
 from swarm.training.averaging_mode import Averaging

@@ -4,8 +4,9 @@ import torch
 
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.compression import Codec
-from swarm.protocol.messages import LINEAGE_BYTES, Member, RoundFailed, Ticket
+from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
+from swarm.protocol.wire import LINEAGE_BYTES
 from tests.helpers.swarm_peers import Line, Peers, running_dht
 
 NAMES = ("a", "b", "c")

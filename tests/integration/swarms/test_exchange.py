@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from swarm.averaging.averager import SwarmAverager
-from swarm.protocol.messages import LINEAGE_BYTES
 from swarm.protocol.round_report import RoundReport
+from swarm.protocol.wire import LINEAGE_BYTES
 from tests.helpers.averaging_rounds import (
     averager_for,
     contribution,

@@ -14,8 +14,9 @@ from hivemind.utils.asyncio import as_aiter
 from swarm.averaging.allreduce import SENT_A_BAD_AVERAGE, SENT_NONSENSE, ExactAllReduceRunner
 from swarm.averaging.matchmaking import Rendezvous
 from swarm.membership.failure_detector import LATE_SECONDS
-from swarm.protocol.messages import LINEAGE_BYTES, Behind, RoundFailed, Ticket
+from swarm.protocol.messages import Behind, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
+from swarm.protocol.wire import LINEAGE_BYTES
 from tests.helpers.averaging_rounds import (
     PATIENCE_SECONDS,
     averager_for,

@@ -9,7 +9,8 @@ import torch
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.matchmaking import Rendezvous
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import LINEAGE_BYTES, MAX_SAMPLES, Member, Refused, Ticket
+from swarm.protocol.messages import Member, Refused, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES
 from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(120)

@@ -17,7 +17,8 @@ from swarm.network import served_stream, stream_limits
 from swarm.network.hivemind_patches import CALLS
 from swarm.network.signed_records import peer_of
 from swarm.network.stream_limits import BUFFERED_BYTES, STRANGERS_BYTES, STREAMS, StreamLimits
-from swarm.protocol.messages import LINEAGE_BYTES, Ticket
+from swarm.protocol.messages import Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.processes import allow_many_files
 from tests.helpers.averaging_rounds import averager_for, contribution, introduce, meet_everyone, run_round, say_goodbye
 from tests.helpers.owners import subkey_of

@@ -6,7 +6,8 @@ from hivemind.p2p import PeerID
 
 from swarm.averaging.compression import Codec, ErrorFeedback
 from swarm.averaging.striped_allreduce import count_lanes, lane_of
-from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
+from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
 
 
 def group_of(full: int, outbound_only: int = 0) -> Group:

@@ -8,7 +8,8 @@ import torch
 from recipe.errors import InputError
 from swarm.averaging.compression import Codec
 from swarm.averaging.powersgd import LowRank
-from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
+from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
 
 SHAPES, SIZE = [(40, 30), (7,), (16, 4, 3, 3), (5, 5)], 40 * 30 + 7 + 16 * 36 + 25 + 3
 """Two matrices worth it at rank 4, a vector, a matrix too small, and three numbers of buffers."""

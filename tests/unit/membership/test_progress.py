@@ -22,7 +22,8 @@ from swarm.membership.progress_store import RECORD_SECONDS
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.network.signed_records import peer_of
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
+from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
 from tests.helpers.owners import subkey_of
 from tests.helpers.records import RECORD, FakeDHT
 

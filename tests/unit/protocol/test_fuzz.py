@@ -27,7 +27,8 @@ from swarm.network.reachability import NONCE_BYTES, Called, CallMe
 from swarm.network.signed_records import owned_entries
 from swarm.peer.session import newest_checkpoint
 from swarm.peer.status import Status
-from swarm.protocol.messages import LINEAGE_BYTES, MAX_GROUP_SIZE, MAX_STEP, Group, RoundFailed, Ticket
+from swarm.protocol.messages import MAX_GROUP_SIZE, Group, RoundFailed, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.state_sync.download_messages import SLICE_BYTES, Offer, Wish
 from swarm.state_sync.serialization import pack, unpack
 from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze

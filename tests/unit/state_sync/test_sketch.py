@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from swarm.protocol.messages import LINEAGE_BYTES, Group, Ticket
+from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.state_sync.state_version import Version
 from swarm.state_sync.weight_sketch import SIZE, TOLERANCE, Sketch, nearest_to_most, relative_distance
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from swarm.protocol.messages import LINEAGE_BYTES, MAX_STEP, RoundFailed
+from swarm.protocol.messages import RoundFailed
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.state_sync.serialization import pack, unpack
 from swarm.state_sync.state_version import Version
 from swarm.state_sync.training_state import SharedState

@@ -10,7 +10,8 @@ from hivemind.p2p import PeerID
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.compression import Codec
-from swarm.protocol.messages import LINEAGE_BYTES, CollaborationOptions, Member, RoundFailed, Ticket
+from swarm.protocol.messages import CollaborationOptions, Member, RoundFailed, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import wait_a_little
 from swarm.training import inflight_round as pending
 from swarm.training.inflight_round import PendingRound

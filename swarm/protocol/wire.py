@@ -1,0 +1,39 @@
+"""How a message is read that another peer has sent: as the word of a stranger, with a bound on every field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+MAX_STEP = 10**9
+MAX_SAMPLES = 2**31
+LINEAGE_BYTES = 16
+MAX_SKETCH = 16
+
+Step = Annotated[int, Meta(ge=0, le=MAX_STEP)]
+Samples = Annotated[int, Meta(ge=0, le=MAX_SAMPLES)]
+Lineage = Annotated[bytes, Meta(min_length=LINEAGE_BYTES, max_length=LINEAGE_BYTES)]
+Sketch = Annotated[list[float], Meta(max_length=MAX_SKETCH)]
+
+T = TypeVar("T")
+
+
+def to_wire(*fields: Any) -> bytes:
+    """These fields as one message."""
+    return msgspec.msgpack.encode(fields)
+
+
+def from_wire(decoder: msgspec.msgpack.Decoder[T], data: object, most_bytes: int) -> T:
+    """The fields of a message.
+
+    :param decoder: of a tuple of bounded types
+    :raises ValueError: it is too long, or a field is missing, of another type or out of bounds
+    """
+    if not isinstance(data, bytes) or len(data) > most_bytes:
+        raise ValueError(f"it has to be at most {most_bytes} bytes")
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(f"it cannot be read: {error}") from error
