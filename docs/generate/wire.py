@@ -67,6 +67,7 @@ MATCHMAKING = "swarm.averaging.matchmaking_messages"
 REPLIES = ["step_reply", "redirect", "group_reply"]
 
 BOUNDS = [
+    "swarm.protocol.wire",
     "swarm.protocol.messages",
     "swarm.membership.progress_record",
     "swarm.membership.progress_store",
@@ -126,11 +127,51 @@ def _message(title: str, module: str, name: str, reader: str | None) -> str:
     node = find(module, name)
     says = docstring(node)
     meanings = says.params | attribute_docs(node)
-    rows = [(f"`{field}`", f"`{kind}`", meanings.get(field, "")) for field, kind, _ in dataclass_fields(node)]
+    fields = dataclass_fields(node)
+    bounded, most = _read_as(module, reader) if reader else ([], None)
+    kinds = bounded or [kind for _, kind, _ in fields]
+    rows = [
+        (f"`{field}`", f"`{kind}`", meanings.get(field, "")) for (field, _, _), kind in zip(fields, kinds, strict=True)
+    ]
     parts = [f"### {title}\n", f"`{module}.{name}`. {says.text}\n", table(("field", "type", "meaning"), rows)]
-    if reader:
-        parts += ["Refused:\n", _refusals(find(module, reader))]
+    rules = _refusals(find(module, reader)) if reader else ""
+    if most:
+        parts.append(
+            f"A message of more than `{most}` bytes is refused, and a field of another type or out of bounds.\n"
+        )
+    if rules.strip():
+        parts += ["Refused as well:\n" if most else "Refused:\n", rules]
     return "\n".join(parts)
+
+
+def _read_as(module: str, reader: str) -> tuple[list[str], str | None]:
+    """The bounded type of each field, from the decoder of the reader, and the most bytes; nothing if it has none."""
+    calls = [node for node in ast.walk(find(module, reader)) if isinstance(node, ast.Call)]
+    call = next((call for call in calls if ast.unparse(call.func) == "from_wire"), None)
+    if call is None:
+        return [], None
+    types = _assignments("swarm.protocol.wire") | _assignments(module)
+    decoded = types[ast.unparse(call.args[0])].args[0].slice
+    elements = decoded.elts if isinstance(decoded, ast.Tuple) else [decoded]
+    return [_bounded(element, types) for element in elements], ast.unparse(call.args[2])
+
+
+def _assignments(module: str) -> dict[str, ast.expr]:
+    """What stands in each line `name = …` of a module."""
+    lines = [node for node in tree_of(module).body if isinstance(node, ast.Assign)]
+    return {node.targets[0].id: node.value for node in lines if isinstance(node.targets[0], ast.Name)}
+
+
+def _bounded(kind: ast.expr, types: dict[str, ast.expr]) -> str:
+    """A type with its bounds: `int, ge=0, le=MAX_STEP`."""
+    if isinstance(kind, ast.Name) and kind.id in types:
+        return _bounded(types[kind.id], types)
+    if isinstance(kind, ast.BinOp):
+        return f"{_bounded(kind.left, types)}, or {_bounded(kind.right, types)}"
+    if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Annotated":
+        base, *bounds = kind.slice.elts
+        return ", ".join([ast.unparse(base), *(ast.unparse(word) for bound in bounds for word in bound.keywords)])
+    return ast.unparse(kind)
 
 
 def _matchmaking() -> str:
