@@ -30,10 +30,8 @@ class JoinOptions:
     """The run, where several share the addresses."""
     resume: bool = False
     """Go on where a peer with this --output-dir was last: with the run and the name of its newest checkpoint."""
-    machine: Annotated[MachineOptions, tyro.conf.arg(name="you and your machine:")] = field(
-        default_factory=MachineOptions
-    )
-    leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving:")] = field(default_factory=LeavingOptions)
+    machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
+    leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving")] = field(default_factory=LeavingOptions)
     connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
         default_factory=ConnectionOptions
     )
@@ -77,10 +75,8 @@ class StartOptions:
     """Go on where a peer with this --output-dir was last: with the run and the name of its newest checkpoint."""
     start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
     """Checkpoint whose weights the swarm starts from, at step 0 with a new optimizer."""
-    machine: Annotated[MachineOptions, tyro.conf.arg(name="you and your machine:")] = field(
-        default_factory=MachineOptions
-    )
-    leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving:")] = field(default_factory=LeavingOptions)
+    machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
+    leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving")] = field(default_factory=LeavingOptions)
     connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
         default_factory=ConnectionOptions
     )
