@@ -140,13 +140,13 @@ def test_what_rounding_leaves_out_comes_with_the_next_round(codec, share, size):
     found = run_one_round(contributions, repeat)
     averages = found["a"][0].double()
     assert all(torch.equal(found["a"][0], other) for other, _ in found.values()), "the same bits everywhere"
-    for _, reports in found.values():
-        assert all(report.complete for report in reports)
-        # each peer sends two thirds of its vector, and its third of the average to two others; and messages have heads
-        assert sum(report.bytes_sent for report in reports) == pytest.approx(10 * share * 4 * size * 4 / 3, rel=0.03)
-    assert sum(r.bytes_sent for _, all_of in found.values() for r in all_of) == sum(
-        r.bytes_received for _, all_of in found.values() for r in all_of
-    )
+    reports = [report for _, all_of_one in found.values() for report in all_of_one]
+    assert all(report.complete for report in reports)
+    # A peer sends two thirds of its vector, and its third of the average to two others; and messages have heads. Thirds
+    # are whole parts, so who has one part more is drawn anew for each round: only the sum is the same every time.
+    sent = sum(report.bytes_sent for report in reports)
+    assert sent == pytest.approx(len(reports) * share * 4 * size * 4 / 3, rel=0.01)
+    assert sent == sum(report.bytes_received for report in reports)
     exact = torch.from_numpy(weighted_mean("abc", size, 0))
     one, ten = (averages[0] - exact).abs(), (averages.mean(0) - exact).abs()
     assert one.max() > 0

@@ -137,13 +137,18 @@ def test_a_request_of_one_message_is_small_and_is_answered():
 
 def test_who_has_too_many_streams_is_told_so_and_has_others_again():
     async def happens(stub, answers):
-        streams = [await opened(stub) for _ in range(STREAMS)]
-        reader, writer = await opened(stub)
-        _, error = await asyncio.wait_for(P2P.receive_protobuf(DownloadData, reader), 10)
+        streams = [await opened(stub) for _ in range(STREAMS + 1)]
+        # One of them is refused: the last to arrive, which need not be the last that was opened.
+        replies = [asyncio.ensure_future(P2P.receive_protobuf(DownloadData, reader)) for reader, _ in streams]
+        (refused,), waiting = await asyncio.wait(replies, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        _, error = refused.result()
         assert isinstance(error, p2pd_pb2.RPCError)
         assert "too many streams" in error.message
-        for _, other in [*streams, (reader, writer)]:
-            other.close()
+        for reply in waiting:
+            reply.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for _, writer in streams:
+            writer.close()
         answers.flooded.set()
 
         async def one():
