@@ -8,6 +8,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of two lanes on two cor
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""A shell starts what runs in the background deaf to Ctrl-C, and so would be every program that a test interrupts."""
+
 PLACES = ("tests/e2e/test_soak.py", "tests/integration/swarms/", "tests/integration/training/", "tests/")
 """What begins first, and what fills both lanes when the swarms are done."""
 

@@ -385,6 +385,9 @@ class SwarmAverager(StateTransfer):
     def _current_step(self) -> int:
         return self._meetings().step
 
+    def _is_averaging(self) -> bool:
+        return self._round_task is not None
+
     def _heard_from(self, peer_id: PeerID) -> None:
         self._meetings().pulse.heard(peer_id)
 

@@ -81,10 +81,19 @@ class Download:
     :param max_bytes: refuse to take more than this
     :param average_of: the step that the average ended; None for the state
     :param is_awaited: this peer does nothing else meanwhile, so any progress is better than none
+    :param waits: for an average that the donor is making now
     """
 
-    def __init__(self, donor: PeerID, max_bytes: int, average_of: int | None = None, is_awaited: bool = False):
-        self.donor, self.max_bytes, self.average_of, self.is_awaited = donor, max_bytes, average_of, is_awaited
+    def __init__(
+        self,
+        donor: PeerID,
+        max_bytes: int,
+        average_of: int | None = None,
+        is_awaited: bool = False,
+        waits: bool = False,
+    ):
+        self.donor, self.max_bytes, self.average_of = donor, max_bytes, average_of
+        self.is_awaited, self.waits = is_awaited, waits
         self.is_sound = True
         """Whether the donor has sent what it has offered."""
         self.forget()

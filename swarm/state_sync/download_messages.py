@@ -34,7 +34,7 @@ _Snapshot = Annotated[bytes, Meta(max_length=SNAPSHOT_BYTES)]
 _Busy = Annotated[float, Meta(ge=0, le=MAX_BUSY_SECONDS)]
 _NumBytes = Annotated[int, Meta(ge=0)]
 _Description = Annotated[bytes, Meta(max_length=MAX_DESCRIPTION_BYTES)]
-_WISH = msgspec.msgpack.Decoder(tuple[Annotated[int, Meta(ge=0)] | None, _Snapshot])
+_WISH = msgspec.msgpack.Decoder(tuple[Annotated[int, Meta(ge=0)] | None, _Snapshot, bool])
 _OFFER = msgspec.msgpack.Decoder(tuple[_Busy, _Snapshot, _NumBytes, bytes, _Description])
 
 
@@ -44,20 +44,22 @@ class Wish:
 
     :param average_of: the step that the average ended; None for the state
     :param snapshot: name of the state of which pieces have been offered already, or empty
+    :param waits: for an average that the donor is making now, if it is: then it answers when it has it
     """
 
     average_of: int | None = None
     snapshot: bytes = b""
+    waits: bool = False
 
     def to_bytes(self) -> bytes:
-        return to_wire(self.average_of, self.snapshot)
+        return to_wire(self.average_of, self.snapshot, self.waits)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Wish:
         """:raises ValueError: it is none"""
-        average_of, snapshot = from_wire(_WISH, data, MAX_WISH_BYTES)
+        average_of, snapshot, waits = from_wire(_WISH, data, MAX_WISH_BYTES)
         _check_snapshot(snapshot)
-        return cls(average_of, snapshot)
+        return cls(average_of, snapshot, waits)
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,8 @@ class Pull:
         is_new = download.offer is None
         stream = await self._open()
         try:
-            stream.send(Wish(download.average_of, b"" if is_new else download.offer.snapshot).to_bytes())
+            snapshot = b"" if is_new else download.offer.snapshot
+            stream.send(Wish(download.average_of, snapshot, download.waits).to_bytes())
             for index in range(FIRST_PIECES if is_new else 0):
                 stream.ask(index)  # which saves a round trip; those that there are not, are not sent
             self._read_offer(await stream.receive())

@@ -7,6 +7,7 @@ averages with which a newcomer makes the updates that it has missed meanwhile (`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import multiprocessing as mp
 import time
@@ -37,6 +38,8 @@ logger = get_logger(__name__)
 HANGS_SECONDS = 30.0
 WISH_SECONDS = 10.0
 """In which who opens a stream says what for."""
+MAKING_SECONDS = 8.0
+"""For which who wants the average that is being made waits for an answer: less than it takes a silent donor for lost."""
 SWEEP_SECONDS = 5.0
 BROKEN_KEPT_SECONDS = 60.0
 """What has arrived of a download that has failed; as long as its donor keeps it."""
@@ -58,6 +61,8 @@ class StateTransfer(Serving):
         self._export: Snapshot | None = None
         """The one that the trainer is making."""
         self._trail = Trail()
+        self._has_kept = asyncio.Event()
+        """Set, and replaced, when an average has been added."""
         self._took_state: OrderedDict[PeerID, None] = OrderedDict()
         self._followed_until = mp.Value("d", 0.0)
         self._looks = mp.Value("q", 0)
@@ -135,6 +140,10 @@ class StateTransfer(Serving):
         """The step of the state."""
         return 0
 
+    def _is_averaging(self) -> bool:
+        """Whether a round is under way."""
+        return False
+
     def _heard_from(self, peer_id: PeerID) -> None:
         """It has sent something."""
 
@@ -155,6 +164,8 @@ class StateTransfer(Serving):
                 await in_thread(self._trail.add, step, before, after, vector)
         except Exception:
             logger.debug("the average could not be kept for others", exc_info=True)
+        has_kept, self._has_kept = self._has_kept, asyncio.Event()
+        has_kept.set()
         for upload in [*self._uploads.of.values()]:
             if (other := upload.snapshot.average_of) is not None and self._trail.of(other) is None:
                 upload.end()  # who is so far behind does not catch up by it, and it takes memory
@@ -197,9 +208,11 @@ class StateTransfer(Serving):
         except (ValueError, TimeoutError, StopAsyncIteration) as error:
             logger.debug(f"{peer_id} asked for {error!r}")
             return
+        if wish.waits:
+            await self._until_made(wish.average_of)
         found = await self._upload_to(peer_id, wish)
         if not isinstance(found, Upload):
-            if wish.average_of == self._current_step() and peer_id in self._took_state:
+            if wish.average_of == self._current_step() and peer_id in self._took_state and not self._is_averaging():
                 self._handed_over_to(peer_id)
             yield averaging_pb2.DownloadData(metadata=found.to_bytes())
             await until_caller_hangs_up()
@@ -227,6 +240,14 @@ class StateTransfer(Serving):
         finally:
             upload.streams.discard(stream)
             self._uploads.sweep()
+
+    async def _until_made(self, step: int | None) -> None:
+        """Wait for the average that ends this step, if this peer's round is making it; not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MAKING_SECONDS):
+                while step == self._current_step() and self._is_averaging() and self._trail.of(step) is None:
+                    self._keep_trail()
+                    await self._has_kept.wait()
 
     async def _upload_to(self, peer_id: PeerID, wish: Wish) -> Upload | Offer:
         """The same for all streams of a download; one that begins ends that peer's earlier one.

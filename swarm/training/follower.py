@@ -45,8 +45,8 @@ RECORDS_LAG = 2
 """Updates that others may have made since they wrote what they hold, in a fast swarm."""
 TELL_SECONDS = 5.0
 """From one line about a download to the next."""
-PAUSE_SECONDS, RETRY_SECONDS = 0.5, 10.0
-"""Before who is behind, and could not catch up, tries again."""
+PAUSE_SECONDS, RETRY_SECONDS = 0.5, 30.0
+"""Before who is behind, and could not catch up, tries again; and how long it does."""
 MAX_WAIT_SECONDS = 600.0
 """Which busy donors may announce, in all, without that it counts against those that a newcomer waits at most."""
 
@@ -80,6 +80,8 @@ class Follower:
         """The steps that donors held when a download began that has broken off, and may go on."""
         self.last_donor: PeerID | None = None
         """Whose state this peer has taken over last."""
+        self._fast_donor: PeerID | None = None
+        """From whom the last state or average came."""
 
     # ---- one attempt ------------------------------------------------------------------------------------------------
 
@@ -148,14 +150,22 @@ class Follower:
             return True
         retry_until = time.monotonic() + RETRY_SECONDS
         while is_told and not followed and time.monotonic() < retry_until and not self._should_stop():
-            # The group has closed without this peer: as soon as its average is there, the next one waits for it.
+            # The group has closed without this peer. The next one is held open while this peer fetches the average of
+            # it, so that has to begin when the round ends, and with the donor whose line is known to be fast.
             yield from self._until_refreshed(PAUSE_SECONDS, at_least=True)
-            followed = yield from self._follow_somebody()
+            followed = yield from self._follow_somebody(waits=True)
         return followed
 
-    def _follow_somebody(self) -> Steps:
-        """Whether this peer was only an update or two behind, and has made these."""
-        if (yield from self._follow(self._who_may_have_averages())):
+    def _follow_somebody(self, waits: bool = False) -> Steps:
+        """Whether this peer was only an update or two behind, and has made these.
+
+        :param waits: until the one from whom the last state or average came has made the next one
+        """
+        donors = self._who_may_have_averages()
+        if waits and donors and donors[0] == self._fast_donor and (yield from self._follow(donors[:1], waits)):
+            self._tracker.came_back()
+            return True
+        if (yield from self._follow(donors)):
             self._tracker.came_back()
             return True
         return False
@@ -163,10 +173,11 @@ class Follower:
     def _who_may_have_averages(self) -> list[PeerID]:
         """Donors at this peer's step or later, maybe further than their records say.
 
-        The first is whose state this peer has taken over: it may have kept more than its last average for this peer.
+        The first is whose state or averages this peer has taken over: others may have been slower, and it may have kept
+        more than its last average for this peer.
         """
         donors = self._tracker.donors(min_step=self._version.step)
-        donors.sort(key=lambda peer: peer != self.last_donor)
+        donors.sort(key=lambda peer: peer != self._fast_donor)
         return donors[:MAX_DONORS]
 
     def _reload(self, donor: PeerID) -> Steps:
@@ -259,7 +270,7 @@ class Follower:
                 self._gradients.reset()  # with local steps it is what the next one downloads
         except RoundFailed as error:
             raise NoState({donor: str(error)}) from error
-        self.last_donor = donor
+        self.last_donor = self._fast_donor = donor
         tracker.has_handed_over(donor)
         if version.lineage != before[1]:
             tracker.came_back()
@@ -276,15 +287,16 @@ class Follower:
         if step > wanted + MAX_UPDATES or not self._tracker.may_hold(donor, step):
             raise RoundFailed(f"it holds step {step}, and nobody else is near that")
 
-    def _follow(self, donors: Sequence[PeerID]) -> Generator[Future | None, None, int]:
+    def _follow(self, donors: Sequence[PeerID], waits: bool = False) -> Generator[Future | None, None, int]:
         """Make the updates that others have made since they had this peer's weights; returns how many.
 
         :param donors: all of them hold the same averages, so the one with the fastest line may hand them over
+        :param waits: for the first one, if a donor is making it now
         """
         made, donor = 0, None
         while donors and made < MAX_UPDATES:
             try:
-                donor, lineages, averages = yield from self._fetch_averages(donors)
+                donor, lineages, averages = yield from self._fetch_averages(donors, waits and not made)
             except RoundFailed as error:  # it has not made the next one yet, or is gone
                 logger.debug(f"no further average: {error}")
                 break
@@ -295,6 +307,7 @@ class Follower:
                     self._gradients.release()
                     self._version.advance(lineage)
             made += len(averages)
+            self._fast_donor = donor
             donors = [donor, *(peer for peer in donors if peer != donor)]
         if made:
             name, updates = self._tracker.name_of(donor), f"{made} update{'s' * (made != 1)}"
@@ -302,7 +315,7 @@ class Follower:
         return made
 
     def _fetch_averages(
-        self, donors: Sequence[PeerID]
+        self, donors: Sequence[PeerID], waits: bool
     ) -> Generator[Future | None, None, tuple[PeerID, list[bytes], list[torch.Tensor]]]:
         """The averages of this peer's step and of some that follow, from one of these.
 
@@ -310,7 +323,7 @@ class Follower:
         """
         size = self._averager.vector.shape
         most = max(size.numel() * torch.float32.itemsize, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
-        fetched = yield from self._fetch(donors, most, average_of=self._version.step)
+        fetched = yield from self._fetch(donors, most, average_of=self._version.step, waits=waits)
         donor, description, layout, content = fetched
         try:
             step, before, lineages = description

@@ -79,8 +79,8 @@ def take_part(name, initial_peers, line, plan, averaging, num_peers, min_peers=1
         if self._download.average_of is None:
             await asyncio.sleep(SLOW_SECONDS)
 
-    def count_updates(self, donor):
-        followed.append((yield from follow(self, donor)))
+    def count_updates(self, *arguments):
+        followed.append((yield from follow(self, *arguments)))
         return followed[-1]
 
     def count_downloads(self, *arguments, **wishes):
@@ -170,9 +170,9 @@ def train_beside_a_slow_answer(name, initial_peers, line):
     """The first time that there is no further average, this takes a second to find out."""
     fetch, waits = Follower._fetch_averages, []
 
-    def fetch_slowly(self, donors):
+    def fetch_slowly(self, *arguments):
         try:
-            return (yield from fetch(self, donors))
+            return (yield from fetch(self, *arguments))
         except RoundFailed:
             until = time.monotonic() + SLOW_SECONDS
             while not waits and time.monotonic() < until:

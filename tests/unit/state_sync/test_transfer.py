@@ -21,6 +21,7 @@ from hivemind.utils import MPFuture
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync import donor_race as race_module
 from swarm.state_sync import download as download_module
+from swarm.state_sync import state_server as server_module
 from swarm.state_sync import uploads as uploads_module
 from swarm.state_sync.average_log import MAX_AVERAGES
 from swarm.state_sync.download import Busy, Download, NoState
@@ -38,11 +39,17 @@ STATE_BYTES = 3 * SLICE_BYTES + PIECE_BYTES + 5
 class Averager(StateTransfer):
     """Without its process; exports are numbered, as if the state changed all the time."""
 
-    step, _parent_pid, prefix = 0, None, "run"
+    step, _parent_pid, prefix, is_averaging = 0, None, "run", False
 
     def __init__(self):
         self._set_up_transfer()
-        self.exports, self.handed_over, self.lines = 0, [], []
+        self.exports, self.handed_over, self.lines, self.vector = 0, [], [], torch.zeros(300_000)
+
+    def get_tensors(self):
+        return contextlib.nullcontext([self.vector])
+
+    def _is_averaging(self) -> bool:
+        return self.is_averaging
 
     def _current_step(self) -> int:
         return self.step
@@ -135,6 +142,31 @@ def test_who_has_taken_the_state_gets_the_averages_of_the_updates_since():
             with pytest.raises(RoundFailed, match="does not have it"):
                 await fetch(donor, peer, average_of=1)
         assert donor.handed_over == ["anna"], "it is there, and waited for"
+
+    run(test)
+
+
+def test_who_waits_for_an_average_has_it_when_the_round_ends(monkeypatch):
+    monkeypatch.setattr(server_module, "MAKING_SECONDS", 0.2)
+
+    async def test():
+        donor, average = Averager(), torch.arange(300_000.0)
+        with donor.get_tensors() as (vector,):
+            vector.copy_(average)
+        await fetch(donor, "anna")
+        with pytest.raises(RoundFailed, match="does not have it"):  # at once: there is no round
+            await asyncio.wait_for(fetch(donor, "anna", average_of=0, waits=True), 0.1)
+        assert donor.handed_over == ["anna"], "it can come to the next round"
+        donor.is_averaging = True
+        with pytest.raises(RoundFailed, match="does not have it"):
+            await fetch(donor, "anna", average_of=0, waits=True)
+        assert donor.handed_over == ["anna"], "the round has closed without it"
+        monkeypatch.setattr(server_module, "MAKING_SECONDS", 20.0)
+        waiting = asyncio.ensure_future(fetch(donor, "anna", average_of=0, waits=True))
+        assert not (await asyncio.wait([waiting], timeout=0.3))[0]
+        await donor._keep_average(0, b"before", b"after")
+        _, layout = donor.serializer.loads((download := await waiting).offer.description)
+        assert torch.equal(*unpack(layout, download.content), average)
 
     run(test)
 

@@ -46,7 +46,7 @@ class Donor:
         self.source, self.failures, self.busy_seconds, self.asked = source, failures, busy_seconds, 0
         self.vector, self.cancelled = torch.zeros(3), 0
 
-    def download_state(self, donors, max_bytes, average_of=None, is_awaited=False) -> Future:
+    def download_state(self, donors, max_bytes, average_of=None, is_awaited=False, waits=False) -> Future:
         future: Future = Future()
         if average_of is not None:
             future.set_exception(NoState({}, "it has none"))
