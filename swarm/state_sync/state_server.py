@@ -39,7 +39,7 @@ HANGS_SECONDS = 30.0
 WISH_SECONDS = 10.0
 """In which who opens a stream says what for."""
 MAKING_SECONDS = 8.0
-"""For which who wants the average that is being made waits for an answer: less than it takes a silent donor for lost."""
+"""For which who wants the average that is being made waits: less than it takes a silent donor for lost."""
 SWEEP_SECONDS = 5.0
 BROKEN_KEPT_SECONDS = 60.0
 """What has arrived of a download that has failed; as long as its donor keeps it."""
