@@ -1,9 +1,9 @@
-"""Two lanes of tests, so that no two swarms of the same kind compete for two cores; and what files share."""
+"""Three lanes of tests, so that no two swarms of the same kind compete for two cores; and what files share."""
 
 import os
 import signal
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of two lanes on two cores would wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of all lanes on two cores would wait for each other
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -11,8 +11,10 @@ from xdist.scheduler import LoadScopeScheduling
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell starts what runs in the background deaf to Ctrl-C, and so would be every program that a test interrupts."""
 
-PLACES = ("tests/e2e/test_soak.py", "tests/integration/swarms/", "tests/integration/training/", "tests/")
-"""What begins first, and what fills both lanes when the swarms are done."""
+LANES = ("tests/e2e/lab/", "tests/e2e/", "tests/integration/swarms/")
+"""Folders whose tests run one after the other: the lab and what measures, other programs, forked swarms."""
+PLACES = (*LANES, "tests/integration/training/", "tests/")
+"""What begins first, and what fills the lanes when the swarms are done."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,13 +22,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Lanes(LoadScopeScheduling):
-    """A worker takes a file, or all programs (``tests/e2e``), or all forked swarms (``tests/integration/swarms``)."""
+    """A worker takes a file, or all of one of the ``LANES``."""
 
     def _split_scope(self, nodeid: str) -> str:
-        for lane in ("tests/e2e/", "tests/integration/swarms/"):
-            if nodeid.startswith(lane):
-                return lane
-        return nodeid.split("::")[0]
+        return next((lane for lane in LANES if nodeid.startswith(lane)), nodeid.split("::")[0])
 
 
 def pytest_xdist_make_scheduler(config, log) -> Lanes:
