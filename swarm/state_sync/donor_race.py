@@ -1,4 +1,8 @@
-"""Which of several donors a state is taken from: the first one, unless others turn out to be faster."""
+"""Which of several donors a state is taken from: the first one, unless others turn out to be faster.
+
+In a race all share this peer's own line. So the winner then has to show that it fills this line alone; if it does not,
+the second best has its turn, and the faster of both goes on with what has arrived from it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,11 @@ PATIENCE_SECONDS, FAST_SECONDS = 1.0, 3.0
 """After so long others begin as well, if the first one needs longer than this for the rest."""
 RACE_SECONDS, LONGEST_RACE_SECONDS = 2.0, 20.0
 """That each has to show how fast it is, from its first piece on: before that it makes a copy of its state."""
+
+ALONE_SECONDS = 4.0
+"""That the winner has to show how fast it is alone, and then the second best."""
+ENOUGH = 0.85
+"""Of the rate at which all sent together; who is so fast alone is not the bottleneck."""
 
 
 class Race:
@@ -43,6 +52,11 @@ class Race:
         self._reasons: dict[PeerID, str] = {}
         self._busy_seconds: list[float] = []
         self._has_begun = False
+        self._second: Download | None = None
+        self._race_rate = 0.0
+        self._alone = 0.0, 0
+        """Since when the download that runs is the only one, and how many bytes it had then."""
+        self._alone_rates: dict[int, float] = {}
         self.broken: list[Download] = []
         """Downloads that have failed without fault of what has arrived; the one with most of it is the last."""
 
@@ -67,7 +81,9 @@ class Race:
                 ahead = min(self._running.values(), key=lambda download: download.seconds_left)
                 look_at(self._places[id(ahead)], ahead)
                 now = time.monotonic()
-                if race_began and self._is_decided(race_began) and ahead.seconds_left < math.inf:
+                if self._second is not None and len(self._running) == 1 and now > self._alone[0] + ALONE_SECONDS:
+                    self._compare_alone(ahead)
+                elif race_began and self._is_decided(race_began) and ahead.seconds_left < math.inf:
                     self._leave_only(ahead)
                 if not race_began and now - began > PATIENCE_SECONDS and ahead.seconds_left > FAST_SECONDS:
                     race_began = now
@@ -92,6 +108,9 @@ class Race:
     def _start(self) -> None:
         if self._waiting:
             download = self._waiting.pop(0)
+            if download.offer is not None:
+                download.begin_again()
+            self._alone = time.monotonic(), download.num_bytes
             self._running[asyncio.ensure_future(self._watched(download))] = download
 
     async def _watched(self, download: Download) -> None:
@@ -128,10 +147,53 @@ class Race:
             self.broken = sorted([*self.broken, download], key=lambda one: one.num_bytes)
 
     def _leave_only(self, ahead: Download) -> None:
-        for task, download in [*self._running.items()]:
-            if download is not ahead:
-                del self._running[task]
-                task.cancel()
+        """The others wait, the second best first."""
+        if len(self._running) == 1:
+            return
+        others = sorted(self._downloads, key=lambda download: download.seconds_left)
+        others.remove(ahead)
+        self._race_rate = ahead.bytes_per_second + sum(download.bytes_per_second for download in others)
+        if others[0].seconds_left < math.inf and ahead.seconds_left > 2 * ALONE_SECONDS:
+            self._second = others[0]
+        for download in others:
+            self._set_aside(download)
+        self._waiting.sort(key=lambda download: download.seconds_left)
+        self._alone = time.monotonic(), ahead.num_bytes
+
+    def _compare_alone(self, running: Download) -> None:
+        """How fast the one that runs is alone is known now: go on with it, or with the second best."""
+        since, num_bytes = self._alone
+        rate = (running.num_bytes - num_bytes) / (time.monotonic() - since)
+        self._alone_rates[id(running)] = max(rate, 1.0)
+        second = self._second
+        if running is not second:
+            if rate < ENOUGH * self._race_rate and second in self._waiting:
+                self._change_to(second)
+            else:
+                self._second = None
+            return
+        self._second = None
+        for first in self._waiting:
+            if id(first) in self._alone_rates and self._seconds_alone(first) < self._seconds_alone(second):
+                self._change_to(first)
+                return
+
+    def _seconds_alone(self, download: Download) -> float:
+        return (download.offer.num_bytes - download.num_bytes) / self._alone_rates[id(download)]
+
+    def _change_to(self, other: Download) -> None:
+        for download in self._downloads:
+            self._set_aside(download)
+        self._waiting.remove(other)
+        self._waiting.insert(0, other)
+        self._start()
+
+    def _set_aside(self, download: Download) -> None:
+        """It may go on later, where it is now."""
+        (task,) = (task for task, one in self._running.items() if one is download)
+        del self._running[task]
+        task.cancel()
+        self._waiting.insert(0, download)
 
     async def _stop(self, tasks: Sequence[asyncio.Task]) -> None:
         for task in tasks:

@@ -8,6 +8,7 @@ import contextlib
 import pickle
 import random
 import socket
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -422,14 +423,19 @@ def test_who_is_too_far_behind_gets_no_average_any_more():
 
 
 class Slow(Averager):
-    """Sends so many bytes per second, in all."""
+    """Sends so many bytes per second, in all.
 
-    def __init__(self, bytes_per_second: float):
+    :param line: that of the one who takes them, so that all share it
+    """
+
+    def __init__(self, bytes_per_second: float, line: Callable[[int], Awaitable[None]] | None = None):
         super().__init__()
-        self._lock, self._seconds_per_byte = asyncio.Lock(), 1 / bytes_per_second
+        self._lock, self._seconds_per_byte, self._line = asyncio.Lock(), 1 / bytes_per_second, line
 
     async def rpc_download_state(self, requests, context):
         async for message in super().rpc_download_state(requests, context):
+            if self._line is not None:
+                await self._line(len(message.tensor_part.buffer))
             async with self._lock:
                 await asyncio.sleep(len(message.tensor_part.buffer) * self._seconds_per_byte)
             yield message
@@ -497,6 +503,30 @@ def test_a_faster_donor_is_found_beside_a_slow_one(monkeypatch):
         assert donor == "cleo", "three take part"
         assert donors["dan"].exports == 0
         await until(lambda: not any(upload.streams for upload in donors["anna"]._uploads.of.values()))
+
+    run(test)
+
+
+def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone(monkeypatch):
+    """The newcomer's line carries 1 MB/s. Ben has more than that, and gets less than Anna as long as they share it."""
+    for name, value in {"LOOK": 0.02, "PATIENCE": 0.1, "RACE": 0.3, "ALONE": 0.3}.items():
+        monkeypatch.setattr(race_module, f"{name}_SECONDS", value)
+
+    async def test():
+        lock, donors = asyncio.Lock(), {}
+
+        async def line(num_bytes: int) -> None:
+            async with lock:
+                await asyncio.sleep(num_bytes / 1e6)
+
+        async def line_of_ben(num_bytes: int) -> None:
+            await line(num_bytes)
+            if any(upload.streams for upload in donors["anna"]._uploads.of.values()):
+                await asyncio.sleep(num_bytes / 1e6)
+
+        donors |= {"anna": Slow(6e5, line), "ben": Slow(1e8, line_of_ben)}
+        donor, *_ = await Newcomer(donors).take(*donors)
+        assert donor == "ben"
 
     run(test)
 
