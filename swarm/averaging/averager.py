@@ -7,7 +7,7 @@ import contextlib
 import multiprocessing as mp
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
@@ -54,6 +54,7 @@ logger = get_logger(__name__)
 
 SLOW_BYTES_PER_SECOND, MAX_VECTORS = 250_000.0, 16.0  # 2 Mbit/s: less is too slow; a hub of more has a faster line
 TOO_SLOW = "holds up every round for far too long"
+STUCK = "let this peer into its group and never began"
 DEAD_SECONDS = 10.0  # whoever can start the averager process again has done so by then
 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
@@ -140,13 +141,16 @@ class SwarmAverager(StateTransfer):
             self.wait_until_ready(timeout)
 
     def longest_round_seconds(self, timeout_seconds: float, members: Sequence[Member]) -> float:
-        """After which a round is given up: what a slow line needs for the (N + F - 2) / F vectors that a member sends,
-        and receives, if F of N can be called."""
-        ratio = self._codec.estimate_compression_ratio(CompressionInfo.from_tensor(self.vector))
+        """After which a round is given up: what a slow line needs for what a member sends, and receives."""
         members = [member for member in members if member.awaited]
-        reducers = max(1, sum(not member.client_mode for member in members))
-        vectors = min(max(2.0, (len(members) + reducers - 2) / reducers), MAX_VECTORS)
-        return max(timeout_seconds, vectors * ratio * 4 * self.vector.numel() / SLOW_BYTES_PER_SECOND)
+        num_bytes = self._bytes_of_member(len(members), sum(not member.client_mode for member in members))
+        return max(timeout_seconds, num_bytes / SLOW_BYTES_PER_SECOND)
+
+    def _bytes_of_member(self, num_members: int, num_reducers: int) -> float:
+        """What it sends in an exchange: (N + F - 2) / F vectors, if F of N can be called."""
+        ratio = self._codec.estimate_compression_ratio(CompressionInfo.from_tensor(self.vector))
+        vectors = (num_members + max(1, num_reducers) - 2) / max(1, num_reducers)
+        return min(max(2.0, vectors), MAX_VECTORS) * ratio * 4 * self.vector.numel()
 
     def run_round(
         self,
@@ -290,7 +294,10 @@ class SwarmAverager(StateTransfer):
         if self._low_rank is not None:
             ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
         faults.at("meeting", ticket.step)
-        group = await meetings.meet(ticket, members, patience, asyncio.get_running_loop().time() + timeout)
+        try:
+            group = await meetings.meet(ticket, members, patience, asyncio.get_running_loop().time() + timeout)
+        finally:
+            self._blame(dict.fromkeys(meetings.stuck, STUCK))
         limits_of(self._p2p).met(group.peer_ids)
         faults.at("met", ticket.step)
         met, group = time.perf_counter(), group.bounded(self._batch_target)
@@ -298,7 +305,7 @@ class SwarmAverager(StateTransfer):
             self._waiting_step.value = -1  # those who waited compute on, too
             raise ShortBatch(group)
         if len(group.peer_ids) == 1:
-            return RoundReport.of(group, meeting_seconds=met - started, exchange_seconds=0.0)
+            return RoundReport.of(group, blamed=self._blamed, meeting_seconds=met - started, exchange_seconds=0.0)
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
         lanes = self._lanes(group)
@@ -308,7 +315,7 @@ class SwarmAverager(StateTransfer):
         except BaseException as error:
             self._kept_waiting = lanes.kept_waiting | lanes.lost
             meetings.reopen()
-            self._blamed = self._judge(lanes, group, time.perf_counter() - met, compute_seconds)
+            self._judge(lanes, group, time.perf_counter() - met, compute_seconds)
             if self._blamed and isinstance(error, Exception):
                 raise RoundFailed(str(error), frozenset(lanes.lost), self._blamed) from error
             raise
@@ -316,23 +323,29 @@ class SwarmAverager(StateTransfer):
         if not lanes.lost:
             meetings.pulse.exchange_took(exchange_seconds, group.peer_ids)
         meetings.met(group.peer_ids)
+        self._judge(lanes, group, exchange_seconds, compute_seconds)
         return RoundReport.of(
             group,
             lanes.runners,
             lost=frozenset(lanes.lost),
-            blamed=self._judge(lanes, group, exchange_seconds, compute_seconds),
+            blamed=self._blamed,
             meeting_seconds=met - started,
             exchange_seconds=exchange_seconds,
         )
 
-    def _judge(self, lanes: Lanes, group: Group, exchange_seconds: float, compute_seconds: float) -> dict[PeerID, str]:
-        """Who is not met again for a while, and why."""
+    def _judge(self, lanes: Lanes, group: Group, exchange_seconds: float, compute_seconds: float) -> None:
+        """Who has spoilt this exchange, or held it up, is blamed."""
         others = [peer_id for peer_id in group.peer_ids if peer_id != self.peer_id]
-        slow = self._slow_members.note(others, lanes.waited_seconds, exchange_seconds, compute_seconds)
-        blamed = {peer_id: TOO_SLOW for peer_id in slow} | lanes.blamed
+        num_reducers = sum(not ticket.client_mode for ticket in group.tickets)
+        num_bytes = self._bytes_of_member(len(group.peer_ids), num_reducers)
+        slow = self._slow_members.note(others, lanes.waited_seconds, exchange_seconds, compute_seconds, num_bytes)
+        self._blame(dict.fromkeys(slow, TOO_SLOW) | lanes.blamed)
+
+    def _blame(self, blamed: Mapping[PeerID, str]) -> None:
+        """These are not met again for a while, and this is why."""
+        self._blamed |= blamed
         for peer_id in blamed:
             self._shunned.add(peer_id)
-        return blamed
 
     def _lanes(self, group: Group) -> Lanes:
         counts = [count_lanes(group, self.vector, self._codec)] if self._low_rank is None else [1, 1]

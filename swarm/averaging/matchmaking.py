@@ -83,6 +83,8 @@ class Rendezvous:
     ):
         self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
         self._shunned, self._said_shunned_at = shunned, -math.inf
+        self.stuck: set[PeerID] = set()
+        """Who has let this peer in at the last meeting, and never began."""
         self._known = Acquaintances()
         """Those who have averaged with this peer."""
         self._stranger_patience = Allowance(STRANGER_SECONDS, STRANGER_SHARE)
@@ -95,6 +97,8 @@ class Rendezvous:
         self._expected: frozenset[PeerID] = frozenset()
         self._step, self._lineage = 0, None
         self._closed_step, self._closed_with = -1, frozenset[PeerID]()
+        self._longest_meeting_seconds = math.inf
+        """After which a leader is not coming."""
         self._leader: PeerID | None = None
         self._is_client: dict[PeerID, bool] = {}
         self._lookout = Lookout(pulse, self._arrivals.set)
@@ -163,6 +167,7 @@ class Rendezvous:
         """
         async with self._lock:
             self._lookout.begin()
+            self.stuck = set()
             self.set_step(ticket.step, ticket.lineage)
             self.expect([member.peer_id for member in members if member.awaited])
             order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
@@ -185,17 +190,17 @@ class Rendezvous:
         """Follow the first who leads, in this order; if that is nobody, lead."""
         own, loop = self._p2p.peer_id, asyncio.get_running_loop()
         seniors = order[: order.index(own)] if own in order else order
-        longest_meeting_seconds = 2 * patience_seconds + self._hold_seconds + REPLY_SECONDS
+        self._longest_meeting_seconds = 2 * patience_seconds + self._hold_seconds + REPLY_SECONDS
         for senior in seniors:
             self._watch(seniors[:WATCHED_SENIORS])
             if senior not in self._lookout.lost:
-                wait_until = min(deadline, loop.time() + longest_meeting_seconds)
+                wait_until = min(deadline, loop.time() + self._longest_meeting_seconds)
                 if (group := await self._follow(senior, ticket, wait_until)) is not None:
                     return group
         if own not in order:
             return None
         self._watch(self._is_client)
-        wait_until = min(deadline, loop.time() + longest_meeting_seconds)
+        wait_until = min(deadline, loop.time() + self._longest_meeting_seconds)
         return await self._lead(ticket, min(deadline, loop.time() + patience_seconds), seniors, wait_until)
 
     def _watch(self, peers: Collection[PeerID]) -> None:
@@ -281,7 +286,8 @@ class Rendezvous:
         request = CODE.JoinRequest(
             schema_hash=self._schema_hash, gather=ticket.to_bytes(), client_mode=ticket.client_mode
         )
-        stream, accepted, lost = None, False, self._lookout.watch(leader, can_be_called=True)
+        loop = asyncio.get_running_loop()
+        stream, accepted, came_at, lost = None, False, loop.time(), self._lookout.watch(leader, can_be_called=True)
         try:
             stub = self._servicer.get_stub(self._p2p, leader, namespace=self._namespace)
             stream = await unless(lost, stub.rpc_join_group(request), REPLY_SECONDS)
@@ -289,11 +295,13 @@ class Rendezvous:
             if accepted := reply.code == CODE.ACCEPTED:
                 self._leader = leader
                 self._send_guests_to(leader)
-                remaining = max(0.0, wait_until - asyncio.get_running_loop().time())
+                remaining = max(0.0, wait_until - loop.time())
                 reply = await unless(lost, stream.__anext__(), remaining)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
             logger.debug(f"{leader} does not lead us: {error!r}")
             is_stuck = accepted and isinstance(error, TimeoutError)  # its process answers, its trainer does not come
+            if is_stuck and loop.time() - came_at >= self._longest_meeting_seconds:
+                self.stuck.add(leader)
             if lost.done() or is_stuck:
                 self._lookout.lost.add(leader)  # who leads in its place does not wait for it again
             return None

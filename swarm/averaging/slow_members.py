@@ -1,8 +1,11 @@
 """Which members hold the others up for far too long, round after round.
 
 Lines at home differ, and a slow one is welcome: averaging runs beside computing, and takes as long as the slowest line
-needs. But a member for which everybody waits far longer than for all the others, and than computing takes, costs the
-swarm more than it gives, whether its line is bad or it does so on purpose.
+needs. But a member that sends hardly anything, and for which everybody waits far longer than for all the others, and
+than computing takes, costs the swarm more than it gives, whether its line is bad or it does so on purpose.
+
+How long the others need is no measure alone: the more peers there are, the less each of them computes for an update,
+and next to fast lines every line at home is a slow one. So who sends as fast as a usual line at home is never too slow.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ SLOW_SECONDS = 3.0
 TIMES_SLOWER = 2.0
 """How much longer than everything else in an update the wait for one member may be: the update takes three times as
 long then."""
+USUAL_BYTES_PER_SECOND = 500_000.0
+"""4 Mbit/s, on the average over an exchange; a line that carries it is not left out however fast the others are."""
 MAX_SLOW_ROUNDS = 3
 """In a row; after that a member is left out, and again after each further slow round until it was in time."""
 
@@ -32,6 +37,7 @@ class SlowMembers:
         waited_seconds: Mapping[PeerID, float],
         exchange_seconds: float,
         compute_seconds: float,
+        num_bytes: float,
     ) -> set[PeerID]:
         """A round has ended.
 
@@ -39,13 +45,15 @@ class SlowMembers:
         :param waited_seconds: for whom this peer has waited, while most others had sent everything
         :param exchange_seconds: of the whole exchange
         :param compute_seconds: that this peer has computed for the update
+        :param num_bytes: that a member sends in such an exchange
         :returns: those who are left out from now on
         """
         too_slow = set()
+        is_usual = num_bytes >= USUAL_BYTES_PER_SECOND * exchange_seconds
         for peer in members:
             waited = waited_seconds.get(peer, 0.0)
             otherwise = max(exchange_seconds - waited, compute_seconds)
-            if waited < max(SLOW_SECONDS, TIMES_SLOWER * otherwise):
+            if is_usual or waited < max(SLOW_SECONDS, TIMES_SLOWER * otherwise):
                 self._slow_rounds.pop(peer, None)
                 continue
             self._slow_rounds[peer] = self._slow_rounds.get(peer, 0) + 1

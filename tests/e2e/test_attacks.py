@@ -296,7 +296,7 @@ def has_step(peers: Peers, name: str, step: int) -> bool:
     return any(made >= step for made, *_ in peers[name].messages)
 
 
-@pytest.mark.parametrize("lie", ["nan", "overflow", "bad-average", "slow"])
+@pytest.mark.parametrize("lie", ["nan", "overflow", "bad-average", "slow", "stuck"])
 def test_a_member_that_spoils_rounds_is_left_out(tmp_path, lie):
     plan = (WidePlan if lie == "slow" else Plan)(compute_seconds=0.03)
     with Peers(timeout_seconds=75) as peers:
@@ -314,6 +314,24 @@ def test_a_member_that_spoils_rounds_is_left_out(tmp_path, lie):
         assert all(update.peer_ids == {a.peer_id, b.peer_id} for update in outcome.updates[-5:])
     assert_equal_updates(a, b)
     assert "mallory" in said, "the liar is named"
+
+
+def test_who_has_trained_trains_on_beside_a_download_from_a_member_that_lies(tmp_path):
+    """It has been in a group, so its word counts for more than a stranger's."""
+    plan = Plan(compute_seconds=0.03)
+    with Peers(timeout_seconds=75) as peers:
+        for name in ("a", "b"):
+            peers.start(name, member, tmp_path, plan, 3)
+        peers.start("mallory", partial(member, lie="ahead", max_steps=10**6), tmp_path, plan, 3)
+        found = peers.results("a", "b")
+    (a, a_rounds), (b, b_rounds) = found["a"], found["b"]
+    assert "mallory was asked" in (tmp_path / "mallory.log").read_text()
+    for outcome, rounds in ((a, a_rounds), (b, b_rounds)):
+        failed = [reason for reason in rounds if not is_fine(reason)]
+        assert len(failed) <= MAX_FAILED, failed
+        assert [update.step for update in outcome.updates] == list(range(1, UPDATES + 1)), "it has made all updates"
+        assert all(update.own_samples > 0 for update in outcome.updates), "it has computed for each of them"
+    assert_equal_updates(a, b)
 
 
 @pytest.mark.parametrize("lie", ["flip", "false-statistics"])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,13 +15,18 @@ from pathlib import Path
 
 import torch
 from hivemind.compression import CompressionInfo
+from hivemind.proto import averaging_pb2
 
 from swarm.averaging.allreduce import ExactAllReduceRunner
+from swarm.averaging.matchmaking import Rendezvous
+from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_tracker import ProgressTracker
+from swarm.state_sync.state_server import StateTransfer
 from swarm.state_sync.training_state import SharedState
 from tests.helpers.attack_tools import check_address, listening_host
 
 SLOW_SECONDS = 0.8
+DRIP_SECONDS = 5.0
 
 
 def nan() -> None:
@@ -68,6 +74,38 @@ def slow() -> None:
     ExactAllReduceRunner._generate_input_for_peer = late
 
 
+def stuck() -> None:
+    """Says that it was here first, so that it leads; lets everybody in, and never tells them that the round begins."""
+    honest = Rendezvous.serve
+
+    async def serve(self, request, context):
+        async for reply in honest(self, request, context):
+            if reply.code == averaging_pb2.BEGIN_ALLREDUCE:
+                await asyncio.Event().wait()
+            yield reply
+
+    Rendezvous.serve = serve
+    _say_that_it_was_here_first()
+
+
+def ahead() -> None:
+    """a3: says that it is an update ahead of what it is; who asks for its state or averages gets them slowly."""
+    honest_record, honest_answer = PeerProgress.to_bytes, StateTransfer.rpc_download_state
+
+    def to_bytes(self) -> bytes:
+        return honest_record(replace(self, step=self.step + (self.phase == TRAINING)))
+
+    @functools.wraps(honest_answer)
+    async def drip(self, requests, context):
+        print("mallory was asked", flush=True)
+        async for message in honest_answer(self, requests, context):
+            if message.HasField("tensor_part"):
+                await asyncio.sleep(DRIP_SECONDS)
+            yield message
+
+    PeerProgress.to_bytes, StateTransfer.rpc_download_state = to_bytes, drip
+
+
 def false_statistics() -> None:
     """e2: hands over a state whose tensors are all x -1, the optimizer's step among them; says it was here first."""
     _hand_over_negated(lambda number, num_model_tensors: True)
@@ -80,7 +118,6 @@ def flip() -> None:
 
 def _hand_over_negated(which: Callable[[int, int], bool]) -> None:
     honest_export = SharedState.export
-    honest_begin, honest_come_back = ProgressTracker.__init__, ProgressTracker.came_back
 
     def export(self, step: int, lineage: bytes):
         description, tensors = honest_export(self, step, lineage)
@@ -91,6 +128,13 @@ def _hand_over_negated(which: Callable[[int, int], bool]) -> None:
         ]
         return description, negated
 
+    SharedState.export = export
+    _say_that_it_was_here_first()
+
+
+def _say_that_it_was_here_first() -> None:
+    honest_begin, honest_come_back = ProgressTracker.__init__, ProgressTracker.came_back
+
     def begin(self, *args, **kwargs):
         honest_begin(self, *args, **kwargs)
         self._own = replace(self._own, joined=0.0)
@@ -99,7 +143,6 @@ def _hand_over_negated(which: Callable[[int, int], bool]) -> None:
         honest_come_back(self)
         self.report(urgent=True, joined=0.0)
 
-    SharedState.export = export
     ProgressTracker.__init__, ProgressTracker.came_back = begin, come_back
 
 
@@ -108,6 +151,8 @@ LIES: dict[str, Callable[[], None]] = {
     "overflow": overflow,
     "bad-average": bad_average,
     "slow": slow,
+    "stuck": stuck,
+    "ahead": ahead,
     "false-statistics": false_statistics,
     "flip": flip,
 }
