@@ -16,6 +16,7 @@ import psutil
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import make_writable
+from swarm.runtime.hivemind_version import HIVEMIND_VERSION, check_hivemind_version
 
 if TYPE_CHECKING:
     from torch import nn  # takes seconds to import
@@ -57,6 +58,10 @@ def check_versions() -> Check:
             missing.append(package)
     if missing:
         return Check("versions", "failed", f"{', '.join(missing)} missing", "install: `make setup`, or pip install .")
+    try:
+        check_hivemind_version()
+    except InputError as error:
+        return Check("versions", "failed", str(error), f"pip install hivemind=={HIVEMIND_VERSION}")
     return Check("versions", "ok", ", ".join(versions))
 
 

@@ -35,6 +35,7 @@ from swarm.cli.demo import wide_console
 from swarm.network.addresses import check_reachable, parse_initial_peers
 from swarm.peer.status import percent, shown, shown_rate
 from swarm.runtime.fast_imports import lean_imports, silence_libraries
+from swarm.runtime.hivemind_version import check_hivemind_version
 
 if TYPE_CHECKING:
     from swarm.membership.progress_record import PeerProgress
@@ -239,6 +240,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     silence_libraries()
     display = Display(wide_console())
     try:
+        check_hivemind_version()
         with lean_imports():
             if options.json:
                 sight = watch(options, lambda sight: say(json.dumps(sight.as_json())))

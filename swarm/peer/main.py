@@ -36,6 +36,7 @@ from swarm.peer.rejoin import come_back, resumed, trained_before
 from swarm.peer.startup_timer import StartClock
 from swarm.peer.status import program
 from swarm.runtime.fast_imports import lean_imports, silence_libraries
+from swarm.runtime.hivemind_version import check_hivemind_version
 from swarm.runtime.processes import descendants, kill, reap
 
 LEAVE_SECONDS = 10.0
@@ -60,6 +61,7 @@ def run(read: Callable[[], PeerOptions]) -> int:
         options = resumed(read())
         print("Starting; importing torch takes about 10 s …", flush=True)
         silence_libraries()
+        check_hivemind_version()
         before = trained_before(options)
 
         def make_peer(alone: bool) -> Peer:
