@@ -119,6 +119,11 @@ class SwarmAverager(StateTransfer):
         return self._averaged_tensors[0]
 
     @property
+    def can_listen(self) -> bool:
+        """Whether a member may come without weights; PowerSGD's memory goes with them."""
+        return self._low_rank is None
+
+    @property
     def waiting_step(self) -> int:
         """The step that somebody came to finish with us already, or -1."""
         return self._waiting_step.value
@@ -266,7 +271,7 @@ class SwarmAverager(StateTransfer):
                 self._meet_and_exchange(meetings, ticket, members, patience, timeout, compute_seconds), timeout
             )
             if len(report.group.peer_ids) > 1:  # the vector holds the average by now: this round cannot fail any more
-                await self._keep_average(ticket.step, ticket.lineage, report.group.group_id)
+                await self._keep_average(ticket.step, report.group.lineage, report.group.group_id)
             future.set_result(report)
         except (Behind, Refused, RoundFailed, ShortBatch) as error:
             future.set_exception(error)
@@ -278,7 +283,8 @@ class SwarmAverager(StateTransfer):
             logger.debug("round failed", exc_info=True)
             future.set_exception(RoundFailed(f"{type(error).__name__}: {error}"))
         finally:
-            self._round_task = None
+            if self._round_task is asyncio.current_task():  # else the next one has begun
+                self._round_task = None
             self._pending_groups_registered.set()
 
     async def _meet_and_exchange(

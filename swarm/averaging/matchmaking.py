@@ -132,7 +132,9 @@ class Rendezvous:
 
     def _has_other_weights(self, ticket: Ticket) -> bool:
         """Whether its sender is at this peer's step in another history."""
-        return self._lineage is not None and ticket.step == self._step and ticket.lineage != self._lineage
+        if self._lineage is None or ticket.listens:
+            return False
+        return ticket.step == self._step and ticket.lineage != self._lineage
 
     def met(self, peers: Iterable[PeerID]) -> None:
         """These have averaged with this peer: they are no strangers."""
@@ -148,7 +150,7 @@ class Rendezvous:
 
     def waits_for(self, step: int) -> bool:
         """Whether somebody has come to finish this step already."""
-        return any(guest.ticket.step == step for guest in self._lobby.values())
+        return any(guest.ticket.step == step and not guest.ticket.listens for guest in self._lobby.values())
 
     def expect(self, members: Collection[PeerID]) -> None:
         """Change whom the leader waits for, as peers come and go."""
@@ -168,7 +170,8 @@ class Rendezvous:
         async with self._lock:
             self._lookout.begin()
             self.stuck = set()
-            self.set_step(ticket.step, ticket.lineage)
+            if not ticket.listens:  # else this peer works on an earlier one
+                self.set_step(ticket.step, ticket.lineage)
             self.expect([member.peer_id for member in members if member.awaited])
             order = [m for m in sorted(members, key=lambda m: m.seniority) if not m.client_mode]
             order = [m for m in order if m.peer_id not in self._shunned]
@@ -180,7 +183,8 @@ class Rendezvous:
                     self._lookout.end()
                 if group is not None:
                     return group
-                await asyncio.sleep(0.2)  # only outbound-only peers come here: nobody to follow, unable to lead
+                # Only outbound-only peers and listeners come here: nobody to follow, unable to lead.
+                await asyncio.sleep(KNOCK_AGAIN_SECONDS if ticket.listens else REDIRECT_SECONDS)
                 self._lookout.begin()
             raise RoundFailed("no group was formed in time")
 
@@ -195,6 +199,8 @@ class Rendezvous:
             self._watch(seniors[:WATCHED_SENIORS])
             if senior not in self._lookout.lost:
                 wait_until = min(deadline, loop.time() + self._longest_meeting_seconds)
+                if ticket.listens:  # for a round that begins when the one before has ended
+                    wait_until = deadline
                 if (group := await self._follow(senior, ticket, wait_until)) is not None:
                     return group
         if own not in order:
@@ -261,7 +267,7 @@ class Rendezvous:
         for peer, guest in self._lobby.items():
             if guest.answer.done() or guest.ticket.step != ticket.step or peer in self._lookout.lost:
                 continue  # on the way out, early, or not there any more
-            if guest.ticket.lineage == ticket.lineage:
+            if guest.ticket.lineage == ticket.lineage or guest.ticket.listens:
                 arrived.add(peer)
             else:
                 guest.answer.set_result(CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY))
@@ -299,7 +305,9 @@ class Rendezvous:
                 reply = await unless(lost, stream.__anext__(), remaining)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
             logger.debug(f"{leader} does not lead us: {error!r}")
-            is_stuck = accepted and isinstance(error, TimeoutError)  # its process answers, its trainer does not come
+            is_stuck = (
+                accepted and isinstance(error, TimeoutError) and not ticket.listens
+            )  # its process answers, its trainer does not come
             if is_stuck and loop.time() - came_at >= self._longest_meeting_seconds:
                 self.stuck.add(leader)
             if lost.done() or is_stuck:
@@ -397,7 +405,7 @@ class Rendezvous:
             return
         answer = self._answer_at_once(request, sender, ticket)
         if answer is not None:
-            if answer.code == CODE.CANCELLED and ticket.step <= self._step:
+            if answer.code == CODE.CANCELLED and ticket.step <= self._step and not ticket.listens:
                 self._hold_for(sender, ticket)
             yield answer
             return

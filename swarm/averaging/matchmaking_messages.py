@@ -60,6 +60,10 @@ def parse_group(reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ti
         raise ValueError("a member is there twice or the leader is missing")
     if me not in peer_ids or tickets[peer_ids.index(me)] != ticket:
         raise ValueError("our ticket is missing or was changed")
-    if any((member.step, member.lineage) != (ticket.step, ticket.lineage) for member in tickets):
+    if tickets[peer_ids.index(leader)].listens:
+        raise ValueError("its leader has no weights")
+    group = Group.close(bytes(reply.group_id), peer_ids, tickets)
+    lineage = group.lineage if ticket.listens else ticket.lineage
+    if any(member.step != ticket.step or not (member.listens or member.lineage == lineage) for member in tickets):
         raise ValueError("its members have different weights")
-    return Group.close(bytes(reply.group_id), peer_ids, tickets)
+    return group

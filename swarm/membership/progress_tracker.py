@@ -270,6 +270,12 @@ class ProgressTracker(threading.Thread):
         records = self._believed().items()
         return max([self._own.step, *(r.step for p, r in records if self._can_ask(p, r) and r.phase != JOINING)])
 
+    @property
+    def next_round(self) -> int:
+        """The step that the next round is going to end, by what those say who train."""
+        records = self._believed().values()
+        return max((r.round for r in records if r.phase not in (JOINING, WAITING)), default=self._own.round)
+
     def donors(self, min_step: int) -> list[PeerID]:
         """Full peers that claim to hold the state of ``min_step`` or later: those first that have been in a group with
         this peer, then the latest, then the senior.

@@ -20,10 +20,10 @@ from swarm.network.known_peers import peer_of_address
 from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.run_names import is_run_id, key_prefix
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Raised when peers of two versions could no longer train together.
 
-10: who waits for an average says so, and its donor answers when it has it.
+11: a member may listen to a round before it has the weights of its step.
 """
 
 MAX_CARD_BYTES = 64 * 1024

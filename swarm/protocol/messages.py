@@ -19,6 +19,8 @@ from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, Lineage, Samples, Sk
 
 MAX_GROUP_SIZE = 1024
 MAX_TICKET_BYTES = 256
+ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
+"""In the ticket of a listener, who does not know yet which weights the others will have."""
 _TICKET = msgspec.msgpack.Decoder(tuple[Step, Samples, bool, float, Lineage, Sketch, bool])
 
 
@@ -104,10 +106,11 @@ class Ticket:
     """What a member brings to a round; every member sees every ticket before any gradient travels.
 
     :param step: the global update that this peer wants to finish
-    :param samples: samples in its gradient, which is its weight in the average; 0 means that it only listens
+    :param samples: samples in its gradient, which is its weight in the average; 0 means that it gives nothing
     :param client_mode: it cannot be dialled
     :param loss: mean training loss over its samples
-    :param lineage: name of the round that its weights came out of; equal steps of different histories never mix
+    :param lineage: name of the round that its weights came out of; equal steps of different histories never mix.
+        :data:`ANY_LINEAGE` for a listener
     :param sketch: of these weights (:mod:`swarm.state_sync.weight_sketch`); empty if it is not known
     :param warm: whether its PowerSGD goes on from the round of this lineage
     """
@@ -120,6 +123,16 @@ class Ticket:
     sketch: tuple[float, ...] = ()
     warm: bool = False
 
+    @classmethod
+    def of_listener(cls, step: int, client_mode: bool) -> Ticket:
+        """Of a peer that has the weights of this step soon: it gives nothing, and has the average with the others."""
+        return cls(step, 0, client_mode, 0.0, ANY_LINEAGE)
+
+    @property
+    def listens(self) -> bool:
+        """Whether it comes without weights."""
+        return self.lineage == ANY_LINEAGE
+
     def to_bytes(self) -> bytes:
         return to_wire(*vars(self).values())
 
@@ -127,6 +140,8 @@ class Ticket:
     def from_bytes(cls, data: bytes) -> Ticket:
         """:raises ValueError: whatever is wrong with it; the sender is not trusted"""
         step, samples, client_mode, loss, lineage, sketch, warm = from_wire(_TICKET, data, MAX_TICKET_BYTES)
+        if lineage == ANY_LINEAGE and samples:
+            raise ValueError("a listener has no samples")
         sketch = tuple(sketch) if all(map(math.isfinite, sketch)) else ()
         return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch, warm)
 
@@ -169,6 +184,11 @@ class Group:
     @property
     def samples(self) -> int:
         return sum(ticket.samples for ticket in self.tickets)
+
+    @property
+    def lineage(self) -> bytes:
+        """Of the weights that its average belongs to."""
+        return next((ticket.lineage for ticket in self.tickets if not ticket.listens), ANY_LINEAGE)
 
 
 @dataclass(frozen=True)

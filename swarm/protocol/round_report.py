@@ -191,7 +191,7 @@ class RoundEvent:
             exchanged.bytes_received,
             exchanged.received_fraction,
             tuple(ticket.samples for ticket in tickets),
-            tuple(ticket.loss if math.isfinite(ticket.loss) else None for ticket in tickets),
+            tuple(ticket.loss if ticket.samples and math.isfinite(ticket.loss) else None for ticket in tickets),
             group_size=len(tickets),
             lost=_ids(exchanged.lost),
             blamed=_ids(exchanged.blamed),

@@ -35,6 +35,7 @@ from swarm.training.catch_up import CatchUp, Progress
 from swarm.training.follower import Follower
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import PendingRound
+from swarm.training.listener import Listener
 from swarm.training.throughput import Pace
 
 logger = get_logger(__name__)
@@ -99,8 +100,10 @@ class Collaboration:
             of_trainer,
         )
         self.averager.set_step(step, self.version.lineage)
+        self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps)
+        apply = apply or optimizer.step
         self._follower = Follower(
-            self.version, self.tracker, self.averager, self._gradients, apply or optimizer.step, should_stop
+            self.version, self.tracker, self.averager, self._gradients, apply, should_stop, self._listener
         )
         self._catching_up = CatchUp(
             self._follower, self.version, self.tracker, self.options, self.averaging.overlaps, should_stop
@@ -136,6 +139,7 @@ class Collaboration:
             self._begin_step()
         self._wait_for_peers()
         self.resume()
+        self._go_on_with_the_round()
 
     def _wait_for_peers(self) -> None:
         """Peers that begin together wait for each other; whoever is here can take over the state meanwhile."""
@@ -166,12 +170,23 @@ class Collaboration:
     def _settle(self, progress: Progress) -> bool:
         if progress is Progress.OTHER_WEIGHTS:
             self._begin_step()
+            self._go_on_with_the_round()
         elif progress is Progress.IN_VAIN:
             self.tracker.report(samples=self.samples)  # nothing has changed: what was accumulated still counts
             self.resume()
+            self._go_on_with_the_round()
         elif self._catching_up.is_behind:
             self._pace.resume()
         return progress is Progress.OTHER_WEIGHTS
+
+    def _go_on_with_the_round(self) -> None:
+        """The round to which this peer listens is its own from now on, if it has the weights that it belongs to."""
+        listened = self._listener.take(self.step, self.version.lineage)
+        if listened is not None:
+            self._gradients.depart()
+            self._pending = listened
+            self.version.settled.clear()
+            self.tracker.begin_ahead()
 
     def _is_catching_up(self) -> bool:
         """Begin to catch up if somebody is ahead, or go on; whether there is no round to be begun now."""
@@ -272,6 +287,8 @@ class Collaboration:
         pending = self._pending
         try:
             report = pending.wait(lambda: self.tracker.members, self._should_stop)
+            if report.group.lineage != pending.ticket.lineage:
+                raise Behind(self.step)  # it listened to the round of other weights
             self.tracker.met(report.group.peer_ids, pending.expected, report.lost)
             self.tracker.blame(report.blamed)
         except ShortBatch as short:
@@ -383,6 +400,7 @@ class Collaboration:
     def leave(self) -> None:
         """Say goodbye and stop; the others train on."""
         self._catching_up.cancel()
+        self._listener.leave()
         if self._pending is not None:
             self._pending.settle()
         self.tracker.close()

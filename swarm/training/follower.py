@@ -33,6 +33,7 @@ from swarm.state_sync.state_server import HANGS_SECONDS
 from swarm.state_sync.state_version import SETTLE_SECONDS, Version
 from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
+from swarm.training.listener import NEAR_SECONDS, Listener
 
 logger = get_logger(__name__)
 
@@ -61,6 +62,7 @@ class Follower:
     :param gradients: where an average has to lie
     :param apply: make an update with it
     :param should_stop: asked while waiting; a true answer ends the wait
+    :param listener: goes to the next round before this peer has its weights
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class Follower:
         gradients: GradientVector,
         apply: Callable[[], None],
         should_stop: Callable[[], bool],
+        listener: Listener,
     ):
+        self._listener, self._may_listen = listener, False
         self._version, self._tracker, self._averager = version, tracker, averager
         self._gradients, self._apply, self._should_stop = gradients, apply, should_stop
         self._steps: Steps | None = None
@@ -134,10 +138,12 @@ class Follower:
     # ---- what it consists of ----------------------------------------------------------------------------------------
 
     def _take_over(self, donor: PeerID | None, timeout_seconds: float, joins: bool, is_told: bool) -> Steps:
+        self._may_listen = donor is None and (joins or is_told)  # else rounds of its own go on meanwhile
         if donor is not None:
             return (yield from self._reload(donor))
         if is_told:
             yield from self._until_refreshed(5 * POLL_SECONDS)
+            self._listener.begin()
         version, tracker = self._version, self._tracker
         followed = False
         knows_history = version.step == 0 or not version.untouched  # else its lineage is its own
@@ -149,7 +155,10 @@ class Follower:
             yield from self._follow(self._who_may_have_averages())
             return True
         retry_until = time.monotonic() + RETRY_SECONDS
-        while is_told and not followed and time.monotonic() < retry_until and not self._should_stop():
+        while is_told and not followed and not self._should_stop():
+            if time.monotonic() > retry_until and not self._listener.is_at(version.step + 1):
+                break
+            self._listener.begin()
             # The group has closed without this peer. The next one is held open while this peer fetches the average of
             # it, so that has to begin when the round ends, and with the donor whose line is known to be fast.
             yield from self._until_refreshed(PAUSE_SECONDS, at_least=True)
@@ -294,7 +303,7 @@ class Follower:
         :param waits: for the first one, if a donor is making it now
         """
         made, donor = 0, None
-        while donors and made < MAX_UPDATES:
+        while donors and made < MAX_UPDATES and not self._listener.is_at(self._version.step):
             try:
                 donor, lineages, averages = yield from self._fetch_averages(donors, waits and not made)
             except RoundFailed as error:  # it has not made the next one yet, or is gone
@@ -367,6 +376,8 @@ class Follower:
                     silent_seconds = 0.0
                 if silent_seconds > HANGS_SECONDS:
                     averager.kill()  # it is stopped: who notices that it has died starts this peer again
+                if self._may_listen and averager.arrived.seconds_left < NEAR_SECONDS:
+                    self._listener.begin()
                 if now - told_at > TELL_SECONDS:
                     told_at = now
                     self._tell(donors, "average" if "average_of" in wishes else "state")

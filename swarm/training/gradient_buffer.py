@@ -110,13 +110,21 @@ class GradientVector:
         """The round has failed: what was written for it counts for the next one."""
         self._sum.add_(self.wire[: self._sum.numel()].to(self._sum.device), alpha=samples / self._unit)
 
-    @torch.no_grad()
+    def depart(self) -> None:
+        """A round that runs already becomes this peer's, to which it gives nothing."""
+        self.reset()
+
     def from_wire(self) -> None:
         """Take over the average of the swarm."""
+        self.take(self.wire)
+
+    @torch.no_grad()
+    def take(self, average: torch.Tensor) -> None:
+        """Take over an average, shape [n + m]."""
         offset = self._sum.numel()
-        self._average.copy_(self.wire[:offset])
+        self._average.copy_(average[:offset])
         for buffer in self._buffers:
-            buffer.copy_(self.wire[offset : offset + buffer.numel()].view(buffer.shape))
+            buffer.copy_(average[offset : offset + buffer.numel()].view(buffer.shape))
             offset += buffer.numel()
 
     @torch.no_grad()
@@ -136,8 +144,7 @@ class GradientVector:
         :param average: shape [n + m]
         """
         self.drop()
-        self.wire.copy_(average)
-        self.from_wire()
+        self.take(average)
         self.hand_over()
 
     def hand_over(self) -> None:

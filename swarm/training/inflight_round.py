@@ -38,6 +38,8 @@ class PendingRound:
         self.expected = {member.peer_id for member in members if member.awaited}
         self._averager = averager
         timeout_seconds = averager.longest_round_seconds(options.averaging_timeout_seconds, members)
+        if ticket.listens:  # the round before may have to end first
+            timeout_seconds *= 2
         self._patience_seconds = timeout_seconds + HANGS_SECONDS
         self.future = averager.run_round(ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds)
 

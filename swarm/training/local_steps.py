@@ -119,9 +119,14 @@ class PseudoGradient(GradientVector):
         if samples and added.any():
             self._owed = added.mul_(samples)
 
-    def from_wire(self) -> None:
-        """Take over the average of the swarm."""
-        super().from_wire()
+    def depart(self) -> None:
+        """Local steps go on from here, on top of what that round makes of these weights."""
+        super().depart()
+        self._depart()
+
+    def take(self, average: torch.Tensor) -> None:
+        """Take over an average, shape [n + m]."""
+        super().take(average)
         self._buffers_before = self._good_buffers = [buffer.clone() for buffer in self._buffers]
 
     def average_alone(self, samples: int) -> None:

@@ -12,9 +12,11 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.average_log import MAX_AVERAGES, Trail
 from swarm.state_sync.pull import Pull
+from swarm.training import listener as listener_module
 from swarm.training.averaging_mode import Averaging
 from swarm.training.follower import Follower
 from swarm.training.gradient_buffer import GradientVector
+from swarm.training.listener import Listener
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.strategy_runs import Plan, Task, assert_same_bits, loader, patience, trainer_for
 from tests.helpers.swarm_peers import Peers, running_dht
@@ -129,6 +131,43 @@ def test_who_downloads_slowly_follows(founders, averaging):
             assert_same_bits(theirs[step], weights[step])
         if averaging.local_steps is None:  # else each has its own
             torch.testing.assert_close(their_optimizer, optimizer, rtol=0, atol=0)
+
+
+def listen(name, initial_peers, line, plan, averaging):
+    """A newcomer whose state takes longer than an update; the model counts as a large one.
+
+    :returns: as :func:`take_part`; the steps of the rounds that it has listened to, and gone on with as its own
+    """
+    taken, take = [], Listener.take
+
+    def take_and_note(self, step, lineage):
+        listened = take(self, step, lineage)
+        taken.extend([step] if listened is not None else [])
+        return listened
+
+    listener_module.LISTEN_BYTES, Listener.take = 0, take_and_note
+    return *take_part(name, initial_peers, line, plan, averaging, 3, slow=True), taken
+
+
+@pytest.mark.parametrize("averaging", [Averaging.overlap("fp16"), Averaging.local(1, "fp16")], ids=str)
+def test_who_is_nearly_there_is_in_a_round_before_it_has_the_weights(averaging):
+    plan = Plan(compute_seconds=0.3)
+    with Peers(timeout_seconds=90) as peers:
+        for name in "ab":
+            peers.start(name, take_part, plan, averaging, 3, 2)
+        peers.until(lambda: len(peers["a"].messages) >= 2)
+        peers.start("z", listen, plan, averaging)
+        found = peers.results()
+    (weights, joined_at), _, _, num_downloads, taken = found["z"]
+    assert num_downloads == 1
+    assert taken, "it has listened"
+    assert taken[0] - joined_at <= 1
+    for name in "ab":
+        (theirs, _), *_ = found[name]
+        common = theirs.keys() & weights.keys()
+        assert taken[0] + 1 in common, "the update out of the round to which it has listened"
+        for step in common:
+            assert_same_bits(theirs[step], weights[step])
 
 
 def lose_an_average(step: int) -> None:

@@ -1,0 +1,89 @@
+"""Who is nearly there listens to the next round: it gives nothing, and has the average when the others have it.
+
+A newcomer downloads a state, and then the averages of the updates that were made meanwhile. Over a line at home those
+of a large model take longer than a swarm waits for anybody: the next group would close without it, and the one after
+that. So it comes to the round before it has the weights, and downloads what it lacks while the round runs. From then on
+it is a member like all the others, and nobody has waited for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hivemind.utils import get_logger
+
+from swarm.averaging.averager import SwarmAverager
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.messages import Behind, CollaborationOptions, Ticket
+from swarm.training.inflight_round import PendingRound
+from swarm.training.throughput import Work
+
+logger = get_logger(__name__)
+
+LISTEN_BYTES = 32 * 2**20
+"""Of a vector in fp32. A smaller one is downloaded in a moment, and for that a group is held open."""
+NEAR_SECONDS = 30.0
+"""Before its state is here, a peer begins to listen."""
+
+
+class Listener:
+    """Of one peer; it listens to one round at a time.
+
+    :param options: how patient this peer is
+    :param overlaps: rounds run beside the training, so that one may run beside a download
+    """
+
+    def __init__(
+        self, averager: SwarmAverager, tracker: ProgressTracker, options: CollaborationOptions, overlaps: bool
+    ):
+        self._averager, self._tracker, self._options = averager, tracker, options
+        self._is_able = overlaps and averager.can_listen and averager.vector.nbytes >= LISTEN_BYTES
+        self._round: PendingRound | None = None
+        self._least_step = 0
+
+    def begin(self) -> None:
+        """Go to the round that comes next, unless this peer is in one already."""
+        if not self._is_able or self._is_under_way:
+            return
+        others = [member for member in self._tracker.members if member.peer_id != self._tracker.peer_id]
+        step = max(self._least_step, self._tracker.next_round)
+        if others:
+            self._averager.vector.zero_()
+            ticket = Ticket.of_listener(step, self._tracker.own.client_mode)
+            self._round = PendingRound(self._averager, ticket, others, self._options, Work())
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether there is a round to listen to; one that has failed is forgotten."""
+        if self._round is None:
+            return False
+        if self._round.future.done() and (error := self._round.future.exception()) is not None:
+            logger.debug(f"listened to the round of step {self._round.ticket.step} in vain: {error!r}")
+            self._least_step = error.args[0] if isinstance(error, Behind) else 0
+            self._round = None
+        return self._round is not None
+
+    def is_at(self, step: int) -> bool:
+        """Whether the average that ends this step is on its way, or here."""
+        return self._is_under_way and self._round.ticket.step == step
+
+    def take(self, step: int, lineage: bytes) -> PendingRound | None:
+        """The round, if this peer has the weights that it belongs to by now; else it is left.
+
+        :param lineage: of these weights
+        """
+        listened, is_at = self._round, self.is_at(step)
+        self._round, self._least_step = None, 0
+        if listened is None:
+            return None
+        if not is_at:
+            self._averager.cancel_round()
+            return None
+        listened.ticket = replace(listened.ticket, lineage=lineage)
+        return listened
+
+    def leave(self) -> None:
+        """Listen no longer."""
+        if self._round is not None:
+            self._averager.cancel_round()
+            self._round = None
