@@ -198,6 +198,8 @@ class ExactAllReduceRunner(AllReduceRunner):
         sender_index = self.sender_peer_ids.index(self.peer_id)
         peer_index = self.ordered_peer_ids.index(self.peer_id)
         for part_index, part in enumerate(self.parts_for_local_averaging):
+            if not self.weights[self.peer_id]:
+                part = torch.zeros_like(part)
             average = await self.tensor_part_reducer.accumulate_part(
                 sender_index, part_index, part, weight=self.weights[self.peer_id]
             )
@@ -212,6 +214,8 @@ class ExactAllReduceRunner(AllReduceRunner):
             on_the_way = self._on_the_way[self.ordered_peer_ids[peer_index]]
             async for message in messages:
                 await on_the_way.may_send()
+                if not self.weights[self.peer_id]:
+                    message.tensor_part.CopyFrom(runtime_pb2.Tensor())  # it would count for nothing
                 self.bytes_sent += message.ByteSize()
                 yield message
                 faults.at("exchanging", self._group.tickets[0].step)
@@ -283,6 +287,11 @@ class ExactAllReduceRunner(AllReduceRunner):
             return None, 0
         return (part if is_sound(part) else None), num_bytes
 
+    @staticmethod
+    def _without_content(message: averaging_pb2.AveragingData) -> tuple[None, int]:
+        """Of who has no samples nothing is read: its messages say only that it is ready for the next average."""
+        return None, message.ByteSize()
+
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
@@ -299,10 +308,14 @@ class ExactAllReduceRunner(AllReduceRunner):
         reducer = self.tensor_part_reducer
         sender = self.sender_peer_ids[sender_index]
         part_index = 0
+        gives = self.weights[sender] > 0
+        decode = self._decode_part if gives else self._without_content
         try:
-            async for part, num_bytes in amap_in_executor(self._decode_part, stream, max_prefetch=1):
+            async for part, num_bytes in amap_in_executor(decode, stream, max_prefetch=1):
                 self.bytes_received += num_bytes
                 self._pulse.heard(sender)
+                if not gives:
+                    part = torch.zeros(reducer.part_shapes[part_index])
                 if part is None or part.shape != reducer.part_shapes[part_index]:
                     self.blamed[sender] = SENT_NONSENSE if part is None else SENT_ANOTHER_SHAPE
                     raise AllreduceException(f"{sender} {self.blamed[sender]}")

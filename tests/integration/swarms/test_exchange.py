@@ -93,13 +93,14 @@ def test_a_peer_that_cannot_be_dialled_takes_part():
 
 
 def test_a_listener_receives_the_average_and_does_not_change_it():
-    one, other, ignored = torch.full((5000,), 1.0), torch.full((5000,), 4.0), torch.full((5000,), 1e20)
+    one, other, ignored = (torch.full((200_000,), number) for number in (1.0, 4.0, torch.nan))
     found = run_one_round({"a": (one, 10), "b": (ignored, 0), "c": (other, 20)})
     for vector, report in found.values():
         assert isinstance(report, RoundReport), report
-        assert torch.equal(vector, torch.full((5000,), 3.0))
+        assert torch.equal(vector, torch.full((200_000,), 3.0))
         assert report.complete
         assert report.group.samples == 30
+    assert found["b"][1].bytes_sent < 0.6 * found["a"][1].bytes_sent, "the averages of its share, and no parts"
 
 
 def test_half_precision_gives_everybody_the_same_bits():
