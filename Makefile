@@ -46,10 +46,10 @@ bench: setup ## what the swarm costs against a plain Trainer, taking turns
 
 MINUTES ?= 30
 soak: setup ## five peers on an emulated internet, and a fault every half minute (MINUTES=30)
-	@$(RUN) -m analysis.soak --minutes $(MINUTES)
+	@$(RUN) -m analysis soak --minutes $(MINUTES)
 
 memory: setup ## whether two peers' memory grows over 2,000 rounds
-	@$(RUN) -m analysis.memory
+	@$(RUN) -m analysis memory
 
 MERMAID := 11.9.0
 docs: docs-tools reference ## write the reference pages and build the site into build/site

@@ -1,6 +1,6 @@
 #!/bin/sh
 # How long a newcomer waits for the state: the third of three hosts joins five times while the others train and average.
-#   python -m analysis.wan run --hosts 3 --rtt-ms 100 --bandwidth-mbps 100 -- sh analysis/late_join.sh {number} {first_address}
+#   python -m analysis wan run --hosts 3 --rtt-ms 100 --bandwidth-mbps 100 -- sh analysis/late_join.sh {number} {first_address}
 set -eu
 number=$1 first=$2 folder=runs/late_join
 common="--output-dir $folder --device cpu --batch-size 16"

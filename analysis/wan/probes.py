@@ -1,10 +1,10 @@
 """Small programs that measure the network from inside a host; each prints one JSON object.
 
-python -m analysis.wan.probes ping 10.77.0.2 --count 100 --interval-ms 10
-python -m analysis.wan.probes tcp-receive --skip-seconds 2 --seconds 5      # prints "ready" first
-python -m analysis.wan.probes tcp-send 10.77.0.1
-python -m analysis.wan.probes udp-receive
-python -m analysis.wan.probes udp-send 10.77.0.1 --count 40000
+python -m analysis wan.probes ping 10.77.0.2 --count 100 --interval-ms 10
+python -m analysis wan.probes tcp-receive --skip-seconds 2 --seconds 5      # prints "ready" first
+python -m analysis wan.probes tcp-send 10.77.0.1
+python -m analysis wan.probes udp-receive
+python -m analysis wan.probes udp-send 10.77.0.1 --count 40000
 """
 
 from __future__ import annotations

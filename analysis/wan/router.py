@@ -1,6 +1,6 @@
 """The user-space router: takes packets from one host's link and gives them to another's, as late as the topology says.
 
-    python -m analysis.wan.router TOPOLOGY.json REPORT.jsonl      # started by the lab, inside its namespaces
+    python -m analysis wan.router TOPOLOGY.json REPORT.jsonl      # started by the lab, inside its namespaces
 
 A packet waits for its sender's uplink, for the path's own rate, for the path's delay, and for its receiver's downlink.
 Each wait for a link is a queue that drops what would have to stay longer than `queue_ms`. Once a second a line goes to

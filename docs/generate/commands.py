@@ -51,12 +51,17 @@ BASELINE = [
     Command("python -m recipe.data_benchmark", "recipe.data_benchmark", "DataBenchmarkOptions"),
 ]
 PROGRAMS = [
-    Command("python -m analysis.soak", "analysis.soak", "SoakOptions"),
-    Command("python -m analysis.attacks", "analysis.attacks", "AttackOptions"),
-    Command("python -m analysis.exactness", "analysis.exactness", "ExactnessOptions"),
-    Command("python -m analysis.memory", "analysis.memory", "MemoryOptions"),
-    Command("python -m analysis.footprint", "analysis.footprint", "FootprintOptions", True),
-    Command("python -m analysis.cell FOLDER", "analysis.cell", None, text="Run one cell again, by its cell.json."),
+    Command("python -m analysis soak", "analysis.endurance.soak", "SoakOptions"),
+    Command("python -m analysis attacks", "analysis.endurance.attacks", "AttackOptions"),
+    Command("python -m analysis exactness", "analysis.endurance.exactness", "ExactnessOptions"),
+    Command("python -m analysis memory", "analysis.endurance.memory", "MemoryOptions"),
+    Command("python -m analysis footprint", "analysis.endurance.footprint", "FootprintOptions", True),
+    Command(
+        "python -m analysis cell FOLDER",
+        "analysis.campaigns.cell",
+        None,
+        text="Run one cell again, by its cell.json.",
+    ),
 ]
 SLOW = {"swarm.cli.bench", "baseline_ddp.scaling", "recipe.data_benchmark", *(command.module for command in PROGRAMS)}
 """Importing them imports torch; only the class of their options is run."""
@@ -70,7 +75,9 @@ SECTIONS = {
 
 def page() -> str:
     """The whole page."""
-    groups = [SWARM, PEER, BASELINE, [*_subcommands("analysis"), *PROGRAMS, *_subcommands("analysis.wan")]]
+    experiments = _subcommands("python -m analysis", "analysis.experiments_cli")
+    network = _subcommands("python -m analysis wan", "analysis.wan.cli")
+    groups = [SWARM, PEER, BASELINE, [*experiments, *PROGRAMS, *network]]
     lines = [
         "# Commands\n",
         "Options may be written with dashes or underscores. A switch is an option without a value, such as `--resume`;",
@@ -247,11 +254,10 @@ def _imported_constants(body: list[ast.stmt]) -> dict[str, Any]:
     return found
 
 
-def _subcommands(package: str) -> Iterator[Command]:
-    """Those of a package whose `__main__` reads a union of dataclasses."""
-    module = f"{package}.__main__"
+def _subcommands(usage: str, module: str) -> Iterator[Command]:
+    """Those of a module that reads a union of dataclasses."""
     for call in ast.walk(tree_of(module)):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "tyro.cli":
             for name in ast.unparse(call.args[0]).split(" | "):
                 word = "".join(("-" if letter.isupper() and at else "") + letter for at, letter in enumerate(name))
-                yield Command(f"python -m {package} {word.lower()}", module, name)
+                yield Command(f"{usage} {word.lower()}", module, name)

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from analysis.cells import Cell
-from analysis.measure import measure, rounds_of
+from analysis.campaigns.cells import Cell
+from analysis.campaigns.measure import measure, rounds_of
 from recipe.run_folder import write_json
 
 

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from analysis import attacks
-from analysis.attacks import AttackOptions, is_held, ratios, row, updates_per_second
-from analysis.honest_swarm import first_naming
+from analysis.endurance import attacks
+from analysis.endurance.attacks import AttackOptions, is_held, ratios, row, updates_per_second
+from analysis.endurance.honest_swarm import first_naming
 from recipe.errors import InputError
 
 

@@ -22,7 +22,7 @@ from tests.helpers.paths import ROOT
 
 
 def wan(*arguments: str, **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "analysis.wan", *arguments]
+    command = [sys.executable, "-m", "analysis", "wan", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, **options)
 
 
@@ -170,7 +170,7 @@ def test_transfers_arrive_whole_at_the_rate_of_the_link(loss):
 @pytest.mark.parametrize("to_all", [False, True], ids=["SIGKILL", "SIGTERM to all, as timeout and systemd send it"])
 def test_nothing_is_left_after(to_all):
     lab = subprocess.Popen(
-        [sys.executable, "-m", "analysis.wan", "run", "--hosts", "2", "--", "sleep", "987654"],
+        [sys.executable, "-m", "analysis", "wan", "run", "--hosts", "2", "--", "sleep", "987654"],
         cwd=ROOT,
         start_new_session=True,
     )
@@ -198,7 +198,7 @@ def test_works_through_a_user_namespace(monkeypatch):
     """As for somebody who is not root: this process may not make namespaces directly then."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     try:
-        command = sandbox.wrapped([sys.executable, "-m", "analysis.wan", "run", "--hosts", "2", "--", "true"])
+        command = sandbox.wrapped([sys.executable, "-m", "analysis", "wan", "run", "--hosts", "2", "--", "true"])
     except InputError as error:
         pytest.skip(str(error))
     assert "--map-root-user" in command

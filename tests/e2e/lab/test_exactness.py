@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from analysis import exactness
-from analysis.endurance import exactness_section
+from analysis.endurance import exactness
+from analysis.reporting.fault_sections import exactness_section
 from recipe.run_folder import RunFolder, write_json
 from tests.helpers.cli import Program, reaping
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 def test_two_peers_are_the_same_after_some_rounds(tmp_path):
     options = ["--rounds", "6", "--peers", "2", "--averaging", "local", "--codec", "powersgd", "--output-dir"]
     with reaping() as programs:
-        programs.append(program := Program("analysis.exactness", [*options, str(tmp_path)], tmp_path / "log"))
+        programs.append(program := Program("analysis", ["exactness", *options, str(tmp_path)], tmp_path / "log"))
         assert program.wait(200) == 0, program.output
     (row,) = json.loads((tmp_path / "exactness.json").read_text())["rows"]
     assert set(row["weights"]) == {"peer-1", "peer-2"}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from analysis import memory
-from analysis.endurance import memory_section
+from analysis.endurance import memory
+from analysis.reporting.fault_sections import memory_section
 from tests.helpers.cli import Program, reaping
 
 pytestmark = pytest.mark.timeout(400)
@@ -30,7 +30,7 @@ def test_growth_is_told_from_noise():
 def test_memory_over_some_rounds(tmp_path):
     with reaping() as programs:
         options = ["--rounds", "60", "--output-dir", str(tmp_path)]
-        programs.append(program := Program("analysis.memory", options, tmp_path / "log"))
+        programs.append(program := Program("analysis", ["memory", *options], tmp_path / "log"))
         assert program.wait(300) == 0, program.output
     found = json.loads((tmp_path / "memory.json").read_text())
     assert {row["process"] for row in found["rows"]} >= {"training", "DHT", "p2pd", "averaging", "all"}

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis import soak
-from analysis.endurance import SOAKS, side_by_side, soak_section
-from analysis.soak_result import HANG_SECONDS, Event, hangs, rows, summarise, summarise_stock, table
-from analysis.volunteers import StockVolunteer
+from analysis.endurance import soak
+from analysis.endurance.soak_result import HANG_SECONDS, Event, hangs, rows, summarise, summarise_stock, table
+from analysis.endurance.volunteers import StockVolunteer
+from analysis.reporting.fault_sections import SOAKS, side_by_side, soak_section
 from analysis.wan import sandbox
 from analysis.wan.topology import uniform
 from recipe.errors import InputError
@@ -107,7 +107,7 @@ def test_a_swarm_gets_over_some_faults(tmp_path):
     options = ["--minutes", "2", "--every-seconds", "15", "--peers", "3", "--calm-runs", "0"]
     options += ["--output-dir", str(tmp_path)]
     with reaping() as programs:
-        programs.append(program := Program("analysis.soak", options, tmp_path / "log"))
+        programs.append(program := Program("analysis", ["soak", *options], tmp_path / "log"))
         status = program.wait(680)
         found = json.loads((tmp_path / "soak.json").read_text())
         assert found["problems"] == [], program.output

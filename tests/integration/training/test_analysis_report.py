@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 
 from analysis import __main__ as analysis
-from analysis.archive import read
-from analysis.cells import load_grid
-from analysis.figures import part_rows
-from analysis.measure import measure, rounds_of
-from analysis.report import experiment_section, write_report
-from analysis.results import Experiment, experiments_in, ratios
-from analysis.scaling import measured_setting, predict, transfers
-from analysis.tables import agreement_table, kept_table, quality_table, survivors_table, throughput_table
-from analysis.words import answer, in_short, results_table, time_to_accuracy
+from analysis.campaigns.cells import load_grid
+from analysis.campaigns.measure import measure, rounds_of
+from analysis.reporting.archive import read
+from analysis.reporting.figures import part_rows
+from analysis.reporting.report import experiment_section, write_report
+from analysis.reporting.results import Experiment, experiments_in, ratios
+from analysis.reporting.scaling import measured_setting, predict, transfers
+from analysis.reporting.tables import agreement_table, kept_table, quality_table, survivors_table, throughput_table
+from analysis.reporting.words import answer, in_short, results_table, time_to_accuracy
 from recipe.run_folder import write_json
 from tests.helpers.measured_cells import CELL, write_run
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.archive import read
-from analysis.cell import network_of
-from analysis.cells import Cell, load_grid, shipped_grids
-from analysis.measure import measure, measured_rounds, problems, rounds_of
-from analysis.payload import payload_bytes
-from analysis.results import Experiment, doubling, interval, limits, transfer_seconds
-from analysis.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
-from analysis.systems import SYSTEMS, system_of
+from analysis.campaigns.cell import network_of
+from analysis.campaigns.cells import Cell, load_grid, shipped_grids
+from analysis.campaigns.measure import measure, measured_rounds, problems, rounds_of
+from analysis.campaigns.payload import payload_bytes
+from analysis.campaigns.systems import SYSTEMS, system_of
+from analysis.reporting.archive import read
+from analysis.reporting.results import Experiment, doubling, interval, limits, transfer_seconds
+from analysis.reporting.round_model import Measured, RoundCosts, Swarm, fit, simulate, wire_seconds
 from analysis.wan.lab import TOPOLOGY
 from analysis.wan.topology import SHIPPED
 from recipe.errors import InputError

@@ -6,8 +6,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from analysis.campaign import Campaign
-from analysis.cells import load_grid
+from analysis.campaigns.campaign import Campaign
+from analysis.campaigns.cells import load_grid
 from analysis.wan import sandbox
 from recipe.errors import InputError
 from tests.helpers.measured_cells import CELL, write_run

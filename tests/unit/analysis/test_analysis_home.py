@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from analysis import __main__ as analysis
-from analysis.cells import Cell
-from analysis.home import STARTED, home_numbers
-from analysis.home_text import lines_about
-from analysis.measure import problems
-from analysis.payload import num_parameters, payload_bytes
-from analysis.systems import SYSTEMS, system_of
+from analysis.campaigns.cells import Cell
+from analysis.campaigns.home import STARTED, home_numbers
+from analysis.campaigns.home_text import lines_about
+from analysis.campaigns.measure import problems
+from analysis.campaigns.payload import num_parameters, payload_bytes
+from analysis.campaigns.systems import SYSTEMS, system_of
 from analysis.wan.topology import Topology, load
 from recipe.errors import InputError
 
@@ -193,7 +193,7 @@ def test_a_host_that_is_to_join_later_makes_no_cell_invalid_before_it_came():
 
 
 def _updates_of(*peers: int):
-    from analysis.measure import Round
+    from analysis.campaigns.measure import Round
 
     return [Round(step, 10.0 * step, 10.0, 512, count) for step, count in enumerate(peers, 1)]
 

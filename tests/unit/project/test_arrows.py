@@ -29,6 +29,8 @@ FLOORS = [
     {"recipe"},
 ]
 """Rooms of swarm/ from the top: each may import what stands on lower floors, and nothing beside it."""
+ANALYSIS_FLOORS = ["reporting", "endurance", "campaigns", "wan"]
+"""The same for analysis/."""
 MAX_FLOORS = 8
 MAX_FILES = 15
 
@@ -74,6 +76,14 @@ def test_rooms_of_swarm_import_only_lower_floors(floor):
         assert not upwards, f"swarm/{room} imports {upwards}, which stand beside or above it"
 
 
+@pytest.mark.parametrize("floor", range(len(ANALYSIS_FLOORS)))
+def test_rooms_of_analysis_import_only_lower_floors(floor):
+    for path in (ROOT / "analysis" / ANALYSIS_FLOORS[floor]).glob("*.py"):
+        for names in graph.imports_of(path):
+            rooms = {name.split(".")[1] for name in names if name.startswith("analysis.")}
+            assert not rooms & set(ANALYSIS_FLOORS[:floor]), f"{path.name} imports {names[0]}"
+
+
 def test_every_folder_of_swarm_is_a_room():
     folders = {path.name for path in (ROOT / "swarm").iterdir() if any(path.glob("*.py"))}
     assert folders == graph.ROOMS.keys() - {"recipe"} == set().union(*FLOORS) - {"recipe"}
@@ -90,13 +100,14 @@ def test_no_modules_import_each_other_in_a_circle():
         pytest.fail(f"an import circle: {' → '.join(error.args[1])}")
 
 
-def folders_of_swarm() -> list:
-    folders = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "swarm").rglob("*") if path.is_dir())
-    return [folder for folder in folders if "__pycache__" not in folder]
+def folders() -> list[str]:
+    """Those of swarm/, and those of analysis/ with modules in them."""
+    found = {*(ROOT / "swarm").rglob("*/"), *(path.parent for path in (ROOT / "analysis").rglob("*.py"))}
+    return sorted(folder.relative_to(ROOT).as_posix() for folder in found if "__pycache__" not in str(folder))
 
 
-@pytest.mark.parametrize("folder", folders_of_swarm())
-def test_a_folder_of_swarm_has_no_more_files_than_one_can_look_through(folder):
+@pytest.mark.parametrize("folder", folders())
+def test_a_folder_has_no_more_files_than_one_can_look_through(folder):
     """Its `__init__.py` is empty and does not count."""
     files = [path.name for path in (ROOT / folder).iterdir() if path.is_file() and path.name != "__init__.py"]
     assert len(files) <= MAX_FILES, f"{len(files)} files: {sorted(files)}"

@@ -126,10 +126,24 @@ def understand_module(module: str, arguments: list[str]) -> None:
     elif module == "swarm":
         understand_swarm(arguments)
     elif module == "analysis":
-        kinds = (analysis_program.Run, analysis_program.Measure, analysis_program.Home, analysis_program.Report)
-        tyro.cli(tyro.conf.OmitArgPrefixes[kinds[0] | kinds[1] | kinds[2] | kinds[3]], args=arguments)
+        understand_analysis(*arguments)
     else:
         assert importlib.util.find_spec(module), module
+
+
+def understand_analysis(word: str, *arguments: str) -> None:
+    if word == "--help":
+        raise SystemExit(0)
+    module, name, _ = analysis_program.COMMANDS[word]
+    options = importlib.import_module(f"analysis.{module}")
+    if word == "wan":
+        own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        tyro.cli(tyro.conf.OmitArgPrefixes[options.Check | options.Run], args=own)
+    elif name is None:
+        assert len(arguments) == 1, "a folder"
+    else:
+        kind = tyro.conf.OmitArgPrefixes[getattr(options, name)]
+        tyro.cli(kind, args=arguments, return_unknown_args=word == "footprint")  # it hands on what it does not know
 
 
 def understand_swarm(arguments: list[str]) -> None:
@@ -198,7 +212,9 @@ def test_the_command_is_installed():
 def test_options_in_the_text_exist(capsys):
     helps = [lambda kind=kind: read_options(kind, ["--help"], "swarm") for kind in OPTIONS.values()]
     helps += [lambda: parse_options(["--help"]), lambda: parse_baseline_options(["--help"])]
-    helps += [lambda word=word: analysis_program.main([word, "--help"]) for word in ("run", "report")]
+    helps += [
+        lambda word=word: analysis_program.main([word, "--help"]) for word in ("run", "report", "soak", "attacks")
+    ]
     for show in helps:
         with pytest.raises(SystemExit):
             show()

@@ -1,0 +1,206 @@
+"""Runs a grid: cell after cell, each in its own namespaces, skipping those that have a result."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from analysis.campaigns.cells import Cell, Grid
+from analysis.campaigns.payload import too_few_bytes
+from analysis.campaigns.systems import SYSTEMS, system_of
+from analysis.wan import sandbox
+from recipe.errors import InputError
+from recipe.run_folder import make_writable, write_json
+
+_GRACE_SECONDS = 60.0
+"""A cell that has not ended by itself so long after its limit is killed."""
+_EARLIER = "earlier_problems.json"
+
+
+class Campaign:
+    """A grid's cells in a folder, one folder each.
+
+    Args:
+        grid: what is asked.
+        cells: in the order in which they run.
+        folder: `OUTPUT/GRID`.
+        again: run cells again whose result is invalid.
+
+    Raises:
+        InputError: a cell cannot work, namespaces are not allowed, or the folder cannot be written.
+    """
+
+    def __init__(self, grid: Grid, cells: Sequence[Cell], folder: Path, again: bool = False) -> None:
+        self.grid, self.cells, self.folder, self.again = grid, cells, folder, again
+        for cell in cells:
+            system_of(cell)
+        sandbox.wrapped([])
+        make_writable(folder)
+        self._lock = _only_here(folder)
+        origin = {"command": _anywhere(sys.argv[1:]), "cores": os.cpu_count(), "congestion_control": _congestion()}
+        write_json(folder / "grid.json", {"name": grid.name, "question": grid.question, **origin})
+
+    def run(self, console: Console) -> int:
+        """Runs what is missing; returns the number of cells without a valid result."""
+        waiting = [cell for cell in self.cells if not self._is_done(cell)]
+        if skipped := len(self.cells) - len(waiting):
+            console.print(f"{skipped} of {len(self.cells)} cells have a result already.")
+        spent: list[float] = []
+        for number, cell in enumerate(waiting, 1):
+            left = f", about {_clock(sum(spent) / len(spent) * (len(waiting) - number + 1))} left" if spent else ""
+            console.print(f"[{number}/{len(waiting)}{left}] {_sentence(cell)}", markup=False, highlight=False)
+            began = time.monotonic()
+            result = self._run(cell)
+            spent.append(time.monotonic() - began)
+            console.print(f"    {outcome(result)}", markup=False, highlight=False)
+        console.print(summary_table(self.grid, self.folder, self.cells))
+        return sum(bool(read_result(self.folder / cell.name).get("problems", ["no result"])) for cell in self.cells)
+
+    def _is_done(self, cell: Cell) -> bool:
+        result = read_result(self.folder / cell.name)
+        return bool(result) and not (self.again and result["problems"])
+
+    def _run(self, cell: Cell) -> dict[str, Any]:
+        folder = self.folder / cell.name
+        folder.mkdir(exist_ok=True)
+        self._note_problems(cell)
+        (folder / "cell.json").write_text(cell.to_json())
+        (folder / "result.json").unlink(missing_ok=True)
+        # The kernel ends the cell when this program goes, by SIGKILL as well.
+        command = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            *sandbox.wrapped([sys.executable, "-m", "analysis", "cell", str(folder)]),
+        ]
+        process = subprocess.Popen(command, env=sandbox.environment(), stdin=subprocess.DEVNULL)
+        try:
+            process.wait(cell.time_limit_seconds + _GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            process.kill()  # and with it everything in its namespaces
+            process.wait()
+        if not (result := read_result(folder)):
+            return {"problems": [f"it ended without a result (status {process.returncode})"]}
+        result["problems"] += too_few_bytes(cell, result)
+        if earlier := self._earlier_problems().get(cell.name):
+            result["earlier_problems"] = earlier
+        write_json(folder / "result.json", result)
+        return result
+
+    def _earlier_problems(self) -> dict[str, list[str]]:
+        """Of cells that had to run again, and say so."""
+        try:
+            return json.loads((self.folder / _EARLIER).read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def _note_problems(self, cell: Cell) -> None:
+        """Before the cell runs again; in a file of its own, which lasts if that run is interrupted."""
+        if problems := read_result(self.folder / cell.name).get("problems"):
+            earlier = self._earlier_problems()
+            write_json(self.folder / _EARLIER, earlier | {cell.name: earlier.get(cell.name, []) + problems})
+
+
+def _only_here(folder: Path) -> IO:
+    """A lock that goes with this process.
+
+    Raises:
+        InputError: another process runs cells in this folder.
+    """
+    lock = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise InputError(f"{folder} is in use by another run: wait for it, or give another --output-dir.") from None
+    return lock
+
+
+def _congestion() -> str | None:
+    """The kernel's TCP congestion control, which decides how fast a long link fills and what a lost packet costs."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return None
+
+
+def _anywhere(command: Sequence[str]) -> list[str]:
+    """The command without the folder of this machine, and without what chose or repeated some of its cells."""
+    kept, words, choosing = [], iter(command), False
+    for word in words:
+        name, equals, _ = word.replace("_", "-").partition("=")
+        choosing = name == "--systems" or (choosing and not name.startswith("--"))
+        if name == "--output-dir" and not equals:
+            next(words, None)
+        elif not choosing and name not in ("--output-dir", "--again"):
+            kept.append(word)
+    return kept
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """A cell's `result.json`; empty while there is none."""
+    try:
+        return json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def summary_table(grid: Grid, folder: Path, cells: Sequence[Cell]) -> Table:
+    """Samples per second of each setting and system, valid cells alone."""
+    found: dict[tuple, dict[str, list[float]]] = {}
+    axes = [name for name in grid.axes if name not in ("system", "seed")]
+    for cell in cells:
+        result = read_result(folder / cell.name)
+        key = tuple(str(getattr(cell, axis, cell.changes.get(axis))) for axis in axes)
+        values = found.setdefault(key, {}).setdefault(cell.system, [])
+        if result and not result["problems"]:
+            values.append(result["samples_per_second"])
+    table = Table(title=f"{grid.question} Samples per second (n valid cells)", title_justify="left")
+    systems = [name for name in SYSTEMS if any(cell.system == name for cell in cells)]
+    for name in [*axes, *(SYSTEMS[system].label for system in systems)]:
+        table.add_column(name, justify="right")
+    for key, row in found.items():
+        shown = [f"{sum(v) / len(v):.1f} ({len(v)})" if (v := row.get(system)) else "–" for system in systems]
+        table.add_row(*key, *shown)
+    return table
+
+
+def _sentence(cell: Cell) -> str:
+    network = cell.topology or f"{cell.rtt_ms:g} ms, {cell.bandwidth_mbps or 'unlimited'} Mbit/s"
+    paced = f", paced to {cell.paced_samples_per_second:g} samples/s each" if cell.paced_samples_per_second else ""
+    paced += f", the last {cell.last_times_slower:g} times slower" if cell.last_times_slower > 1 else ""
+    changes = "".join(f", {name} {value}" for name, value in cell.changes.items())
+    label = SYSTEMS[cell.system].label
+    return f"{label}, {cell.peers} peers, {network}{paced}{changes}, repetition {cell.repetition}"
+
+
+def outcome(result: dict[str, Any]) -> str:
+    """A line about a cell: how fast it was, or why it is invalid."""
+    if result["problems"]:
+        return "invalid: " + "; ".join(result["problems"]) + _who_took_part(result)
+    line = f"{result['samples_per_second']:.1f} samples/s, {result['step_seconds']:.2f} s an update"
+    return line + _who_took_part(result)
+
+
+def _who_took_part(result: dict[str, Any]) -> str:
+    """Of a swarm: see `analysis.campaigns.home`."""
+    if not (found := result.get("home")):
+        return ""
+    whole = f"; all in {found['whole_updates']} of {len(found['updates'])} updates"
+    return f"{whole}, {len(found['failed'])} failed rounds"
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

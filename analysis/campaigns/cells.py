@@ -1,0 +1,225 @@
+"""What an experiment asks: cells, each one run of one system in one network, and grids that cross their settings."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from analysis.wan.topology import Topology, load, uniform
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.presets import preset
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: who trains what, with how many peers, over which network."""
+
+    system: str
+    """A row of `analysis.campaigns.systems.SYSTEMS`."""
+    peers: int = 2
+    """Hosts, each with one training process."""
+    rtt_ms: float = 0.0
+    """Round-trip time between any two hosts."""
+    bandwidth_mbps: float | None = 100.0
+    """Of each host's uplink and downlink; None is unlimited."""
+    jitter_ms: float = 0.0
+    """Standard deviation of the one-way delay."""
+    loss: float = 0.0
+    """Probability that a packet is lost."""
+    congestion_control: str | None = None
+    """TCP's algorithm on all hosts, such as cubic; None for the machine's default, which `grid.json` names."""
+    topology: str | None = None
+    """A topology's name or file in place of the four numbers above."""
+    recipe: str = "synthetic"
+    """A preset."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Fields of the recipe that differ from the preset."""
+    batch_size: int = 16
+    """Micro-batch of each process, in samples."""
+    steps: int = 8
+    """Global updates."""
+    warm_up_steps: int = 2
+    """Updates at the beginning that are not measured."""
+    paced_samples_per_second: float | None = None
+    """Speed of each host's pretended device; None computes truly."""
+    paced_all_samples: bool = False
+    """Whether a pretended device's gradients are those of all its samples, as accuracies need; else of a few."""
+    last_times_slower: float = 1.0
+    """How many times slower the last host's pretended device is."""
+    kill_at_step: int | None = None
+    """The last host is killed after this update (swarms only)."""
+    last_joins_at_step: int | None = None
+    """The last host is started when the first peer has made this update (swarms only)."""
+    target_accuracy: float | None = None
+    """Validation accuracy whose time is measured; the run goes on to its last step."""
+    time_limit_seconds: float = 900.0
+    """The run is ended, and its cell invalid, after so long."""
+    repetition: int = 1
+    """1 for the first."""
+
+    def __post_init__(self) -> None:
+        if self.peers < 1 or self.batch_size < 1 or self.repetition < 1:
+            raise InputError("peers, batch_size and repetition of a cell have to be at least 1.")
+        if not 0 <= self.warm_up_steps < self.steps:
+            raise InputError(f"{self.warm_up_steps} warm-up steps leave nothing of {self.steps} steps to measure.")
+        if self.kill_at_step is not None and self.last_joins_at_step is not None:
+            raise InputError("kill_at_step and last_joins_at_step are about the same host: give one of them.")
+        if self.paced_samples_per_second is not None and self.paced_samples_per_second <= 0:
+            raise InputError("paced_samples_per_second has to be more than 0.")
+        if self.last_times_slower < 1 or (self.last_times_slower > 1 and self.paced_samples_per_second is None):
+            raise InputError("last_times_slower is at least 1, and more only where paced_samples_per_second is given.")
+        if self.last_joins_at_step is not None and (self.last_joins_at_step < 1 or self.peers < 2):
+            raise InputError("last_joins_at_step is at least 1, and needs at least 2 peers.")
+        if self.last_joins_at_step is not None and self.last_joins_at_step >= self.steps:
+            raise InputError(f"last_joins_at_step has to be less than the {self.steps} steps of the cell.")
+        self.full_recipe()
+        if self.topology is None:  # else its file may be gone by now: see analysis/campaigns/cell.py
+            self.network()
+
+    def full_recipe(self) -> Recipe:
+        """The preset with its changes.
+
+        Raises:
+            InputError: it cannot work.
+        """
+        base = preset(self.recipe)
+        if unknown := set(self.changes) - {item.name for item in fields(Recipe)}:
+            raise InputError(
+                f"A cell has no setting {min(unknown)}: see analysis/campaigns/cells.py and --help of swarm.peer."
+            )
+        return replace(base, **self.changes)
+
+    def network(self) -> Topology:
+        """The lab's topology.
+
+        Raises:
+            InputError: it cannot work.
+        """
+        if self.topology is not None:
+            return load(self.topology).with_hosts(self.peers)
+        return uniform(self.peers, self.rtt_ms, self.bandwidth_mbps, jitter_ms=self.jitter_ms, loss=self.loss)
+
+    @property
+    def peers_at_start(self) -> int:
+        """Peers that wait for each other before the first update: all but one that joins later."""
+        return self.peers - (self.last_joins_at_step is not None)
+
+    @property
+    def least_peers(self) -> int:
+        """An update in which fewer peers took part is no valid measurement: one may be killed, or join later."""
+        return self.peers - (self.kill_at_step is not None or self.last_joins_at_step is not None)
+
+    @property
+    def paced_rates(self) -> list[float] | None:
+        """Samples per second of each host's pretended device; None where compute is true."""
+        if self.paced_samples_per_second is None:
+            return None
+        last = self.paced_samples_per_second / self.last_times_slower
+        return [self.paced_samples_per_second] * (self.peers - 1) + [last]
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells cells apart: equal only where everything but the repetition is equal."""
+        values = asdict(self) | {"repetition": 0, "recipe_fingerprint": self.full_recipe().fingerprint}
+        if not self.paced_all_samples:  # came later: cells that do not use it keep their names
+            del values["paced_all_samples"]
+        for name in ("last_joins_at_step", "congestion_control"):  # came later as well
+            if values[name] is None:
+                del values[name]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def name(self) -> str:
+        """Name of the cell's folder."""
+        network = self.topology or f"{self.rtt_ms:g}ms-{self.bandwidth_mbps or 'inf'}mbps"
+        network = Path(network).stem if self.topology else network
+        return f"{self.system}-{self.peers}p-{network}-{self.fingerprint}-r{self.repetition}"
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Cell:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            InputError: it is no cell of this version.
+        """
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"a cell of another version ({error}): run its experiment again.") from None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An experiment: a question, and the settings that are crossed to answer it."""
+
+    name: str
+    question: str
+    common: dict[str, Any]
+    """Settings of every cell."""
+    axes: dict[str, list[Any]]
+    """Settings that vary, each with its values."""
+
+    def cells(self, repeat: int = 1, **changes: Any) -> Iterator[Cell]:
+        """All cells, repetition by repetition, so that slow changes of the machine meet all of them alike.
+
+        What is crossed last, the systems in most experiments, comes in another order each time.
+        """
+        axes = list(self.axes.values())
+        for repetition in range(1, repeat + 1):
+            axes[-1:] = [random.Random(repetition).sample(last, len(last)) for last in axes[-1:]]
+            for values in itertools.product(*axes):
+                settings = self.common | dict(zip(self.axes, values, strict=True)) | changes
+                yield _cell(settings | {"repetition": repetition})
+
+
+def _cell(settings: dict[str, Any]) -> Cell:
+    """A cell from one flat table: what is no setting of a cell belongs to the recipe."""
+    own = {item.name for item in fields(Cell)}
+    settings = {name: None if value == "none" else value for name, value in settings.items()}
+    changes = settings.get("changes", {}) | {name: value for name, value in settings.items() if name not in own}
+    cell = Cell(**{name: value for name, value in settings.items() if name in own} | {"changes": changes})
+    cell.network()
+    return cell
+
+
+def shipped_grids() -> list[str]:
+    """Names of the experiments that come with the project."""
+    return sorted(file.stem for file in EXPERIMENTS.glob("*.toml"))
+
+
+def load_grid(name: str) -> Grid:
+    """A shipped experiment by its name, or a TOML file by its path; `experiments/delay.toml` explains the format.
+
+    Raises:
+        InputError: there is none, or one of its cells cannot work.
+    """
+    file = Path(name) if name.endswith(".toml") else EXPERIMENTS / f"{name}.toml"
+    try:
+        data = tomllib.loads(file.read_text())
+    except OSError:
+        raise InputError(f"There is no experiment {name}: give {', '.join(shipped_grids())} or a .toml file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{file} is no TOML ({error}): see {EXPERIMENTS / 'delay.toml'}.") from None
+    if unknown := set(data) - {"question", "cell", "grid"}:
+        raise InputError(f"{file} has an unknown entry {min(unknown)}: known are question, [cell] and [grid].")
+    axes = {name: values if isinstance(values, list) else [values] for name, values in data.get("grid", {}).items()}
+    grid = Grid(file.stem, data.get("question", ""), data.get("cell", {}), axes)
+    try:
+        list(grid.cells())
+    except (InputError, TypeError) as error:
+        raise InputError(f"{file}: {error}") from None
+    return grid

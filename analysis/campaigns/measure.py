@@ -1,0 +1,273 @@
+"""From the files of a cell to numbers: rounds, samples per second, bytes, processor time, and what makes it invalid."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.campaigns.cells import Cell
+from analysis.campaigns.home import home_numbers
+from analysis.campaigns.payload import too_few_bytes
+from analysis.campaigns.systems import RUN_ID, SYSTEMS
+from analysis.wan.router import VERY_LATE_MS
+from recipe.run_folder import RunFolder, read_metrics, write_json
+
+FOREIGN_CORES = 0.15
+"""Other programs may use so many cores on average."""
+PACED_BUSY = 0.7
+"""A paced cell whose cores are busier than this measures the machine, not the network."""
+LATE_SHARE = 0.01
+"""Of the router's packets may be later than its `VERY_LATE_MS`."""
+
+PARTS = ("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seconds")
+"""Of an update; a system may know only some of them."""
+_SPEEDS = {"perf/step_seconds", "perf/swarm_samples_per_second"}
+"""One of them is in the line that an update ends with."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A global update, as the first host saw it; seconds are wall time, validation excluded."""
+
+    step: int
+    ended_at: float
+    """Unix seconds."""
+    seconds: float
+    samples: float
+    """Of all peers."""
+    peers: int | None = None
+    compute_seconds: float | None = None
+    meeting_seconds: float | None = None
+    """Matchmaking."""
+    exchange_seconds: float | None = None
+    """Transfer."""
+    waiting_seconds: float | None = None
+    """While nothing was computed because an average had to arrive first."""
+    received: float | None = None
+    """Share of the parts of the average that arrived."""
+    follows_validation: bool = False
+    """It took what a validation leaves to be done (DDP's processes agree on their best checkpoint, which costs some
+    round trips), or was spared what went on meanwhile (a swarm's average): no system's speed is judged by it."""
+
+
+def steps_done(folder: Path) -> int:
+    """Global updates that a running peer has logged."""
+    file = RunFolder(folder).metrics
+    return max((int(line.get("step") or 0) for line in read_metrics(file)), default=0) if file.exists() else 0
+
+
+def rounds_of(folder: Path, cell: Cell) -> list[Round]:
+    """All updates of a cell, oldest first; empty where the first host has written nothing."""
+    lines = _lines(folder, "h1")
+    own_samples = [_lines(folder, f"h{number}") for number in range(2, cell.peers + 1)]
+    steps: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if line.get("step"):
+            known = steps.setdefault(int(line["step"]), {})
+            ended = line if _SPEEDS & line.keys() else known  # a validation's line comes later
+            known.update(line | {"time": ended.get("time", line["time"])})
+    found, validated = [], {step for step, line in steps.items() if line.get("val/top1") is not None}
+    for step, line in sorted(steps.items()):
+        if not _SPEEDS & line.keys():
+            continue
+        item = _round(step, line, [_own_samples(peer, step) for peer in own_samples])
+        found.append(replace(item, follows_validation=bool(found) and found[-1].step in validated))
+    return found if SYSTEMS[cell.system].joins or cell.peers == 1 else _on_time(found, validated)
+
+
+def _on_time(rounds: list[Round], validated: set[int]) -> list[Round]:
+    """Several processes of DDP write the line of an update when the next one ends, or before a validation."""
+    late = pairwise(rounds)
+    ends = [item.ended_at - (0.0 if item.step in validated else following.seconds) for item, following in late]
+    return [replace(item, ended_at=end) for item, end in zip(rounds, [*ends, rounds[-1].ended_at], strict=True)]
+
+
+def _round(step: int, line: dict[str, Any], others: list[float]) -> Round:
+    peers = line.get("swarm/peers")
+    if "swarm/samples" in line:
+        samples, seconds = line["swarm/samples"], line["swarm/samples"] / line["perf/swarm_samples_per_second"]
+    elif "swarm/own_samples" in line:  # stock Hivemind: every peer knows its own only
+        samples, seconds = line["swarm/own_samples"] + sum(others), line["perf/step_seconds"]
+        peers = 1 + sum(own > 0 for own in others)
+    else:
+        seconds = line["perf/step_seconds"]
+        samples = line["perf/samples_per_second"] * seconds
+    return Round(
+        step=step,
+        ended_at=line["time"],
+        seconds=seconds,
+        samples=samples,
+        peers=None if peers is None else int(peers),
+        compute_seconds=line.get("round/compute_seconds", line.get("perf/compute_seconds")),
+        meeting_seconds=line.get("round/meeting_seconds"),
+        exchange_seconds=line.get("round/exchange_seconds", line.get("perf/communication_seconds")),
+        waiting_seconds=line.get("round/blocked_seconds"),
+        received=line.get("round/parts_received_fraction"),
+    )
+
+
+def _own_samples(lines: list[dict[str, Any]], step: int) -> float:
+    return sum(line.get("swarm/own_samples", 0.0) for line in lines if line.get("step") == step)
+
+
+def _lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    file = RunFolder(folder / "runs" / RUN_ID / name).metrics
+    return read_metrics(file) if file.exists() else []
+
+
+def measured_rounds(cell: Cell, rounds: list[Round]) -> list[Round]:
+    """Without the warm-up, whose share is that of the cell's steps (a row may make more and smaller updates)."""
+    skip = math.ceil(len(rounds) * cell.warm_up_steps / cell.steps)
+    return rounds[skip:]
+
+
+def _undisturbed(rounds: list[Round]) -> list[Round]:
+    """Without those that follow a validation, unless nearly all do."""
+    found = [item for item in rounds if not item.follows_validation]
+    return found if len(found) > 1 else rounds
+
+
+def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
+    """Everything the report needs, as JSON values, with `problems` that make the cell invalid."""
+    kept = measured_rounds(cell, rounds)
+    if len(kept) < 2:
+        return {"problems": [f"only {len(rounds)} updates were logged"]}
+    counted = _undisturbed(kept)
+    seconds, samples = sum(item.seconds for item in counted), sum(item.samples for item in counted)
+    since, until = kept[0].ended_at - kept[0].seconds, kept[-1].ended_at
+    everything = _json_lines(folder / "watch.jsonl")
+    watched = [line for line in everything if since <= line["time"] <= until]
+    sent = _bytes_sent(since, until, everything)
+    numbers = {
+        "samples_per_second": samples / seconds,
+        "step_seconds": seconds / len(counted),
+        "samples_per_step": samples / len(counted),
+        "bytes_sent": sent,
+        "updates": len(kept),
+        "bytes_per_sample": None if sent is None else sent / sum(item.samples for item in kept),
+        "busy_cores": _mean(line["busy"] for line in watched),
+        "lab_cores": _mean(line["lab"] for line in watched),
+        **{name: _mean(getattr(item, name) for item in counted) for name in PARTS},
+        "received": _received(folder, cell, {item.step for item in kept}),
+        "rounds": len(counted),
+        **_quality(folder, cell, rounds),
+    }
+    router = _json_lines(folder / "router.jsonl")
+    numbers |= _router_numbers([line for line in router if since <= line["time"] <= until])
+    numbers["has_router"] = (folder / "router.jsonl").exists()
+    spans = [(item.ended_at - item.seconds, item.ended_at) for item in rounds]
+    table = [
+        asdict(item) | {"bytes_sent": _bytes_sent(*span, everything)} for item, span in zip(rounds, spans, strict=True)
+    ]
+    return numbers | {"problems": problems(cell, kept, numbers), "all_rounds": table}
+
+
+def measure_again(folder: Path) -> dict[str, Any]:
+    """Works out a finished cell's result once more, from the files that it left; one without numbers stays as it is."""
+    result = json.loads((folder / "result.json").read_text())
+    if "samples_per_second" in result:
+        cell = Cell.from_json((folder / "cell.json").read_text())
+        result |= measure(folder, cell, rounds_of(folder, cell))
+        result["problems"] += too_few_bytes(cell, result)
+        if "home" in result:  # of an earlier version, it has none
+            result["home"] = home_numbers(folder, cell)
+        write_json(folder / "result.json", result)
+    return result
+
+
+def problems(cell: Cell, rounds: list[Round], numbers: dict[str, Any]) -> list[str]:
+    """Reasons why the cell measured something else than it says; each is a sentence."""
+    found, cores = [], os.cpu_count() or 1
+    if numbers["busy_cores"] is None:
+        return ["nobody watched the machine meanwhile"]
+    if cell.paced_samples_per_second:
+        if numbers["busy_cores"] > PACED_BUSY * cores:
+            found.append(f"the machine was saturated: {numbers['busy_cores']:.1f} of {cores} cores were busy")
+    elif cell.peers > cores:
+        found.append(f"{cell.peers} peers computed on {cores} cores: pace them")
+    foreign = numbers["busy_cores"] - numbers["lab_cores"]
+    if foreign > FOREIGN_CORES:
+        found.append(f"other programs, or other machines on the same hardware, used {foreign:.2f} cores")
+    if "late_share" not in numbers and numbers.get("has_router"):
+        found.append("nobody watched the router meanwhile")
+    if numbers.get("late_share", 0.0) > LATE_SHARE:
+        found.append(
+            f"the router was late: {numbers['late_share']:.1%} of its packets by more than {VERY_LATE_MS:g} ms"
+        )
+    if numbers.get("overflows"):
+        found.append(f"the router missed {numbers['overflows']} packets")
+    if numbers["received"] is not None and numbers["received"] < 1:
+        found.append(f"an average was partial: {numbers['received']:.1%} of its parts arrived")
+    counted = [item.peers for item in rounds if item.peers is not None]
+    if counted and min(counted) < cell.least_peers:
+        found.append(f"only {min(counted)} of {cell.peers} peers took part in an update")
+    if counted and cell.last_joins_at_step is not None and max(counted) < cell.peers:
+        found.append("the last host never took part in an update")
+    if counted and len(counted) < len(rounds):
+        found.append(f"the first peer was not there in {len(rounds) - len(counted)} updates")
+    return found
+
+
+def _router_numbers(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    if len(lines) < 2:
+        return {}
+    sent = sum(line["sent"] for line in lines)
+    return {
+        "router_cores": (lines[-1]["cpu_seconds"] - lines[0]["cpu_seconds"]) / (lines[-1]["time"] - lines[0]["time"]),
+        "late_share": sum(line["very_late"] for line in lines) / sent if sent else 0.0,
+        "late_max_ms": max(line["late_max_ms"] for line in lines),
+        "overflows": lines[-1]["overflows"] - lines[0]["overflows"],
+        "queue_drops": lines[-1]["queue_drops"] - lines[0]["queue_drops"],
+    }
+
+
+def _quality(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
+    """The first host's last validation, and how long it took to the target: training time alone, to which an update
+    that follows a validation adds as much as the others do in the mean."""
+    lines = [line for line in _lines(folder, "h1") if line.get("val/top1") is not None]
+    values = {name: lines[-1].get(f"val/{name}") if lines else None for name in _QUALITIES}
+    if cell.target_accuracy is None:
+        return values
+    reached = next((line["step"] for line in lines if line["val/top1"] >= cell.target_accuracy), None)
+    if reached is None:
+        return values | {"seconds_to_accuracy": None}
+    until = [item for item in rounds if item.step <= reached]
+    counted = _undisturbed(until)
+    return values | {"seconds_to_accuracy": sum(item.seconds for item in counted) * len(until) / len(counted)}
+
+
+_QUALITIES = ("top1", "macro_f1", "precision", "recall", "loss")
+
+
+def _received(folder: Path, cell: Cell, steps: set[int]) -> float | None:
+    """The least share of an average's parts that any host received in these updates; None where nobody says."""
+    lines = [line for number in range(1, cell.peers + 1) for line in _lines(folder, f"h{number}")]
+    shares = [line.get("round/parts_received_fraction") for line in lines if line.get("step") in steps]
+    return min((share for share in shares if share is not None), default=None)
+
+
+def _bytes_sent(begin: float, end: float, watched: list[dict[str, Any]]) -> float | None:
+    """By all hosts between two times, interpolated between lines; None where the watch does not cover them."""
+    times = [line["time"] for line in watched]
+    if not times or begin < times[0] or end > times[-1]:
+        return None
+    totals = [float(sum(sent for sent, _ in line["traffic"].values())) for line in watched]
+    return float(np.interp(end, times, totals) - np.interp(begin, times, totals))
+
+
+def _mean(values: Any) -> float | None:
+    values = [value for value in values if value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _json_lines(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]

@@ -1,0 +1,153 @@
+"""Who is compared: a table with one line per system, and how a user would start each of them on a host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis.campaigns.cells import Cell
+from analysis.wan.topology import Host
+from recipe.errors import InputError
+
+RUN_ID = "run"
+PORT = 31337
+MAX_SMALL_UPDATES = 24
+"""Of a system that averages every micro-batch: they are all alike, and slow."""
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class System:
+    """A row of the comparison."""
+
+    label: str
+    """In tables and figures."""
+    command: Callable[[System, Cell, Host, Host, Path, tuple[str, ...]], list[str]]
+    """The command of a host: (system, cell, host, first host, output folder, addresses of the first peer)."""
+    options: tuple[str, ...] = ()
+    """What tells it from other rows with the same command."""
+    joins: bool = True
+    """Whether the other hosts need the first one's address, which it writes to its `status.json`."""
+    overlaps: bool = False
+    """Whether it averages while it computes the next update."""
+    payload_bytes: int | None = 4
+    """Bytes that a gradient element takes on its way; None where their number depends on more."""
+    every_micro_batch: bool = False
+    """Whether each micro-batch is averaged and makes an update."""
+    local_steps: int = 0
+    """Steps of each peer between two global updates, which are so much larger and rarer; 0 for none."""
+
+
+def swarm(system: System, cell: Cell, host: Host, _first: Host, output: Path, addresses: tuple[str, ...]) -> list[str]:
+    """A volunteer's command line; the first one starts the run."""
+    steps, changes = cell.steps, dict(cell.changes)
+    if local := system.local_steps:
+        recipe, steps = cell.full_recipe(), max(1, steps // local)
+        changes |= {"averaging": "local", "local_steps": local, "target_batch_size": recipe.target_batch_size * local}
+        changes |= {"total_steps": max(1, recipe.total_steps // local), "warmup_steps": recipe.warmup_steps // local}
+        if cell.target_accuracy is not None:
+            changes["validate_every_steps"] = max(1, recipe.validate_every_steps // local)
+    command = [sys.executable, "-m", "swarm.peer", "--public-name", host.name, "--output-dir", str(output)]
+    command += ["--host-maddrs", f"/ip4/{host.address}/tcp/{PORT}", "--device", "cpu", "--max-steps", str(steps)]
+    command += ["--batch-size", str(cell.batch_size), "--min-peers", str(cell.peers_at_start), *system.options]
+    if addresses:
+        return [*command, "--initial-peers", *addresses]
+    return [*command, "--run-id", RUN_ID, "--recipe", cell.recipe, *recipe_options(cell, changes)]
+
+
+def ddp(system: System, cell: Cell, host: Host, first: Host, output: Path, _addresses: tuple[str, ...]) -> list[str]:
+    """A cluster user's command line on one node."""
+    steps, changes = cell.steps, dict(cell.changes)
+    if system.every_micro_batch:
+        whole = cell.full_recipe().target_batch_size
+        changes["target_batch_size"] = cell.batch_size * cell.peers
+        steps = min(MAX_SMALL_UPDATES, max(1, steps * whole // changes["target_batch_size"]))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(cell.peers), "--nproc-per-node", "1"]
+    torchrun += ["--node-rank", str(host.number - 1), "--master-addr", first.address, "--master-port", "29500"]
+    script = [str(_ROOT / "baseline_ddp" / "train.py"), "--strategy", "ddp" if cell.peers > 1 else "single"]
+    script += ["--recipe", cell.recipe, "--batch-size", str(cell.batch_size), "--max-steps", str(steps)]
+    script += ["--device", "cpu", "--output-dir", str(output), "--run-id", RUN_ID, "--name", "h1"]
+    options = system.options if cell.peers > 1 else ()
+    return [*torchrun, *script, *options, *recipe_options(cell, changes)]
+
+
+def stock_hivemind(
+    system: System, cell: Cell, host: Host, _first: Host, output: Path, addresses: tuple[str, ...]
+) -> list[str]:
+    """The script that shares nothing with our swarm."""
+    command = [
+        sys.executable,
+        "-m",
+        "analysis.stock_hivemind",
+        "--name",
+        host.name,
+        "--output-dir",
+        str(output),
+    ]
+    command += ["--listen", f"/ip4/{host.address}/tcp/{PORT}", "--recipe", cell.recipe, "--steps", str(cell.steps)]
+    command += ["--batch-size", str(cell.batch_size), "--peers", str(cell.peers), *system.options]
+    changes = [f"{name}={value}" for name, value in recipe_changes(cell, cell.changes).items()]
+    return [*command, "--initial-peers", *addresses, "--change", *changes]
+
+
+def recipe_changes(cell: Cell, changes: dict[str, object]) -> dict[str, object]:
+    """The recipe's changes; validation is not part of what is measured, unless its time to an accuracy is asked for."""
+    return ({} if cell.target_accuracy is not None else {"validate_every_steps": 1_000_000}) | changes
+
+
+def recipe_options(cell: Cell, changes: dict[str, object]) -> list[str]:
+    """The same as options of the command lines."""
+    pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in recipe_changes(cell, changes).items()]
+    return [word for pair in pairs for word in pair]
+
+
+SYSTEMS: dict[str, System] = {
+    "ddp-every-micro-batch": System("DDP, an update every micro-batch", ddp, joins=False, every_micro_batch=True),
+    "ddp": System("DDP, accumulated", ddp, joins=False),
+    "ddp-fp16": System("DDP, accumulated, fp16 hook", ddp, ("--comm-hook", "fp16"), joins=False, payload_bytes=2),
+    "hivemind": System("Hivemind Optimizer, defaults", stock_hivemind),
+    "hivemind-tuned": System("Hivemind Optimizer, tuned", stock_hivemind, ("--tuned",), overlaps=True, payload_bytes=2),
+    "swarm": System("our swarm, synchronous", swarm),
+    "swarm-fp16": System("our swarm, synchronous, fp16", swarm, ("--codec", "fp16"), payload_bytes=2),
+    "swarm-int8": System("our swarm, synchronous, int8", swarm, ("--codec", "int8"), payload_bytes=1),
+    "swarm-overlap": System("our swarm, overlapped", swarm, ("--averaging", "overlap"), overlaps=True),
+    "swarm-overlap-fp16": System(
+        "our swarm, overlapped, fp16",
+        swarm,
+        ("--averaging", "overlap", "--codec", "fp16"),
+        overlaps=True,
+        payload_bytes=2,
+    ),
+    "swarm-overlap-int8": System(
+        "our swarm, overlapped, int8",
+        swarm,
+        ("--averaging", "overlap", "--codec", "int8"),
+        overlaps=True,
+        payload_bytes=1,
+    ),
+    "swarm-powersgd": System(
+        "our swarm, synchronous, PowerSGD of rank 8", swarm, ("--codec", "powersgd"), payload_bytes=None
+    ),
+    "swarm-local": System("our swarm, 4 local steps", swarm, overlaps=True, local_steps=4),
+    "swarm-local-1-fp16": System(
+        "our swarm, 1 local step, fp16", swarm, ("--codec", "fp16"), overlaps=True, payload_bytes=2, local_steps=1
+    ),
+}
+
+
+def system_of(cell: Cell) -> System:
+    """The cell's row of the table.
+
+    Raises:
+        InputError: there is none, or it cannot run this cell.
+    """
+    if cell.system not in SYSTEMS:
+        raise InputError(f"There is no system {cell.system}: choose one of {', '.join(SYSTEMS)}.")
+    system = SYSTEMS[cell.system]
+    if cell.kill_at_step is not None and not system.joins:
+        raise InputError(f"{cell.system} ends when one of its processes does: leave out kill_at_step for it.")
+    if cell.last_joins_at_step is not None and system.command is not swarm:
+        raise InputError(f"{cell.system} waits for all of its processes: leave out last_joins_at_step for it.")
+    return system

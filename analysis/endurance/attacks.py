@@ -1,0 +1,243 @@
+"""What an attacker costs an honest swarm: updates per second with and without one, by turns, on this machine.
+
+    python -m analysis attacks                                    # every attack; some minutes each
+    python -m analysis attacks false-state drip --repeat 5 --seconds 40
+
+Each attack meets a swarm of its own, of paced peers on the loopback address. Calm and attacked times take turns, and
+which of the two comes first changes from pair to pair; between them the swarm has time to recover. The attackers are
+those of `tests/helpers/attackers.py`. A member that lies computes along, so that its swarm may well be faster than
+without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from analysis.campaigns.peer_processes import kill
+from analysis.campaigns.statistics import interval
+from analysis.endurance.honest_swarm import START_SECONDS, HonestSwarm, SwarmError, wait_until
+from recipe.command_line import arg, at_least, exit_status
+from recipe.environment import describe_environment
+from recipe.errors import InputError
+from recipe.pacing import VARIABLE
+from recipe.run_folder import make_writable, write_json
+
+ATTACKS = (
+    *("claim", "silent-claim", "drip", "false-state", "near-state", "streams", "buffers", "records", "sound-records"),
+    *("cards", "waiting", "knock", "relay", "callbacks", "nan", "overflow", "bad-average", "slow", "stuck"),
+    *("ahead", "false-statistics", "flip"),
+)
+ATTACKER = Path(__file__).parents[2] / "tests" / "helpers" / "attackers.py"
+BEGINS = ("begins", "First contribution")
+"""In the output of an attacker: from here on it attacks, or trains along."""
+SETTLE_SECONDS = 20.0
+"""Records of an attacker that was killed are believed for 15 s."""
+RECOVERY_SECONDS = 120.0
+"""A swarm that does not make an update of all its peers for so long has not got over the attack."""
+GOAL = 0.9
+COLUMNS = ("attack", "n", "without", "with", "ratio", "failed rounds", "named by", "problem")
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """Measure what attacks cost."""
+
+    attacks: Annotated[tyro.conf.Positional[tuple[str, ...]], arg("ATTACK ...", "all")] = ()
+    """Names of attacks, as tests/helpers/attackers.py knows them."""
+    repeat: int = 5
+    """Pairs of a calm and an attacked time, for each attack."""
+    seconds: float = 40.0
+    """How long each of the two is."""
+    peers: int = 3
+    """Honest peers."""
+    paced_samples_per_second: float = 60.0
+    """Speed of each one's pretended device."""
+    target_batch_size: int = 256
+    """Samples per update."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/attacks")
+    """For run folders, logs and attacks.json; the folders of these attacks are deleted first."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work."""
+        at_least(self, 1, "repeat", "target_batch_size")
+        at_least(self, 2, "peers")
+        if not (self.seconds > 0 and self.paced_samples_per_second > 0):
+            raise InputError("--seconds and --paced-samples-per-second have to be more than 0.")
+        if unknown := set(self.attacks) - set(ATTACKS):
+            raise InputError(f"There is no attack {min(unknown)}: choose from {', '.join(ATTACKS)}.")
+        if not ATTACKER.exists():
+            raise InputError(f"The attackers are missing: {ATTACKER} comes with the source, not with the package.")
+
+
+@dataclass(frozen=True)
+class Window:
+    """A time in which the swarm was watched."""
+
+    attacked: bool
+    updates_per_second: float
+    failed_rounds: int
+    """Of all honest peers."""
+    named_by: int
+    """Honest peers whose log names the attacker."""
+    lines: list[str]
+    """Of their logs, one from each of these."""
+
+
+def updates_per_second(moments: Sequence[float], since: float, until: float) -> float:
+    """Of updates at these moments; an update that was half made when the time began counts half.
+
+    Args:
+        moments: Unix seconds, ascending.
+        since: the time begins.
+        until: the time ends.
+    """
+    if len(moments) < 2:
+        return 0.0
+    made = np.interp([since, until], moments, np.arange(len(moments), dtype=float))
+    return float(made[1] - made[0]) / (until - since)
+
+
+def measure(attack: str, options: AttackOptions, say: Callable[[str], None]) -> dict[str, Any]:
+    """Returns an entry of `attacks.json`: `attack`, `pairs` (a calm and an attacked window each) and `problem`."""
+    pairs: list[dict[str, Any]] = []
+    problem = None
+    try:
+        with HonestSwarm(attack, options.output_dir, options.peers, options.target_batch_size) as swarm:
+            for number in range(options.repeat):
+                order = (False, True) if number % 2 == 0 else (True, False)
+                windows = {attacked: _window(attack, attacked, swarm, options) for attacked in order}
+                pairs.append({"calm": asdict(windows[False]), "attacked": asdict(windows[True])})
+                rates = [windows[attacked].updates_per_second for attacked in (False, True)]
+                say(f"{attack} {number + 1}/{options.repeat}: {rates[0]:.2f} updates/s, attacked {rates[1]:.2f}")
+    except SwarmError as error:
+        problem = str(error)
+        say(f"{attack}: {problem}")
+    return {"attack": attack, "pairs": pairs, "problem": problem}
+
+
+def _window(attack: str, attacked: bool, swarm: HonestSwarm, options: AttackOptions) -> Window:
+    """Watches the swarm for a while, and then waits until all train together again."""
+    sizes = swarm.log_sizes()
+    with _attacker(attack, swarm, options) if attacked else contextlib.nullcontext() as output:
+        if output is not None:
+            wait_until(lambda: any(word in _text(output) for word in BEGINS), swarm, START_SECONDS, "meet the attacker")
+        since = time.time()
+        wait_until(lambda: time.time() - since > options.seconds, swarm, 2 * options.seconds, "train on")
+        until = time.time()
+    settled = until + (SETTLE_SECONDS if attacked else 0.0)
+    wait_until(lambda: swarm.all_train_since(settled), swarm, RECOVERY_SECONDS, "train together again")
+    lines = swarm.naming_lines(sizes, _ids(_text(output), swarm)) if output is not None else []
+    rate = updates_per_second(swarm.moments(), since, until)
+    return Window(attacked, rate, swarm.failed_rounds(since, until), len(lines), lines)
+
+
+@contextlib.contextmanager
+def _attacker(attack: str, swarm: HonestSwarm, options: AttackOptions) -> Iterator[Path]:
+    """An attacker that knows the first peer's address; gives the file that its output goes to.
+
+    It would have a computer of its own: here it gets what the honest peers leave.
+    """
+    number = len(list(swarm.folder.glob("attacker-*.log"))) + 1
+    output = swarm.folder / f"attacker-{number}.log"
+    command = ["nice", "-n", "15", sys.executable, "-u", str(ATTACKER), attack, "--initial-peers", swarm.address]
+    command += ["--seconds", f"{options.seconds + START_SECONDS:.0f}"]
+    command += ["--output-dir", str(swarm.folder / f"attacker-{number}")]
+    with output.open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield output
+        if process.poll() not in (None, 0):
+            raise SwarmError(f"the attacker itself failed: see {output}")
+    finally:
+        kill(process)
+
+
+def _ids(output: str, swarm: HonestSwarm) -> set[str]:
+    """Peer ids that an attacker says, without those of honest peers."""
+    return set(re.findall(r"\bQm\w{44}\b", output)) - swarm.peer_ids
+
+
+def _text(file: Path) -> str:
+    return file.read_text(errors="replace")
+
+
+def row(found: dict[str, Any]) -> dict[str, str]:
+    """A row of the table; keys are :data:`COLUMNS`."""
+    calm, attacked = ([pair[name] for pair in found["pairs"]] for name in ("calm", "attacked"))
+    means = [np.mean([window["updates_per_second"] for window in windows] or [np.nan]) for windows in (calm, attacked)]
+    named = [window["named_by"] for window in attacked]
+    failed = [sum(window["failed_rounds"] for window in windows) for windows in (calm, attacked)]
+    mean, half_width, n = interval(ratios(found))
+    shown = "–" if n == 0 else f"{mean:.2f}" if n < 3 else f"{mean:.2f} ± {half_width:.2f}"
+    values = (
+        found["attack"],
+        str(n),
+        *("–" if np.isnan(value) else f"{value:.2f}" for value in means),
+        shown,
+        f"{failed[1]} (calm {failed[0]})",
+        f"{min(named)} to {max(named)}" if named else "–",
+        found["problem"] or "",
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def ratios(found: dict[str, Any]) -> list[float]:
+    """Updates per second with the attacker over those without it, of each pair."""
+    rates = [(pair["attacked"]["updates_per_second"], pair["calm"]["updates_per_second"]) for pair in found["pairs"]]
+    return [attacked / calm for attacked, calm in rates if calm > 0]
+
+
+def table(results: Sequence[dict[str, Any]]) -> Table:
+    """A row for each attack."""
+    shown = Table(title="Updates per second of the honest peers, without and with an attacker", title_justify="left")
+    for column in COLUMNS:
+        shown.add_column(column, justify="left" if column in (COLUMNS[0], COLUMNS[-1]) else "right")
+    for found in results:
+        shown.add_row(*row(found).values())
+    return shown
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 if an attack ended the swarm or cost more than a tenth, 2 for bad input, 130."""
+    options = tyro.cli(AttackOptions, args=arguments, prog="python -m analysis attacks", description=__doc__)
+    console = Console() if sys.stdout.isatty() else Console(width=150)
+
+    def run() -> int:
+        options.check()
+        make_writable(options.output_dir)
+        os.environ |= {VARIABLE: str(options.paced_samples_per_second), "OMP_NUM_THREADS": "1"}
+        os.environ.pop("INITIAL_PEERS", None)
+        environment = describe_environment()
+        del environment["command_line"]  # the options say it, without this machine's folders
+        kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
+        results = []
+        for attack in options.attacks or ATTACKS:
+            shutil.rmtree(options.output_dir / attack, ignore_errors=True)
+            results.append(measure(attack, options, lambda line: console.print(line, markup=False, highlight=False)))
+            found = {"options": kept, "results": results, "environment": environment}
+            write_json(options.output_dir / "attacks.json", found)
+        console.print(table(results))
+        return int(not all(is_held(found) for found in results))
+
+    return exit_status(run, "Interrupted: what was measured until then is in attacks.json.")
+
+
+def is_held(found: dict[str, Any]) -> bool:
+    """Whether the swarm lived and made as many of its updates as it should."""
+    values = ratios(found)
+    return found["problem"] is None and bool(values) and sum(values) / len(values) >= GOAL

@@ -1,0 +1,149 @@
+"""Whether all peers of a swarm hold the same bits after many rounds, in every way of averaging.
+
+    python -m analysis exactness --rounds 200      # 25 minutes; OUTPUT_DIR/exactness.json
+    python -m analysis exactness --averaging sync --codec int8
+
+Three peers train digits on this machine. Had one of them missed a part of an average without noticing, or rounded
+otherwise than the others, its weights would differ from theirs in the end. Rounds that failed, and were noticed, are
+counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from analysis.campaigns.peer_processes import environment_without_peers, has_ended, kill
+from analysis.endurance.soak_result import weights_hash
+from recipe.command_line import arg, at_least, exit_status
+from recipe.config import Recipe
+from recipe.environment import describe_environment
+from recipe.errors import InputError
+from recipe.run_folder import RunFolder, make_writable, read_metrics, write_json
+
+Averaging, Codec = (get_type_hints(Recipe)[field] for field in ("averaging", "codec"))
+LOCAL_STEPS = 4
+COUNTS = {"peer_rounds": "peer-rounds", "complete": "with all parts", "early": "met too early", "failed": "failed"}
+COLUMNS = ("averaging", "codec", *COUNTS.values(), "weights")
+
+
+@dataclass(frozen=True)
+class ExactnessOptions:
+    """Train with several peers in every way of averaging, and compare their weights."""
+
+    rounds: int = 200
+    """Of each way."""
+    peers: int = 3
+    """How many."""
+    averaging: tuple[Averaging, ...] = get_args(Averaging)
+    """Ways of averaging."""
+    codec: tuple[Codec, ...] = get_args(Codec)
+    """How gradients travel, with each of these ways."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/exactness")
+    """For the run folders and exactness.json."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work."""
+        at_least(self, 2, "peers", "rounds")
+        if not (self.averaging and self.codec):
+            raise InputError("--averaging and --codec need at least one value each.")
+
+
+def measure(options: ExactnessOptions, console: Console) -> dict[str, Any]:
+    """Returns the content of `exactness.json`.
+
+    Raises:
+        InputError: a swarm ended before it had made its rounds.
+    """
+    rows = []
+    for averaging, codec in itertools.product(options.averaging, options.codec):
+        console.print(f"{averaging}, {codec} ...")
+        run_id = f"{averaging}-{codec}-{os.getpid()}"
+        _train(options, run_id, ["--averaging", averaging, "--codec", codec, "--local-steps", str(LOCAL_STEPS)])
+        folders = [RunFolder(path) for path in sorted((options.output_dir / run_id).iterdir()) if path.is_dir()]
+        rows.append({"averaging": averaging, "codec": codec, **compared(folders)})
+    shown = {name: value for name, value in asdict(options).items() if name != "output_dir"}
+    return {"options": shown, "rows": rows}
+
+
+def _train(options: ExactnessOptions, run_id: str, way: list[str]) -> None:
+    command = [sys.executable, "-m", "swarm", "demo", "--peers", str(options.peers), "--run-id", run_id, *way]
+    command += ["--output-dir", str(options.output_dir), "--total-steps", str(options.rounds), "--device", "cpu"]
+    command += ["--validate-every-steps", str(options.rounds), "--batch-size", "32"]
+    log_file = options.output_dir / f"{run_id}.log"
+    with log_file.open("wb") as log:
+        environment = environment_without_peers()
+        swarm = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+        try:
+            while not has_ended(swarm, 1.0):
+                pass
+        finally:
+            kill(swarm)
+    if swarm.returncode != 0:
+        raise InputError(f"A swarm ended early: see {log_file}.")
+
+
+def compared(folders: list[RunFolder]) -> dict[str, Any]:
+    """What the peers of one swarm say of their rounds, and a hash of the weights that each of them had in the end.
+
+    Returns:
+        `peer_rounds`, those that gave an average; `complete`, how many of them had every part of it; `early`, groups
+        that had too few samples yet, and computed on; `failed`, the rest; `weights`, a hash for each peer.
+    """
+    rounds = [line for folder in folders for line in read_metrics(folder.rounds)]
+    summaries = [json.loads(folder.summary.read_text()) for folder in folders]
+    averaged, alone = (sum(line["outcome"] == outcome for line in rounds) for outcome in ("averaged", "alone"))
+    early = sum(line["outcome"] not in ("averaged", "alone") and line["group_size"] > 0 for line in rounds)
+    return {
+        "peer_rounds": averaged,
+        "complete": sum(summary["complete_updates"] for summary in summaries) - alone,
+        "early": early,
+        "failed": len(rounds) - averaged - alone - early,
+        "weights": {folder.path.name: weights_hash(folder.checkpoints / "last.ckpt") for folder in folders},
+    }
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row as it is shown."""
+    different = len(set(row["weights"].values()))
+    weights = "bit-identical" if different == 1 else f"{different} different ones"
+    return row["averaging"], row["codec"], *(f"{row[name]:,}" for name in COUNTS), weights
+
+
+def table(found: dict[str, Any]) -> Table:
+    """A row for each way of averaging."""
+    options = found["options"]
+    shown = Table(title=f"{options['peers']} peers, {options['rounds']} rounds each", title_justify="left")
+    for column in COLUMNS:
+        shown.add_column(column, justify="right" if column in COUNTS.values() else "left")
+    for row in found["rows"]:
+        shown.add_row(*cells(row))
+    return shown
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 if peers differ, 2 for input that cannot work, 130 after Ctrl-C."""
+    options = tyro.cli(ExactnessOptions, args=arguments, prog="python -m analysis exactness", description=__doc__)
+    console = Console()
+
+    def run() -> int:
+        options.check()
+        make_writable(options.output_dir)
+        environment = describe_environment()
+        del environment["command_line"]  # the options say it, without this machine's folders
+        found = measure(options, console)
+        write_json(options.output_dir / "exactness.json", found | {"environment": environment})
+        console.print(table(found))
+        return int(any(len(set(row["weights"].values())) > 1 for row in found["rows"]))
+
+    return exit_status(run)

@@ -1,0 +1,240 @@
+"""What a peer of a swarm costs its computer beside the training: processor time and memory, next to a plain process.
+
+    python -m analysis footprint                                                  # two peers, five minutes
+    python -m analysis footprint --peers 8 --target-batch-size 4096 --averaging local --codec fp16
+
+The peers of a swarm and one plain training process run at the same time on this machine. All are paced to the same
+device (`recipe.pacing`), so all compute the same; what a peer uses more is the price of the swarm. Memory that the
+processes of a peer share counts once, and so do the libraries that all have open, as if each peer were alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import psutil
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from analysis.campaigns.measure import steps_done
+from analysis.campaigns.peer_processes import environment_without_peers, has_ended, kill, parts
+from analysis.campaigns.statistics import interval
+from recipe.command_line import arg, at_least, exit_status
+from recipe.errors import InputError
+from recipe.pacing import VARIABLE
+from recipe.run_folder import make_writable, write_json
+
+WARM_UP_STEPS = 2
+START_SECONDS = 400.0
+ALL, PLAIN, BESIDE = "all", "plain process", "beside the training"
+COLUMNS = ("process", "cores", "MB")
+FILES = "footprint-*.json"
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class FootprintOptions:
+    """Measure what a peer costs beside the training. Nearly any option of python -m swarm.peer can be given as well."""
+
+    peers: int = 2
+    """How many."""
+    recipe: str = "synthetic"
+    """Preset that all train."""
+    target_batch_size: int = 1024
+    """Samples per update of the swarm, and of the plain process."""
+    samples_per_second: float = 40.0
+    """Speed of each one's pretended device."""
+    batch_size: int = 16
+    """Micro-batch, in samples."""
+    seconds: float = 60.0
+    """How long each measurement lasts."""
+    repeat: int = 3
+    """Measurements, one after the other."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/footprint")
+    """For the run folders and footprint-PEERS.json."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work."""
+        at_least(self, 1, "peers", "target_batch_size", "batch_size", "repeat")
+        if not (self.samples_per_second > 0 and self.seconds > 0):
+            raise InputError("--samples-per-second and --seconds have to be more than 0.")
+
+
+def measure(options: FootprintOptions, peer_options: Sequence[str], console: Console) -> dict[str, Any]:
+    """Returns the content of `footprint-PEERS.json`.
+
+    Raises:
+        InputError: somebody ended before all had been measured.
+    """
+    run_id = f"footprint-{os.getpid()}"
+    folders = [options.output_dir / run_id / name for name in (PLAIN.split()[0], *_names(options))]
+    with contextlib.ExitStack() as stack:
+        swarm = stack.enter_context(_started(_swarm_command(options, run_id, peer_options), options, "swarm"))
+        plain = stack.enter_context(_started(_plain_command(options, run_id), options, "plain"))
+        _until_warm(folders, {"swarm": swarm, "plain": plain}, options, console)
+        measurements = [_measurement(number, options, plain, swarm, console) for number in range(options.repeat)]
+    return {
+        "options": {name: value for name, value in asdict(options).items() if name != "output_dir"},
+        "peer_options": list(peer_options),
+        "rows": [_row(name, [one[name] for one in measurements]) for name in measurements[0]],
+    }
+
+
+def _names(options: FootprintOptions) -> list[str]:
+    """As swarm demo calls them."""
+    return [f"peer-{number}" for number in range(1, options.peers + 1)]
+
+
+def _common(options: FootprintOptions, run_id: str) -> list[str]:
+    words = ["--recipe", options.recipe, "--target-batch-size", str(options.target_batch_size), "--device", "cpu"]
+    words += ["--batch-size", str(options.batch_size), "--total-steps", "1000000", "--validate-every-steps", "1000000"]
+    return [*words, "--run-id", run_id, "--output-dir", str(options.output_dir)]
+
+
+def _plain_command(options: FootprintOptions, run_id: str) -> list[str]:
+    script = [sys.executable, str(_ROOT / "baseline_ddp" / "train.py"), "--name", PLAIN.split()[0]]
+    return [*script, *_common(options, run_id)]
+
+
+def _swarm_command(options: FootprintOptions, run_id: str, peer_options: Sequence[str]) -> list[str]:
+    words = [sys.executable, "-m", "swarm", "demo", "--peers", str(options.peers)]
+    return [*words, *_common(options, run_id), *peer_options]
+
+
+@contextlib.contextmanager
+def _started(command: list[str], options: FootprintOptions, name: str) -> Iterator[subprocess.Popen]:
+    threads = str(max(1, (os.cpu_count() or 1) // options.peers))  # as swarm.local gives to each peer
+    variables = {VARIABLE: str(options.samples_per_second), "OMP_NUM_THREADS": threads}
+    with (options.output_dir / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment_without_peers() | variables
+        )
+        try:
+            yield process
+        finally:
+            kill(process)
+
+
+def _until_warm(
+    folders: Sequence[Path], processes: dict[str, subprocess.Popen], options: FootprintOptions, console: Console
+) -> None:
+    """Until all have made some updates: caches are full, and connections are made."""
+    deadline = time.monotonic() + START_SECONDS
+    while (steps := [steps_done(folder) for folder in folders]) and min(steps) < WARM_UP_STEPS:
+        if console.is_terminal:
+            console.print(f"warming up: updates {steps}", end="\r")
+        for name, process in processes.items():
+            if has_ended(process, 1.0):
+                raise InputError(_last_words(options.output_dir / f"{name}.log"))
+        if time.monotonic() > deadline:
+            raise InputError(f"No {WARM_UP_STEPS} updates in {START_SECONDS:.0f} s: see {options.output_dir}.")
+
+
+def _last_words(log: Path) -> str:
+    """Why a process has ended too early."""
+    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
+    return errors[-1].removeprefix("error: ") if errors else f"Training ended early: see {log}."
+
+
+def _measurement(
+    number: int, options: FootprintOptions, plain: subprocess.Popen, swarm: subprocess.Popen, console: Console
+) -> dict[str, np.ndarray]:
+    """Means over the peers: of each process, of all together, of the plain one, and the difference of these two."""
+    console.print(f"measurement {number + 1}/{options.repeat}, {options.seconds:.0f} s")
+    try:
+        peers = [child for child in psutil.Process(swarm.pid).children() if child.children()]
+        whole = [psutil.Process(plain.pid), *peers]
+        before, began = [_sizes(process) for process in whole], time.monotonic()
+        if has_ended(plain, options.seconds):
+            raise InputError(_last_words(options.output_dir / "plain.log"))
+        after, seconds = [_sizes(process) for process in whole], time.monotonic() - began
+    except psutil.NoSuchProcess as error:
+        raise InputError(f"A process ended early ({error}): see the logs in {options.output_dir}.") from error
+    if len(peers) != options.peers:
+        raise InputError(f"{len(peers)} of {options.peers} peers were there: see {options.output_dir / 'swarm.log'}.")
+    alone, *used = (
+        {part: np.array([(sizes[0] - old[part][0]) / seconds, sizes[1]]) for part, sizes in new.items()}
+        for old, new in zip(before, after, strict=True)
+    )
+    mean = {part: np.mean([one[part] for one in used], axis=0) for part in used[0]}
+    return mean | {PLAIN: alone[ALL], BESIDE: mean[ALL] - alone[ALL]}
+
+
+def _sizes(peer: psutil.Process) -> dict[str, np.ndarray]:
+    """Of each of somebody's processes, and of all: processor seconds until now, and megabytes."""
+    found: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
+    counted: dict[str, int] = {}
+    for part, process in parts(peer):
+        times = process.cpu_times()
+        found[part] = found[part] + (times.user + times.system, _new_bytes(process, counted) / 1e6)
+    return {**found, ALL: sum(found.values(), np.zeros(2))}
+
+
+def _new_bytes(process: psutil.Process, counted: dict[str, int]) -> int:
+    """Its memory: of a file, such as a library, only what those who were `counted` do not have of it; of the rest its
+    share, since only processes of the same peer can share that."""
+    held = 0
+    for mapped in process.memory_maps(grouped=True):
+        if mapped.path.startswith("/") and Path(mapped.path).is_file() and not mapped.path.startswith("/dev/shm/"):
+            held += max(0, mapped.rss - counted.get(mapped.path, 0))
+            counted[mapped.path] = max(mapped.rss, counted.get(mapped.path, 0))
+        else:
+            held += mapped.pss
+    return held
+
+
+def _row(name: str, values: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Means and intervals over the measurements, of [cores, MB] each."""
+    cores, megabytes = (interval(column) for column in zip(*values, strict=True))
+    sizes = {"cores": cores[0], "cores_half_width": cores[1], "mb": megabytes[0], "mb_half_width": megabytes[1]}
+    return {"process": name, **sizes, "n": len(values)}
+
+
+def table(found: dict[str, Any]) -> Table:
+    """A row for each process of a peer, and what they are together, beside the plain one."""
+    options = found["options"]
+    title = f"A peer of {options['peers']}, paced to {options['samples_per_second']:g} samples/s"
+    shown = Table(title=title, title_justify="left")
+    for column in COLUMNS:
+        shown.add_column(column, justify="left" if column == COLUMNS[0] else "right")
+    for row in found["rows"]:
+        if row["process"] in (ALL, PLAIN):
+            shown.add_section()
+        shown.add_row(*cells(row))
+    return shown
+
+
+def cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    """A row as it is shown."""
+    spreads = [f" ± {row[name]:.{digits}f}" if row["n"] > 2 else "" for name, digits in _SPREADS]
+    return row["process"], f"{row['cores']:.3f}{spreads[0]}", f"{row['mb']:.0f}{spreads[1]}"
+
+
+_SPREADS = (("cores_half_width", 3), ("mb_half_width", 0))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 for input that cannot work, 130 after Ctrl-C."""
+    prog = "python -m analysis footprint"
+    options, rest = tyro.cli(FootprintOptions, args=arguments, prog=prog, description=__doc__, return_unknown_args=True)
+    console = Console()
+
+    def run() -> None:
+        options.check()
+        make_writable(options.output_dir)
+        found = measure(options, rest, console)
+        write_json(options.output_dir / FILES.replace("*", str(options.peers)), found)
+        console.print(table(found))
+
+    return exit_status(run)

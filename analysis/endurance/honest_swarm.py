@@ -1,0 +1,180 @@
+"""Peers on the loopback address that train as a user's would, and what their files tell while they do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.campaigns.peer_processes import kill
+from recipe.run_folder import RunFolder, read_metrics
+
+ATTACKER_NAME = "mallory"
+START_SECONDS = 180.0
+WARM_UP_STEPS = 3
+
+
+class SwarmError(Exception):
+    """An honest swarm is not there any more, and why."""
+
+
+class HonestPeer:
+    """A process of `swarm.peer`.
+
+    Args:
+        name: its public name.
+        folder: its run folder; its log goes there, too.
+        arguments: further options.
+    """
+
+    def __init__(self, name: str, folder: Path, arguments: Sequence[str]) -> None:
+        self.name, self.folder, self.log = name, RunFolder(folder), folder / "peer.log"
+        own = ["--public-name", name, "--identity-path", str(folder / "identity.key")]
+        self._command = [sys.executable, "-m", "swarm.peer", *arguments, *own]
+        self.process: subprocess.Popen | None = None
+
+    def start(self, address: str | None) -> None:
+        """With the address of the first one, which has none itself."""
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        command = [*self._command, *(["--initial-peers", address] if address else [])]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+    @property
+    def address(self) -> str | None:
+        """Where it can be reached, as it says itself."""
+        try:
+            return next(iter(json.loads(self.folder.status.read_text())["addresses"]), None)
+        except (OSError, ValueError, KeyError):
+            return None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started and does not run any more."""
+        return self.process is not None and self.process.poll() is not None
+
+    def last_words(self) -> str:
+        """Why it ended."""
+        lines = self.log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+        return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])[:200]
+
+
+class HonestSwarm:
+    """Honest peers on the loopback address.
+
+    Args:
+        name: of the run.
+        output_dir: its folder goes there.
+        num_peers: how many.
+        target_batch_size: samples per update.
+    """
+
+    def __init__(self, name: str, output_dir: Path, num_peers: int, target_batch_size: int) -> None:
+        self.folder, self.address = output_dir / name, ""
+        arguments = ["--recipe", "digits", "--run-id", name, "--output-dir", str(output_dir.resolve())]
+        arguments += ["--target-batch-size", str(target_batch_size), "--total-steps", "1000000"]
+        arguments += ["--validate-every-steps", "1000000", "--device", "cpu", "--batch-size", "16"]
+        arguments += ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--min-peers", str(num_peers)]
+        names = [f"peer-{number}" for number in range(1, num_peers + 1)]
+        self.peers = [HonestPeer(name, self.folder / name, arguments) for name in names]
+        self.folders = [peer.folder for peer in self.peers]
+        self.peer_ids: set[str] = set()
+
+    def __enter__(self) -> HonestSwarm:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
+        first, *others = self.peers
+        first.start(None)
+        wait_until(lambda: first.address, self, START_SECONDS, "have an address")
+        self.address = first.address
+        for peer in others:
+            peer.start(self.address)
+        wait_until(lambda: len(self.moments()) >= WARM_UP_STEPS, self, START_SECONDS, "train")
+        self.peer_ids = {str(peer.address).rpartition("/")[2] for peer in self.peers}
+
+    def __exit__(self, *_: object) -> None:
+        for peer in self.peers:
+            if peer.process is not None:
+                kill(peer.process)
+
+    @property
+    def ended(self) -> list[str]:
+        """Why peers do not run any more: a sentence for each."""
+        return [f"{peer.name} ended ({peer.last_words()})" for peer in self.peers if peer.has_ended]
+
+    def moments(self) -> list[float]:
+        """Unix seconds of all updates, each when the first peer had it."""
+        firsts: dict[int, float] = {}
+        for folder in self.folders:
+            for line in _lines(folder.metrics):
+                if line.get("swarm/own_samples") is not None:
+                    firsts[line["step"]] = min(line["time"], firsts.get(line["step"], line["time"]))
+        return sorted(firsts.values())
+
+    def all_train_since(self, moment: float) -> bool:
+        """Whether each peer has since made an update with all the others."""
+        return all(
+            any(
+                line["time"] > moment and line.get("swarm/peers", 0) >= len(self.peers)
+                for line in _lines(folder.metrics)
+            )
+            for folder in self.folders
+        )
+
+    def failed_rounds(self, since: float, until: float) -> int:
+        """Of all peers."""
+        ends = [line for folder in self.folders for line in _lines(folder.rounds) if since < line["time"] <= until]
+        return sum(line["outcome"] not in ("averaged", "alone") for line in ends)
+
+    def log_sizes(self) -> list[int]:
+        """Bytes of each peer's log so far."""
+        return [peer.log.stat().st_size for peer in self.peers]
+
+    def naming_lines(self, since: Sequence[int], attacker_ids: set[str]) -> list[str]:
+        """The first line of each log that names the attacker, of what was written since; peers without one are left
+        out."""
+        found = []
+        for peer, size in zip(self.peers, since, strict=True):
+            with peer.log.open("rb") as log:
+                log.seek(size)
+                text = log.read().decode(errors="replace")
+            if line := first_naming(text, attacker_ids):
+                found.append(f"{peer.name}: {line[:200]}")
+        return found
+
+
+def first_naming(text: str, attacker_ids: set[str]) -> str | None:
+    """The first line with the attacker's name or one of its ids."""
+    for line in text.splitlines():
+        if ATTACKER_NAME in line or any(peer_id in line for peer_id in attacker_ids):
+            return line.strip()
+    return None
+
+
+def wait_until(condition: Callable[[], Any], swarm: HonestSwarm, seconds: float, what: str) -> None:
+    """Until it is true.
+
+    Raises:
+        SwarmError: a peer has ended, or time is up.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if ended := swarm.ended:
+            raise SwarmError("; ".join(ended))
+        if time.monotonic() > deadline:
+            raise SwarmError(f"the peers did not {what} within {seconds:.0f} s")
+        time.sleep(0.2)
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return read_metrics(file) if file.exists() else []

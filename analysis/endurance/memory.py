@@ -1,0 +1,160 @@
+"""Whether a peer's memory grows: two peers train for thousands of rounds, and what their processes hold is noted.
+
+    python -m analysis memory --rounds 2000     # five minutes; OUTPUT_DIR/memory.json
+
+What is counted is the proportional set size: shared pages count once over all who share them. A line through the second
+half tells growth from noise: the first one fills caches and the allocator's arenas. The processes of a peer are forked
+from one, and a page that they share becomes two when one of them writes to it: growth of this size, but of no process.
+So the growth of the resident sets, which count a shared page in each of them, stands beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import psutil
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from analysis.campaigns.peer_processes import environment_without_peers, has_ended, kill, parts
+from recipe.command_line import arg, at_least, exit_status
+from recipe.errors import InputError
+from recipe.pacing import VARIABLE
+from recipe.run_folder import RunFolder, make_writable, write_json
+
+PERIOD_SECONDS = 1.0
+NAMES = ("peer-1", "peer-2")
+"""As swarm demo calls them."""
+ALL = "all"
+COLUMNS = ("peer", "process", "MB", "growth, MB over 1,000 rounds", "noise, MB", "growth of the resident sets, MB")
+RECIPE = ["--depth", "1", "--embed-dim", "32", "--num-heads", "2", "--validate-every-steps", "500"]
+"""Digits on a model so small that the machinery around it is what fills the memory."""
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """Measure the memory of two peers over many rounds."""
+
+    rounds: int = 2000
+    """How many."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/memory")
+    """For the run folders and memory.json."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work."""
+        at_least(self, 50, "rounds")
+
+
+def measure(options: MemoryOptions, console: Console) -> dict[str, Any]:
+    """Returns the content of `memory.json`.
+
+    Raises:
+        InputError: the peers ended before they had made the rounds.
+    """
+    run_id = f"memory-{os.getpid()}"
+    command = [sys.executable, "-m", "swarm", "demo", "--peers", str(len(NAMES)), "--run-id", run_id, *RECIPE]
+    command += ["--output-dir", str(options.output_dir), "--total-steps", str(options.rounds), "--device", "cpu"]
+    variables = {VARIABLE: "4000", "OMP_NUM_THREADS": "1"}
+    samples: list[dict[str, Any]] = []
+    with (options.output_dir / "memory.log").open("wb") as log:
+        environment = environment_without_peers() | variables
+        swarm = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+        try:
+            while not has_ended(swarm, PERIOD_SECONDS):
+                sample = _sample(swarm.pid, options.output_dir / run_id)
+                if sample is not None and (not samples or sample["step"] > samples[-1]["step"]):
+                    samples.append(sample)
+                    if console.is_terminal:
+                        console.print(f"round {sample['step']}/{options.rounds}", end="\r")
+        finally:
+            kill(swarm)
+    if swarm.returncode != 0 or len(samples) < 4:
+        raise InputError(f"The swarm ended early: see {options.output_dir / 'memory.log'}.")
+    rows = [trend(samples, peer, part) for peer in NAMES for part in (*samples[-1]["pss_mb"][peer], ALL)]
+    return {"rounds": options.rounds, "samples": samples, "rows": rows}
+
+
+def _sample(pid: int, runs: Path) -> dict[str, Any] | None:
+    """Round, and megabytes of each peer's processes; None while not all train."""
+    try:
+        status = json.loads(RunFolder(runs / NAMES[0]).status.read_text())
+        peers = [child for child in psutil.Process(pid).children() if child.children()]
+        if not status["step"] or status["ended"] or len(peers) != len(NAMES):
+            return None
+        peers.sort(key=lambda process: process.create_time())
+        pss, rss = zip(*map(_sizes, peers), strict=True)
+    except (OSError, ValueError, psutil.NoSuchProcess):  # a peer begins or ends
+        return None
+    return {"step": status["step"]} | {
+        kind: dict(zip(NAMES, sizes, strict=True)) for kind, sizes in (("pss_mb", pss), ("rss_mb", rss))
+    }
+
+
+def _sizes(peer: psutil.Process) -> tuple[dict[str, float], dict[str, float]]:
+    """Megabytes of its processes: proportional and resident set sizes."""
+    pss: dict[str, float] = defaultdict(float)
+    rss: dict[str, float] = defaultdict(float)
+    for part, process in parts(peer):
+        memory = process.memory_full_info()
+        pss[part] += memory.pss / 1e6
+        rss[part] += memory.rss / 1e6
+    return pss, rss
+
+
+def trend(samples: Sequence[dict[str, Any]], peer: str, part: str = ALL) -> dict[str, Any]:
+    """What the memory of a peer's process, or of all of them, does over the second half of the rounds.
+
+    Returns:
+        `mb` in the middle, `growth_mb` over 1,000 rounds, `noise_mb`, the deviation from that line, and
+        `resident_growth_mb`, the growth of the resident sets.
+    """
+    middle, growth, noise = _line(samples, "pss_mb", peer, part)
+    resident = _line(samples, "rss_mb", peer, part)[1]
+    sizes = {"mb": middle, "growth_mb": growth, "noise_mb": noise, "resident_growth_mb": resident}
+    return {"peer": peer, "process": part, **sizes}
+
+
+def _line(samples: Sequence[dict[str, Any]], kind: str, peer: str, part: str) -> tuple[float, float, float]:
+    half = list(samples)[len(samples) // 2 :]
+    steps = np.array([sample["step"] for sample in half], dtype=float)
+    held = [sample[kind][peer] for sample in half]
+    megabytes = np.array([sum(one.values()) if part == ALL else one.get(part, 0.0) for one in held])
+    line = np.polyfit(steps, megabytes, 1)
+    return float(megabytes.mean()), 1000 * float(line[0]), float(np.std(megabytes - np.polyval(line, steps)))
+
+
+def table(found: dict[str, Any]) -> Table:
+    """A row for each process of each peer."""
+    shown = Table(title=f"Memory over {found['rounds']} rounds", title_justify="left")
+    for column in COLUMNS:
+        shown.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
+    for row in found["rows"]:
+        figures = (f"{row['mb']:.0f}", f"{row['growth_mb']:+.1f}", f"{row['noise_mb']:.1f}")
+        figures += (f"{row['resident_growth_mb']:+.1f}",)
+        shown.add_row(row["peer"], row["process"], *figures)
+    return shown
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 for input that cannot work, 130 after Ctrl-C."""
+    options = tyro.cli(MemoryOptions, args=arguments, prog="python -m analysis memory", description=__doc__)
+    console = Console()
+
+    def run() -> None:
+        options.check()
+        make_writable(options.output_dir)
+        found = measure(options, console)
+        write_json(options.output_dir / "memory.json", found)
+        console.print(table(found))
+
+    return exit_status(run)

@@ -1,0 +1,269 @@
+"""A volunteer on a host of a lab: a peer's program, how it is started, broken and watched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from analysis.campaigns.peer_processes import environment_without_peers
+from analysis.wan.lab import Lab
+from analysis.wan.topology import Host
+from recipe.errors import InputError
+from recipe.pacing import VARIABLE
+from recipe.run_folder import RunFolder, read_metrics
+
+RUN_ID = "soak"
+PORT = 31337
+ADDRESS_SECONDS = 120.0
+RESTART_SECONDS = 5.0
+CALM_RUNS, CALM_RUN_SECONDS, CALM_SAMPLES_PER_SECOND = 3, 1800.0, "3000"
+RECIPE = ("--recipe", "digits", "--total-steps", "100000", "--validate-every-steps", "25")
+_ROOT = Path(__file__).parents[2]
+
+
+class Volunteer:
+    """One peer that is always started again.
+
+    Args:
+        host: where.
+        lab: the network; open.
+        folder: `runs/` and `logs/` go there.
+        samples_per_second: of its pretended device.
+        recipe: options of who founds the run.
+        outbound_only: it only calls others.
+
+    The first host's peer founds the run, and is always started as its founder: with nobody there it goes on alone.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        lab: Lab,
+        folder: Path,
+        samples_per_second: float,
+        recipe: Sequence[str] = RECIPE,
+        outbound_only: bool = False,
+    ) -> None:
+        self.host, self.lab, self.name = host, lab, host.name
+        self.runs, self.log = folder / "runs", folder / "logs" / f"{host.name}.log"
+        self.folder = RunFolder(self.runs / RUN_ID / host.name)
+        self.rate, self.recipe, self.outbound_only = samples_per_second, recipe, outbound_only
+        self.process: subprocess.Popen | None = None
+        self.started = 0.0
+        self.ended: float | None = None
+        self._first_address: str | None = None
+
+    def command(self, address: str | None) -> list[str]:
+        """As systemd would: always the same command, with the address that it was given at first."""
+        self._first_address = self._first_address or address
+        command = [sys.executable, "-m", "swarm.peer", "--public-name", self.name, "--output-dir", str(self.runs)]
+        command += ["--run-id", RUN_ID, "--host-maddrs", self._listens, "--device", "cpu", "--batch-size", "16"]
+        command += ["--checkpoint-every-steps", "10", *(["--client-mode"] if self.outbound_only else [])]
+        return command + (list(self.recipe) if self.host.number == 1 else ["--initial-peers", str(self._first_address)])
+
+    @property
+    def _listens(self) -> str:
+        return f"/ip4/{self.host.address}/tcp/{PORT}"
+
+    def start(self, address: str | None) -> None:
+        """With the address of somebody who is there, if anybody is."""
+        command = self.command(address)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        variables = {VARIABLE: str(self.rate), "OMP_NUM_THREADS": "1"}
+        self.folder.status.unlink(missing_ok=True)
+        with self.log.open("ab") as log, _a_terminal_that_counts():
+            self.process = self.lab.start(
+                self.host,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=_ROOT,
+                env=environment_without_peers() | variables,
+            )
+        self.started, self.ended = time.monotonic(), None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def address(self) -> str | None:
+        """Where it can be reached, as it says itself."""
+        try:
+            found = json.loads(self.folder.status.read_text())["addresses"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return next((address for address in found if self.host.address in address), None)
+
+    def wait_for_address(self) -> str:
+        """Raises InputError: it has none in time."""
+        deadline = time.monotonic() + ADDRESS_SECONDS
+        while (address := self.address) is None:
+            if time.monotonic() > deadline or not self.is_running:
+                raise InputError(f"The peer on {self.name} does not come up: see {self.log}.")
+            time.sleep(0.2)
+        return address
+
+    def trains_since(self, moment: float) -> bool:
+        """Whether it has made an update with others since then (Unix seconds)."""
+        if not self.is_running or not self.folder.metrics.exists():
+            return False
+        lines = read_metrics(self.folder.metrics)[-20:]
+        return any(line["time"] > moment and line.get("swarm/peers", 0) > 1 for line in lines)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that are left of it: those whose network is the host's."""
+        namespace = os.stat(f"/run/netns/{self.name}").st_ino
+        return [process for process in psutil.process_iter() if _namespace(process) == namespace]
+
+    def kill(self) -> None:
+        """kill -9 of its own process; the others of it have to go by themselves."""
+        if self.is_running:
+            self.process.kill()
+            self.process.wait()
+
+    def kill_part(self, part: str) -> None:
+        """kill -9 of p2pd, the DHT process or the averaging process alone; nothing if the peer is down itself."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self.process.pid)
+            forks = [child for child in own.children() if "python" in child.name()]
+            dht = [child for child in forks if child.children()]
+            parts = {"p2pd": [grandchild for child in dht for grandchild in child.children()], "the DHT process": dht}
+            for process in parts.get(part, [child for child in forks if child not in dht]):
+                process.kill()
+
+    def send(self, signal_number: int) -> None:
+        """A signal to all its processes."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal_number)
+
+    def close_terminal(self) -> None:
+        """SIGHUP, of which the peer hears alone."""
+        if self.is_running:
+            self.process.send_signal(signal.SIGHUP)
+
+    def limit_files(self, full: bool) -> None:
+        """Whether its own process finds no room in any file, as on a full disk."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self.process.pid)
+            _, hard = own.rlimit(psutil.RLIMIT_FSIZE)
+            own.rlimit(psutil.RLIMIT_FSIZE, (2**16 if full else hard, hard))  # its shared memory has files, too
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        if self.is_running:
+            self.process.send_signal(signal.SIGINT)
+
+    def wait(self, seconds: float = 20.0) -> None:
+        """Until it has ended, at most so long."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+
+    def restart_if_ended(self, address: str | None) -> None:
+        """Some seconds after it has ended, whatever the reason."""
+        if self.is_running:
+            return
+        self.ended = self.ended or time.monotonic()
+        if time.monotonic() - self.ended > RESTART_SECONDS:
+            self.start(address)
+
+
+class StockVolunteer(Volunteer):
+    """The same with Hivemind's own Optimizer (`analysis/stock_hivemind.py`).
+
+    It keeps no checkpoints and forgets who was there, so it is always given the address of somebody who is.
+
+    Args:
+        num_peers: how many there will be; all wait for each other before they begin, but not when they come back.
+    """
+
+    def __init__(self, *arguments, num_peers: int) -> None:
+        super().__init__(*arguments)
+        self._num_peers = num_peers
+        self.folder = RunFolder(self.runs / "run" / self.name)
+
+    def command(self, address: str | None) -> list[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "analysis.stock_hivemind",
+            "--name",
+            self.name,
+            "--output-dir",
+            str(self.runs),
+        ]
+        num_peers = 1 if self.folder.metrics.exists() else self._num_peers
+        command += ["--listen", self._listens, "--peers", str(num_peers), "--steps", "100000"]
+        command += ["--batch-size", "16", "--recipe", "digits", "--initial-peers", *([address] if address else [])]
+        return command
+
+    def start(self, address: str | None) -> None:
+        """What is left of it would keep its port; a service manager would sweep that before the next start."""
+        self.send(signal.SIGKILL)
+        super().start(address)
+
+    def kill(self) -> None:
+        """With all that it would leave behind."""
+        super().kill()
+        self.send(signal.SIGKILL)
+
+    def trains_since(self, moment: float) -> bool:
+        """Whether it has made an update since then; with how many others, Hivemind's Optimizer does not tell."""
+        if not self.is_running or not self.folder.metrics.exists():
+            return False
+        return any(line["time"] > moment for line in read_metrics(self.folder.metrics)[-20:])
+
+
+def _namespace(process: psutil.Process) -> int | None:
+    try:
+        return os.stat(f"/proc/{process.pid}/ns/net").st_ino
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def _a_terminal_that_counts() -> Iterator[None]:
+    """Whoever is started meanwhile hears when its terminal is closed, even if this program was started with nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
+
+
+def calm_runs(lab: Lab, folder: Path, recipe: Sequence[str], steps: int, num_runs: int = CALM_RUNS) -> list[RunFolder]:
+    """Peers that train alone, on so many hosts at once, for the same number of updates, without faults.
+
+    They are paced, too, if faster: pacing takes gradients of few samples for those of a micro-batch, which learn worse
+    and so unevenly that one run says little.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    variables = environment_without_peers() | {VARIABLE: CALM_SAMPLES_PER_SECOND, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "swarm.peer", "--output-dir", str(folder), *recipe, "--max-steps", str(steps)]
+    command += ["--device", "cpu", "--batch-size", "16"]
+    processes = []
+    for host in lab.hosts[:num_runs]:
+        own = ["--public-name", host.name, "--run-id", f"calm-{host.name}"]
+        with (folder / f"{host.name}.log").open("wb") as log:
+            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "env": variables}
+            processes.append(lab.start(host, command + own, **options))
+    deadline = time.monotonic() + CALM_RUN_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return [RunFolder(folder / f"calm-{host.name}" / host.name) for host in lab.hosts[:num_runs]]

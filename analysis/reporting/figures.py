@@ -1,0 +1,242 @@
+"""The figures of a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from analysis.campaigns.cells import Cell
+from analysis.campaigns.payload import num_parameters
+from analysis.campaigns.systems import SYSTEMS
+from analysis.reporting.results import Experiment, interval, limits
+
+LABELS = {
+    "rtt_ms": "round-trip time, ms",
+    "bandwidth_mbps": "bandwidth of each link, Mbit/s",
+    "peers": "peers",
+    "target_batch_size": "samples per update",
+    "learning_rate": "learning rate",
+    "paced_samples_per_second": "samples per second of each peer alone",
+    "kill_at_step": "killed",
+    "last_times_slower": "times that the last peer is slower",
+    "topology": "network",
+    "congestion_control": "TCP's congestion control",
+}
+LOGARITHMIC = ("bandwidth_mbps", "target_batch_size", "learning_rate")
+UNORDERED = ("topology", "kill_at_step", "congestion_control")
+_OFTEN = ("ddp", "ddp-fp16", "hivemind-tuned", "swarm-local-1-fp16", "swarm-local", "swarm-fp16", "hivemind")
+_TAB20 = matplotlib.colormaps["tab20"].colors  # each colour twice, the second time pale
+COLOURS = dict(zip(dict.fromkeys((*_OFTEN, *SYSTEMS)), _TAB20[::2] + _TAB20[1::2], strict=False))
+"""One for each system, in every figure; strong ones for those that are seen most often."""
+PARTS = {"compute": "computing", "meeting": "matchmaking", "exchange": "transfer", "other": "waiting, apply, the rest"}
+
+
+def throughput(experiment: Experiment, folder: Path) -> Path:
+    """Samples per second over the axis: each run, mean and 95 % interval, with the limits of the network."""
+    figure, axes = _figure()
+    _means(axes, experiment, "samples_per_second")
+    for name, style in (("synchronous", ":"), ("overlapped", "--")):
+        bounds = bound_rows(experiment)
+        if bounds.empty or bounds[name].isna().all():
+            continue
+        if experiment.axes:
+            axes.plot(
+                _positions(bounds[experiment.axis]), bounds[name], style, color="grey", label=f"limit, {name}, fp16"
+            )
+        else:
+            axes.axvline(bounds[name].iloc[0], linestyle=style, color="grey", label=f"limit, {name}, fp16")
+    _finish(axes, experiment, "samples per second")
+    return _save(figure, folder / f"{experiment.name}-throughput.png")
+
+
+def bound_rows(experiment: Experiment) -> pd.DataFrame:
+    """At each value of the axis what the peers compute `alone`, and the limits, for an fp16 payload."""
+    valid = experiment.valid.dropna(subset=["samples_per_step"])
+    rows = []
+    for value, group in valid.groupby(experiment.axis, sort=True, dropna=False):
+        cell = group.iloc[0]["cell"]
+        samples = cell.full_recipe().target_batch_size
+        alone = 1 / seconds_per_sample(valid, cell)
+        payload = 2 * num_parameters(cell)
+        network = (cell.peers, cell.rtt_ms, cell.bandwidth_mbps)
+        found = {} if cell.topology else limits(samples, samples / alone, payload, *network)
+        rows.append({experiment.axis: value, "alone": alone, "synchronous": math.nan, "overlapped": math.nan, **found})
+    return pd.DataFrame(rows)
+
+
+def seconds_per_sample(cells: pd.DataFrame, cell: Cell) -> float:
+    """Of all the cell's peers together while they do nothing but compute."""
+    if cell.paced_rates:
+        return 1 / sum(cell.paced_rates)
+    small = cells["system"].map(lambda name: SYSTEMS[name].every_micro_batch)  # they update the weights more often
+    alike = cells[(cells["peers"] == cell.peers) & (cells["compute_seconds"] > 0) & ~small]
+    overlaps = alike["system"].map(lambda name: SYSTEMS[name].overlaps)  # these do more than compute meanwhile
+    alike = alike if overlaps.all() else alike[~overlaps]
+    return float((alike["compute_seconds"] / alike["samples_per_step"]).median())
+
+
+def parts(experiment: Experiment, folder: Path) -> Path:
+    """Where the time goes, as stacked bars: of a sample, because an update has not the same number of them for all."""
+    table = part_rows(experiment)
+    table[[*PARTS]] = 1e3 * table[[*PARTS]].div(table["samples"], axis="index")
+    figure, axes = _figure()
+    names = [f"{SYSTEMS[row.system].label}, {row.value}" for row in table.itertuples()]
+    left = pd.Series(0.0, index=table.index)
+    for part, label in PARTS.items():
+        axes.barh(names, table[part], left=left, label=label)
+        left = left + table[part]
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds of an update per sample in it")
+    figure.legend(loc="outside upper center", ncol=len(PARTS))
+    figure.set_size_inches(9, 1.5 + 0.32 * len(names))
+    return _save(figure, folder / f"{experiment.name}-parts.png")
+
+
+def part_rows(experiment: Experiment) -> pd.DataFrame:
+    """Means of the parts of an update per system and value of the axis, in seconds; of systems that report them.
+
+    `meeting` and `exchange` are those that nothing was computed in; `communication` is all of both, `hidden` what of it
+    was beside computing.
+    """
+    rows = []
+    for (system, value), group in experiment.valid.groupby(["system", experiment.axis], sort=True, dropna=False):
+        means = {
+            part: _mean(group, f"{part}_seconds") for part in ("step", "compute", "meeting", "exchange", "waiting")
+        }
+        if means["compute"] is None:
+            continue
+        known = {part: mean or 0.0 for part, mean in means.items()}
+        communication = {part: known[part] for part in ("meeting", "exchange")}
+        row = {"system": system, "value": value, "samples": _mean(group, "samples_per_step") or math.nan}
+        row |= communication | {"compute": known["compute"], "hidden": 0.0}
+        row["communication"] = sum(communication.values())
+        if SYSTEMS[system].overlaps:
+            row |= {"compute": known["step"] - known["waiting"], "meeting": 0.0, "exchange": 0.0}
+            row["hidden"] = max(0.0, row["communication"] - known["waiting"])
+        row["other"] = max(0.0, known["step"] - row["compute"] - row["meeting"] - row["exchange"])
+        rows.append(row)
+    order = {system: number for number, system in enumerate(experiment.systems)}
+    columns = ["system", "value", "samples", *PARTS, "communication", "hidden"]
+    return pd.DataFrame(rows, columns=columns).sort_values("system", key=lambda names: names.map(order), kind="stable")
+
+
+def _mean(group: pd.DataFrame, column: str) -> float | None:
+    mean = interval(group[column])[0] if column in group else math.nan
+    return None if math.isnan(mean) else mean
+
+
+def time_to_accuracy(experiment: Experiment, folder: Path) -> Path:
+    """Seconds of training until the target accuracy over the axis, mean and 95 % interval."""
+    figure, axes = _figure()
+    _means(axes, experiment, "seconds_to_accuracy")
+    _finish(axes, experiment, "seconds to the target accuracy")
+    return _save(figure, folder / f"{experiment.name}-accuracy.png")
+
+
+def memory(samples: Sequence[Mapping[str, Any]], file: Path) -> Path:
+    """Megabytes of each peer over the rounds."""
+    figure, axes = _figure()
+    steps = [sample["step"] for sample in samples]
+    for peer in samples[0]["pss_mb"]:
+        axes.plot(steps, [sum(sample["pss_mb"][peer].values()) for sample in samples], label=peer)
+    axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
+    axes.set_xlabel("rounds")
+    axes.set_ylabel("MB")
+    axes.legend()
+    return _save(figure, file)
+
+
+def predictions(table: pd.DataFrame, file: Path) -> Path:
+    """Predicted against measured samples per second; on the diagonal they are equal."""
+    figure, axes = _figure()
+    axes.scatter(table["measured"], table["predicted"], label="each predicted from the others")
+    top = 1.1 * max(table["measured"].max(), table["predicted"].max())
+    axes.plot([0, top], [0, top], color="grey", linewidth=1)
+    axes.set_xlabel("measured samples per second")
+    axes.set_ylabel("predicted")
+    axes.legend()
+    return _save(figure, file)
+
+
+def scaling(table: pd.DataFrame, measured_peers: int, file: Path) -> Path:
+    """Predicted speed-up over one peer, per number of peers, against the ideal; shaded where nothing was measured."""
+    figure, axes = _figure()
+    axes.axvspan(measured_peers, 1.1 * max(table["peers"]), color="grey", alpha=0.12, label="extrapolated")
+    for label, rows in table.groupby("label", sort=False):
+        axes.plot(rows["peers"], rows["speed_up"], marker="o", label=label)
+    peers = sorted(set(table["peers"]))
+    axes.plot(peers, peers, color="grey", linestyle=":", label="ideal")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("peers")
+    axes.set_ylabel("times the speed of one peer")
+    axes.legend()
+    return _save(figure, file)
+
+
+def _positions(values: pd.Series) -> list:
+    return [str(value) for value in values] if _has_names(values) else list(values)
+
+
+def _has_names(values: pd.Series) -> bool:
+    """Not only finite numbers: "none" or infinity stand for no limit at all."""
+    return not pd.api.types.is_numeric_dtype(values) or not values.abs().max() < math.inf
+
+
+def _figure():
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _means(axes, experiment: Experiment, column: str) -> None:
+    """Every run as a dot, and the systems' means with 95 % intervals; bars where nothing but the system varies."""
+    summary = experiment.summary(column).dropna(subset=["mean"])
+    for system in experiment.systems:
+        rows, runs = (table[table["system"] == system] for table in (summary, experiment.valid))
+        if rows.empty:
+            continue
+        label, colour = SYSTEMS[system].label, COLOURS[system]
+        if experiment.axes:
+            x, each = _positions(rows[experiment.axis]), _positions(runs[experiment.axis])
+            line = "none" if experiment.axis in UNORDERED else "solid"  # there is nothing between two networks
+            bars = {"marker": "o", "capsize": 3, "linestyle": line}
+            axes.errorbar(x, rows["mean"], rows["half_width"], label=label, color=colour, **bars)
+            axes.scatter(each, runs[column], s=12, color=colour, alpha=0.5)
+        else:
+            axes.barh([label], rows["mean"], xerr=rows["half_width"], capsize=3, color=colour)
+            axes.scatter(runs[column], [label] * len(runs), s=12, color="black", alpha=0.5, zorder=3)
+
+
+def _finish(axes, experiment: Experiment, quantity: str) -> None:
+    if not experiment.axes:
+        axes.invert_yaxis()
+        axes.set_xlabel(quantity)
+        axes.set_xlim(left=0)
+        if axes.get_legend_handles_labels()[1]:
+            axes.figure.legend(loc="outside lower center")
+        return
+    axes.set_xlabel(LABELS.get(experiment.axis, experiment.axis))
+    axes.set_ylabel(quantity)
+    axes.set_ylim(bottom=0)
+    if experiment.axis in LOGARITHMIC and not _has_names(experiment.cells[experiment.axis]):
+        axes.set_xscale("log")
+    if experiment.axis == "peers":
+        axes.set_xticks(sorted(set(experiment.cells["peers"])))
+    axes.figure.legend(loc="outside lower center", ncols=3)
+    axes.figure.set_size_inches(9, 6)
+
+
+def _save(figure, file: Path) -> Path:
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
+    return file

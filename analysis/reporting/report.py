@@ -1,0 +1,283 @@
+"""Writes what experiments found: `index.html` (self-contained), `report.md` and PNG figures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+
+from analysis.campaigns.systems import SYSTEMS
+from analysis.endurance import footprint
+from analysis.reporting import figures
+from analysis.reporting.archive import Records, read
+from analysis.reporting.fault_sections import (
+    SOAKS,
+    exactness_section,
+    footprint_section,
+    memory_section,
+    side_by_side,
+    soak_section,
+)
+from analysis.reporting.provenance import CHECKS, commits, lab_section, machine_section, published_section
+from analysis.reporting.results import Experiment, experiments_in
+from analysis.reporting.scaling import TRUST, Prediction, home_table, predict, transfers
+from analysis.reporting.section import Section
+from analysis.reporting.tables import (
+    AGREEMENT_PERCENT,
+    COMMON,
+    agreement_table,
+    communication_table,
+    compares_ratios,
+    kept_table,
+    quality_table,
+    ratio_table,
+    survivors_table,
+    throughput_table,
+)
+from analysis.reporting.words import (
+    answer,
+    in_short,
+    machine_drift,
+    paced_rates,
+    reproduction,
+    results_table,
+    time_to_accuracy,
+)
+from recipe.run_folder import make_writable
+
+_TEMPLATE = Path(__file__).parent / "report.jinja"
+ADVICE = (
+    "Where more peers do not pay: enlarge the batch, shrink the payload (codec, local steps), or, where what is called "
+    "communication is waiting for a slower peer, choose a system that does not wait."
+)
+
+
+def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] = ()) -> Path:
+    """The report about experiments; returns the HTML page.
+
+    Args:
+        sources: folders of experiments, or files that earlier reports kept of them; of one experiment there may be
+            several, the last of which counts where both have a cell.
+        output: where the report goes, and a `NAME.jsonl` of each experiment.
+        earlier: runs of the same experiments that have to agree with these.
+
+    Raises:
+        InputError: one of them holds no finished cells, or the output cannot be written.
+    """
+    found, before = _by_name(sources), _by_name(earlier)
+    make_writable(output)
+    for name, records in found.items():
+        records.write(output / f"{name}.jsonl")
+    experiments = [experiment for records in found.values() for experiment in experiments_in(records)]
+    sections, models = [short_section(experiments)], []
+    for experiment in experiments:
+        sections.append(experiment_section(experiment, output))
+        if experiment.asked in before:
+            sections.append(agreement_section(experiment, Experiment(before[experiment.asked])))
+        models += model_sections(experiment, output, [other for other in experiments if other is not experiment])
+    sections += models
+    soaks = {whom: _beside(sources, name) for name, whom in SOAKS.items()}
+    for whom, soak in soaks.items():
+        if soak is not None:
+            sections.append(Section(f"A night in minutes: what faults cost {whom}", **soak_section(soak, output)))
+    if None not in soaks.values():
+        sections.append(Section("The same night, side by side", **side_by_side([*soaks.values()])))
+    if (exact := _beside(sources, "exactness.json")) is not None:
+        sections.append(Section("Do all peers hold the same weights?", **exactness_section(exact, output)))
+    if (memory := _beside(sources, "memory.json")) is not None:
+        sections.append(Section("Does a peer's memory grow?", **memory_section(memory, output)))
+    for file in sorted({file for source in sources for file in source.parent.glob(footprint.FILES)}):
+        title = f"What does a peer cost beside the training, with {file.stem.rpartition('-')[2]} in the swarm?"
+        sections.append(Section(title, **footprint_section(file, output)))
+    sections += [published_section(experiments), machine_section([Experiment(records) for records in found.values()])]
+    for check in filter(None, (_beside(sources, name) for name in CHECKS)):
+        sections.append(lab_section(check, output))
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"inline": _inline, "html_table": _html_table}
+    template = environment.from_string(_TEMPLATE.read_text())
+    page = output / "index.html"
+    page.write_text(template.render(sections=sections, title="What decentralised training costs"))
+    (output / "report.md").write_text(_markdown(sections))
+    return page
+
+
+def _beside(sources: Sequence[Path], name: str) -> Path | None:
+    """Something else that was measured and lies beside the experiments."""
+    return next((file for file in (source.parent / name for source in sources) if file.exists()), None)
+
+
+def _by_name(sources: Sequence[Path]) -> dict[str, Records]:
+    found: dict[str, Records] = {}
+    for records in map(read, sources):
+        found.setdefault(records.grid["name"], records).update(records)
+    return found
+
+
+def short_section(experiments: Sequence[Experiment]) -> Section:
+    """The answer before everything else, in a paragraph and a table."""
+    section = Section("In short", list(filter(None, [in_short(experiment) for experiment in experiments[:1]])))
+    section.text.append(
+        "Samples per second of a swarm over those of DDP with the same samples per update (a swarm's have some per "
+        "cent more, since nobody stops in the middle of a micro-batch): the means over the repetitions, from the least "
+        "to the greatest setting of what was varied. Shown: the 95 % interval of the ratio "
+        "leaves 1 out, which takes three repetitions. Each cell ran on one machine, in an emulated network (last "
+        "sections). Limits, in figures and tables, are what is left when nothing but computing and the bytes of an "
+        "fp16 average takes time; DDP, which sends gradients while it computes others, can exceed the synchronous one."
+    )
+    if not (table := results_table(experiments)).empty:
+        section.tables.append(("Times as fast as DDP", table))
+    return section
+
+
+def experiment_section(experiment: Experiment, output: Path) -> Section:
+    """Answer, throughput, parts of an update, bytes, quality, and what was left out."""
+    section = Section(experiment.grid["question"] or experiment.name)
+    section.text += filter(None, (time_to_accuracy(experiment), answer(experiment)))
+    if paced := paced_rates(experiment):
+        rates = ", ".join(f"{rate:g}" for rate in paced)
+        computed = "true gradients of all samples, then sleep"
+        if experiment.computes_few_samples:
+            computed = "true gradients of few samples, then sleep: speeds and traffic mean something, accuracies do not"
+        section.text.append(
+            f"PACED: each peer pretended to compute {rates} samples/s ({computed}). Before commit 49f6df3 a wrong "
+            "guess of the backward pass was not made up for: a plain script could be 5 % faster than the device."
+        )
+    if (drift := machine_drift(experiment)) is not None:
+        section.text.append(drift)
+    if any(SYSTEMS[system].local_steps > 1 for system in experiment.systems):
+        section.text.append("Limits are those of an average per update; several local steps make it a rarer one.")
+    if "bytes_sent" not in experiment.cells and experiment.cells["target_accuracy"].notna().any():
+        section.text.append(
+            "Bytes per sample are up to a tenth too low: the version that measured these cells did not count what "
+            "crossed the network during validations."
+        )
+    section.text.append(reproduction(experiment))
+    if not experiment.valid.empty:
+        mark = ", paced" if paced else ""
+        section.tables.append((f"Samples per second, valid cells alone{mark}", throughput_table(experiment)))
+        section.figures = [
+            (f"Samples per second (each run; mean, 95 % interval{mark})", figures.throughput(experiment, output)),
+            (f"Where the time goes{mark}", figures.parts(experiment, output)),
+        ]
+        if (against := ratio_table(experiment)) is not None:
+            title = f"Times as fast as (ratios within a repetition: mean, 95 % interval, n){mark}"
+            section.tables.append((title, against))
+        if (shares := kept_table(experiment)) is not None:
+            title = "What is left of the speed at the shortest round trip (within a repetition: mean, 95 % interval, n)"
+            section.tables.append((f"{title}{mark}", shares))
+        if (left := survivors_table(experiment)) is not None:
+            section.tables.append((f"What a death costs the others{mark}", left))
+        section.tables.append((f"Cost of communication{mark}", communication_table(experiment)))
+        section.text.append(ADVICE)
+    if "seconds_to_accuracy" in experiment.valid and experiment.valid["seconds_to_accuracy"].notna().any():
+        section.figures.append(("Time to accuracy", figures.time_to_accuracy(experiment, output)))
+    if (quality := quality_table(experiment)) is not None:
+        section.tables.append(("Quality at the end", quality))
+    if "earlier_problems" in experiment.cells:
+        again = experiment.cells.dropna(subset=["earlier_problems"])
+        rows = [{"cell": row["name"], "why": "; ".join(row["earlier_problems"])} for _, row in again.iterrows()]
+        section.tables.append(("Were invalid and ran again", pd.DataFrame(rows)))
+    if len(invalid := experiment.cells[experiment.cells["problems"].map(len) > 0]):
+        rows = [{"cell": row["name"], "why": "; ".join(row["problems"])} for _, row in invalid.iterrows()]
+        section.tables.append((f"Left out: {len(rows)} of {len(experiment.cells)} cells", pd.DataFrame(rows)))
+    return section
+
+
+def agreement_section(experiment: Experiment, earlier: Experiment) -> Section:
+    """Whether an experiment can be repeated."""
+    section = Section(f"{experiment.name}, run twice")
+    if earlier.machine is not None:
+        section.text.append(
+            f"The earlier run began at {earlier.machine['started_at']} with commit {', '.join(commits(earlier))}; "
+            f"rows of which both have at least two valid cells. They agree where the interval of the difference lies "
+            f"within {AGREEMENT_PERCENT:g} %, and differ where it leaves zero out."
+        )
+    section.text.append(
+        f"{reproduction(experiment)}; then: python -m analysis report … --earlier earlier/{experiment.name}.jsonl"
+    )
+    compared = "Samples per second of both"
+    if compares_ratios(experiment):
+        compared = f"Times as fast as {SYSTEMS[COMMON].label} in both, since machines differ"
+    section.tables.append((compared, agreement_table(experiment, earlier)))
+    return section
+
+
+def model_sections(experiment: Experiment, output: Path, others: Sequence[Experiment] = ()) -> list[Section]:
+    """Predicted against measured for each swarm with matchmaking times, here and elsewhere, and 1 to 1,000 peers."""
+    sections = []
+    for system in experiment.systems:
+        found = experiment.valid[experiment.valid["system"] == system]
+        if found.empty or found["meeting_seconds"].isna().all() or not (prediction := predict(experiment, system)):
+            continue
+        label = SYSTEMS[system].label
+        section = Section(f"A model of {label}, fitted on {experiment.name}")
+        section.text.append(
+            f"Each of the {len(prediction.table)} settings was predicted by the model as fitted on the others: the "
+            f"worst error is {prediction.worst_error:.1%} (asked for: {TRUST:.0%}). The mean of the others, as a "
+            f"prediction, is wrong by up to {prediction.worst_of_mean:.1%}. "
+            f"Costs in seconds, and in round trips (_rtts): {_costs(prediction)}. A negative one corrects what the "
+            "model takes for bytes and slow start. Get it again: with the report, from the same cells."
+        )
+        name = f"{experiment.name}-{system}"
+        file = figures.predictions(prediction.table, output / f"{name}-model.png")
+        section.figures.append(("Predicted against measured", file))
+        section.tables.append(("Predicted against measured, samples per second", prediction.table.round(3)))
+        elsewhere = transfers(prediction, others if experiment.axis == "rtt_ms" else ())
+        if not elsewhere.empty:
+            section.tables.append(("In other experiments, of which the fit has seen nothing", elsewhere.round(3)))
+            section.text.append(
+                "For other experiments the costs are taken over as they are. They belong to this model and this pace: "
+                "a smaller model, whose updates are shorter, costs less, and is predicted too slow."
+            )
+        if prediction.is_trusted(elsewhere):
+            home = home_table(prediction)
+            file = figures.scaling(home, int(found["peers"].max()), output / f"{name}-home.png")
+            section.figures.append(("1 to 1,000 volunteers at home", file))
+            section.text.append(
+                f"Extrapolation: nothing beyond {int(found['peers'].max())} peers was measured. The figure takes 60 ms "
+                "between homes, 10 Mbit/s up and 40 down, speeds that differ by 30 %, and an hour's stay on average; "
+                "matchmaking, and of the exchange what does not come from bytes, are assumed to cost the same at any "
+                "size, which large groups are likely to exceed. Nobody "
+                "computes less than a micro-batch: from some number of peers on, updates have more samples than asked "
+                "for."
+            )
+        else:
+            section.text.append(
+                "It errs by more than that, here or in another experiment with the same model, or no less than a "
+                "constant does: it says nothing about more peers."
+            )
+        sections.append(section)
+    return sections
+
+
+def _costs(prediction: Prediction) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in vars(prediction.costs).items())
+
+
+def _inline(file: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
+
+
+def _html_table(table: pd.DataFrame) -> str:
+    return table.to_html(index=False, na_rep="–", border=0)
+
+
+def _markdown(sections: Sequence[Section]) -> str:
+    lines = ["# What decentralised training costs", ""]
+    for section in sections:
+        lines += [f"## {section.title}", ""]
+        lines += [line for text in section.text for line in (text, "")]
+        for title, file in section.figures:
+            lines += [f"![{title}]({file.name})", ""]
+        for title, table in section.tables:
+            lines += [*([f"**{title}**", ""] if title else []), *_markdown_table(table), ""]
+    return "\n".join(lines)
+
+
+def _markdown_table(table: pd.DataFrame) -> list[str]:
+    rows = [list(map(str, table.columns)), ["---"] * len(table.columns)]
+    rows += [["–" if cell is None or cell != cell else str(cell) for cell in row] for row in table.to_numpy(object)]
+    return ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]

@@ -1,0 +1,225 @@
+"""Finished experiments as a table, and the statistics and limits that are drawn from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pandas as pd
+
+from analysis.campaigns.cells import Cell
+from analysis.campaigns.payload import too_few_bytes
+from analysis.campaigns.statistics import interval
+from analysis.campaigns.systems import SYSTEMS
+from analysis.reporting.archive import Records
+from recipe.presets import preset
+
+_SETTINGS = (
+    "peers",
+    "rtt_ms",
+    "bandwidth_mbps",
+    "jitter_ms",
+    "loss",
+    "congestion_control",
+    "topology",
+    "last_times_slower",
+    "paced_samples_per_second",
+    "recipe",
+    "batch_size",
+    "steps",
+    "warm_up_steps",
+)
+_NUMBERS = (
+    *("samples_per_second", "step_seconds", "samples_per_step", "bytes_per_sample"),
+    *("compute_seconds", "meeting_seconds", "exchange_seconds", "waiting_seconds"),
+    *("top1", "macro_f1", "precision", "recall", "seconds_to_accuracy"),
+)
+"""What a cell that failed does not have."""
+
+
+class Experiment:
+    """What was found out in answer to one question.
+
+    `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, and the
+    measured rounds; `axes` names the settings that vary, beside system, repetition and seed: seeds are repetitions.
+
+    Args:
+        records: of its cells.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self.grid, self.machine = records.grid, records.machine
+        changed = sorted({name for cell, _ in records.cells.values() for name in cell.changes})
+        rows = [_row(name, cell, result, changed) for name, (cell, result) in records.cells.items()]
+        self.cells = pd.DataFrame(rows).astype(dict.fromkeys(_NUMBERS, float))
+        self.cells["problems"] = [
+            list(dict.fromkeys([*result["problems"], *too_few_bytes(cell, result)]))
+            for cell, result in records.cells.values()
+        ]
+        names = [*_SETTINGS, *(name for name in changed if name != "seed"), "kill_at_step"]
+        self.axes = [name for name in names if self.cells[name].map(str).nunique() > 1]
+        killed = self.cells["kill_at_step"]
+        self.cells["kill_at_step"] = ["nobody" if pd.isna(step) else f"one after update {step:.0f}" for step in killed]
+        for name in self.axes:
+            if self.cells[name].isna().any():  # a limit that is left out
+                self.cells[name] = self.cells[name].fillna("none" if self.cells[name].dtype == object else math.inf)
+
+    @property
+    def name(self) -> str:
+        """Of the experiment."""
+        return self.grid["name"]
+
+    @property
+    def asked(self) -> str:
+        """Name of the experiment that this is a part of, or is."""
+        return self.grid.get("experiment", self.name)
+
+    @property
+    def axis(self) -> str:
+        """What figures have on their horizontal axis."""
+        return self.axes[0] if self.axes else "rtt_ms"
+
+    @property
+    def valid(self) -> pd.DataFrame:
+        """Cells without a problem."""
+        return self.cells[self.cells["problems"].map(len) == 0]
+
+    @property
+    def computes_few_samples(self) -> bool:
+        """Whether a pretended device left most of its samples out, so that accuracies mean nothing."""
+        return any(cell.paced_rates and not cell.paced_all_samples for cell in self.cells["cell"])
+
+    @property
+    def systems(self) -> list[str]:
+        """In the order of the table of systems."""
+        return [name for name in SYSTEMS if name in set(self.cells["system"])]
+
+    def summary(self, column: str) -> pd.DataFrame:
+        """Mean, half width of the 95 % interval and n of a number, per system and value of the axis."""
+        groups = self.valid.groupby(["system", self.axis], sort=True, dropna=False)[column]
+        return pd.DataFrame([(*key, *interval(values)) for key, values in groups], columns=_summary_columns(self.axis))
+
+
+def experiments_in(records: Records) -> list[Experiment]:
+    """One for each setting of what varies beside the first axis: another setting is no repetition."""
+    whole = Experiment(records)
+    if len(whole.axes) < 2:
+        return [whole]
+    name, question = whole.name, records.grid["question"] or whole.name
+    found = []
+    for values, rows in whole.cells.groupby(whole.axes[1:], sort=True):
+        said = ", ".join(f"{axis} {_label(value)}" for axis, value in zip(whole.axes[1:], values, strict=True))
+        own = {"name": f"{name} {said}".replace(", ", " ").replace(" ", "-"), "question": f"{question} ({said})"}
+        cells = {cell: records.cells[cell] for cell in rows["name"]}
+        found.append(Experiment(replace(records, grid=records.grid | own | {"experiment": name}, cells=cells)))
+    return found
+
+
+def _summary_columns(axis: str) -> list[str]:
+    return ["system", axis, "mean", "half_width", "n"]
+
+
+def _label(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _row(name: str, cell: Cell, result: dict[str, Any], changed: Sequence[str]) -> dict[str, Any]:
+    own = {key: value for key, value in vars(cell).items() if key != "changes"}
+    recipe = cell.full_recipe()
+    fields = {key: getattr(recipe, key) for key in changed}
+    # Settings win: a result has a loss as well, that of the validation.
+    missing = dict.fromkeys((*_NUMBERS, "all_rounds"))
+    identity = {"cell": cell, "name": name, "fingerprint": cell.fingerprint}
+    return missing | result | own | fields | identity
+
+
+def ratios(experiment: Experiment, system: str, baseline: str) -> pd.Series:
+    """Samples per second of a system over a baseline's, per value of the axis: a list with one ratio per repetition.
+
+    Both ran in the same repetition, minutes apart, so that slow changes of the machine leave the ratio alone.
+    """
+    pairs = _rates_within_a_repetition(experiment).unstack("system")
+    if system not in pairs or baseline not in pairs:
+        return pd.Series(dtype=object)
+    found = (pairs[system] / pairs[baseline]).dropna()
+    return found.groupby(level=experiment.axis).agg(list)
+
+
+def kept(experiment: Experiment, reference: Any) -> dict[tuple[str, Any], list[float]]:
+    """Samples per second over those at the reference value of the axis: a ratio per repetition, of (system, value)."""
+    rates = _rates_within_a_repetition(experiment).unstack(experiment.axis)
+    found: dict[tuple[str, Any], list[float]] = {}
+    for value in (value for value in rates if value != reference):
+        for system, shares in (rates[value] / rates[reference]).dropna().groupby(level="system"):
+            found[system, value] = list(shares)
+    return found
+
+
+def _rates_within_a_repetition(experiment: Experiment) -> pd.Series:
+    run = [name for name in ("repetition", "seed") if name in experiment.valid]
+    return experiment.valid.groupby([experiment.axis, *run, "system"])["samples_per_second"].mean()
+
+
+@cache
+def training_samples(dataset: str, num_classes: int) -> int | None:
+    """Samples of a pass over a data set that needs no folder; None for others."""
+    if dataset not in ("digits", "synthetic"):
+        return None
+    from recipe.data import VisionData  # imports torch
+
+    data = VisionData(replace(preset(dataset), num_classes=num_classes))
+    data.setup()
+    return data.num_train_samples
+
+
+def transfer_seconds(payload: float, peers: int, bandwidth_mbps: float | None) -> float:
+    """Time that the bytes of an all-reduce need on each host's link: each sends 2 (N - 1) / N payloads.
+
+    The least that any all-reduce moves (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms").
+    """
+    if not bandwidth_mbps or peers < 2:
+        return 0.0
+    return 2 * (peers - 1) / peers * payload * 8 / (bandwidth_mbps * 1e6)
+
+
+def limits(samples: float, compute: float, payload: float, peers: int, rtt_ms: float, mbps: float | None) -> dict:
+    """Samples per second if nothing but computing and bytes took time, with averaging after computing or beside it.
+
+    Who averages the first layers' gradients while the others are computed, as DDP does, can be a little faster than the
+    synchronous one.
+
+    Args:
+        samples: of an update.
+        compute: seconds that the peers compute for it.
+        payload: bytes of a gradient vector.
+        peers: how many.
+        rtt_ms: round-trip time; an all-reduce has two phases of half of it each.
+        mbps: rate of each host's link.
+    """
+    communication = transfer_seconds(payload, peers, mbps) + (rtt_ms / 1e3 if peers > 1 else 0.0)
+    return {"synchronous": samples / (compute + communication), "overlapped": samples / max(compute, communication)}
+
+
+def granularity(compute: float, communication: float) -> float:
+    """Compute time over communication time of an update (Erben et al., VLDB 2024)."""
+    return compute / communication if communication else math.inf
+
+
+def doubling(compute: float, communication: float, rest: float = 0.0, overlaps: bool = False) -> float:
+    """Highest speed-up of twice as many peers at the same samples per update: computing halves, the rest stays.
+
+    Args:
+        compute: seconds of an update.
+        communication: seconds of it, or beside it for who `overlaps`.
+        rest: seconds of neither.
+    """
+    before, after = (max(half, communication) if overlaps else half + communication for half in (compute, compute / 2))
+    return (before + rest) / (after + rest) if after + rest else math.nan
+
+
+def verdict(speed_up: float) -> str:
+    """Whether more peers pay: half of what they could bring at most is the line."""
+    return "more peers pay" if speed_up >= 1.5 else "more peers do not pay"

@@ -1,0 +1,204 @@
+"""A model of swarm training: what a round takes, fitted on measured cells, tested on others, and drawn to 1,000 peers.
+
+A round has three parts after computing. Matchmaking and the fixed part of the exchange are taken to be linear in the
+round-trip time; bytes travel at the slowest link's rate, doubled windows first (slow start):
+
+    meeting  = a + b RTT
+    exchange = c + d RTT + transfer(bytes, rate) + slow start
+
+`simulate` lets peers that differ in speed, leave and come back make rounds of this kind, one event after another.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+import simpy
+
+from analysis.reporting.results import transfer_seconds
+
+INITIAL_WINDOW_BYTES = 10 * 1448
+"""RFC 6928."""
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """What is trained by whom, over which links."""
+
+    peers: int
+    samples_per_update: float
+    samples_per_second: float
+    """Of one peer that only computes."""
+    micro_batch: int
+    payload_bytes: float
+    """A gradient vector on the wire."""
+    rtt_ms: float
+    up_mbps: float | None
+    down_mbps: float | None = None
+    overlaps: bool = False
+    spread: float = 0.0
+    """Standard deviation of the peers' speeds, as a share of the mean."""
+    lifetime_seconds: float = math.inf
+    """Mean time that a peer stays; another takes its place `rejoin_seconds` later."""
+    rejoin_seconds: float = 60.0
+
+    @property
+    def slowest_mbps(self) -> float | None:
+        """Of the two directions."""
+        rates = [rate for rate in (self.up_mbps, self.down_mbps) if rate]
+        return min(rates) if rates else None
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Seconds of a round that do not come from bytes, fitted on measured rounds."""
+
+    meeting: float = 0.0
+    meeting_rtts: float = 1.0
+    exchange: float = 0.0
+    exchange_rtts: float = 1.0
+    other: float = 0.0
+    """Everything between two rounds that is neither computing nor communication."""
+
+    def meeting_seconds(self, rtt_ms: float) -> float:
+        """Matchmaking of a group of more than one."""
+        return self.meeting + self.meeting_rtts * rtt_ms / 1e3
+
+    def exchange_seconds(self, swarm: Swarm, peers: int) -> float:
+        """From a closed group to a complete average."""
+        if peers < 2:
+            return 0.0
+        wire = wire_seconds(swarm, peers)
+        return self.exchange + self.exchange_rtts * swarm.rtt_ms / 1e3 + wire
+
+    def communication_seconds(self, swarm: Swarm, peers: int) -> float:
+        """Meeting and exchange; a fitted line may lie below zero at its end, which no round does."""
+        meeting = self.meeting_seconds(swarm.rtt_ms) if peers > 1 else 0.0
+        return max(0.0, meeting + self.exchange_seconds(swarm, peers))
+
+
+def wire_seconds(swarm: Swarm, peers: int) -> float:
+    """Bytes over the slowest link, and the round trips that TCP takes until its window fills that link."""
+    rate = swarm.slowest_mbps
+    if not rate or peers < 2:
+        return 0.0
+    window = rate * 1e6 / 8 * swarm.rtt_ms / 1e3  # bandwidth-delay product
+    message = min(swarm.payload_bytes / peers, window)
+    doublings = max(0.0, math.log2(message / INITIAL_WINDOW_BYTES)) if message > 0 else 0.0
+    # Each doubling takes a round trip, of which the growing window itself uses a part.
+    return transfer_seconds(swarm.payload_bytes, peers, rate) + max(0.0, doublings - 1) * swarm.rtt_ms / 1e3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Means of a measured cell, in seconds per update."""
+
+    swarm: Swarm
+    meeting: float
+    exchange: float
+    other: float
+    samples_per_second: float
+
+
+def fit(cells: Sequence[Measured]) -> RoundCosts:
+    """Least squares over cells of more than one peer; a slope needs two round-trip times, else it is one round trip."""
+    rtts = np.array([cell.swarm.rtt_ms / 1e3 for cell in cells])
+    meeting = _line(rtts, np.array([cell.meeting for cell in cells]))
+    wire = np.array([wire_seconds(cell.swarm, cell.swarm.peers) for cell in cells])
+    exchange = _line(rtts, np.array([cell.exchange for cell in cells]) - wire)
+    return RoundCosts(*meeting, *exchange, float(np.mean([cell.other for cell in cells])))
+
+
+def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Intercept and slope."""
+    if len(set(x.tolist())) < 2:
+        return float(np.mean(y - x)), 1.0
+    slope, intercept = np.polyfit(x, y, 1)
+    return float(intercept), float(slope)
+
+
+def simulate(swarm: Swarm, costs: RoundCosts, updates: int = 20, seed: int = 0) -> float:
+    """Samples per second of the simulated swarm over `updates` global updates, the first left out."""
+    world = _World(swarm, costs, random.Random(seed))
+    return world.run(updates + 1)
+
+
+class _World:
+    """Peers that compute in micro-batches, and rounds between them."""
+
+    def __init__(self, swarm: Swarm, costs: RoundCosts, chance: random.Random) -> None:
+        self.swarm, self.costs, self.chance = swarm, costs, chance
+        self.environment = simpy.Environment()
+        self.samples = 0.0
+        self.present = swarm.peers
+        self.computing = 0
+        self.wanted = self.environment.event()  # the update has its samples
+        self.idle = self.environment.event()  # and nobody is within a micro-batch
+        self.released = self.environment.event()
+
+    def run(self, updates: int) -> float:
+        bell = NormalDist()
+        for number in range(self.swarm.peers):  # evenly spaced quantiles: the mean is 1 for any number of peers
+            deviation = bell.inv_cdf((number + 0.5) / self.swarm.peers)
+            self.environment.process(self._peer(max(0.2, 1.0 + self.swarm.spread * deviation)))
+        finished = self.environment.process(self._rounds(updates))
+        return self.environment.run(finished)
+
+    def _peer(self, speed: float):
+        environment = self.environment
+        leaves_at = self._lifetime()
+        while True:
+            if environment.now >= leaves_at and self.present > 1:
+                self.present -= 1
+                yield environment.timeout(self.swarm.rejoin_seconds)
+                self.present += 1
+                leaves_at = environment.now + self._lifetime()
+            if self.wanted.triggered:
+                yield self.released
+                continue
+            self.computing += 1
+            yield environment.timeout(self.swarm.micro_batch / (self.swarm.samples_per_second * speed))
+            self.computing -= 1
+            self.samples += self.swarm.micro_batch
+            if self.samples >= self.swarm.samples_per_update and not self.wanted.triggered:
+                self.wanted.succeed()
+            if self.wanted.triggered and not self.computing and not self.idle.triggered:
+                self.idle.succeed()
+
+    def _lifetime(self) -> float:
+        lifetime = self.swarm.lifetime_seconds
+        return math.inf if math.isinf(lifetime) else self.chance.expovariate(1 / lifetime)
+
+    def _rounds(self, updates: int):
+        environment, total, began = self.environment, 0.0, 0.0
+        busy_until = 0.0
+        for update in range(updates):
+            yield self.wanted
+            if not self.swarm.overlaps and not self.idle.triggered and self.computing:
+                yield self.idle
+            members, samples, self.samples = self.present, self.samples, 0.0
+            communication = self.costs.communication_seconds(self.swarm, members)
+            if self.swarm.overlaps:
+                yield environment.timeout(max(0.0, busy_until - environment.now) + self.costs.other)
+                busy_until = environment.now + communication
+            else:
+                yield environment.timeout(communication + self.costs.other)
+            self.wanted, self.idle = environment.event(), environment.event()
+            released, self.released = self.released, environment.event()
+            released.succeed()
+            if update == 0:
+                began = environment.now
+            else:
+                total += samples
+        return total / (environment.now - began)
+
+
+def home_swarm(peers: int, like: Swarm) -> Swarm:
+    """The same training by volunteers at home: 40 Mbit/s down, 10 up, 60 ms apart, unequal, an hour each on average."""
+    home = {"rtt_ms": 60.0, "up_mbps": 10.0, "down_mbps": 40.0, "spread": 0.3, "lifetime_seconds": 3600.0}
+    return replace(like, peers=peers, **home)

@@ -1,0 +1,219 @@
+"""The tables of a report."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from typing import Any
+
+import pandas as pd
+from scipy import stats
+
+from analysis.campaigns.cells import Cell
+from analysis.campaigns.systems import SYSTEMS
+from analysis.reporting import figures
+from analysis.reporting.results import (
+    Experiment,
+    doubling,
+    granularity,
+    interval,
+    kept,
+    ratios,
+    training_samples,
+    verdict,
+)
+from analysis.wan.topology import Topology
+from recipe.errors import InputError
+
+AGREEMENT_PERCENT = 10.0
+
+
+def throughput_table(experiment: Experiment) -> pd.DataFrame:
+    """A row per value of the axis: mean, interval, n and efficiency.
+
+    That is over as many times what one peer of the same system makes, where that was measured, and over what the peers
+    compute alone elsewhere.
+    """
+    summary = experiment.summary("samples_per_second")
+    one_peer = summary[summary["peers"] == 1].set_index("system")["mean"] if experiment.axis == "peers" else {}
+    bounds = figures.bound_rows(experiment).set_index(experiment.axis) if len(summary) else None
+    rows = []
+    for value, group in summary.groupby(experiment.axis, sort=True):
+        row: dict[str, Any] = {experiment.axis: value}
+        for item in group.itertuples():
+            alone = value * one_peer[item.system] if item.system in one_peer else bounds.loc[value, "alone"]
+            shown = f"{with_interval(item.mean, item.half_width, item.n)}; efficiency {item.mean / alone:.2f}"
+            row[SYSTEMS[item.system].label] = shown
+        row["limit, overlapped fp16"] = number(bounds.loc[value, "overlapped"], 1)
+        row["limit, synchronous fp16"] = number(bounds.loc[value, "synchronous"], 1)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def ratio_table(experiment: Experiment) -> pd.DataFrame | None:
+    """Every swarm over everything that is not ours; None where nothing ran in the same repetition."""
+    ours = [system for system in experiment.systems if system.startswith("swarm")]
+    others = [system for system in experiment.systems if not system.startswith("swarm")]
+    rows: dict[tuple[str, Any], dict[str, Any]] = {}
+    for system, baseline in itertools.product(ours, others):
+        for value, found in ratios(experiment, system, baseline).items():
+            row = rows.setdefault((system, value), {"system": SYSTEMS[system].label, experiment.axis: value})
+            row[SYSTEMS[baseline].label] = with_interval(*interval(found), digits=2)
+    return pd.DataFrame(list(rows.values())) if rows else None
+
+
+def kept_table(experiment: Experiment) -> pd.DataFrame | None:
+    """What every system keeps of its samples per second at the shortest round trip; None where another setting varies.
+
+    Of a topology that is the mean over all pairs of hosts; None as well where a topology's file is gone.
+    """
+    if experiment.axis not in ("rtt_ms", "topology") or experiment.valid.empty:
+        return None
+    cells = experiment.valid.groupby(experiment.axis)["cell"].first()
+    try:
+        nearest = min(cells.index, key=lambda value: _mean_delay_ms(cells[value].network()))
+    except InputError:
+        return None
+    rows: dict[str, dict[str, Any]] = {}
+    for (system, value), shares in kept(experiment, nearest).items():
+        row = rows.setdefault(system, {"system": SYSTEMS[system].label})
+        row[f"{figures.LABELS[experiment.axis]} {value} over {nearest}"] = with_interval(*interval(shares), digits=2)
+    return pd.DataFrame([rows[system] for system in experiment.systems if system in rows]) if rows else None
+
+
+def _mean_delay_ms(network: Topology) -> float:
+    delays = [network.path(*pair).delay_ms for pair in itertools.permutations(network.hosts, 2)]
+    return statistics.fmean(delays) if delays else 0.0
+
+
+def survivors_table(experiment: Experiment) -> pd.DataFrame | None:
+    """The longest update after a peer was killed, and the others' speed before and after; None where none was."""
+    rows = []
+    killed = experiment.valid[experiment.valid["cell"].map(lambda cell: cell.kill_at_step is not None).astype(bool)]
+    for system, cells in killed.groupby("system", sort=False):
+        found = [_of_survivors(cell, rounds) for cell, rounds in zip(cells["cell"], cells["all_rounds"], strict=True)]
+        row = {"system": SYSTEMS[system].label}
+        for name, values in zip(_OF_SURVIVORS, zip(*found, strict=True), strict=True):
+            row[name] = with_interval(*interval(values))
+        rows.append(row)
+    return pd.DataFrame(rows) if rows else None
+
+
+_OF_SURVIVORS = ("usual update before, s", "longest after, s", "samples/s before", "samples/s after that one")
+
+
+def _of_survivors(cell: Cell, rounds: list[dict[str, Any]]) -> tuple[float, float, float, float]:
+    before = [item for item in rounds if cell.warm_up_steps < item["step"] <= cell.kill_at_step]
+    after = [item for item in rounds if item["step"] > cell.kill_at_step]
+    longest = max(after, key=lambda item: item["seconds"], default={"seconds": math.nan})
+    usual = statistics.median(item["seconds"] for item in before) if before else math.nan
+    return usual, longest["seconds"], _rate(before), _rate([item for item in after if item is not longest])
+
+
+def _rate(rounds: list[dict[str, Any]]) -> float:
+    seconds = sum(item["seconds"] for item in rounds)
+    return sum(item["samples"] for item in rounds) / seconds if seconds else math.nan
+
+
+def communication_table(experiment: Experiment) -> pd.DataFrame:
+    """Bytes per sample, granularity and what twice the peers could bring, if they communicated for no longer."""
+    rows, axis = [], experiment.axis
+    parts = {(part.system, part.value): part for part in figures.part_rows(experiment).itertuples()}
+    for (system, value), cells in experiment.valid.groupby(["system", axis], sort=True, dropna=False):
+        row = {"system": SYSTEMS[system].label, axis: value}
+        row["bytes per sample"] = number(interval(cells["bytes_per_sample"])[0], 0)
+        part = parts.get((system, value))
+        if part is not None and part.communication:
+            row["communication, s"] = number(part.communication, 2)
+            row["of it beside computing, s"] = number(part.hidden, 2)
+            row["granularity"] = number(granularity(part.compute, part.communication), 1)
+            overlaps = SYSTEMS[system].overlaps  # of these, the rest is waiting for their communication
+            speed_up = doubling(part.compute, part.communication, 0.0 if overlaps else part.other, overlaps)
+            row["doubling the peers"] = f"at most {speed_up:.2f} times as fast: {verdict(speed_up)}"
+        rows.append(row)
+    return pd.DataFrame(rows).fillna("not reported")
+
+
+def quality_table(experiment: Experiment) -> pd.DataFrame | None:
+    """Validation metrics of each setting; None where none was asked for, or not all samples were computed."""
+    cells = experiment.valid
+    asked = cells["target_accuracy"].notna().any() and not experiment.computes_few_samples
+    if not asked or "top1" not in cells or cells["top1"].isna().all():
+        return None
+    rows = []
+    for (system, value), group in cells.groupby(["system", experiment.axis], sort=True):
+        if group["top1"].isna().all():
+            continue
+        row = {"system": SYSTEMS[system].label, experiment.axis: value, "n": len(group)}
+        for name in ("top1", "macro_f1", "precision", "recall"):
+            mean, half_width, _ = interval(group[name])
+            row[name] = number(mean, 4) + ("" if math.isnan(half_width) else f" ± {half_width:.4f}")
+        row["samples/s"] = number(interval(group["samples_per_second"])[0], 1)
+        recipe = group.iloc[0]["cell"].full_recipe()
+        if samples := training_samples(recipe.dataset, recipe.num_classes):
+            row["epoch, s"] = number(samples / interval(group["samples_per_second"])[0], 1)
+        row[f"seconds to {group['target_accuracy'].iloc[0]:.0%}"] = time_reached(group["seconds_to_accuracy"])
+        rows.append(row)
+    return pd.DataFrame(rows).rename(columns={"top1": "accuracy"})
+
+
+def time_reached(seconds: pd.Series) -> str:
+    """Who never got there has no time, so how many did is said beside the mean."""
+    mean, half_width, n = interval(seconds)
+    if not n:
+        return "not reached"
+    spread = "" if math.isnan(half_width) else f" ± {half_width:.1f}"
+    return f"{mean:.1f}{spread} ({n} of {len(seconds)} reached it)"
+
+
+COMMON = "ddp"
+"""Over which systems are compared where machines may have been of different speed."""
+
+
+def compares_ratios(experiment: Experiment) -> bool:
+    """Whether computing was true, so that another machine makes other samples per second."""
+    return experiment.valid["paced_samples_per_second"].isna().any() and COMMON in experiment.systems
+
+
+def agreement_table(experiment: Experiment, earlier: Experiment) -> pd.DataFrame:
+    """The same cells, run twice, and whether they agree: samples per second, or `compares_ratios`.
+
+    The interval is Welch's for the difference of two means. They agree where it lies within 10 % of the earlier mean,
+    and differ where it leaves zero out; else the repetitions are too few to tell.
+    """
+    rows, digits = [], 2 if compares_ratios(experiment) else 1
+    for (system, value), cells in experiment.valid.groupby(["system", experiment.axis], sort=True):
+        if compares_ratios(experiment):
+            both = (ratios(run, system, COMMON).get(value, []) for run in (experiment, earlier))
+            now, before = (pd.Series(found if system != COMMON else [], dtype=float) for found in both)
+        else:
+            now = cells["samples_per_second"]
+            before = earlier.valid[earlier.valid["fingerprint"].isin(cells["fingerprint"])]["samples_per_second"]
+        if min(len(now), len(before)) < 2:
+            continue
+        found = stats.ttest_ind(now, before, equal_var=False).confidence_interval(0.95)
+        low, high = (100 * bound / before.mean() for bound in found)
+        rows.append(
+            {
+                "system": SYSTEMS[system].label,
+                experiment.axis: value,
+                "earlier": with_interval(*interval(before), digits=digits),
+                "now": with_interval(*interval(now), digits=digits),
+                "difference": f"{100 * (now.mean() / before.mean() - 1):+.1f} %",
+                "95 % interval": f"{low:+.1f} to {high:+.1f} %",
+                "agree": "yes" if max(-low, high) <= AGREEMENT_PERCENT else "undecided" if low <= 0 <= high else "no",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def with_interval(mean: float, half_width: float, n: int, digits: int = 1) -> str:
+    """As it stands in tables."""
+    spread = "" if math.isnan(half_width) else f" ± {half_width:.{digits}f}"
+    return f"{mean:.{digits}f}{spread} (n = {n})"
+
+
+def number(value: float, digits: int) -> str | None:
+    """With commas; None for what is not known."""
+    return None if value is None or math.isnan(value) else f"{value:,.{digits}f}"

@@ -1,0 +1,182 @@
+"""What a report says of an experiment in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from analysis.campaigns.cells import load_grid, shipped_grids
+from analysis.campaigns.systems import SYSTEMS
+from analysis.reporting import figures
+from analysis.reporting.results import Experiment, interval, ratios
+from analysis.reporting.tables import quality_table, time_reached, with_interval
+
+FAIR = ("ddp", "ddp-fp16")
+"""What a swarm is compared with: the same global batch, averaged once per update."""
+
+
+def reproduction(experiment: Experiment) -> str:
+    """The command, how long it took, and how much of what it runs is in this report."""
+    command = f"Get it again: python -m analysis {' '.join(experiment.grid['command'])}"
+    if "seconds" in experiment.cells and experiment.cells["seconds"].notna().any():
+        command += f" (these cells took {experiment.cells['seconds'].sum() / 3600:.1f} hours)"
+    if experiment.name not in shipped_grids():  # another one, or a part of one
+        return command
+    asked = list(load_grid(experiment.name).cells(repeat=int(experiment.cells["repetition"].max())))
+    done = list(experiment.cells["cell"])
+    if not (missing := sum(cell not in done for cell in asked)):
+        return command
+    return f"{command}. It runs {len(asked)} cells now; {missing} of them were not measured for this report."
+
+
+def paced_rates(experiment: Experiment) -> list[float]:
+    """Samples per second of the pretended devices; empty where computing was true."""
+    return sorted({cell.paced_samples_per_second for cell in experiment.cells["cell"]} - {None})
+
+
+def machine_drift(experiment: Experiment) -> str | None:
+    """How much the machine's own speed varied between cells; None where it cannot be told."""
+    if "machine_gflops" in experiment.valid and experiment.valid["machine_gflops"].notna().any():
+        speeds = experiment.valid["machine_gflops"].dropna().explode()
+        return (
+            "The machine itself was not always equally fast: a matrix product on all cores before and after each cell "
+            f"made {speeds.min():.0f} to {speeds.max():.0f} GFLOP/s (median {speeds.median():.0f})."
+        )
+    cells = experiment.valid[experiment.valid["paced_samples_per_second"].isna()]
+    cells = cells[cells["system"].isin(FAIR) & (cells["compute_seconds"] > 0)]
+    if len(cells) < 2:
+        return None
+    rates = cells["samples_per_step"] / cells["compute_seconds"]
+    return (
+        f"The machine itself was not always equally fast: without any averaging, the peers of the DDP cells computed "
+        f"{rates.min():.1f} to {rates.max():.1f} samples/s (median {rates.median():.1f}, n = {len(cells)})."
+    )
+
+
+def answer(experiment: Experiment) -> str:
+    """One paragraph: at the first and the last value of the axis, who was how fast."""
+    summary = experiment.summary("samples_per_second").dropna(subset=["mean"])
+    if summary.empty:
+        return "No cell was valid: see the reasons below."
+    values = summary[experiment.axis].drop_duplicates().sort_values()
+    label = figures.LABELS.get(experiment.axis, experiment.axis)
+    sentences = []
+    for value in dict.fromkeys((values.iloc[0], values.iloc[-1])):
+        begin = f"At {label} = {value}, in" if experiment.axes else "In"
+        sentences.append(f"{begin} samples per second: {_rates(summary[summary[experiment.axis] == value])}.")
+        sentences += _comparisons(experiment, value)
+    if summary["n"].max() < 3:
+        sentences.append("Fewer than three repetitions: a first impression, no result.")
+    return ("" if experiment.axes else learned(experiment)) + " ".join(sentences)
+
+
+def in_short(experiment: Experiment) -> str | None:
+    """The answer in a few lines: every swarm over the fair baselines at all values of the axis; None without both."""
+    found = []
+    for system, against in _against_fair(experiment).items():
+        ratios_of = {SYSTEMS[baseline].label: ratio for baseline, ratio in against.items()}
+        said = [f"{span} times as fast as {label} ({shown})" for label, (span, shown) in ratios_of.items()]
+        found.append(f"{SYSTEMS[system].label} was {', and '.join(said)}")
+    if not found:
+        return None
+    over = f"over {_label(experiment)}" if experiment.axes else "here"
+    return f"In short, {over}: {'; '.join(found)}."
+
+
+def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
+    """A row for each swarm of each experiment: how many times as fast as the fair baselines."""
+    rows = []
+    for experiment in experiments:
+        for system, against in _against_fair(experiment).items():
+            row = {"experiment": experiment.name, "over": _label(experiment) if experiment.axes else "–"}
+            row |= {"system": SYSTEMS[system].label, "peers": _span(experiment.valid["peers"])}
+            row["each paced to, samples/s"] = ", ".join(f"{rate:g}" for rate in paced_rates(experiment)) or "not paced"
+            row |= {SYSTEMS[baseline].label: f"{span}; {shown}" for baseline, (span, shown) in against.items()}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _against_fair(experiment: Experiment) -> dict[str, dict[str, tuple[str, str]]]:
+    """Of each swarm over each fair baseline: the mean ratios, and in how many settings a difference was shown."""
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for system in (name for name in experiment.systems if name.startswith("swarm")):
+        for baseline in FAIR:
+            intervals = [interval(values) for _, values in ratios(experiment, system, baseline).items()]
+            if means := [mean for mean, _, n in intervals if n]:
+                faster = sum(mean - half_width > 1 for mean, half_width, _ in intervals)
+                slower = sum(mean + half_width < 1 for mean, half_width, _ in intervals)
+                shown = f"shown to be faster in {faster} of {len(means)} settings, slower in {slower}"
+                found.setdefault(system, {})[baseline] = _span(means, 2), shown
+    return found
+
+
+def _span(values: Iterable[float], digits: int = 0) -> str:
+    """The least and the greatest of them."""
+    least, greatest = (f"{found(values):.{digits}f}" for found in (min, max))
+    return least if least == greatest else f"{least} to {greatest}"
+
+
+def _label(experiment: Experiment) -> str:
+    return figures.LABELS.get(experiment.axis, experiment.axis)
+
+
+def time_to_accuracy(experiment: Experiment) -> str | None:
+    """Seconds to the accuracy that was asked for, at the first and the last value of the axis."""
+    cells = experiment.valid
+    if quality_table(experiment) is None or cells["seconds_to_accuracy"].isna().all():
+        return None
+    values = sorted(cells[experiment.axis].unique())
+    said = []
+    for value in dict.fromkeys((values[0], values[-1])):
+        here = cells[cells[experiment.axis] == value]
+        times = "; ".join(
+            f"{SYSTEMS[system].label} {time_reached(here[here['system'] == system]['seconds_to_accuracy'])}"
+            for system in experiment.systems
+            if (here["system"] == system).any()
+        )
+        label = figures.LABELS.get(experiment.axis, experiment.axis)
+        said.append(f"At {label} = {value}: {times}" if experiment.axes else times)
+    target = cells["target_accuracy"].dropna().iloc[0]
+    begin = f"Seconds of training until {target:.0%} of the validation samples were right"
+    rule = (
+        "Validations do not count, and an update that follows one counts like the others do in the mean; where each "
+        "follows one, as with four local steps, they all count, and what of an average went on meanwhile was free."
+    )
+    return f"{begin}. {'. '.join(said)}. {rule}" if experiment.axes else f"{begin}: {said[0]}. {rule}"
+
+
+def _rates(rows: pd.DataFrame) -> str:
+    rows = rows.sort_values("mean", ascending=False)
+    return "; ".join(
+        f"{SYSTEMS[row.system].label} {with_interval(row.mean, row.half_width, row.n)}" for row in rows.itertuples()
+    )
+
+
+def _comparisons(experiment: Experiment, value: object) -> list[str]:
+    """Of every swarm with fair baselines, with intervals; where one includes 1, nobody was shown to be faster."""
+    found = []
+    for system in (name for name in experiment.systems if name.startswith("swarm")):
+        against = []
+        for baseline in FAIR:
+            mean, half_width, n = interval(ratios(experiment, system, baseline).get(value, []))
+            if n:
+                unclear = "" if abs(mean - 1) > half_width else " – no difference shown"
+                ratio = with_interval(mean, half_width, n, digits=2)
+                against.append(f"{ratio} times as fast as {SYSTEMS[baseline].label}{unclear}")
+        if against:
+            label = SYSTEMS[system].label
+            found.append(f"{label[0].upper()}{label[1:]} was {', and '.join(against)}.")
+    return found
+
+
+def learned(experiment: Experiment) -> str:
+    """Accuracy of every system where nothing else varies; empty where none was asked for."""
+    if quality_table(experiment) is None:
+        return ""
+    found = experiment.summary("top1").dropna(subset=["mean"]).sort_values("mean", ascending=False)
+    shown = "; ".join(
+        f"{SYSTEMS[row.system].label} {with_interval(100 * row.mean, 100 * row.half_width, row.n)}"
+        for row in found.itertuples()
+    )
+    return f"Validation accuracy at the end, in percent: {shown}. "
