@@ -11,8 +11,8 @@ from xdist.scheduler import LoadScopeScheduling
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell starts what runs in the background deaf to Ctrl-C, and so would be every program that a test interrupts."""
 
-LANES = ("tests/e2e/lab/", "tests/e2e/", "tests/integration/swarms/")
-"""Folders whose tests run one after the other: the lab and what measures, other programs, forked swarms."""
+LANES = ("tests/e2e/lab/", "tests/e2e/", "tests/integration/swarms/", "tests/integration/faults/")
+"""Folders whose tests run one after the other: the lab and what measures, other programs, forked swarms, faults."""
 PLACES = (*LANES, "tests/integration/training/", "tests/")
 """What begins first, and what fills the lanes when the swarms are done."""
 

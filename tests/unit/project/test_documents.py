@@ -131,7 +131,9 @@ def understand_module(module: str, arguments: list[str]) -> None:
         assert importlib.util.find_spec(module), module
 
 
-def understand_analysis(word: str, *arguments: str) -> None:
+def understand_analysis(word: str = "", *arguments: str) -> None:
+    if not word:
+        return
     if word == "--help":
         raise SystemExit(0)
     module, name, _ = analysis_program.COMMANDS[word]

@@ -25,7 +25,8 @@ def make(step: int) -> Version:
 
 def follower(version: Version, tracker, averager=None) -> Follower:
     gradients = SimpleNamespace(reset=lambda: None, weights=list(version.state.model.parameters()))
-    return Follower(version, tracker, averager, gradients, None, lambda: False)
+    listener = SimpleNamespace(begin=lambda: None, is_at=lambda step: False)
+    return Follower(version, tracker, averager, gradients, None, lambda: False, listener)
 
 
 def catch_up(version: Version, tracker, averager, timeout_seconds: float = 20, joins: bool = True) -> bool:

@@ -1,0 +1,92 @@
+"""A peer that is nearly there goes to the next round before it has the weights."""
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hivemind.p2p import PeerID
+
+from swarm.protocol.messages import ANY_LINEAGE, Behind, CollaborationOptions, Member, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.training.listener import LISTEN_BYTES, Listener
+
+ME, OTHER = (PeerID(bytes([number])) for number in (1, 2))
+LINEAGE = bytes(LINEAGE_BYTES)
+
+
+class Averager:
+    """Takes rounds, and says nothing about them."""
+
+    can_listen = True
+
+    def __init__(self, size: int = LISTEN_BYTES // 4):
+        self.vector, self.tickets, self.rounds, self.cancelled = torch.ones(size), [], [], 0
+
+    def longest_round_seconds(self, timeout_seconds: float, members) -> float:
+        return timeout_seconds
+
+    def run_round(self, ticket: Ticket, members, *_) -> Future:
+        assert [member.peer_id for member in members] == [OTHER], "it cannot lead"
+        self.tickets.append(ticket)
+        self.rounds.append(Future())
+        return self.rounds[-1]
+
+    def cancel_round(self) -> None:
+        self.cancelled += 1
+
+
+def listener(averager: Averager, next_round: int = 7, overlaps: bool = True) -> Listener:
+    members = [Member(ME, 0.0, False), Member(OTHER, 1.0, False)]
+    own = SimpleNamespace(client_mode=False)
+    tracker = SimpleNamespace(members=members, peer_id=ME, own=own, next_round=next_round)
+    return Listener(averager, tracker, CollaborationOptions(), overlaps)
+
+
+def test_it_goes_on_with_the_round_of_its_step():
+    averager = Averager()
+    listening = listener(averager)
+    listening.begin()
+    listening.begin()
+    assert averager.tickets == [Ticket.of_listener(7, False)], "one at a time"
+    assert not averager.vector.any(), "what was there is not sent"
+    assert listening.is_at(7)
+    assert not listening.is_at(6)
+    listened = listening.take(7, LINEAGE)
+    assert listened.future is averager.rounds[0]
+    assert (listened.ticket.step, listened.ticket.lineage, listened.ticket.samples) == (7, LINEAGE, 0)
+    assert listening.take(7, LINEAGE) is None
+    assert averager.cancelled == 0
+
+
+@pytest.mark.parametrize("leave", [lambda listening: listening.take(6, LINEAGE), Listener.leave])
+def test_who_has_other_weights_or_leaves_listens_no_longer(leave):
+    averager = Averager()
+    listening = listener(averager)
+    listening.begin()
+    leave(listening)
+    assert averager.cancelled == 1
+    assert not listening.is_at(7)
+
+
+def test_who_comes_too_late_goes_to_the_round_after_that():
+    averager = Averager()
+    listening = listener(averager)
+    listening.begin()
+    averager.rounds[0].set_exception(Behind(9))
+    assert not listening.is_at(7)
+    listening.begin()
+    assert [ticket.step for ticket in averager.tickets] == [7, 9]
+
+
+@pytest.mark.parametrize(("size", "overlaps"), [(LISTEN_BYTES // 4 - 1, True), (LISTEN_BYTES // 4, False)])
+def test_only_where_an_average_takes_long_and_runs_beside_the_training(size, overlaps):
+    averager = Averager(size)
+    listener(averager, overlaps=overlaps).begin()
+    assert not averager.tickets
+
+
+def test_a_listener_that_claims_samples_is_refused():
+    assert Ticket.from_bytes(Ticket.of_listener(3, True).to_bytes()).listens
+    with pytest.raises(ValueError, match="no samples"):
+        Ticket.from_bytes(Ticket(3, 1, True, 0.0, ANY_LINEAGE).to_bytes())
