@@ -40,7 +40,7 @@ REDIRECT_SECONDS = 0.2  # between two knocks at a peer that was still following 
 # Both up to a half more or less: two who knock at each other's doors at the same moment should not do so again.
 WATCHED_SENIORS = 3  # by who follows one of them; more would be many calls in a large swarm
 REPLY_SECONDS = 4.0  # a peer that is alive answers a knock at once, whatever it is doing
-STRANGER_SECONDS, STRANGER_SHARE = 20.0, 0.1
+STRANGER_SECONDS, STRANGER_SHARE = 6.0, 0.05
 """For which a leader waits for nobody but strangers: so long at once, and then this share of the time."""
 FORMING_SECONDS, FORMING_SHARE = 30.0, 0.5
 """The same while it knows nobody else."""
@@ -149,8 +149,13 @@ class Rendezvous:
         self._closed_step = -1
 
     def waits_for(self, step: int) -> bool:
-        """Whether somebody has come to finish this step already."""
-        return any(guest.ticket.step == step and not guest.ticket.listens for guest in self._lobby.values())
+        """Whether somebody has come to finish this step already; strangers do not count where this peer has others."""
+
+        def counts(peer: PeerID, guest: Guest) -> bool:
+            is_at = guest.ticket.step == step and not guest.ticket.listens and not guest.answer.done()
+            return is_at and (peer in self._known or not len(self._known))
+
+        return any(counts(peer, guest) for peer, guest in self._lobby.items())
 
     def expect(self, members: Collection[PeerID]) -> None:
         """Change whom the leader waits for, as peers come and go."""
