@@ -227,8 +227,8 @@ def _wait_until_ready(dht: SwarmDHT, timeout_seconds: float) -> None:
         try:
             return dht.wait_until_ready(0.2 if alive else 1)
         except TimeoutError:
-            if dht._ready.done():
-                raise
+            if dht._ready.done():  # just now; or a TimeoutError is its answer
+                return dht.wait_until_ready(1)
             if not alive or time.monotonic() > deadline:
                 state = "did not answer in time" if alive else "was killed"
                 raise RuntimeError(f"the DHT process {state} while it started") from None

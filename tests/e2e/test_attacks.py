@@ -316,8 +316,8 @@ def test_a_member_that_spoils_rounds_is_left_out(tmp_path, lie):
     assert "mallory" in said, "the liar is named"
 
 
-def test_who_has_trained_trains_on_beside_a_download_from_a_member_that_lies(tmp_path):
-    """It has been in a group, so its word counts for more than a stranger's."""
+def test_who_has_trained_is_not_held_up_by_a_member_that_says_it_is_ahead(tmp_path):
+    """It has been in a group, so its word counts for more than a stranger's; its state would come slowly."""
     plan = Plan(compute_seconds=0.03)
     with Peers(timeout_seconds=75) as peers:
         for name in ("a", "b"):
@@ -325,7 +325,6 @@ def test_who_has_trained_trains_on_beside_a_download_from_a_member_that_lies(tmp
         peers.start("mallory", partial(member, lie="ahead", max_steps=10**6), tmp_path, plan, 3)
         found = peers.results("a", "b")
     (a, a_rounds), (b, b_rounds) = found["a"], found["b"]
-    assert "mallory was asked" in (tmp_path / "mallory.log").read_text()
     for outcome, rounds in ((a, a_rounds), (b, b_rounds)):
         failed = [reason for reason in rounds if not is_fine(reason)]
         assert len(failed) <= MAX_FAILED, failed

@@ -27,6 +27,8 @@ from tests.helpers.attack_tools import check_address, listening_host
 
 SLOW_SECONDS = 0.8
 DRIP_SECONDS = 5.0
+AHEAD, AHEAD_FROM = 20, 3
+"""So many updates, from that step on; all others have been in a group by then."""
 
 
 def nan() -> None:
@@ -89,17 +91,17 @@ def stuck() -> None:
 
 
 def ahead() -> None:
-    """a3: says that it is an update ahead of what it is; who asks for its state or averages gets them slowly."""
+    """a3: after some updates it says that it is 20 ahead; who asks for its state or averages gets them slowly."""
     honest_record, honest_answer = PeerProgress.to_bytes, StateTransfer.rpc_download_state
 
     def to_bytes(self) -> bytes:
-        return honest_record(replace(self, step=self.step + (self.phase == TRAINING)))
+        is_ahead = self.phase == TRAINING and self.step >= AHEAD_FROM
+        return honest_record(replace(self, step=self.step + AHEAD * is_ahead))
 
     @functools.wraps(honest_answer)
     async def drip(self, requests, context):
-        print("mallory was asked", flush=True)
         async for message in honest_answer(self, requests, context):
-            if message.HasField("tensor_part"):
+            if message.HasField("tensor_part") and self._current_step() >= AHEAD_FROM:
                 await asyncio.sleep(DRIP_SECONDS)
             yield message
 
