@@ -21,15 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: [item.nodeid.startswith(place) for place in PLACES].index(True))
 
 
-class Lanes(LoadScopeScheduling):
+class StripedAllReduce(LoadScopeScheduling):
     """A worker takes a file, or all of one of the ``LANES``."""
 
     def _split_scope(self, nodeid: str) -> str:
         return next((lane for lane in LANES if nodeid.startswith(lane)), nodeid.split("::")[0])
 
 
-def pytest_xdist_make_scheduler(config, log) -> Lanes:
-    return Lanes(config, log)
+def pytest_xdist_make_scheduler(config, log) -> StripedAllReduce:
+    return StripedAllReduce(config, log)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from recipe.run_folder import make_writable, write_json
 
 ATTACKS = (
     *("claim", "silent-claim", "drip", "false-state", "near-state", "streams", "buffers", "records", "sound-records"),
-    *("cards", "waiting", "knock", "relay", "callbacks", "nan", "overflow", "bad-average", "slow", "stuck"),
+    *("manifests", "waiting", "knock", "relay", "callbacks", "nan", "overflow", "bad-average", "slow", "stuck"),
     *("ahead", "false-statistics", "flip"),
 )
 ATTACKER = Path(__file__).parents[2] / "tests" / "helpers" / "attackers.py"

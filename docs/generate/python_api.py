@@ -13,7 +13,7 @@ SECTIONS = {
         "swarm.training.averaging_mode": ["Averaging", "Averaging.sync", "Averaging.overlap", "Averaging.local"],
         "swarm.training.local_steps": ["LocalSteps"],
         "swarm.averaging.compression": ["Codec"],
-        "swarm.protocol.messages": ["CollaborationOptions"],
+        "swarm.protocol.messages": ["CoordinatorOptions"],
         "swarm.network.dht_options": ["NetworkOptions", "start_dht", "visible_addresses", "stop_dht"],
     },
     "Join from a notebook": {"peers.notebook": ["join", "preview", "CannotJoin"]},

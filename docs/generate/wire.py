@@ -33,10 +33,15 @@ CALLS = [
     (
         "SwarmAverager.rpc_download_state",
         "swarm.state_sync.state_server",
-        "StateTransfer.rpc_download_state",
+        "StateServer.rpc_download_state",
         "Takes over the training state, or the average of an update, piece by piece.",
     ),
-    ("Pulse.rpc_here", "swarm.membership.failure_detector", "Pulse.rpc_here", "Asks whether a peer is still there."),
+    (
+        "FailureDetector.rpc_here",
+        "swarm.membership.failure_detector",
+        "FailureDetector.rpc_here",
+        "Asks whether a peer is still there.",
+    ),
     (
         "ReachabilityService.rpc_call_back",
         "swarm.network.reachability",
@@ -54,7 +59,7 @@ RECORDS = [
 
 MESSAGES = [
     ("Progress record", "swarm.membership.progress_record", "PeerProgress", "PeerProgress.from_bytes"),
-    ("Run manifest", "swarm.membership.run_manifest", "RunCard", "RunCard._read"),
+    ("Run manifest", "swarm.membership.run_manifest", "RunManifest", "RunManifest._read"),
     ("Ticket", "swarm.protocol.messages", "Ticket", "Ticket.from_bytes"),
     ("Group", "swarm.protocol.messages", "Group", None),
     ("Wish", "swarm.state_sync.download_messages", "Wish", "Wish.from_bytes"),

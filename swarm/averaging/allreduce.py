@@ -31,7 +31,7 @@ from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor
 
 from swarm.averaging.compression import ErrorFeedback
 from swarm.averaging.send_window import PartsOnTheWay, SendWindow
-from swarm.membership.failure_detector import Pulse
+from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Group
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import until_caller_hangs_up
@@ -45,13 +45,13 @@ SENT_A_BAD_AVERAGE = "sent an average that cannot be one"
 DIAL_AGAIN_SECONDS = 0.2
 
 
-def part_size_bytes(total_bytes: int, num_reducers: int, lanes: int) -> int:
+def part_size_bytes(total_bytes: int, num_reducers: int, stripes: int) -> int:
     """Size of a part, in bytes: small vectors are still spread over all reducers.
 
     One part of every stream is 512 KiB together. They share a line, on which a record or an answer has to get through
     between them: at 10 Mbit/s that is less than half a second.
     """
-    streams = lanes * max(1, num_reducers - 1)
+    streams = stripes * max(1, num_reducers - 1)
     return max(MIN_PART_BYTES, min(MAX_PART_BYTES // streams, total_bytes // (4 * max(1, num_reducers))))
 
 
@@ -61,13 +61,13 @@ def is_sound(part: torch.Tensor) -> bool:
 
 
 class ExactAllReduceRunner(AllReduceRunner):
-    """One peer's part in one lane of a round over one closed :class:`~swarm.protocol.messages.Group`.
+    """One peer's part in one stripe of a round over one closed :class:`~swarm.protocol.messages.Group`.
 
     :param group: the closed group; its tickets give the weights and say who can reduce
     :param tensor: this peer's contribution, shape [n], fp32, shared memory; iterating yields the average, shape [n]
     :param feedback: what earlier rounds have left out
-    :param lanes: how many run side by side
-    :param pulse: is told who was heard
+    :param stripes: how many run side by side
+    :param detector: is told who was heard
     :param windows: of each reducer: how many parts may be on their way to it
     :param kwargs: see :class:`hivemind.averaging.allreduce.AllReduceRunner`
     """
@@ -78,8 +78,8 @@ class ExactAllReduceRunner(AllReduceRunner):
         group: Group,
         tensor: torch.Tensor,
         feedback: ErrorFeedback,
-        lanes: int,
-        pulse: Pulse,
+        stripes: int,
+        detector: FailureDetector,
         windows: Mapping[PeerID, SendWindow],
         **kwargs,
     ):
@@ -90,7 +90,7 @@ class ExactAllReduceRunner(AllReduceRunner):
             ordered_peer_ids=group.peer_ids,
             peer_fractions=tuple(can_reduce / sum(reducers) for can_reduce in reducers),
             weight=1.0,
-            part_size_bytes=part_size_bytes(tensor.numel() * tensor.element_size(), sum(reducers), lanes),
+            part_size_bytes=part_size_bytes(tensor.numel() * tensor.element_size(), sum(reducers), stripes),
             **kwargs,
         )
         self.tensor_part_container.return_deltas = False
@@ -100,10 +100,10 @@ class ExactAllReduceRunner(AllReduceRunner):
         """Who has sent what no honest peer sends, and what that was."""
         self.failed_reducers: set[PeerID] = set()
         """Whose averages have not all come."""
-        self._on_the_way = {peer: PartsOnTheWay(window, lanes) for peer, window in windows.items()}
+        self._on_the_way = {peer: PartsOnTheWay(window, stripes) for peer, window in windows.items()}
         self._lost: set[PeerID] = set()
         self._callers: dict[PeerID, asyncio.Task] = {}
-        self._group, self._feedback, self._pulse = group, feedback, pulse
+        self._group, self._feedback, self._detector = group, feedback, detector
         self._talks: dict[PeerID, asyncio.Task] = {}
         self._codec = self.tensor_part_container.compression
         self._encoded: dict[int, asyncio.Future] = {}
@@ -234,7 +234,7 @@ class ExactAllReduceRunner(AllReduceRunner):
                     self.blamed[peer_id] = SENT_A_BAD_AVERAGE
                     raise AllreduceException(f"{peer_id} {SENT_A_BAD_AVERAGE}")
                 self.bytes_received += num_bytes
-                self._pulse.heard(peer_id)
+                self._detector.heard(peer_id)
                 self._on_the_way[peer_id].answered()
                 self.tensor_part_container.register_processed_part(peer_index, part_index, part)
                 self.parts_received += 1
@@ -295,7 +295,7 @@ class ExactAllReduceRunner(AllReduceRunner):
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """A member's part in this lane, which it can have once: Hivemind would count a second stream as another's."""
+        """A member's part in this stripe, which it can have once: Hivemind would count a second stream as another's."""
         if context.remote_id in self._callers:
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
             await until_caller_hangs_up()
@@ -313,7 +313,7 @@ class ExactAllReduceRunner(AllReduceRunner):
         try:
             async for part, num_bytes in amap_in_executor(decode, stream, max_prefetch=1):
                 self.bytes_received += num_bytes
-                self._pulse.heard(sender)
+                self._detector.heard(sender)
                 if not gives:
                     part = torch.zeros(reducer.part_shapes[part_index])
                 if part is None or part.shape != reducer.part_shapes[part_index]:

@@ -21,12 +21,12 @@ from hivemind.utils import MPFuture, get_logger
 from recipe.errors import InputError
 from swarm.averaging.allreduce import ExactAllReduceRunner
 from swarm.averaging.compression import Codec, ErrorFeedback
-from swarm.averaging.matchmaking import Rendezvous
+from swarm.averaging.matchmaking import Matchmaking
 from swarm.averaging.send_window import SendWindow
 from swarm.averaging.slow_members import SlowMembers
-from swarm.averaging.striped_allreduce import Lanes, count_lanes
-from swarm.membership.distrust import BLAME_SECONDS, MAX_BLAME_SECONDS, Distrust
-from swarm.membership.failure_detector import Pulse
+from swarm.averaging.striped_allreduce import StripedAllReduce, count_stripes
+from swarm.membership.backoff import BLAME_SECONDS, MAX_BLAME_SECONDS, Backoff
+from swarm.membership.failure_detector import FailureDetector
 from swarm.network.averager_process import tell_once
 from swarm.network.stream_limits import limits_of
 from swarm.protocol.batch_target import BatchTarget
@@ -48,7 +48,7 @@ from swarm.runtime.pipes import use_whole_pipes
 from swarm.runtime.processes import die_with_parent, forget, stay_small
 from swarm.runtime.sockets import use_socket_folder
 from swarm.state_sync.download import STREAM_SECONDS
-from swarm.state_sync.state_server import StateTransfer
+from swarm.state_sync.state_server import StateServer
 
 logger = get_logger(__name__)
 
@@ -60,11 +60,11 @@ DEAD_SECONDS = 10.0  # whoever can start the averager process again has done so 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 
 
-class SwarmAverager(StateTransfer):
+class SwarmAverager(StateServer):
     """Runs rounds over one flat fp32 vector in a process of its own. Its class name is part of the wire protocol.
 
-    Of Hivemind's averager it keeps the process, the RPC plumbing and the streaming; meeting (:class:`Rendezvous`),
-    averaging (:class:`ExactAllReduceRunner`) and the download of state (:class:`StateTransfer`) are its own.
+    Of Hivemind's averager it keeps the process, the RPC plumbing and the streaming; meeting (:class:`Matchmaking`),
+    averaging (:class:`ExactAllReduceRunner`) and the download of state (:class:`StateServer`) are its own.
 
     :param vector: shape [n], fp32, shared memory: what is averaged, in place
     :param namespace: run and recipe; peers of another one cannot reach this averager
@@ -92,8 +92,8 @@ class SwarmAverager(StateTransfer):
         self._low_rank = codec.low_rank(shapes, vector.numel())
         self._dead_since: float | None = None
         self._windows: dict[PeerID, SendWindow] = {}
-        self._slow_members, self._shunned = SlowMembers(), Distrust(BLAME_SECONDS, MAX_BLAME_SECONDS)
-        self._rendezvous: Rendezvous | None = None
+        self._slow_members, self._shunned = SlowMembers(), Backoff(BLAME_SECONDS, MAX_BLAME_SECONDS)
+        self._matchmaking: Matchmaking | None = None
         """Made in the averager process, where there is a connection to the network."""
         self._round_task: asyncio.Task | None = None
         self._kept_waiting = frozenset[PeerID]()
@@ -203,7 +203,7 @@ class SwarmAverager(StateTransfer):
 
     def run(self):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        torch.set_num_threads(1)  # lanes work side by side as it is, and the trainer needs the cores
+        torch.set_num_threads(1)  # stripes work side by side as it is, and the trainer needs the cores
         use_socket_folder(self.dht.sockets)
         die_with_parent()
         stay_small()
@@ -212,16 +212,16 @@ class SwarmAverager(StateTransfer):
 
     async def add_p2p_handlers(self, *args, **kwargs):
         asyncio.get_running_loop().set_exception_handler(tell_once)
-        await self._meetings().pulse.answer()
+        await self._meetings().detector.answer()
         await super().add_p2p_handlers(*args, **kwargs)
 
-    def _meetings(self) -> Rendezvous:
-        if self._rendezvous is None:
-            pulse = Pulse(self._p2p, self.prefix)
-            self._rendezvous = Rendezvous(
-                self._p2p, type(self), self.prefix, self.schema_hash, self._batch_target, pulse, self._shunned
+    def _meetings(self) -> Matchmaking:
+        if self._matchmaking is None:
+            detector = FailureDetector(self._p2p, self.prefix)
+            self._matchmaking = Matchmaking(
+                self._p2p, type(self), self.prefix, self.schema_hash, self._batch_target, detector, self._shunned
             )
-        return self._rendezvous
+        return self._matchmaking
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -229,7 +229,7 @@ class SwarmAverager(StateTransfer):
         """Another peer wants to finish a step with us as its leader."""
         meetings = self._meetings()
         async for reply in meetings.serve(request, context):
-            self._company_until.value = meetings.door.open_until
+            self._company_until.value = meetings.grace.open_until
             yield reply
             if reply.code == averaging_pb2.ACCEPTED and meetings.waits_for(meetings.step):
                 self._waiting_step.value = meetings.step
@@ -242,7 +242,7 @@ class SwarmAverager(StateTransfer):
         if meetings.waits_for(step):
             self._waiting_step.value = step
         if self.client_mode:  # Hivemind lets it answer nothing, but somebody may be connected
-            await meetings.pulse.answer()
+            await meetings.detector.answer()
             await self._answer_downloads()
 
     async def _expect(self, peer_ids: Sequence[PeerID]) -> None:
@@ -289,7 +289,7 @@ class SwarmAverager(StateTransfer):
 
     async def _meet_and_exchange(
         self,
-        meetings: Rendezvous,
+        meetings: Matchmaking,
         ticket: Ticket,
         members: Sequence[Member],
         patience: float,
@@ -314,38 +314,38 @@ class SwarmAverager(StateTransfer):
             return RoundReport.of(group, blamed=self._blamed, meeting_seconds=met - started, exchange_seconds=0.0)
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
-        lanes = self._lanes(group)
+        stripes = self._stripes(group)
         try:
-            async with lanes:
-                await self._average(lanes, group)
+            async with stripes:
+                await self._average(stripes, group)
         except BaseException as error:
-            self._kept_waiting = lanes.kept_waiting | lanes.lost
+            self._kept_waiting = stripes.kept_waiting | stripes.lost
             meetings.reopen()
-            self._judge(lanes, group, time.perf_counter() - met, compute_seconds)
+            self._judge(stripes, group, time.perf_counter() - met, compute_seconds)
             if self._blamed and isinstance(error, Exception):
-                raise RoundFailed(str(error), frozenset(lanes.lost), self._blamed) from error
+                raise RoundFailed(str(error), frozenset(stripes.lost), self._blamed) from error
             raise
         exchange_seconds = time.perf_counter() - met
-        if not lanes.lost:
-            meetings.pulse.exchange_took(exchange_seconds, group.peer_ids)
+        if not stripes.lost:
+            meetings.detector.exchange_took(exchange_seconds, group.peer_ids)
         meetings.met(group.peer_ids)
-        self._judge(lanes, group, exchange_seconds, compute_seconds)
+        self._judge(stripes, group, exchange_seconds, compute_seconds)
         return RoundReport.of(
             group,
-            lanes.runners,
-            lost=frozenset(lanes.lost),
+            stripes.runners,
+            lost=frozenset(stripes.lost),
             blamed=self._blamed,
             meeting_seconds=met - started,
             exchange_seconds=exchange_seconds,
         )
 
-    def _judge(self, lanes: Lanes, group: Group, exchange_seconds: float, compute_seconds: float) -> None:
+    def _judge(self, stripes: StripedAllReduce, group: Group, exchange_seconds: float, compute_seconds: float) -> None:
         """Who has spoilt this exchange, or held it up, is blamed."""
         others = [peer_id for peer_id in group.peer_ids if peer_id != self.peer_id]
         num_reducers = sum(not ticket.client_mode for ticket in group.tickets)
         num_bytes = self._bytes_of_member(len(group.peer_ids), num_reducers)
-        slow = self._slow_members.note(others, lanes.waited_seconds, exchange_seconds, compute_seconds, num_bytes)
-        self._blame(dict.fromkeys(slow, TOO_SLOW) | lanes.blamed)
+        slow = self._slow_members.note(others, stripes.waited_seconds, exchange_seconds, compute_seconds, num_bytes)
+        self._blame(dict.fromkeys(slow, TOO_SLOW) | stripes.blamed)
 
     def _blame(self, blamed: Mapping[PeerID, str]) -> None:
         """These are not met again for a while, and this is why."""
@@ -353,11 +353,11 @@ class SwarmAverager(StateTransfer):
         for peer_id in blamed:
             self._shunned.add(peer_id)
 
-    def _lanes(self, group: Group) -> Lanes:
-        counts = [count_lanes(group, self.vector, self._codec)] if self._low_rank is None else [1, 1]
+    def _stripes(self, group: Group) -> StripedAllReduce:
+        counts = [count_stripes(group, self.vector, self._codec)] if self._low_rank is None else [1, 1]
         others = [peer_id for peer_id in group.peer_ids if peer_id != self.peer_id]
-        pulse = self._meetings().pulse
-        return Lanes(group, counts, others, pulse, self._register_allreduce_group, self._make_runner)
+        detector = self._meetings().detector
+        return StripedAllReduce(group, counts, others, detector, self._register_allreduce_group, self._make_runner)
 
     def _windows_to(self, group: Group) -> dict[PeerID, SendWindow]:
         """How many parts may be on their way to each member; of others nothing is remembered."""
@@ -365,14 +365,14 @@ class SwarmAverager(StateTransfer):
         return self._windows
 
     def _make_runner(
-        self, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback, lanes: int
+        self, group: Group, tensor: torch.Tensor, feedback: ErrorFeedback, stripes: int
     ) -> ExactAllReduceRunner:
         runner = ExactAllReduceRunner(
             group=group,
             tensor=tensor,
             feedback=feedback,
-            lanes=lanes,
-            pulse=self._meetings().pulse,
+            stripes=stripes,
+            detector=self._meetings().detector,
             windows=self._windows_to(group),
             p2p=self._p2p,
             servicer_type=type(self),
@@ -384,22 +384,22 @@ class SwarmAverager(StateTransfer):
         self._running_groups[group.group_id].set_result(runner)
         return runner
 
-    async def _average(self, lanes: Lanes, group: Group) -> None:
+    async def _average(self, stripes: StripedAllReduce, group: Group) -> None:
         """The vector becomes the average of the group's; with PowerSGD after two passes."""
         low_rank = self._low_rank
         if low_rank is None:
-            return await lanes.average(self.vector, self._feedback)
+            return await stripes.average(self.vector, self._feedback)
         samples = group.samples_of(self.peer_id)
         first = await in_thread(low_rank.begin, self.vector, samples, group)
-        await lanes.average(first, ErrorFeedback(self._codec, len(first)))
+        await stripes.average(first, ErrorFeedback(self._codec, len(first)))
         second = await in_thread(low_rank.go_on, first)
-        await lanes.average(second, ErrorFeedback(self._codec, len(second)))
+        await stripes.average(second, ErrorFeedback(self._codec, len(second)))
         self.vector.copy_(await in_thread(low_rank.finish, second, samples, group))
 
     def _handed_over_to(self, peer_id: PeerID) -> None:
-        door = self._meetings().door
-        door.hold(peer_id)
-        self._company_until.value = door.open_until
+        grace = self._meetings().grace
+        grace.hold(peer_id)
+        self._company_until.value = grace.open_until
 
     def _current_step(self) -> int:
         return self._meetings().step
@@ -408,10 +408,10 @@ class SwarmAverager(StateTransfer):
         return self._round_task is not None
 
     def _heard_from(self, peer_id: PeerID) -> None:
-        self._meetings().pulse.heard(peer_id)
+        self._meetings().detector.heard(peer_id)
 
     async def _until_lost(self, peer_id: PeerID) -> None:
-        await self._meetings().pulse.lost(peer_id, can_be_called=True)
+        await self._meetings().detector.lost(peer_id, can_be_called=True)
 
     def _took_over(self) -> None:
         for memory in (self._feedback, self._low_rank):

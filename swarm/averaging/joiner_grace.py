@@ -1,4 +1,4 @@
-"""The door that a leader holds open for those who have taken over its state and are on their way to the next group."""
+"""The time for which a leader keeps its group open for joiners: they hold its state and are on their way to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOLD_SECONDS = 4.0  # a newcomer has yet to start its trainer and compute a micr
 MAX_HOLDS, WITHIN_SECONDS = 4, 60.0
 
 
-class Door:
+class JoinerGrace:
     """In a swarm of short steps a newcomer would find every group closed, if nobody waited for it.
 
     Nobody can keep it open for good: it is held ``MAX_HOLDS`` times a minute for a peer, some seconds each time, and

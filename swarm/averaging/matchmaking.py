@@ -22,16 +22,16 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
-from swarm.averaging.joiner_grace import HOLD_SECONDS, Door
+from swarm.averaging.joiner_grace import HOLD_SECONDS, JoinerGrace
 from swarm.averaging.matchmaking_messages import group_reply, parse_group, parse_step, redirect, step_reply
-from swarm.membership.distrust import Distrust
-from swarm.membership.failure_detector import LOOK_SECONDS, Lookout, Pulse
+from swarm.membership.backoff import Backoff
+from swarm.membership.failure_detector import LOOK_SECONDS, FailureDetector, PeerMonitor
 from swarm.network.acquaintances import Acquaintances
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import unless
-from swarm.runtime.token_bucket import Allowance
+from swarm.runtime.token_bucket import TokenBucket
 
 logger = get_logger(__name__)
 
@@ -59,7 +59,7 @@ class Guest:
     answer: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Rendezvous:
+class Matchmaking:
     """Forms one group at a time for the peer in whose averager process it lives.
 
     :param p2p: this peer's connection to the network
@@ -67,7 +67,7 @@ class Rendezvous:
     :param namespace: run and recipe, so that another recipe's peers cannot even knock
     :param schema_hash: shapes of the averaged vector
     :param target: a group with fewer samples does not end the step: whoever is late can still come to the next one
-    :param pulse: tells who is still there
+    :param detector: tells who is still there
     :param shunned: those who are not met for now, because they have spoilt a round
     """
 
@@ -78,8 +78,8 @@ class Rendezvous:
         namespace: str,
         schema_hash: bytes,
         target: BatchTarget,
-        pulse: Pulse,
-        shunned: Distrust,
+        detector: FailureDetector,
+        shunned: Backoff,
     ):
         self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
         self._shunned, self._said_shunned_at = shunned, -math.inf
@@ -87,11 +87,11 @@ class Rendezvous:
         """Who has let this peer in at the last meeting, and never began."""
         self._known = Acquaintances()
         """Those who have averaged with this peer."""
-        self._stranger_patience = Allowance(STRANGER_SECONDS, STRANGER_SHARE)
-        self._forming_patience = Allowance(FORMING_SECONDS, FORMING_SHARE)
+        self._stranger_patience = TokenBucket(STRANGER_SECONDS, STRANGER_SHARE)
+        self._forming_patience = TokenBucket(FORMING_SECONDS, FORMING_SHARE)
         self._pursuers: set[PeerID] = set()
         """Who came with our weights to a closed group: it needs the average of that before it can come again."""
-        self._target, self.pulse = target, pulse
+        self._target, self.detector = target, detector
         self._lobby: dict[PeerID, Guest] = {}
         self._arrivals = asyncio.Event()
         self._expected: frozenset[PeerID] = frozenset()
@@ -101,8 +101,8 @@ class Rendezvous:
         """After which a leader is not coming."""
         self._leader: PeerID | None = None
         self._is_client: dict[PeerID, bool] = {}
-        self._lookout = Lookout(pulse, self._arrivals.set)
-        self.door = Door()
+        self._monitor = PeerMonitor(detector, self._arrivals.set)
+        self.grace = JoinerGrace()
         self._lock = asyncio.Lock()
 
     def set_step(self, step: int, lineage: bytes | None = None) -> None:
@@ -112,7 +112,7 @@ class Rendezvous:
         """
         if step > self._step:
             for peer in self._pursuers:
-                self.door.hold(peer, self._hold_seconds)
+                self.grace.hold(peer, self._hold_seconds)
             self._pursuers.clear()
         self._step, self._lineage = step, lineage
         for peer, guest in self._lobby.items():
@@ -120,15 +120,15 @@ class Rendezvous:
                 continue
             if guest.ticket.step < step:
                 guest.answer.set_result(step_reply(step))
-                if peer not in self._lookout.lost:
-                    self.door.hold(peer)
+                if peer not in self._monitor.lost:
+                    self.grace.hold(peer)
             elif self._has_other_weights(guest.ticket):
                 guest.answer.set_result(CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY))
 
     @property
     def _hold_seconds(self) -> float:
         """For which a group is held open at most."""
-        return max(HOLD_SECONDS, HOLD_SHARE * self.pulse.usual_seconds)
+        return max(HOLD_SECONDS, HOLD_SHARE * self.detector.usual_seconds)
 
     def _has_other_weights(self, ticket: Ticket) -> bool:
         """Whether its sender is at this peer's step in another history."""
@@ -173,7 +173,7 @@ class Rendezvous:
         :raises RoundFailed: no group until the deadline
         """
         async with self._lock:
-            self._lookout.begin()
+            self._monitor.begin()
             self.stuck = set()
             if not ticket.listens:  # else this peer works on an earlier one
                 self.set_step(ticket.step, ticket.lineage)
@@ -185,12 +185,12 @@ class Rendezvous:
                 try:
                     group = await self._lead_or_follow(ticket, [m.peer_id for m in order], patience_seconds, deadline)
                 finally:
-                    self._lookout.end()
+                    self._monitor.end()
                 if group is not None:
                     return group
                 # Only outbound-only peers and listeners come here: nobody to follow, unable to lead.
                 await asyncio.sleep(KNOCK_AGAIN_SECONDS if ticket.listens else REDIRECT_SECONDS)
-                self._lookout.begin()
+                self._monitor.begin()
             raise RoundFailed("no group was formed in time")
 
     async def _lead_or_follow(
@@ -202,7 +202,7 @@ class Rendezvous:
         self._longest_meeting_seconds = 2 * patience_seconds + self._hold_seconds + REPLY_SECONDS
         for senior in seniors:
             self._watch(seniors[:WATCHED_SENIORS])
-            if senior not in self._lookout.lost:
+            if senior not in self._monitor.lost:
                 wait_until = min(deadline, loop.time() + self._longest_meeting_seconds)
                 if ticket.listens:  # for a round that begins when the one before has ended
                     wait_until = deadline
@@ -218,7 +218,7 @@ class Rendezvous:
         """Until this meeting is over, who of them is not there any more is not waited for."""
         for peer in peers:
             if peer != self._p2p.peer_id:
-                self._lookout.watch(peer, can_be_called=not self._is_client.get(peer, True))
+                self._monitor.watch(peer, can_be_called=not self._is_client.get(peer, True))
 
     async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
         """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
@@ -227,9 +227,9 @@ class Rendezvous:
         while True:
             self._arrivals.clear()
             arrived = self._arrived(ticket)
-            expected = self._expected - self._lookout.lost - arrived
-            held = {peer for peer in self.door.awaited(arrived) - self._lookout.lost if peer not in self._shunned}
-            awaited, remaining = expected | held, self.door.seconds_left(held)
+            expected = self._expected - self._monitor.lost - arrived
+            held = {peer for peer in self.grace.awaited(arrived) - self._monitor.lost if peer not in self._shunned}
+            awaited, remaining = expected | held, self.grace.seconds_left(held)
             if expected:
                 remaining = max(remaining, patience_end - loop.time())
             self._watch(awaited)
@@ -254,7 +254,7 @@ class Rendezvous:
                 self._patience_with_strangers.spend(loop.time() - waiting_since)
 
     @property
-    def _patience_with_strangers(self) -> Allowance:
+    def _patience_with_strangers(self) -> TokenBucket:
         """Seconds for which this peer waits for nobody but strangers; while a swarm forms, all are."""
         return self._stranger_patience if len(self._known) else self._forming_patience
 
@@ -264,13 +264,13 @@ class Rendezvous:
         It is better to compute on than to wait then; who has only been slow is in time for the next group.
         """
         samples = ticket.samples + sum(self._lobby[peer].ticket.samples for peer in arrived)
-        return not self._target.is_reached_by(samples) and all(self.pulse.doubts(peer) for peer in awaited)
+        return not self._target.is_reached_by(samples) and all(self.detector.doubts(peer) for peer in awaited)
 
     def _arrived(self, ticket: Ticket) -> set[PeerID]:
         """Guests with our weights; who comes with the same step of another history has to take over ours."""
         arrived = set()
         for peer, guest in self._lobby.items():
-            if guest.answer.done() or guest.ticket.step != ticket.step or peer in self._lookout.lost:
+            if guest.answer.done() or guest.ticket.step != ticket.step or peer in self._monitor.lost:
                 continue  # on the way out, early, or not there any more
             if guest.ticket.lineage == ticket.lineage or guest.ticket.listens:
                 arrived.add(peer)
@@ -298,7 +298,7 @@ class Rendezvous:
             schema_hash=self._schema_hash, gather=ticket.to_bytes(), client_mode=ticket.client_mode
         )
         loop = asyncio.get_running_loop()
-        stream, accepted, came_at, lost = None, False, loop.time(), self._lookout.watch(leader, can_be_called=True)
+        stream, accepted, came_at, lost = None, False, loop.time(), self._monitor.watch(leader, can_be_called=True)
         try:
             stub = self._servicer.get_stub(self._p2p, leader, namespace=self._namespace)
             stream = await unless(lost, stub.rpc_join_group(request), REPLY_SECONDS)
@@ -316,7 +316,7 @@ class Rendezvous:
             if is_stuck and loop.time() - came_at >= self._longest_meeting_seconds:
                 self.stuck.add(leader)
             if lost.done() or is_stuck:
-                self._lookout.lost.add(leader)  # who leads in its place does not wait for it again
+                self._monitor.lost.add(leader)  # who leads in its place does not wait for it again
             return None
         finally:
             self._leader = None
@@ -334,7 +334,7 @@ class Rendezvous:
         """Go where a peer has sent us; if nobody leads there, that peer will find out as well and lead itself."""
         if suggested == self._p2p.peer_id:
             return None
-        if suggested not in self._lookout.lost:
+        if suggested not in self._monitor.lost:
             group = await self._follow(suggested, ticket, wait_until, redirects)
             if group is not None:
                 return group
@@ -393,7 +393,7 @@ class Rendezvous:
     def _hold_for(self, sender: PeerID, ticket: Ticket) -> None:
         """It has come too late, and will come again when it has the average that it has missed."""
         if (ticket.step, ticket.lineage) != (self._step, self._lineage):
-            self.door.hold(sender)  # that average is there already
+            self.grace.hold(sender)  # that average is there already
         elif len(self._pursuers) < MAX_PURSUERS:
             self._pursuers.add(sender)
 
@@ -418,7 +418,7 @@ class Rendezvous:
         if before is not None and not before.answer.done():  # its second knock ends the first
             before.answer.set_result(CODE.MessageFromLeader(code=CODE.CANCELLED))
         self._lobby[sender] = guest
-        self._lookout.came(sender)
+        self._monitor.came(sender)
         self._arrivals.set()
         try:
             yield CODE.MessageFromLeader(code=CODE.ACCEPTED)

@@ -1,9 +1,9 @@
-"""One round's exchange: large vectors go in lanes, side by side, each an all-reduce with streams of its own.
+"""One round's exchange: large vectors go in stripes, side by side, each an all-reduce with streams of its own.
 
 libp2p lets only 256 KiB of a new stream through before the receiver has to ask for more: in one stream, a share of some
 megabytes would wait for several round trips, however fast the line is. All members divide alike, by what all know.
 
-Who is not there any more (``failure_detector``), or much later than it used to be, is given up in all lanes.
+Who is not there any more (``failure_detector``), or much later than it used to be, is given up in all stripes.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from hivemind.utils import get_logger
 
 from swarm.averaging.allreduce import ExactAllReduceRunner
 from swarm.averaging.compression import ErrorFeedback, compact
-from swarm.membership.failure_detector import LOOK_SECONDS, Pulse
+from swarm.membership.failure_detector import LOOK_SECONDS, FailureDetector
 from swarm.protocol.messages import Group, RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import in_thread
 
 logger = get_logger(__name__)
 
-LANE_BYTES = 2**18
-MAX_LANES = 8
+STRIPE_BYTES = 2**18
+MAX_STRIPES = 8
 
 AwaitedPart = Callable[[ExactAllReduceRunner, PeerID], int | None]
 Register = Callable[[Group], contextlib.AbstractContextManager]
 MakeRunner = Callable[[Group, torch.Tensor, ErrorFeedback, int], ExactAllReduceRunner]
 
 
-def count_lanes(group: Group, vector: torch.Tensor, codec: CompressionBase) -> int:
+def count_stripes(group: Group, vector: torch.Tensor, codec: CompressionBase) -> int:
     """How many streams carry a member's share of ``vector``, shape [n]: as many as 256 KiB fill, and at most 8 to all.
 
     With more, everybody's first parts would reach a reducer at once and overflow the queue before its line.
@@ -46,38 +46,40 @@ def count_lanes(group: Group, vector: torch.Tensor, codec: CompressionBase) -> i
     reducers = sum(not ticket.client_mode for ticket in group.tickets)
     ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
     share_bytes = vector.numel() * vector.element_size() * ratio / max(1, reducers)
-    return max(1, min(MAX_LANES // max(1, reducers - 1), int(share_bytes // LANE_BYTES)))
+    return max(1, min(MAX_STRIPES // max(1, reducers - 1), int(share_bytes // STRIPE_BYTES)))
 
 
-def lane_of(group: Group, turn: int, lane: int) -> Group:
-    """The same group under the name that this lane's streams ask for."""
-    name = hashlib.sha256(group.group_id + bytes([turn, lane])).digest()
+def stripe_of(group: Group, turn: int, stripe: int) -> Group:
+    """The same group under the name that this stripe's streams ask for."""
+    name = hashlib.sha256(group.group_id + bytes([turn, stripe])).digest()
     return replace(group, group_id=name[:LINEAGE_BYTES])
 
 
-class Lanes(contextlib.AsyncExitStack):
+class StripedAllReduce(contextlib.AsyncExitStack):
     """What one peer averages with one closed group; entered before it lets anybody wait.
 
     :param group: the closed group
-    :param lanes: how many, for each of the averages to come
+    :param stripes: how many, for each of the averages to come
     :param others: those whose pulse is watched meanwhile
-    :param register: makes a lane known to those who send to this peer, as long as a context lasts
-    :param make_runner: of a lane, its part of the vector, what earlier rounds have left out of that, and how many lanes
-        there are; from then on those who have sent to this lane can reach it
+    :param register: makes a stripe known to those who send to this peer, as long as a context lasts
+    :param make_runner: of a stripe, its part of the vector, what earlier rounds left out of it, and how many stripes
+        there are; from then on those who have sent to this stripe can reach it
     """
 
     def __init__(
         self,
         group: Group,
-        lanes: Collection[int],
+        stripes: Collection[int],
         others: Collection[PeerID],
-        pulse: Pulse,
+        detector: FailureDetector,
         register: Register,
         make_runner: MakeRunner,
     ):
         super().__init__()
-        self._lanes = [[lane_of(group, turn, lane) for lane in range(count)] for turn, count in enumerate(lanes)]
-        self._group, self._others, self._pulse = group, others, pulse
+        self._stripes = [
+            [stripe_of(group, turn, stripe) for stripe in range(count)] for turn, count in enumerate(stripes)
+        ]
+        self._group, self._others, self._detector = group, others, detector
         self._register, self._make_runner = register, make_runner
         self.runners: list[ExactAllReduceRunner] = []
         self.lost: set[PeerID] = set()
@@ -87,16 +89,16 @@ class Lanes(contextlib.AsyncExitStack):
         self.kept_waiting = frozenset[PeerID]()
         """By whom, if it took too long."""
 
-    async def __aenter__(self) -> Lanes:
-        for lane in (lane for lanes in self._lanes for lane in lanes):
-            self.enter_context(self._register(lane))
+    async def __aenter__(self) -> StripedAllReduce:
+        for stripe in (stripe for stripes in self._stripes for stripe in stripes):
+            self.enter_context(self._register(stripe))
         for watch in (*map(self._watch, self._others), self._watch_the_time(), self._look_now_and_then()):
             self.callback(asyncio.ensure_future(watch).cancel)
         return self
 
     async def _watch(self, peer_id: PeerID) -> None:
         ticket = self._group.tickets[self._group.peer_ids.index(peer_id)]
-        await self._pulse.lost(peer_id, can_be_called=not ticket.client_mode)
+        await self._detector.lost(peer_id, can_be_called=not ticket.client_mode)
         await self._give_up(peer_id)
 
     async def _watch_the_time(self) -> None:
@@ -106,16 +108,16 @@ class Lanes(contextlib.AsyncExitStack):
         They find out at the same time, and then need no longer than a usual exchange.
         """
         while True:
-            await self._pulse.until_late()
+            await self._detector.until_late()
             await self._give_up_who_is_late(ExactAllReduceRunner.awaited_input, set(self._others))
-            await self._pulse.until_late(0.5)
+            await self._detector.until_late(0.5)
             if not self._awaited(ExactAllReduceRunner.awaited_input):  # else the others wait for it, too
                 await self._give_up_who_is_late(ExactAllReduceRunner.awaited_average, self._reducers)
 
     def _awaited(self, part: AwaitedPart) -> set[tuple[PeerID, int, int | None]]:
-        """What is missing now: whose, in which lane, which part."""
-        running = [(lane, runner) for lane, runner in enumerate(self.runners) if not runner._future.done()]
-        parts = {(peer, lane, part(runner, peer)) for lane, runner in running for peer in self._others}
+        """What is missing now: whose, in which stripe, which part."""
+        running = [(stripe, runner) for stripe, runner in enumerate(self.runners) if not runner._future.done()]
+        parts = {(peer, stripe, part(runner, peer)) for stripe, runner in running for peer in self._others}
         return {missing for missing in parts if missing[2] is not None and missing[0] not in self.lost}
 
     def _keeping_us(self) -> frozenset[PeerID]:
@@ -156,7 +158,7 @@ class Lanes(contextlib.AsyncExitStack):
             await asyncio.sleep(LOOK_SECONDS / 5)
         late = {peer for peer, *_ in awaited & self._awaited(part)}  # in motion are those who only had to wait, too
         if late < owing - self.lost:  # else it is this peer's own line
-            for peer_id in filter(self._pulse.was_in_time, late):
+            for peer_id in filter(self._detector.was_in_time, late):
                 logger.debug(f"{peer_id} is late")
                 await self._give_up(peer_id)
 
@@ -167,7 +169,7 @@ class Lanes(contextlib.AsyncExitStack):
         return {peer for peer, ticket in members if not ticket.client_mode}.intersection(self._others)
 
     async def _give_up(self, peer_id: PeerID) -> None:
-        self._pulse.gave_up(peer_id)
+        self._detector.gave_up(peer_id)
         self.lost.add(peer_id)
         await self._lose(peer_id, self.runners)
 
@@ -180,12 +182,12 @@ class Lanes(contextlib.AsyncExitStack):
 
         :raises RoundFailed: a part of the mean is missing, or it is not finite
         """
-        lanes = self._lanes.pop(0)
-        bounds = pairwise(len(vector) * lane // len(lanes) for lane in range(len(lanes) + 1))
+        stripes = self._stripes.pop(0)
+        bounds = pairwise(len(vector) * stripe // len(stripes) for stripe in range(len(stripes) + 1))
         parts = [slice(begin, end) for begin, end in bounds]
         runners = [
-            self._make_runner(lane, vector[part], feedback.part(part), len(lanes))
-            for lane, part in zip(lanes, parts, strict=True)
+            self._make_runner(stripe, vector[part], feedback.part(part), len(stripes))
+            for stripe, part in zip(stripes, parts, strict=True)
         ]
         self.runners += runners
         for peer_id in tuple(self.lost):

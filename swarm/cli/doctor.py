@@ -34,7 +34,7 @@ from swarm.runtime.fast_imports import lean_imports, silence_libraries
 from swarm.runtime.processes import descendants, kill
 
 if TYPE_CHECKING:
-    from swarm.cli.probe import Visit  # takes seconds to import
+    from swarm.cli.probe import ProbeResult  # takes seconds to import
 
 MAX_ADDRESSES = 8
 CONNECT_SECONDS = 5.0
@@ -89,9 +89,9 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
         yield Check("swarm", "warning", "not looked at", "give --initial-peers ADDRESS")
         return
     yield Check("addresses", "ok", f"{len(peers)} well-formed")
-    visits = [_visited(address) for address in peers[:MAX_ADDRESSES]]
-    answering = [found for found in visits if found.trouble is None]
-    yield from (_judged(found, bool(answering)) for found in visits)
+    probes = [_probed(address) for address in peers[:MAX_ADDRESSES]]
+    answering = [found for found in probes if found.trouble is None]
+    yield from (_judged(found, bool(answering)) for found in probes)
     if not answering:
         return
     yield _clock(max((found.clock_ahead_seconds for found in answering), key=abs))
@@ -99,14 +99,14 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     yield from _run(peers, options)
 
 
-def _visited(address: str) -> Visit:
-    from swarm.cli.probe import Visit, visit
+def _probed(address: str) -> ProbeResult:
+    from swarm.cli.probe import ProbeResult, probe
 
     trouble = reachable(address, CONNECT_SECONDS)
-    return Visit(address, trouble) if trouble else visit(address)
+    return ProbeResult(address, trouble) if trouble else probe(address)
 
 
-def _judged(found: Visit, others_answer: bool) -> Check:
+def _judged(found: ProbeResult, others_answer: bool) -> Check:
     _, _, host, _, port, *_ = found.address.split("/")
     over = f"{'QUIC over UDP' if '/udp/' in found.address else 'TCP'} port {port}"
     if found.trouble is None:
@@ -140,7 +140,7 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
 def _run(peers: list[str], options: DoctorOptions) -> Iterator[Check]:
     from recipe.model import build_model
     from swarm.cli.probe import expected_traffic
-    from swarm.membership.run_manifest import choose_card, read_cards
+    from swarm.membership.run_manifest import choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
     try:
@@ -149,14 +149,14 @@ def _run(peers: list[str], options: DoctorOptions) -> Iterator[Check]:
         yield Check("joining", "failed", str(error), "see the sentence itself")
         return
     try:
-        card = choose_card(read_cards(dht, peers, options.run_id), options.run_id)
-        recipe = card.recipe
-        yield Check("run card", "ok", f"run {card.run_id}: {recipe.model} on {recipe.dataset}")
+        manifest = choose_manifest(read_manifests(dht, peers, options.run_id), options.run_id)
+        recipe = manifest.recipe
+        yield Check("run manifest", "ok", f"run {manifest.run_id}: {recipe.model} on {recipe.dataset}")
         model = build_model(replace(recipe, pretrained=False))
         shapes = [parameter.shape for parameter in model.parameters()]
-        yield Check("traffic", "ok", str(expected_traffic(dht, card, shapes)))
+        yield Check("traffic", "ok", str(expected_traffic(dht, manifest, shapes)))
     except InputError as error:
-        yield Check("run card", "failed", str(error), "ask the organiser which run to join")
+        yield Check("run manifest", "failed", str(error), "ask the organiser which run to join")
         return
     finally:
         stop_dht(dht)

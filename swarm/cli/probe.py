@@ -17,7 +17,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.averaging.compression import Codec
 from swarm.membership.progress_record import PeerProgress
-from swarm.membership.run_manifest import RunCard
+from swarm.membership.run_manifest import RunManifest
 from swarm.network.signed_records import owned_entries
 from swarm.protocol.messages import MAX_GROUP_SIZE
 
@@ -25,7 +25,7 @@ ANSWER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Visit:
+class ProbeResult:
     """What happened at one address.
 
     :param address: multiaddress
@@ -40,27 +40,27 @@ class Visit:
     clock_ahead_seconds: float = 0.0
 
 
-def visit(address: str) -> Visit:
+def probe(address: str) -> ProbeResult:
     """Connect to a peer under another identity and ask for the time; nobody takes notice."""
-    return asyncio.run(_visit(address))
+    return asyncio.run(_probe(address))
 
 
-async def _visit(address: str) -> Visit:
+async def _probe(address: str) -> ProbeResult:
     try:
         p2p = await P2P.create(
             [address], dht_mode="client", no_listen=True, host_maddrs=None, startup_timeout=30, auto_nat=False
         )
     except P2PDaemonError:
-        return Visit(address, "no peer with this id answers")
+        return ProbeResult(address, "no peer with this id answers")
     try:
         # DHTProtocol's own get_stub needs a node
         stub = super(DHTProtocol, DHTProtocol).get_stub(p2p, PeerID.from_base58(Multiaddr(address)["p2p"]))
         asked, began = get_dht_time(), time.perf_counter()
         answer = await stub.rpc_ping(dht_pb2.PingRequest(), timeout=ANSWER_SECONDS)
         seconds = time.perf_counter() - began
-        return Visit(address, None, seconds, asked + seconds / 2 - answer.dht_time)
+        return ProbeResult(address, None, seconds, asked + seconds / 2 - answer.dht_time)
     except (TimeoutError, P2PDaemonError, P2PHandlerError):
-        return Visit(address, "it is no peer of a Hivemind swarm, or too busy to answer")
+        return ProbeResult(address, "it is no peer of a Hivemind swarm, or too busy to answer")
     finally:
         await p2p.shutdown()
 
@@ -95,17 +95,17 @@ class Traffic:
         )
 
 
-def expected_traffic(dht: hivemind.DHT, card: RunCard, shapes: Sequence[Sequence[int]]) -> Traffic:
-    """From the run card and the progress records of those who train.
+def expected_traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[Sequence[int]]) -> Traffic:
+    """From the run manifest and the progress records of those who train.
 
     The newcomer is taken for a full peer, which is the more that is asked of it.
     """
-    records = progress_records(dht, card)
+    records = progress_records(dht, manifest)
     num_full = 1 + sum(not record.client_mode for record in records)
     rate = sum(record.rate for record in records)
-    payload = Codec(card.recipe.codec, card.recipe.powersgd_rank).payload_bytes(shapes)
+    payload = Codec(manifest.recipe.codec, manifest.recipe.powersgd_rank).payload_bytes(shapes)
     sent = vectors_sent(len(records) + 1, num_full) * payload
-    return Traffic(len(records), rate, 3600 * rate / card.recipe.target_batch_size, round(sent))
+    return Traffic(len(records), rate, 3600 * rate / manifest.recipe.target_batch_size, round(sent))
 
 
 def vectors_sent(num_peers: int, num_full: int) -> float:
@@ -117,9 +117,9 @@ def vectors_sent(num_peers: int, num_full: int) -> float:
     return (num_full - 1) / num_full + (num_peers - 1) / num_full
 
 
-def progress_records(dht: hivemind.DHT, card: RunCard, timeout_seconds: float = 5) -> list[PeerProgress]:
+def progress_records(dht: hivemind.DHT, manifest: RunManifest, timeout_seconds: float = 5) -> list[PeerProgress]:
     """Of everyone who trains; what makes no sense is left out."""
-    found = dht.get(f"{card.key_prefix}.progress", latest=True, return_future=True).result(timeout_seconds)
+    found = dht.get(f"{manifest.key_prefix}.progress", latest=True, return_future=True).result(timeout_seconds)
     records = []
     for _, value in owned_entries(found, MAX_GROUP_SIZE):
         try:

@@ -39,7 +39,7 @@ from swarm.runtime.hivemind_version import check_hivemind_version
 
 if TYPE_CHECKING:
     from swarm.membership.progress_record import PeerProgress
-    from swarm.membership.run_manifest import RunCard
+    from swarm.membership.run_manifest import RunManifest
 
 LOOK_SECONDS = 2.0
 LINE_SECONDS = 30.0
@@ -71,13 +71,13 @@ class WatchOptions:
 
 
 @dataclass
-class Sight:
+class SwarmView:
     """What has been seen of a run.
 
-    :param card: what is trained
+    :param manifest: what is trained
     """
 
-    card: RunCard
+    manifest: RunManifest
     records: list[PeerProgress] = field(default_factory=list)
     first_step: int | None = None
     step: int = 0
@@ -138,7 +138,7 @@ class Sight:
         still = time.monotonic() - self.updated_at
         return {
             "time": time.time(),
-            "run_id": self.card.run_id,
+            "run_id": self.manifest.run_id,
             "step": self.step,
             "still_seconds": still,
             "warnings": self.warnings,
@@ -147,11 +147,11 @@ class Sight:
 
     def table(self, now: float) -> Group:
         """:param now: DHT time"""
-        recipe, still = self.card.recipe, time.monotonic() - self.updated_at
+        recipe, still = self.manifest.recipe, time.monotonic() - self.updated_at
         rate, pace = sum(record.rate for record in self.records), shown(self.updates_per_minute, ".1f")
         peers = f"{len(self.records)} peer{'s' * (len(self.records) != 1)}"
         head = (
-            f"run {self.card.run_id}: {recipe.model} on {recipe.dataset} · step {self.step}/{recipe.total_steps} · "
+            f"run {self.manifest.run_id}: {recipe.model} on {recipe.dataset} · step {self.step}/{recipe.total_steps} · "
             f"{peers} · {shown_rate(rate)} samples/s · {pace} updates a minute"
         )
         is_still = still > 2 * LOOK_SECONDS or not self.made_progress
@@ -182,13 +182,13 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
 
 
-def watch(options: WatchOptions, show: Callable[[Sight], None]) -> Sight:
+def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView:
     """Look again and again; what has been seen in the end.
 
     :raises InputError: nobody answers, or the run is not known there
     """
     from swarm.cli.probe import progress_records
-    from swarm.membership.run_manifest import choose_card, read_cards
+    from swarm.membership.run_manifest import choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
     raise_again()  # from now on it is the usual end
@@ -197,17 +197,17 @@ def watch(options: WatchOptions, show: Callable[[Sight], None]) -> Sight:
         raise InputError("Whom to ask is not known: give --initial-peers ADDRESS, as a running peer prints it.")
     dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(peers)), client_mode=True))
     try:
-        sight = Sight(choose_card(read_cards(dht, peers, options.run_id), options.run_id))
-        ends = sight.began_at + (math.inf if options.seconds is None else options.seconds)
+        view = SwarmView(choose_manifest(read_manifests(dht, peers, options.run_id), options.run_id))
+        ends = view.began_at + (math.inf if options.seconds is None else options.seconds)
         while True:
             began = time.monotonic()
             try:
-                sight.look(progress_records(dht, sight.card))
+                view.look(progress_records(dht, view.manifest))
             except TimeoutError:
                 pass  # what was seen last stays on the screen, and its age with it
-            show(sight)
+            show(view)
             if time.monotonic() >= ends or not dht.is_alive():
-                return sight
+                return view
             time.sleep(max(0.0, min(began + LOOK_SECONDS, ends) - time.monotonic()))
     finally:
         stop_dht(dht)
@@ -223,15 +223,15 @@ class Display:
         self._console, self._shown_at = console, -math.inf
         self.live = Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext()
 
-    def show(self, sight: Sight, is_last: bool = False) -> None:
+    def show(self, view: SwarmView, is_last: bool = False) -> None:
         """What is seen now."""
         from hivemind.utils.timed_storage import get_dht_time
 
         if isinstance(self.live, Live):
-            self.live.update(sight.table(get_dht_time()), refresh=True)
+            self.live.update(view.table(get_dht_time()), refresh=True)
         elif is_last or time.monotonic() - self._shown_at >= LINE_SECONDS:
             self._shown_at = time.monotonic()
-            self._console.print(sight.table(get_dht_time()))
+            self._console.print(view.table(get_dht_time()))
 
 
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:
@@ -243,19 +243,19 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
         check_hivemind_version()
         with lean_imports():
             if options.json:
-                sight = watch(options, lambda sight: say(json.dumps(sight.as_json())))
+                view = watch(options, lambda view: say(json.dumps(view.as_json())))
             else:
                 with display.live:
-                    sight = watch(options, display.show)
-                    display.show(sight, is_last=True)
+                    view = watch(options, display.show)
+                    display.show(view, is_last=True)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 0
-    if not sight.made_progress:
-        seconds = time.monotonic() - sight.began_at
-        print(f"error: Run {sight.card.run_id} has made no update in {seconds:.0f} s.", file=sys.stderr)
-    for warning in sight.warnings:
+    if not view.made_progress:
+        seconds = time.monotonic() - view.began_at
+        print(f"error: Run {view.manifest.run_id} has made no update in {seconds:.0f} s.", file=sys.stderr)
+    for warning in view.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    return 0 if sight.made_progress and not sight.loss_has_risen else 1
+    return 0 if view.made_progress and not view.loss_has_risen else 1

@@ -1,4 +1,4 @@
-"""What each peer keeps in the DHT for newcomers, as long as it trains: the run card, and where peers can be called."""
+"""What each peer keeps in the DHT for newcomers while it trains: the run manifest, and its own addresses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
-from swarm.membership.run_manifest import RunCard, publish_card
+from swarm.membership.run_manifest import RunManifest, publish_manifest
 from swarm.network.known_peers import MAX_ADDRESSES, MAX_REMEMBERED, peer_of_address, read_book, usable, write_book
 from swarm.network.signed_records import owned_entries
 
 KEEP_SECONDS = 600.0
-"""How long card and addresses stay after the last keeper has gone."""
+"""How long manifest and addresses stay after the last peer that announces them has gone."""
 PERIOD_SECONDS = 10.0
 PUBLISH_EVERY = 3
 """Periods, once it has been published some times."""
@@ -28,7 +28,7 @@ CALL_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 
 
-class Keeper:
+class Announcer:
     """Publishes again and again, notes who else is there, and calls those of them that the DHT has lost.
 
     The last is what heals a network that was divided: by then the DHT of either half has forgotten the other one.
@@ -42,19 +42,19 @@ class Keeper:
     def __init__(
         self,
         dht: hivemind.DHT,
-        card: RunCard,
+        manifest: RunManifest,
         addresses: Iterable[str] = (),
         book: Path | None = None,
         keep_seconds: float = KEEP_SECONDS,
         period_seconds: float = PERIOD_SECONDS,
     ):
-        self._dht, self._card, self._addresses, self._book = dht, card, list(addresses)[:MAX_ADDRESSES], book
+        self._dht, self._manifest, self._addresses, self._book = dht, manifest, list(addresses)[:MAX_ADDRESSES], book
         self._keep_seconds, self._period_seconds = keep_seconds, period_seconds
         self._timeout_seconds = PUBLISH_EVERY * period_seconds
-        self._key = f"{card.key_prefix}.addresses"
+        self._key = f"{manifest.key_prefix}.addresses"
         self._stopped = threading.Event()
         self._warned = False
-        self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="announcer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -84,11 +84,11 @@ class Keeper:
         if not self._warned and not self._stopped.is_set():
             self._warned = True
             logger.warning(
-                "Run card or addresses could not be published or read, newcomers may not find the run: %r", error
+                "Run manifest or addresses could not be published or read, newcomers may not find the run: %r", error
             )
 
     def _publish(self) -> None:
-        publish_card(self._dht, self._card, self._keep_seconds, timeout_seconds=self._timeout_seconds)
+        publish_manifest(self._dht, self._manifest, self._keep_seconds, timeout_seconds=self._timeout_seconds)
         if self._addresses and not self._stopped.is_set():
             self._dht.store(
                 self._key,

@@ -38,22 +38,22 @@ DOUBT_SECONDS = 1.0
 MAX_REFUSALS = 2
 
 
-class Lookout:
+class PeerMonitor:
     """Watches those whom a meeting may wait for, each of them once, and notes who is not there any more.
 
-    :param pulse: asks them
+    :param detector: asks them
     :param on_loss: called when somebody is lost
     """
 
-    def __init__(self, pulse: Pulse, on_loss: Callable[[], None]):
-        self._pulse, self._on_loss = pulse, on_loss
+    def __init__(self, detector: FailureDetector, on_loss: Callable[[], None]):
+        self._detector, self._on_loss = detector, on_loss
         self._watches: dict[PeerID, asyncio.Future] = {}
         self.lost: set[PeerID] = set()
 
     def watch(self, peer: PeerID, can_be_called: bool) -> asyncio.Future:
         """From now on; what is returned is done when the peer is lost."""
         if peer not in self._watches:
-            watch = asyncio.ensure_future(self._pulse.lost(peer, can_be_called))
+            watch = asyncio.ensure_future(self._detector.lost(peer, can_be_called))
             watch.add_done_callback(functools.partial(self._note, peer))
             self._watches[peer] = watch
         return self._watches[peer]
@@ -80,7 +80,7 @@ class Lookout:
         self.lost = set()
 
 
-class Pulse(ServicerBase):
+class FailureDetector(ServicerBase):
     """Asks others, and answers them. Its class name is part of the wire protocol.
 
     :param p2p: this peer's connection to the network

@@ -1,4 +1,4 @@
-"""Claims to be ahead: who makes one has to answer a call before it is believed.
+"""A peer that claims to be ahead has to answer a call before it is believed.
 
 A name costs a stranger nothing, and neither does a record of step 1,000,000. To ask its author for the state of that
 step would keep this peer from training for seconds; a call in the background does not.
@@ -17,8 +17,8 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
-from swarm.membership.distrust import Distrust
-from swarm.membership.failure_detector import Pulse
+from swarm.membership.backoff import Backoff
+from swarm.membership.failure_detector import FailureDetector
 from swarm.membership.progress_record import JOINING, WAITING, PeerProgress
 from swarm.protocol.messages import MAX_GROUP_SIZE
 
@@ -36,7 +36,7 @@ class Call:
         self.namespace, self.peer = namespace, peer
 
     async def __call__(self, _dht: DHT, node: DHTNode) -> bool:
-        stub = Pulse.get_stub(node.protocol.p2p, self.peer, namespace=self.namespace)
+        stub = FailureDetector.get_stub(node.protocol.p2p, self.peer, namespace=self.namespace)
         try:
             await asyncio.wait_for(stub.rpc_here(averaging_pb2.DownloadRequest()), CALL_SECONDS)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, OSError):
@@ -44,7 +44,7 @@ class Call:
         return True
 
 
-class Claims:
+class LivenessProbe:
     """Who may claim to be ahead.
 
     :param dht: a running DHT
@@ -56,7 +56,7 @@ class Claims:
         self._dht, self._namespace, self._on_answer = dht, namespace, on_answer
         self._there: set[PeerID] = set()
         self._calls: dict[PeerID, Future] = {}
-        self._silent = Distrust()
+        self._silent = Backoff()
         self._complained: set[PeerID] = set()
 
     def met(self, peers: Iterable[PeerID]) -> None:

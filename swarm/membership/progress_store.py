@@ -33,7 +33,7 @@ SEARCH_SECONDS = 5.0
 """Longest time between two searches: a newcomer may have told others only."""
 
 
-class Noticeboard:
+class ProgressStore:
     """The progress records of a run, read and written by one thread.
 
     :param dht: a running DHT, of :func:`~swarm.network.dht_options.start_dht`

@@ -18,10 +18,10 @@ from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
+from swarm.membership.backoff import BLAME_SECONDS, MAX_BLAME_SECONDS, Backoff
 from swarm.membership.claim_bounds import reach_of
-from swarm.membership.distrust import BLAME_SECONDS, MAX_BLAME_SECONDS, Distrust
-from swarm.membership.liveness_probe import Claims
-from swarm.membership.peer_backoff import Absences
+from swarm.membership.liveness_probe import LivenessProbe
+from swarm.membership.no_shows import NoShows
 from swarm.membership.progress_record import (
     AVERAGING,
     JOINING,
@@ -32,7 +32,7 @@ from swarm.membership.progress_record import (
     OwnClock,
     PeerProgress,
 )
-from swarm.membership.progress_store import RECORD_SECONDS, Noticeboard
+from swarm.membership.progress_store import RECORD_SECONDS, ProgressStore
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Member, RoundFailed, first_members
 from swarm.protocol.wire import MAX_STEP
@@ -54,7 +54,7 @@ class ProgressTracker(threading.Thread):
 
     def __init__(self, dht: DHT, namespace: str, target: BatchTarget, name: str, max_step: int = MAX_STEP):
         super().__init__(name="progress", daemon=True)
-        self._dht, self._board = dht, Noticeboard(dht, f"{namespace}.progress")
+        self._dht, self._board = dht, ProgressStore(dht, f"{namespace}.progress")
         self._target, self._max_step = target, max_step
         self.has_trained = False
         """Whether this peer has been in a group since it started: then it knows itself about where the swarm is."""
@@ -64,16 +64,16 @@ class ProgressTracker(threading.Thread):
         self._others: dict[PeerID, PeerProgress] = {}
         self._last_group: frozenset[PeerID] = frozenset()
         self._proven: dict[PeerID, float] = {}
-        self.distrusted, self._unreachable = Distrust(), Distrust()
-        self._blamed = Distrust(BLAME_SECONDS, MAX_BLAME_SECONDS)
-        self._absences = Absences()
+        self.distrusted, self._unreachable = Backoff(), Backoff()
+        self._blamed = Backoff(BLAME_SECONDS, MAX_BLAME_SECONDS)
+        self._no_shows = NoShows()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
         self._wake, self._closing, self._has_to_search = threading.Event(), threading.Event(), True
         self._refreshed = threading.Condition()
         self._refreshes, self._clocks, self._own_clock = 0, Clocks(), OwnClock()
         self._telling: Future | None = None
-        self._told, self._claims = self._own, Claims(dht, namespace, self._wake.set)
+        self._told, self._liveness = self._own, LivenessProbe(dht, namespace, self._wake.set)
         self._called_impossible: set[PeerID] = set()
 
     # ---- what this peer says ----------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class ProgressTracker(threading.Thread):
         before = self._proven if len(self._proven) < 2 * MAX_GROUP_SIZE else {}
         self._proven = before | {peer: records[peer].joined for peer in group & records.keys()}
         self.has_trained |= len(group) > 1
-        self._claims.met(group)
+        self._liveness.met(group)
         self._dht.meet(group)
 
     def begin_ahead(self) -> None:
@@ -140,7 +140,7 @@ class ProgressTracker(threading.Thread):
 
     def came_back(self) -> None:
         """This peer has taken over the swarm's state: the others have a leader, and it is the newest member now."""
-        self._absences.forget()
+        self._no_shows.forget()
         self._proven.clear()
         self.report(urgent=True, joined=get_dht_time())
 
@@ -179,7 +179,7 @@ class ProgressTracker(threading.Thread):
     def _believed(self, followed: bool = True) -> dict[PeerID, PeerProgress]:
         """Without those whose claims did not hold or, if they are to be followed, may not."""
         own, others = self._own, self.others
-        choose = self._claims.doubted if followed else self._claims.silent
+        choose = self._liveness.doubted if followed else self._liveness.silent
         left_out = choose(own, others, self.has_trained)
         others = {p: record for p, record in self._trusted(others).items() if p not in left_out}
         reach = self._reach(others)
@@ -220,15 +220,15 @@ class ProgressTracker(threading.Thread):
         members = [Member(self.peer_id, own.joined, own.client_mode, proven=bool(proven))]
         for peer, record in self._believed(followed=False).items():
             waits = record.phase == WAITING and record.step < own.step and peer not in self._last_group
-            if not waits and record.phase != JOINING and record.step > self._absences.missed_at(peer):
-                awaited, is_proven = self._absences.is_over(peer, record.joined), proven.get(peer) == record.joined
+            if not waits and record.phase != JOINING and record.step > self._no_shows.missed_at(peer):
+                awaited, is_proven = self._no_shows.is_over(peer, record.joined), proven.get(peer) == record.joined
                 members.append(Member(peer, record.joined, record.client_mode, awaited, is_proven))
         return first_members(members, self.peer_id)
 
     def met(self, group: Iterable[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
         """A group has met to end the present step: not all who were expected have come, and some were lost then."""
         for peer in group:
-            self._absences.came(peer)
+            self._no_shows.came(peer)
         self.missed({*expected, *lost} - ({*group} - {*lost}))
 
     def missed(self, peers: Iterable[PeerID]) -> None:
@@ -236,7 +236,7 @@ class ProgressTracker(threading.Thread):
         records = self.others
         for peer in peers:
             joined = records[peer].joined if peer in records else math.nan
-            self._absences.note(peer, self._own.step, joined, self._proven.get(peer) == joined)
+            self._no_shows.note(peer, self._own.step, joined, self._proven.get(peer) == joined)
 
     def recount(self, group: Group) -> None:
         """The group has met too early: these are its true numbers of samples, and everybody computes on."""
@@ -257,7 +257,7 @@ class ProgressTracker(threading.Thread):
         """It has kept its word."""
         self.distrusted.end(peer)
         self._unreachable.end(peer)
-        self._claims.met([peer])
+        self._liveness.met([peer])
 
     def cannot_hand_over(self, peer: PeerID) -> None:
         """It was asked for its state in vain: nothing can be said against who cannot be dialled."""
@@ -307,8 +307,8 @@ class ProgressTracker(threading.Thread):
 
     def _present(self) -> dict[PeerID, PeerProgress]:
         """The others whose samples are still to be had for this step."""
-        step, absences, records = self._own.step, self._absences, self._believed().items()
-        return {p: r for p, r in records if absences.missed_at(p) < step and absences.is_over(p, r.joined)}
+        step, no_shows, records = self._own.step, self._no_shows, self._believed().items()
+        return {p: r for p, r in records if no_shows.missed_at(p) < step and no_shows.is_over(p, r.joined)}
 
     def samples_by_now(self) -> float:
         """Samples that the swarm has probably accumulated towards the next update."""
@@ -397,7 +397,7 @@ class ProgressTracker(threading.Thread):
         others = self._board.look(search)
         with self._lock:
             self._others = self._clocks.corrected(others, get_dht_time())
-        self._claims.check(self._own, others, self.has_trained)
+        self._liveness.check(self._own, others, self.has_trained)
 
     def close(self) -> None:
         """Stop, and tell the others that this peer has left."""

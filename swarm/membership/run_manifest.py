@@ -1,4 +1,4 @@
-"""The run card: a run's recipe, kept in the DHT by everyone who trains, so that a newcomer needs only an address."""
+"""The run manifest: a run's recipe, kept in the DHT by all who train, so that a newcomer needs only an address."""
 
 import json
 import logging
@@ -15,18 +15,18 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from recipe.config import Recipe
 from recipe.errors import InputError
-from swarm.network.dht_storage import MAX_CARDS
+from swarm.network.dht_storage import MAX_MANIFESTS
 from swarm.network.known_peers import peer_of_address
 from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.run_names import is_run_id, key_prefix
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.
 """
 
-MAX_CARD_BYTES = 64 * 1024
+MAX_MANIFEST_BYTES = 64 * 1024
 MAX_DIGEST_LENGTH = 64
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class NewerProtocolError(InputError):
 
 
 @dataclass(frozen=True)
-class RunCard:
+class RunManifest:
     """What every peer of a run has to agree on.
 
     :param classes: digest of the class names of an image folder, whose order gives the labels; empty for other data
@@ -71,15 +71,15 @@ class RunCard:
             "classes": self.classes,
         }
         data = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
-        if len(data) > MAX_CARD_BYTES:
+        if len(data) > MAX_MANIFEST_BYTES:
             raise InputError(
-                f"The recipe takes {len(data)} bytes, a run card holds {MAX_CARD_BYTES}: shorten its texts."
+                f"The recipe takes {len(data)} bytes, a run manifest holds {MAX_MANIFEST_BYTES}: shorten its texts."
             )
         return data
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "RunCard":
-        """Read a card that anyone may have written.
+    def from_bytes(cls, data: bytes) -> "RunManifest":
+        """Read a manifest that anyone may have written.
 
         :raises NewerProtocolError: its writer has a later version.
         :raises InputError: anything else is wrong with it.
@@ -89,16 +89,16 @@ class RunCard:
         except InputError:
             raise
         except Exception as error:  # a stranger's bytes: nothing they hold may end this process
-            raise InputError(f"The swarm holds a run card that cannot be read ({type(error).__name__}).") from None
+            raise InputError(f"The swarm holds a run manifest that cannot be read ({type(error).__name__}).") from None
 
     @classmethod
-    def _read(cls, data: bytes) -> "RunCard":
-        if not isinstance(data, bytes) or len(data) > MAX_CARD_BYTES:
-            raise InputError(f"The swarm holds a run card that is not {MAX_CARD_BYTES} bytes or less.")
+    def _read(cls, data: bytes) -> "RunManifest":
+        if not isinstance(data, bytes) or len(data) > MAX_MANIFEST_BYTES:
+            raise InputError(f"The swarm holds a run manifest that is not {MAX_MANIFEST_BYTES} bytes or less.")
         content = json.loads(data.decode(), parse_constant=_no_constant)
         protocol = content["protocol"]
         if type(protocol) is not int or protocol < 1:
-            raise InputError("The swarm holds a run card without a protocol version.")
+            raise InputError("The swarm holds a run manifest without a protocol version.")
         if protocol > PROTOCOL:
             raise NewerProtocolError(
                 f"The run speaks protocol {protocol}, this program {PROTOCOL}: update it (`git pull`) and join again."
@@ -116,11 +116,11 @@ class RunCard:
             )
         classes = content.get("classes", "")
         if not isinstance(classes, str) or len(classes) > MAX_DIGEST_LENGTH:
-            raise InputError("The swarm holds a run card whose class names make no sense.")
+            raise InputError("The swarm holds a run manifest whose class names make no sense.")
         return cls(protocol, content["run_id"], recipe, classes)
 
-    def with_classes(self, classes: str, data_dir: Path) -> "RunCard":
-        """The card of a peer whose images have these classes; who starts a run fixes them.
+    def with_classes(self, classes: str, data_dir: Path) -> "RunManifest":
+        """The manifest of a peer whose images have these classes; who starts a run fixes them.
 
         :param classes: digest of its class names
         :param data_dir: where they are
@@ -134,40 +134,40 @@ class RunCard:
         return replace(self, classes=classes)
 
 
-def publish_card(
-    dht: hivemind.DHT, card: RunCard, expiration_seconds: float = 600, timeout_seconds: float = 30
+def publish_manifest(
+    dht: hivemind.DHT, manifest: RunManifest, expiration_seconds: float = 600, timeout_seconds: float = 30
 ) -> bool:
-    """Store the card under ``swarm.runs``, as this peer's word; True unless nobody took it.
+    """Store the manifest under ``swarm.runs``, as this peer's word; True unless nobody took it.
 
     :raises concurrent.futures.TimeoutError: the DHT process did not answer.
     """
     stored = dht.store(
         RUNS_KEY,
         subkey=dht.owner,
-        value=card.to_bytes(),
+        value=manifest.to_bytes(),
         expiration_time=get_dht_time() + expiration_seconds,
         return_future=True,
     )
     return bool(stored.result(timeout_seconds))
 
 
-def read_cards(
+def read_manifests(
     dht: hivemind.DHT, trusted: Sequence[str] = (), run_id: str | None = None, timeout_seconds: float = 20
-) -> dict[str, RunCard]:
-    """The cards of the runs in this DHT by run id, as soon as there is one; empty after the timeout.
+) -> dict[str, RunManifest]:
+    """The manifests of the runs in this DHT by run id, as soon as there is one; empty after the timeout.
 
-    Malformed cards are left out (one line of log); of more than 1,000, those of trusted peers and the first others are
-    looked at.
+    Malformed manifests are left out (one line of log); of more than
+    1,000, those of trusted peers and the first others are looked at.
 
     :param trusted: addresses that a person gave: what the peers behind them say counts, if they say something, and
         otherwise what most peers say
-    :param run_id: the run that is asked for; of no other ones then, if there is a card of it
-    :raises NewerProtocolError: there are cards of a later version, and none of ours.
+    :param run_id: the run that is asked for; of no other ones then, if there is a manifest of it
+    :raises NewerProtocolError: there are manifests of a later version, and none of ours.
     """
     deadline = time.monotonic() + timeout_seconds
     peers = {PeerID.from_base58(peer_of_address(address)) for address in trusted}
     while True:
-        said, refused = _valid_cards(_fetch(dht, deadline - time.monotonic()), peers)
+        said, refused = _valid_manifests(_fetch(dht, deadline - time.monotonic()), peers)
         pause_seconds = min(0.5, deadline - time.monotonic())
         if said or pause_seconds <= 0:
             break
@@ -176,35 +176,37 @@ def read_cards(
     if newer and not said:
         raise newer[0]
     if refused:
-        logger.warning("%d run cards are left out, the first because: %s", len(refused), refused[0])
-    said = {peer: card for peer, card in said.items() if card.run_id == run_id} or said
-    by_trusted = {peer: card for peer, card in said.items() if peer in peers}
+        logger.warning("%d run manifests are left out, the first because: %s", len(refused), refused[0])
+    said = {peer: manifest for peer, manifest in said.items() if manifest.run_id == run_id} or said
+    by_trusted = {peer: manifest for peer, manifest in said.items() if peer in peers}
     votes = Counter((by_trusted or said).values())
-    return {card.run_id: card for card, _ in reversed(votes.most_common())}  # of one name, what most say comes last
+    return {
+        manifest.run_id: manifest for manifest, _ in reversed(votes.most_common())
+    }  # of one name, what most say comes last
 
 
-def choose_card(cards: Mapping[str, RunCard], run_id: str | None) -> RunCard:
+def choose_manifest(manifests: Mapping[str, RunManifest], run_id: str | None) -> RunManifest:
     """The run to join: the one with that id, or the only one.
 
     :raises InputError: there is none, or the choice is open.
     """
-    names = ", ".join(sorted(cards))
-    if not cards:
+    names = ", ".join(sorted(manifests))
+    if not manifests:
         raise InputError(
             "The initial peers know of no run: check that training has started there, or ask for another address; to "
             "start a run there, give --recipe and --run-id as well."
         )
-    if run_id is None and len(cards) > 1:
+    if run_id is None and len(manifests) > 1:
         raise InputError(f"Several runs are in this swarm: choose one with --run-id ({names}).")
-    if run_id is not None and run_id not in cards:
+    if run_id is not None and run_id not in manifests:
         raise InputError(
             f"No run {run_id!r} is in this swarm: give --run-id one of {names}, or leave it out; to start it there, "
             "give --recipe as well."
         )
-    return cards[run_id] if run_id is not None else next(iter(cards.values()))
+    return manifests[run_id] if run_id is not None else next(iter(manifests.values()))
 
 
-def check_overrides(card: RunCard, wanted: Mapping[str, object]) -> None:
+def check_overrides(manifest: RunManifest, wanted: Mapping[str, object]) -> None:
     """Compare settings that were given next to ``--initial-peers`` with those of the run.
 
     :param wanted: fields of the recipe and the values that were asked for
@@ -213,15 +215,15 @@ def check_overrides(card: RunCard, wanted: Mapping[str, object]) -> None:
     missing = object()
     differences = []
     for name, here in wanted.items():
-        swarm = getattr(card.recipe, name, missing)
+        swarm = getattr(manifest.recipe, name, missing)
         if swarm is missing:
             raise InputError(f"The recipe has no setting {name!r}: drop that option.")
         if _plain(swarm) != _plain(here):
             differences.append(f"{name}: swarm {swarm}, here {here}")
     if differences:
         raise InputError(
-            f"Run {card.run_id!r} is trained with other settings ({'; '.join(differences)}): drop the option to join "
-            "it, or start another run without --initial-peers."
+            f"Run {manifest.run_id!r} is trained with other settings ({'; '.join(differences)}): drop the option to "
+            "join it, or start another run without --initial-peers."
         )
 
 
@@ -230,23 +232,23 @@ def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Any:
     try:
         return dht.get(RUNS_KEY, latest=True, return_future=True).result(max(1, timeout_seconds))
     except Exception as error:
-        logger.debug("Reading the run cards failed: %r", error)
+        logger.debug("Reading the run manifests failed: %r", error)
         return None
 
 
-def _valid_cards(found: Any, trusted: Container[PeerID]) -> tuple[dict[PeerID, RunCard], list[InputError]]:
-    """The cards that can be used by who says so, and why the others cannot."""
-    cards, refused = {}, []
-    for peer, value in owned_entries(found, MAX_CARDS, trusted):
+def _valid_manifests(found: Any, trusted: Container[PeerID]) -> tuple[dict[PeerID, RunManifest], list[InputError]]:
+    """The manifests that can be used by who says so, and why the others cannot."""
+    manifests, refused = {}, []
+    for peer, value in owned_entries(found, MAX_MANIFESTS, trusted):
         try:
-            cards[peer] = RunCard.from_bytes(value)
+            manifests[peer] = RunManifest.from_bytes(value)
         except InputError as error:
             refused.append(error)
-    return cards, refused
+    return manifests, refused
 
 
 def _no_constant(name: str) -> None:
-    raise InputError(f"The swarm holds a run card with {name} in it.")
+    raise InputError(f"The swarm holds a run manifest with {name} in it.")
 
 
 def _plain(value: object) -> object:

@@ -21,7 +21,7 @@ logger = get_logger(__name__)
 LAST_READ_SECONDS = 2.0
 
 
-class Serving(DecentralizedAverager):
+class AveragerProcess(DecentralizedAverager):
     """An averager that knows whether somebody still reads from it."""
 
     def __init__(self, *args, **kwargs):

@@ -81,7 +81,7 @@ class NetworkOptions:
 
     def announced_addresses(self) -> list[str] | None:
         """Multiaddresses that p2pd tells others; None lets it find out. They replace what it found, so with a public
-        address come those of this machine's network cards: the neighbours still join over the local network."""
+        address come those of this machine's network manifests: the neighbours still join over the local network."""
         announced = list(self.announce_maddrs)
         if self.public_ip is not None:
             port = self._fixed_port()
@@ -172,8 +172,8 @@ def stop_dht(dht: SwarmDHT, timeout_seconds: float = 3) -> None:
 
 def own_addresses() -> list[str]:
     """IPv4 addresses of this machine, loopback first."""
-    cards = psutil.net_if_addrs().values()
-    found = [card.address for addresses in cards for card in addresses if card.family == socket.AF_INET]
+    manifests = psutil.net_if_addrs().values()
+    found = [manifest.address for addresses in manifests for manifest in addresses if manifest.family == socket.AF_INET]
     return sorted(found, key=lambda ip: classify(f"/ip4/{ip}") != "loopback")
 
 

@@ -1,9 +1,9 @@
 """What a node of the DHT keeps for others: records of runs that it knows, and of those no more than it can bear.
 
-Hivemind's storage takes any number of records under any key. This one takes run cards, and the progress records and
-addresses of a bounded number of runs: those under whose keys this peer itself writes, and those whose cards it has. So
-a node that trains nothing itself still keeps the records of a run. What is full takes no more strangers' records; those
-of this peer and of its acquaintances have room all the same, at a stranger's expense.
+Hivemind's storage takes any number of records under any key. This one takes run manifests, and the progress records
+and addresses of a bounded number of runs: those under whose keys this peer writes itself, and those whose manifests it
+has. So a node that trains nothing itself still keeps the records of a run. What is full takes no more strangers'
+records; those of this peer and of its acquaintances have room all the same, at a stranger's expense.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = get_logger(__name__)
 
 MAX_OTHER_RUNS = 16
 """Runs under whose keys this peer does not write itself."""
-MAX_CARDS = 1000
+MAX_MANIFESTS = 1000
 MAX_RECORDS = 2048
 """Under each other key."""
 MAX_KEY_BYTES = 3 * 2**20
@@ -71,9 +71,9 @@ class KnownKeys:
         """Seconds that a record under this key may stay."""
         return PROGRESS_SECONDS if key in self._progress else MAX_LIFE_SECONDS
 
-    def note_card(self, card: Any, expiration_time: float) -> None:
-        """A run card was stored: its run is known as long as it stays, if there are not too many already."""
-        prefix = _prefix_in(card)
+    def note_manifest(self, manifest: Any, expiration_time: float) -> None:
+        """A run manifest was stored: its run is known as long as it stays, if there are not too many already."""
+        prefix = _prefix_in(manifest)
         if prefix is None:
             return
         if prefix not in self._until:
@@ -98,10 +98,10 @@ class KnownKeys:
             self._progress.discard(key)
 
 
-def _prefix_in(card: Any) -> str | None:
-    """Where the records of a run are, as its card says, also one of another version of this program."""
+def _prefix_in(manifest: Any) -> str | None:
+    """Where the records of a run are, as its manifest says, also one of another version of this program."""
     try:
-        content = json.loads(card)
+        content = json.loads(manifest)
         return key_prefix(content["run_id"], content["fingerprint"])
     except (ValueError, TypeError, KeyError, RecursionError):  # a stranger's bytes
         return None
@@ -146,7 +146,7 @@ class BoundedStorage(DHTLocalStorage):
             if storage is not None:
                 _forget_ghosts(storage)
         if stored and key == RUNS_ID:
-            self._note_card(value, expiration_time)
+            self._note_manifest(value, expiration_time)
         return stored
 
     def may_store(self, key: DHTID, subkey: Any, num_bytes: int, expiration_time: float) -> bool:
@@ -225,16 +225,16 @@ class BoundedStorage(DHTLocalStorage):
                 return True
         return False
 
-    def _note_card(self, value: bytes, expiration_time: float) -> None:
+    def _note_manifest(self, value: bytes, expiration_time: float) -> None:
         try:
-            card = plain(RSASignatureValidator._SIGNATURE_RE.sub(b"", value))
+            manifest = plain(RSASignatureValidator._SIGNATURE_RE.sub(b"", value))
         except Exception:  # a stranger's bytes
             return
-        self._known.note_card(card, expiration_time)
+        self._known.note_manifest(manifest, expiration_time)
 
 
 def _most(key: DHTID) -> int:
-    return MAX_CARDS if key == RUNS_ID else MAX_RECORDS
+    return MAX_MANIFESTS if key == RUNS_ID else MAX_RECORDS
 
 
 def _count(entries: DictionaryDHTValue) -> int:

@@ -29,7 +29,7 @@ from msgspec import Meta
 
 from recipe.errors import InputError
 from swarm.protocol.wire import from_wire, to_wire
-from swarm.runtime.token_bucket import Allowance, Allowances
+from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
 logger = get_logger(__name__)
 
@@ -133,9 +133,9 @@ class ReachabilityService(ServicerBase):
 
     def __init__(self, p2p: P2P):
         self._p2p = p2p
-        self._calls = Allowance(CALLS_PER_MINUTE, CALLS_PER_MINUTE / 60)
-        self._of_peers = Allowances(CALLS_OF_A_PEER, CALLS_OF_A_PEER / 60)
-        self._of_hosts = Allowances(CALLS_OF_A_HOST, CALLS_OF_A_HOST / 60)
+        self._calls = TokenBucket(CALLS_PER_MINUTE, CALLS_PER_MINUTE / 60)
+        self._of_peers = TokenBuckets(CALLS_OF_A_PEER, CALLS_OF_A_PEER / 60)
+        self._of_hosts = TokenBuckets(CALLS_OF_A_HOST, CALLS_OF_A_HOST / 60)
 
     async def rpc_call_back(self, request: CallMe, context: P2PContext) -> Called:
         """Connect to the asker's own address, at the port that it names."""

@@ -30,7 +30,7 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
-from swarm.runtime.token_bucket import Allowance
+from swarm.runtime.token_bucket import TokenBucket
 
 _OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/]{100,1400}={0,2})\]")
 _SHA2_256 = b"\x12\x20"  # multihash: its code, and 32 bytes
@@ -40,10 +40,10 @@ _DER_ALGORITHM = bytes.fromhex("300d06092a864886f70d0101010500")
 _DER_EXPONENT = b"\x02\x03\x01\x00\x01"
 MIN_KEY_BITS, MAX_KEY_BITS = 2048, 4096
 RUNS_KEY = "swarm.runs"
-"""Where the run cards are."""
+"""Where the run manifests are."""
 MAX_SUBKEY_BYTES = 2000
-MAX_CARD_VALUE_BYTES = 2**16 + 2**11
-"""A run card, and its signature."""
+MAX_MANIFEST_VALUE_BYTES = 2**16 + 2**11
+"""A run manifest, and its signature."""
 MAX_VALUE_BYTES = 2**11 + 2**9
 """Anything else, and its signature."""
 MAX_LIFE_SECONDS = 3600.0
@@ -68,7 +68,7 @@ class OwnedRecords(RSASignatureValidator):
         self.written: set[bytes] = set()
         """Hashes of the keys under which this peer itself has written."""
         self._checked: OrderedDict[bytes, bool] = OrderedDict()
-        self._strangers = Allowance(MAX_CHECKED, STRANGERS_PER_SECOND)
+        self._strangers = TokenBucket(MAX_CHECKED, STRANGERS_PER_SECOND)
 
     def sign_value(self, record: DHTRecord) -> bytes:
         if len(self.written) < MAX_WRITTEN:
@@ -77,7 +77,7 @@ class OwnedRecords(RSASignatureValidator):
 
     def validate(self, record: DHTRecord) -> bool:
         """Whether it may be stored, passed on and read; what costs least is looked at first."""
-        most = MAX_CARD_VALUE_BYTES if record.key == RUNS_ID.to_bytes() else MAX_VALUE_BYTES
+        most = MAX_MANIFEST_VALUE_BYTES if record.key == RUNS_ID.to_bytes() else MAX_VALUE_BYTES
         if not isinstance(record.value, bytes) or not isinstance(record.expiration_time, float):
             return False
         if record.subkey is None or len(record.subkey) > MAX_SUBKEY_BYTES or len(record.value) > most:

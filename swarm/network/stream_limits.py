@@ -19,7 +19,7 @@ from swarm.network.acquaintances import Acquaintances
 logger = get_logger(__name__)
 
 STREAMS = 24
-"""Of one peer at a time: 8 lanes of parts, 8 slices of a state, a knock, and as many as it may be about to close."""
+"""Of one peer at a time: 8 stripes of parts, 8 slices of a state, a knock, and as many as it may be about to close."""
 STRANGERS_STREAMS = 512
 """Of all strangers together, or a quarter of the files that may be open if that is less. One stranger may have as many
 as any other peer: a newcomer downloads the state in slices, and sends parts before we know of its group."""

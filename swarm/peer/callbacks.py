@@ -18,7 +18,7 @@ from rich.live import Live
 from recipe.loggers import JsonlFile
 from recipe.run_folder import RunFolder
 from swarm.membership.progress_record import JOINING, WAITING
-from swarm.peer.startup_timer import StartClock
+from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import Status, status_table
 from swarm.protocol.round_report import StepReport
 
@@ -64,7 +64,7 @@ class SwarmMetrics(L.Callback):
     def on_train_start(self, trainer, pl_module) -> None:
         self._began = self._since = time.perf_counter()
         self._step = trainer.global_step
-        trainer.strategy.collaboration.on_round = lambda event: self._rounds.append(asdict(event))
+        trainer.strategy.coordinator.on_round = lambda event: self._rounds.append(asdict(event))
 
     @property
     def seconds(self) -> float:
@@ -85,7 +85,7 @@ class SwarmMetrics(L.Callback):
         self._step = trainer.global_step
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
-        report = trainer.strategy.collaboration.last_step
+        report = trainer.strategy.coordinator.last_step
         if report is None or report.step != self._step:
             return  # it caught up instead of taking part
         self._add(report, seconds)
@@ -139,7 +139,7 @@ class StatusReporter(L.Callback):
         self._folder, self._status, self._metrics = folder, status, metrics
         self._stop_requested = stop_requested
         self._strategy = None
-        self._collaboration = None
+        self._coordinator = None
         self._training, self._leaving, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._console = PatientConsole(file=sys.stdout)
         self._thread = threading.Thread(target=self._run, name="status", daemon=True)
@@ -157,8 +157,8 @@ class StatusReporter(L.Callback):
         accuracy = trainer.callback_metrics.get("val/top1")
         if accuracy is not None:
             self._status = replace(self._status, val_accuracy=float(accuracy))
-            if trainer.strategy.collaboration is not None:
-                trainer.strategy.collaboration.tracker.report(accuracy=float(accuracy))
+            if trainer.strategy.coordinator is not None:
+                trainer.strategy.coordinator.tracker.report(accuracy=float(accuracy))
 
     def on_train_end(self, trainer, pl_module) -> None:
         self._leaving.set()
@@ -167,7 +167,7 @@ class StatusReporter(L.Callback):
         """The status of this moment."""
         metrics = self._metrics
         # the strategy forgets it when it leaves; the last step is of interest still
-        self._collaboration = collaboration = getattr(self._strategy, "collaboration", None) or self._collaboration
+        self._coordinator = coordinator = getattr(self._strategy, "coordinator", None) or self._coordinator
         status = replace(
             self._status,
             phase=self._phase(),
@@ -177,23 +177,23 @@ class StatusReporter(L.Callback):
             contributed=metrics.contributed,
             swarm_samples=metrics.swarm_samples,
         )
-        if collaboration is None:
+        if coordinator is None:
             return status
-        last = collaboration.last_step
+        last = coordinator.last_step
         return replace(
             status,
-            step=collaboration.step,
-            samples=int(collaboration.tracker.samples_by_now()),
-            num_peers=last.num_peers if last else len(collaboration.tracker.members),
+            step=coordinator.step,
+            samples=int(coordinator.tracker.samples_by_now()),
+            num_peers=last.num_peers if last else len(coordinator.tracker.members),
         )
 
     def _phase(self) -> str:
         if self._stop_requested.is_set() or self._leaving.is_set():
             return LEAVING
-        if self._collaboration is None:
+        if self._coordinator is None:
             return JOINING
-        phase = self._collaboration.tracker.own.phase
-        missing = self._collaboration.options.min_peers - len(self._collaboration.tracker.members)
+        phase = self._coordinator.tracker.own.phase
+        missing = self._coordinator.options.min_peers - len(self._coordinator.tracker.members)
         return f"waiting for {missing} more peer{'s' * (missing != 1)}" if phase == WAITING and missing > 0 else phase
 
     def say(self, line: str) -> None:
@@ -246,16 +246,16 @@ class FirstContribution(L.Callback):
     :param say: prints one line
     """
 
-    def __init__(self, clock: StartClock, say: Callable[[str], None]):
+    def __init__(self, clock: StartupTimer, say: Callable[[str], None]):
         self._clock, self._say = clock, say
         self._contributed = False
 
     def on_train_start(self, trainer, pl_module) -> None:
-        self._clock.ends("state", trainer.strategy.collaboration.waited_seconds)
+        self._clock.ends("state", trainer.strategy.coordinator.waited_seconds)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        collaboration = trainer.strategy.collaboration
-        counts = collaboration.samples > 0 or collaboration.last_step is not None  # not dropped while catching up
+        coordinator = trainer.strategy.coordinator
+        counts = coordinator.samples > 0 or coordinator.last_step is not None  # not dropped while catching up
         if not self._contributed and counts:
             self._contributed = True
             self._clock.ends("first micro-batch")

@@ -33,7 +33,7 @@ from swarm.network.addresses import (
 from swarm.peer.bootstrap import resolve_bootstrap
 from swarm.peer.options import PeerOptions, own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed, trained_before
-from swarm.peer.startup_timer import StartClock
+from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import program
 from swarm.runtime.fast_imports import lean_imports, silence_libraries
 from swarm.runtime.hivemind_version import check_hivemind_version
@@ -54,7 +54,7 @@ def run(read: Callable[[], PeerOptions]) -> int:
     :param read: reads the command line
     :returns: the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C
     """
-    clock = StartClock()
+    clock = StartupTimer()
     reap()
     try:
         raise_again()
@@ -85,7 +85,7 @@ class Peer:
     :raises InputError: also from :meth:`run`, when something that a person gave cannot work
     """
 
-    def __init__(self, options: PeerOptions, clock: StartClock, stored: Recipe | None = None):
+    def __init__(self, options: PeerOptions, clock: StartupTimer, stored: Recipe | None = None):
         self.options, self.clock = options, clock
         self.name = check_name(options.machine.public_name or f"peer-{secrets.token_hex(3)}", "--public-name")
         self.stop_requested = threading.Event()
@@ -124,9 +124,9 @@ class Peer:
         self._interrupt = _raise_interrupt  # children have to be ended from now on
         dht = self._dht()
         try:
-            card, addresses = self._card(dht), tuple(visible_addresses(dht))
+            manifest, addresses = self._manifest(dht), tuple(visible_addresses(dht))
             self.clock.ends("join")
-            return self._train(dht, card, addresses)
+            return self._train(dht, manifest, addresses)
         finally:
             if self._restart is not None:
                 self._start_again()
@@ -152,40 +152,54 @@ class Peer:
         self._interrupt = _raise_interrupt
         self.clock.ends("imports")
 
-    def _card(self, dht):
-        from swarm.membership.run_manifest import PROTOCOL, RunCard, check_overrides, choose_card, read_cards
+    def _manifest(self, dht):
+        from swarm.membership.run_manifest import (
+            PROTOCOL,
+            RunManifest,
+            check_overrides,
+            choose_manifest,
+            read_manifests,
+        )
 
         recipe, run_id = self._new_recipe, self.options.run_id
-        cards = read_cards(dht, self.initial_peers, run_id) if self.initial_peers else {}
-        if recipe is not None and run_id not in cards:
+        manifests = read_manifests(dht, self.initial_peers, run_id) if self.initial_peers else {}
+        if recipe is not None and run_id not in manifests:
             if self.joins:
                 print(f"No peer trains run {run_id} there yet: this peer starts it.", flush=True)
             self.joins = False
-            return RunCard(PROTOCOL, run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}", recipe)
+            return RunManifest(PROTOCOL, run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}", recipe)
         self.joins = True
-        card = choose_card(cards, run_id)
-        check_overrides(card, vars(own_recipe(self.options)) if self.options.recipe else self.options.wanted_recipe)
-        return card
+        manifest = choose_manifest(manifests, run_id)
+        check_overrides(manifest, vars(own_recipe(self.options)) if self.options.recipe else self.options.wanted_recipe)
+        return manifest
 
-    def _train(self, dht, card, addresses: tuple[str, ...]) -> int:
-        from swarm.membership.announcer import Keeper
+    def _train(self, dht, manifest, addresses: tuple[str, ...]) -> int:
+        from swarm.membership.announcer import Announcer
         from swarm.peer.session import Session
 
         self._session = session = Session(
-            self.options, self.name, dht, card, self.joins, addresses, self.stop_requested, self.clock, self._part_died
+            self.options,
+            self.name,
+            dht,
+            manifest,
+            self.joins,
+            addresses,
+            self.stop_requested,
+            self.clock,
+            self._part_died,
         )
         self._introduce(session)
-        self._run = ["--run-id", card.run_id]
-        keeper = Keeper(dht, session.card, addresses, session.folder.peers)
+        self._run = ["--run-id", manifest.run_id]
+        announcer = Announcer(dht, session.manifest, addresses, session.folder.peers)
         try:
             self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
             _say(f"\n{session.train()}")
             return 0
         finally:
             self._interrupt = _raise_interrupt
-            keeper.stop()
-            if session.guard.found and self._restart is None:
-                self._part_died(session.guard.found)
+            announcer.stop()
+            if session.supervisor.found and self._restart is None:
+                self._part_died(session.supervisor.found)
 
     def _part_died(self, process: str) -> None:
         """It cannot be replaced here: leave as well as that goes without it, and start again as the same peer."""
@@ -233,10 +247,10 @@ class Peer:
         return network
 
     def _introduce(self, session) -> None:
-        recipe, addresses = session.card.recipe, session.addresses
+        recipe, addresses = session.manifest.recipe, session.addresses
         verb = "Joining" if self.joins else "Started"
         print(
-            f"\n{verb} run {session.card.run_id} as {self.name}: {recipe.model} on {recipe.dataset}, "
+            f"\n{verb} run {session.manifest.run_id} as {self.name}: {recipe.model} on {recipe.dataset}, "
             f"{recipe.target_batch_size} samples per update, {session.total_steps} updates."
         )
         if addresses:

@@ -11,7 +11,7 @@ PATIENCE_SECONDS = 120.0  # a full peer whose machine restarts is back by then
 LOOK_SECONDS = 1.0
 
 
-class NeedsFullPeer(L.Callback):
+class ReachablePeerCheck(L.Callback):
     """Makes an outbound-only peer leave when no full peer has been in the swarm for a while.
 
     Outbound-only peers cannot call each other: each would wait for the others, or go on by itself for nothing. A thread
@@ -41,9 +41,9 @@ class NeedsFullPeer(L.Callback):
     def _look(self) -> None:
         alone_since = None
         while not self._ended.wait(LOOK_SECONDS) and not self._stop_requested.is_set():
-            collaboration = self._strategy.collaboration
-            others = [] if collaboration is None else list(collaboration.tracker.others.values())
-            if collaboration is None or any(not record.client_mode for record in others):
+            coordinator = self._strategy.coordinator
+            others = [] if coordinator is None else list(coordinator.tracker.others.values())
+            if coordinator is None or any(not record.client_mode for record in others):
                 alone_since = None
                 continue
             alone_since = alone_since or time.monotonic()

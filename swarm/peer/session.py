@@ -23,15 +23,15 @@ from recipe.model import check_samples
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
-from swarm.membership.run_manifest import RunCard
+from swarm.membership.run_manifest import RunManifest
 from swarm.peer.callbacks import FirstContribution, StatusReporter, SwarmMetrics
 from swarm.peer.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints
 from swarm.peer.options import PeerOptions
-from swarm.peer.reachable_peer_check import NeedsFullPeer
-from swarm.peer.startup_timer import StartClock
+from swarm.peer.reachable_peer_check import ReachablePeerCheck
+from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import Status, percent, tensorboard_command
-from swarm.peer.supervisor import Guard
-from swarm.protocol.messages import CollaborationOptions
+from swarm.peer.supervisor import Supervisor
+from swarm.protocol.messages import CoordinatorOptions
 from swarm.runtime.processes import kill
 from swarm.training.averaging_mode import Averaging
 from swarm.training.batch_size_finder import MicroBatch, largest_sensible, measure_for_recipe, precision_on
@@ -49,7 +49,7 @@ class Session:
     :param options: this peer's own settings
     :param name: public name
     :param dht: a running DHT; stays running
-    :param card: what is trained
+    :param manifest: what is trained
     :param joins: whether others train already: a checkpoint of this peer that cannot be read is then no obstacle
     :param addresses: where this peer can be reached
     :param stop_requested: when set, this peer leaves at the next opportunity
@@ -63,21 +63,21 @@ class Session:
         options: PeerOptions,
         name: str,
         dht: DHT,
-        card: RunCard,
+        manifest: RunManifest,
         joins: bool,
         addresses: tuple[str, ...],
         stop_requested: threading.Event,
-        clock: StartClock,
+        clock: StartupTimer,
         on_death: Callable[[str], None],
     ):
-        self.options, self.name, self.dht, self.card = options, name, dht, card
+        self.options, self.name, self.dht, self.manifest = options, name, dht, manifest
         self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
-        self.recipe: Recipe = card.recipe
+        self.recipe: Recipe = manifest.recipe
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
         options.check_micro_batch(self.recipe.target_batch_size)
         if options.machine.device == "cuda" and not torch.cuda.is_available():
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
-        self.folder = RunFolder.create(options.machine.output_dir, card.run_id, name)
+        self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
         self._check_folder()
         self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, needed=not joins)
         self.resumed_step = None if earlier is None else earlier["global_step"]
@@ -87,7 +87,7 @@ class Session:
         self.data = VisionData(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
         self.data.prepare_data()
         self.data.setup("fit")
-        self.card = card.with_classes(self.data.classes_digest, machine.data_dir)
+        self.manifest = manifest.with_classes(self.data.classes_digest, machine.data_dir)
         if earlier is not None:  # a peer that comes back goes on with its samples
             self.data.load_state_dict(earlier[VisionData.__qualname__])
         self.task = VisionTask(self.recipe)
@@ -106,13 +106,13 @@ class Session:
         self.data.batch_size = self.micro_batch.samples
         self._begin_folder()
         self.metrics = SwarmMetrics(self.folder.rounds)
-        self.company = NeedsFullPeer(dht.client_mode, stop_requested)
+        self.company = ReachablePeerCheck(dht.client_mode, stop_requested)
         self.strategy = self._strategy()
         self._processes = {"The DHT process": psutil.Process(dht.pid)}
         self._processes |= {process.name(): process for process in dht.processes}
         self._averaging: psutil.Process | None = None
         self._on_death = on_death
-        self.guard = Guard(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
+        self.supervisor = Supervisor(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
         most = largest_sensible(self.recipe, self.data.num_train_samples)
         self.review = MicroBatchReview(self.micro_batch, most, self.data, self.reporter.say)
@@ -120,7 +120,7 @@ class Session:
     def _first_status(self) -> Status:
         return Status(
             name=self.name,
-            run_id=self.card.run_id,
+            run_id=self.manifest.run_id,
             phase="joining",
             total_steps=self.total_steps,
             target_batch_size=self.recipe.target_batch_size,
@@ -175,7 +175,7 @@ class Session:
             trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
             outcome = self._outcome(trainer)
         except Exception:
-            if self.guard.found is None:
+            if self.supervisor.found is None:
                 raise
             outcome = "starting again"  # it could not be otherwise without that process
         finally:
@@ -191,11 +191,11 @@ class Session:
 
     def _current_processes(self) -> dict[str, psutil.Process]:
         """What this peer consists of beside itself, while it trains."""
-        if (collaboration := self.strategy.collaboration) is None:
+        if (coordinator := self.strategy.coordinator) is None:
             return self._processes
         if self._averaging is None:
             with contextlib.suppress(psutil.NoSuchProcess):  # others have died with it, or its future tells
-                self._averaging = psutil.Process(collaboration.averager.pid)
+                self._averaging = psutil.Process(coordinator.averager.pid)
         return self._processes | ({} if self._averaging is None else {AVERAGING_PROCESS: self._averaging})
 
     def _part_died(self, name: str) -> None:
@@ -207,11 +207,11 @@ class Session:
         patience = self.options.patience
         return SwarmStrategy(
             self.recipe.target_batch_size,
-            self.card.run_id,
+            self.manifest.run_id,
             dht=self.dht,
             name=self.name,
-            namespace=self.card.key_prefix,
-            options=CollaborationOptions(patience.min_peers, patience.matchmaking_time, patience.averaging_timeout),
+            namespace=self.manifest.key_prefix,
+            options=CoordinatorOptions(patience.min_peers, patience.matchmaking_time, patience.averaging_timeout),
             stop_requested=self.stop_requested,
             averaging=Averaging.of(self.recipe),
             max_step=max(self.recipe.total_steps, self.total_steps),
@@ -238,7 +238,7 @@ class Session:
                 self.reporter,
                 FirstContribution(self.clock, self.reporter.say),
                 self.company,
-                self.guard,
+                self.supervisor,
                 self.review,
                 *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
             ],
@@ -249,7 +249,7 @@ class Session:
         )
 
     def _outcome(self, trainer: Trainer) -> str:
-        if self.guard.found:
+        if self.supervisor.found:
             return "starting again"
         if self.stop_requested.is_set():
             return "no full peer" if self.company.complaint else "interrupted"
@@ -265,7 +265,7 @@ class Session:
     def _write_summary(self, final: Status, seconds: float) -> None:
         self.folder.write_summary(
             self.recipe,
-            run_id=self.card.run_id,
+            run_id=self.manifest.run_id,
             outcome=final.ended,
             steps=final.step,
             samples=self.metrics.contributed,

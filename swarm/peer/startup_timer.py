@@ -11,7 +11,7 @@ STARTED = "SWARM_STARTED"
 """Environment variable: the time at which a peer started again, as another program in the same process."""
 
 
-class StartClock:
+class StartupTimer:
     """Times the phases of a start, beginning when the kernel made this process.
 
     A phase that ends twice (imports that go on while the DHT joins) counts with both times.

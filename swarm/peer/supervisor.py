@@ -23,7 +23,7 @@ LONG_SECONDS = 600.0
 _RESTARTS = "SWARM_RESTARTS"
 
 
-class Guard(L.Callback):
+class Supervisor(L.Callback):
     """Watches a peer's processes while it waits for company and trains.
 
     :param processes: their names and pids at this moment
@@ -48,7 +48,7 @@ class Guard(L.Callback):
     def setup(self, trainer, pl_module, stage) -> None:
         self._closing.clear()
         self._remember()
-        threading.Thread(target=self._watch, name="guard", daemon=True).start()
+        threading.Thread(target=self._watch, name="supervisor", daemon=True).start()
 
     def on_train_start(self, trainer, pl_module) -> None:
         self._remember()

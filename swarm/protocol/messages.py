@@ -192,7 +192,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class CollaborationOptions:
+class CoordinatorOptions:
     """How patient this peer is; nothing here has to agree with the others.
 
     :param min_peers: do not begin before so many peers are there

@@ -14,7 +14,7 @@ MAX_KINDS = 200
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
-class Repeats(logging.Filter):
+class RepeatFilter(logging.Filter):
     """Lets one message of a kind through a minute; the next one tells how many were left out meanwhile.
 
     Messages are of one kind when they differ in nothing but numbers, such as the step at which it happened.
@@ -48,5 +48,5 @@ def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
 
 
-REPEATS = Repeats()
+REPEATS = RepeatFilter()
 """Of this process."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Allowance:
+class TokenBucket:
     """So much at once, and then as much as it refills.
 
     :param most: at once
@@ -43,7 +43,7 @@ class Allowance:
         return self._left + (self._clock() - self._looked_at) * self._per_second >= self._most
 
 
-class Allowances:
+class TokenBuckets:
     """One for each name, as long as it is in use.
 
     :param most: at once, by one name
@@ -53,14 +53,14 @@ class Allowances:
 
     def __init__(self, most: float, per_second: float, names: int = 4096):
         self._most, self._per_second, self._names = most, per_second, names
-        self._of: dict[object, Allowance] = {}
+        self._of: dict[object, TokenBucket] = {}
 
     def take(self, name: object) -> bool:
         """Whether this name may do it once more, which is then counted."""
         if name not in self._of:
             if len(self._of) >= self._names:
-                self._of = {other: allowance for other, allowance in self._of.items() if not allowance.is_full}
+                self._of = {other: bucket for other, bucket in self._of.items() if not bucket.is_full}
             if len(self._of) >= self._names:
                 return False
-            self._of[name] = Allowance(self._most, self._per_second)
+            self._of[name] = TokenBucket(self._most, self._per_second)
         return self._of[name].take()

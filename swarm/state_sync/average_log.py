@@ -38,7 +38,7 @@ class Average:
     vector: torch.Tensor
 
 
-class Trail:
+class AverageLog:
     """What others need in order to follow."""
 
     def __init__(self) -> None:

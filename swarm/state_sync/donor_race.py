@@ -30,7 +30,7 @@ ENOUGH = 0.85
 """Of the rate at which all sent together; who is so fast alone is not the bottleneck."""
 
 
-class Race:
+class DonorRace:
     """Downloads from several donors, of which one comes to an end.
 
     A small state is here before anybody else has to be asked for it.

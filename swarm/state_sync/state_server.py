@@ -20,12 +20,12 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
 
-from swarm.network.averager_process import Serving
+from swarm.network.averager_process import AveragerProcess
 from swarm.protocol.messages import MAX_GROUP_SIZE, RoundFailed
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import POLL_SECONDS, in_thread, until_caller_hangs_up, wait_a_little
-from swarm.state_sync.average_log import Trail
-from swarm.state_sync.donor_race import Race
+from swarm.state_sync.average_log import AverageLog
+from swarm.state_sync.donor_race import DonorRace
 from swarm.state_sync.download import Arrived, Download, NoState
 from swarm.state_sync.download_messages import Offer, Wish, asked_for, piece_of
 from swarm.state_sync.pull import Pull
@@ -45,7 +45,7 @@ BROKEN_KEPT_SECONDS = 60.0
 """What has arrived of a download that has failed; as long as its donor keeps it."""
 
 
-class StateTransfer(Serving):
+class StateServer(AveragerProcess):
     """The part of an averager that hands over the state, and takes over that of others.
 
     A subclass has ``_get_state``, which is called in the trainer process and returns (small metadata, tensors).
@@ -60,7 +60,7 @@ class StateTransfer(Serving):
         self._state_version = 0
         self._export: Snapshot | None = None
         """The one that the trainer is making."""
-        self._trail = Trail()
+        self._average_log = AverageLog()
         self._has_kept = asyncio.Event()
         """Set, and replaced, when an average has been added."""
         self._took_state: OrderedDict[PeerID, None] = OrderedDict()
@@ -158,16 +158,16 @@ class StateTransfer(Serving):
         """For others, who do without it where there is no room for a copy: this update is made."""
         self._uploads.sweep()
         if self._uploads.of:
-            self._keep_trail()
+            self._keep_average_log()
         try:
             with self.get_tensors() as (vector,):
-                await in_thread(self._trail.add, step, before, after, vector)
+                await in_thread(self._average_log.add, step, before, after, vector)
         except Exception:
             logger.debug("the average could not be kept for others", exc_info=True)
         has_kept, self._has_kept = self._has_kept, asyncio.Event()
         has_kept.set()
         for upload in [*self._uploads.of.values()]:
-            if (other := upload.snapshot.average_of) is not None and self._trail.of(other) is None:
+            if (other := upload.snapshot.average_of) is not None and self._average_log.of(other) is None:
                 upload.end()  # who is so far behind does not catch up by it, and it takes memory
         if future is not None:
             future.set_result(None)
@@ -189,9 +189,9 @@ class StateTransfer(Serving):
             stream_output=handler.stream_output,
         )
 
-    def _keep_trail(self) -> None:
-        self._trail.keep()
-        self._followed_until.value = self._trail.until
+    def _keep_average_log(self) -> None:
+        self._average_log.keep()
+        self._followed_until.value = self._average_log.until
 
     # ---- handing over -----------------------------------------------------------------------------------------------
 
@@ -245,8 +245,8 @@ class StateTransfer(Serving):
         """Wait for the average that ends this step, if this peer's round is making it; not for long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAKING_SECONDS):
-                while step == self._current_step() and self._is_averaging() and self._trail.of(step) is None:
-                    self._keep_trail()
+                while step == self._current_step() and self._is_averaging() and self._average_log.of(step) is None:
+                    self._keep_average_log()
                     await self._has_kept.wait()
 
     async def _upload_to(self, peer_id: PeerID, wish: Wish) -> Upload | Offer:
@@ -254,7 +254,7 @@ class StateTransfer(Serving):
 
         An offer says that there is nothing, or not yet.
         """
-        self._keep_trail()
+        self._keep_average_log()
         self._sweep_later()
         uploads = self._uploads
         before = uploads.of.get(peer_id)
@@ -299,7 +299,7 @@ class StateTransfer(Serving):
             self._export = None  # those who read it keep it, and nobody else
 
     def _kept_average(self, peer_id: PeerID, step: int) -> Snapshot | None:
-        batch = self._trail.batch(step)
+        batch = self._average_log.batch(step)
         if not batch or self._uploads.has_used_up(peer_id, batch[0].vector.nbytes):
             return None
         layout, data = pack([average.vector for average in batch])
@@ -339,7 +339,7 @@ class StateTransfer(Serving):
         self._arrived[:] = [0.0, 0.0, 0.0, math.inf]
         try:
             downloads = [self._begin_download(donor, max_bytes, wishes) for donor in donors]
-            race = Race(downloads, self._pull, self._until_lost)
+            race = DonorRace(downloads, self._pull, self._until_lost)
             try:
                 download = await race.run(self._look_at)
             except BaseException:
@@ -369,7 +369,7 @@ class StateTransfer(Serving):
         broken.begin_again()
         return broken
 
-    def _keep_broken(self, race: Race) -> None:
+    def _keep_broken(self, race: DonorRace) -> None:
         if race.broken:
             self._broken = kept = race.broken[-1]
             asyncio.get_running_loop().call_later(BROKEN_KEPT_SECONDS, self._drop_broken, kept)

@@ -24,7 +24,7 @@ FAR = 0.1
 SETTLE_SECONDS = 5.0  # less than the silence after which a download is given up
 
 
-class Version:
+class StateVersion:
     """The shared state with its step and its lineage.
 
     The lineage names the history that weights came out of: the round that made them, or at step 0 a digest of them,

@@ -15,9 +15,9 @@ from hivemind.p2p import PeerID
 
 from swarm.membership.progress_record import JOINING
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.messages import CollaborationOptions
+from swarm.protocol.messages import CoordinatorOptions
 from swarm.runtime.async_utils import POLL_SECONDS
-from swarm.state_sync.state_version import Version
+from swarm.state_sync.state_version import StateVersion
 from swarm.training.follower import Follower
 
 SHORT_SECONDS = 1.0
@@ -48,9 +48,9 @@ class CatchUp:
     def __init__(
         self,
         follower: Follower,
-        version: Version,
+        version: StateVersion,
         tracker: ProgressTracker,
-        options: CollaborationOptions,
+        options: CoordinatorOptions,
         overlaps: bool,
         should_stop: Callable[[], bool],
     ):

@@ -1,7 +1,7 @@
 """Collaborative training of one model: add up gradients until the swarm has the target batch, average, go on together.
 
-The trainer calls :meth:`Collaboration.begin_backward` before and :meth:`Collaboration.contribute` after every backward
-pass. When that returns True, an ordinary optimizer step follows within :meth:`Collaboration.updating`, which puts the
+The trainer calls :meth:`Coordinator.begin_backward` before and :meth:`Coordinator.contribute` after every backward
+pass. When that returns True, an ordinary optimizer step follows within :meth:`Coordinator.updating`, which puts the
 averaged gradient into ``param.grad``. Every peer starts from the same weights, sees the same average and makes the
 same update, so all stay equal without a second averaging of the weights.
 """
@@ -24,24 +24,24 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_record import AVERAGING, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Behind, CollaborationOptions, Refused, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.messages import Behind, CoordinatorOptions, Refused, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
-from swarm.state_sync.state_version import Version
+from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging
 from swarm.training.catch_up import CatchUp, Progress
 from swarm.training.follower import Follower
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
-from swarm.training.inflight_round import PendingRound
+from swarm.training.inflight_round import InflightRound
 from swarm.training.listener import Listener
-from swarm.training.throughput import Pace
+from swarm.training.throughput import Throughput
 
 logger = get_logger(__name__)
 
 
-class Collaboration:
+class Coordinator:
     """One peer's part in a swarm.
 
     :param dht: a running DHT
@@ -66,19 +66,19 @@ class Collaboration:
         target_batch_size: int,
         name: str,
         step: int = 0,
-        options: CollaborationOptions | None = None,
+        options: CoordinatorOptions | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         averaging: Averaging | None = None,
         apply: Callable[[], None] | None = None,
         max_step: int = MAX_STEP,
     ):
-        self.options, self.averaging = options or CollaborationOptions(), averaging or Averaging()
+        self.options, self.averaging = options or CoordinatorOptions(), averaging or Averaging()
         self.target = BatchTarget(target_batch_size)
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
-        self.version = Version(state, step, self._gradients.weights)
-        self._pace = Pace()
-        self._pending: PendingRound | None = None
+        self.version = StateVersion(state, step, self._gradients.weights)
+        self._throughput = Throughput()
+        self._inflight: InflightRound | None = None
         self._strayed_from: PeerID | None = None
         """Whose state this peer takes over after its update."""
         self._is_shown = False
@@ -122,7 +122,7 @@ class Collaboration:
     @property
     def samples(self) -> int:
         """Computed by this peer for the present step."""
-        return self._pace.work.samples
+        return self._throughput.work.samples
 
     def join(self) -> None:
         """Become a member: take over the swarm's state if there is a swarm, else begin with this peer's own.
@@ -176,7 +176,7 @@ class Collaboration:
             self.resume()
             self._go_on_with_the_round()
         elif self._catching_up.is_behind:
-            self._pace.resume()
+            self._throughput.resume()
         return progress is Progress.OTHER_WEIGHTS
 
     def _go_on_with_the_round(self) -> None:
@@ -184,7 +184,7 @@ class Collaboration:
         listened = self._listener.take(self.step, self.version.lineage)
         if listened is not None:
             self._gradients.depart()
-            self._pending = listened
+            self._inflight = listened
             self.version.settled.clear()
             self.tracker.begin_ahead()
 
@@ -211,24 +211,24 @@ class Collaboration:
 
     def _count(self, samples: int, loss: float) -> None:
         self._gradients.collect()
-        self._pace.note(samples, loss)
+        self._throughput.note(samples, loss)
         if self._catching_up.is_behind:
             self._catching_up.report()
         else:
-            self.tracker.report(samples=self.samples, rate=self._pace.samples_per_second, phase=TRAINING)
+            self.tracker.report(samples=self.samples, rate=self._throughput.samples_per_second, phase=TRAINING)
 
     def _synchronise(self) -> bool:
         """Begin or end a round, if it is time; True when an average has been handed over."""
-        if self._pending is not None:
-            self._pending.expect(self.tracker.members)
-            return (self._pending.future.done() or self._is_over) and self._end_round()
+        if self._inflight is not None:
+            self._inflight.expect(self.tracker.members)
+            return (self._inflight.future.done() or self._is_over) and self._end_round()
         if self._is_catching_up() or not self._is_over:
             return False
         if not self._gradients.is_finite:  # one NaN would spoil everybody's weights: this peer only listens this time
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
             self._gradients.drop()
             self.tracker.report(samples=0)
-            if self._pace.drop() and (donor := self._follower.find_healer()):
+            if self._throughput.drop() and (donor := self._follower.find_healer()):
                 self._catch_up(donor)
                 return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
@@ -256,15 +256,15 @@ class Collaboration:
 
     def resume(self) -> None:
         """A pause (validation, a checkpoint) ends now: it does not count for anybody's pace."""
-        self._pace.resume()
+        self._throughput.resume()
         self.tracker.resume()
 
     def _begin_step(self, group=frozenset()) -> None:
         self._gradients.reset()
-        self._pending = None
+        self._inflight = None
         self.version.settled.set()
-        self._pace.take()
-        self._pace.resume()
+        self._throughput.take()
+        self._throughput.resume()
         self.averager.set_step(self.step, self.version.lineage)
         self.tracker.begin_step(self.step, self.version.lineage, group)
 
@@ -272,7 +272,9 @@ class Collaboration:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
         ticket = self._ticket()
         self._gradients.to_wire(self.samples)
-        self._pending = PendingRound(self.averager, ticket, self.tracker.members, self.options, self._pace.take())
+        self._inflight = InflightRound(
+            self.averager, ticket, self.tracker.members, self.options, self._throughput.take()
+        )
         if self.averaging.overlaps:
             self.version.settled.clear()
             self.tracker.begin_ahead()
@@ -280,34 +282,34 @@ class Collaboration:
             self.tracker.report(urgent=True, phase=AVERAGING)
 
     def _ticket(self) -> Ticket:
-        return self.version.ticket(self.samples, self._pace.work.loss, self.tracker.own.client_mode)
+        return self.version.ticket(self.samples, self._throughput.work.loss, self.tracker.own.client_mode)
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
-        pending = self._pending
+        inflight = self._inflight
         try:
-            report = pending.wait(lambda: self.tracker.members, self._should_stop)
-            if report.group.lineage != pending.ticket.lineage:
+            report = inflight.wait(lambda: self.tracker.members, self._should_stop)
+            if report.group.lineage != inflight.ticket.lineage:
                 raise Behind(self.step)  # it listened to the round of other weights
-            self.tracker.met(report.group.peer_ids, pending.expected, report.lost)
+            self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
             self.tracker.blame(report.blamed)
         except ShortBatch as short:
-            self.on_round(pending.failed(short))
-            self.tracker.met(short.group.peer_ids, pending.expected)
+            self.on_round(inflight.failed(short))
+            self.tracker.met(short.group.peer_ids, inflight.expected)
             self._take_back()
             self.tracker.recount(short.group)  # somebody's pace was overestimated or samples are lost: the step goes on
             self.resume()
             return False
         except (Behind, Refused, RoundFailed) as error:
-            self.on_round(pending.failed(error))
+            self.on_round(inflight.failed(error))
             self._take_back()
             self._recover(error)
             return False
         finally:
-            self._pace.resume()
+            self._throughput.resume()
         if len(report.group.peer_ids) > 1:
             self._gradients.from_wire()
-            return self._hand_over(pending.ticket, pending.work.seconds, pending.blocked_seconds, report)
+            return self._hand_over(inflight.ticket, inflight.work.seconds, inflight.blocked_seconds, report)
         self._take_back()
         self.tracker.wait_refreshed(5 * POLL_SECONDS)  # nobody came: gone, or have they gone on without us?
         if self.tracker.swarm_step > self.step:
@@ -317,9 +319,9 @@ class Collaboration:
 
     def _take_back(self) -> None:
         """The round has ended in vain: its samples count for the next one."""
-        pending, self._pending = self._pending, None
-        self._gradients.take_back(pending.ticket.samples)
-        self._pace.give_back(pending.work)
+        inflight, self._inflight = self._inflight, None
+        self._gradients.take_back(inflight.ticket.samples)
+        self._throughput.give_back(inflight.work)
         self.version.settled.set()
         self.tracker.end_ahead(self.step, self.version.lineage, self.samples)
 
@@ -332,7 +334,7 @@ class Collaboration:
         self._is_shown = self.averager.is_followed
         if self._is_shown:
             self._gradients.show()
-        return self._hand_over(ticket, self._pace.take().seconds, 0.0, report)
+        return self._hand_over(ticket, self._throughput.take().seconds, 0.0, report)
 
     def _recover(self, error: Exception) -> None:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
@@ -387,9 +389,9 @@ class Collaboration:
         group = frozenset(report.group.peer_ids if report else [self.tracker.peer_id])
         self._gradients.release()
         if self.tracker.own.ahead:
-            self._pending = None
+            self._inflight = None
             self.version.settled.set()
-            self._pace.resume()
+            self._throughput.resume()
             self.averager.set_step(self.step, self.version.lineage)
             self.tracker.end_ahead(self.step, self.version.lineage, self.samples, group)
         else:
@@ -401,8 +403,8 @@ class Collaboration:
         """Say goodbye and stop; the others train on."""
         self._catching_up.cancel()
         self._listener.leave()
-        if self._pending is not None:
-            self._pending.settle()
+        if self._inflight is not None:
+            self._inflight.settle()
         self.tracker.close()
         if self.averager.is_alive():
             self.averager.shutdown()

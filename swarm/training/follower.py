@@ -30,7 +30,7 @@ from swarm.state_sync.download import NoState
 from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES
 from swarm.state_sync.serialization import unpack
 from swarm.state_sync.state_server import HANGS_SECONDS
-from swarm.state_sync.state_version import SETTLE_SECONDS, Version
+from swarm.state_sync.state_version import SETTLE_SECONDS, StateVersion
 from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.listener import NEAR_SECONDS, Listener
@@ -67,7 +67,7 @@ class Follower:
 
     def __init__(
         self,
-        version: Version,
+        version: StateVersion,
         tracker: ProgressTracker,
         averager: SwarmAverager,
         gradients: GradientVector,

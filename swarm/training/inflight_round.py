@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from swarm.averaging.averager import SwarmAverager
-from swarm.protocol.messages import CollaborationOptions, Member, RoundFailed, Ticket
+from swarm.protocol.messages import CoordinatorOptions, Member, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.training.throughput import Work
@@ -16,7 +16,7 @@ HANGS_SECONDS = 30.0
 """After the time at which the averaging process gives a round up, if it still runs."""
 
 
-class PendingRound:
+class InflightRound:
     """A round that is on its way, and what this peer brought to it.
 
     :param averager: runs it
@@ -31,7 +31,7 @@ class PendingRound:
         averager: SwarmAverager,
         ticket: Ticket,
         members: Sequence[Member],
-        options: CollaborationOptions,
+        options: CoordinatorOptions,
         work: Work,
     ):
         self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0

@@ -14,8 +14,8 @@ from hivemind.utils import get_logger
 
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.messages import Behind, CollaborationOptions, Ticket
-from swarm.training.inflight_round import PendingRound
+from swarm.protocol.messages import Behind, CoordinatorOptions, Ticket
+from swarm.training.inflight_round import InflightRound
 from swarm.training.throughput import Work
 
 logger = get_logger(__name__)
@@ -33,12 +33,10 @@ class Listener:
     :param overlaps: rounds run beside the training, so that one may run beside a download
     """
 
-    def __init__(
-        self, averager: SwarmAverager, tracker: ProgressTracker, options: CollaborationOptions, overlaps: bool
-    ):
+    def __init__(self, averager: SwarmAverager, tracker: ProgressTracker, options: CoordinatorOptions, overlaps: bool):
         self._averager, self._tracker, self._options = averager, tracker, options
         self._is_able = overlaps and averager.can_listen and averager.vector.nbytes >= LISTEN_BYTES
-        self._round: PendingRound | None = None
+        self._round: InflightRound | None = None
         self._least_step = 0
 
     def begin(self) -> None:
@@ -50,7 +48,7 @@ class Listener:
         if others:
             self._averager.vector.zero_()
             ticket = Ticket.of_listener(step, self._tracker.own.client_mode)
-            self._round = PendingRound(self._averager, ticket, others, self._options, Work())
+            self._round = InflightRound(self._averager, ticket, others, self._options, Work())
 
     @property
     def _is_under_way(self) -> bool:
@@ -67,7 +65,7 @@ class Listener:
         """Whether the average that ends this step is on its way, or here."""
         return self._is_under_way and self._round.ticket.step == step
 
-    def take(self, step: int, lineage: bytes) -> PendingRound | None:
+    def take(self, step: int, lineage: bytes) -> InflightRound | None:
         """The round, if this peer has the weights that it belongs to by now; else it is left.
 
         :param lineage: of these weights

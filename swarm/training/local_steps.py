@@ -15,7 +15,7 @@ from torch import nn
 
 from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging, LocalSteps
-from swarm.training.coordinator import Collaboration
+from swarm.training.coordinator import Coordinator
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 
 logger = get_logger(__name__)
@@ -157,7 +157,7 @@ def _nothing() -> None:
     """The outer step is made when the average is handed over."""
 
 
-class LocalCollaboration(Collaboration):
+class LocalCoordinator(Coordinator):
     """One peer's part in a swarm whose peers make local steps.
 
     The optimizer step that follows a true :meth:`contribute` is a local one. Global updates are made by
@@ -189,34 +189,34 @@ class LocalCollaboration(Collaboration):
         self._count(samples, loss)
         vector = self._gradients
         vector.samples += samples
-        may_begin = self._pending is None and not self._catching_up.is_behind
+        may_begin = self._inflight is None and not self._catching_up.is_behind
         is_last = may_begin and self._is_over  # a round begins with all that has been computed
         is_due = is_last or vector.samples >= self.local_batch_size
         if is_due and (dropped := vector.drop_own()):
             return self._leave_out(dropped)
         if not is_due:  # a round that began now would count samples that no local step has used
-            if self._pending is not None:
+            if self._inflight is not None:
                 self._synchronise_all()
             else:
                 self._is_catching_up()
             return False
-        self._pace.keep()
+        self._throughput.keep()
         self._weights_may_be_why = False
         return True
 
     def _leave_out(self, samples: int) -> bool:
         """A local step of so many samples; after several in a row the weights may be why."""
         logger.warning(f"A local step after step {self.step} is not finite: its {samples} samples are dropped")
-        self._weights_may_be_why |= self._pace.drop(samples)
+        self._weights_may_be_why |= self._throughput.drop(samples)
         self.tracker.report(samples=self.samples)
-        if self._weights_may_be_why and self._pending is None:
+        if self._weights_may_be_why and self._inflight is None:
             donor = self._follower.find_healer()
             self._weights_may_be_why = donor is None and bool(self.tracker.others)  # they may be making this update
             if donor is not None:
                 self._catch_up(donor)
                 return False
             self._gradients.drop()  # back to those that the last global update has made
-            self._pace.take()
+            self._throughput.take()
             self.tracker.report(samples=0)
         self._synchronise_all()
         return False

@@ -23,13 +23,13 @@ from torch.optim import Optimizer
 from recipe.errors import InputError
 from recipe.heap import keep_heap
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.protocol.messages import CollaborationOptions
+from swarm.protocol.messages import CoordinatorOptions
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers
 from swarm.training.averaging_mode import Averaging
-from swarm.training.coordinator import Collaboration
-from swarm.training.local_steps import LocalCollaboration
+from swarm.training.coordinator import Coordinator
+from swarm.training.local_steps import LocalCoordinator
 
 EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
 
@@ -65,7 +65,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         network: NetworkOptions | None = None,
         dht: DHT | None = None,
         namespace: str | None = None,
-        options: CollaborationOptions | None = None,
+        options: CoordinatorOptions | None = None,
         stop_requested: threading.Event | None = None,
         averaging: Averaging | str = "sync",
         max_step: int = MAX_STEP,
@@ -82,7 +82,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.dht, self._owns_dht = dht, dht is None
         self.stop_requested = stop_requested or threading.Event()
         self.max_step, self.keep_own = max_step, keep_own
-        self.collaboration: Collaboration | None = None
+        self.coordinator: Coordinator | None = None
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
         self._micro_batch_samples = 0
 
@@ -134,8 +134,8 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def _join(self) -> None:
         with keep_signal_handlers():
-            kind = Collaboration if self.averaging.local_steps is None else LocalCollaboration
-            self.collaboration = kind(
+            kind = Coordinator if self.averaging.local_steps is None else LocalCoordinator
+            self.coordinator = kind(
                 self.dht,
                 self.namespace,
                 self.lightning_module,
@@ -149,30 +149,30 @@ class SwarmStrategy(SingleDeviceStrategy):
                 apply=self._make_update,
                 max_step=self.max_step,
             )
-        self.collaboration.version.keep_own = self.keep_own
-        self.collaboration.join()
-        self._adopt_step(completed=self.collaboration.step)
+        self.coordinator.version.keep_own = self.keep_own
+        self.coordinator.join()
+        self._adopt_step(completed=self.coordinator.step)
         self._trainer.should_stop |= self.stop_requested.is_set()
 
     def on_validation_start(self) -> None:
-        if self.collaboration is not None:
-            self.collaboration.before_validation()
+        if self.coordinator is not None:
+            self.coordinator.before_validation()
         super().on_validation_start()
 
     def on_validation_end(self) -> None:
-        if self.collaboration is not None:
-            self.collaboration.after_validation()
+        if self.coordinator is not None:
+            self.coordinator.after_validation()
         super().on_validation_end()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         state = super().lightning_module_state_dict()
-        return state if self.collaboration is None else self.collaboration.shared(state)
+        return state if self.coordinator is None else self.coordinator.shared(state)
 
     def leave(self) -> None:
         """Leave the swarm; the model keeps the last averaged weights."""
-        collaboration, self.collaboration = self.collaboration, None  # whose processes nobody misses from now on
-        if collaboration is not None:
-            collaboration.leave()
+        coordinator, self.coordinator = self.coordinator, None  # whose processes nobody misses from now on
+        if coordinator is not None:
+            coordinator.leave()
         if self._owns_dht and self.dht is not None:
             stop_dht(self.dht)
             self.dht = None
@@ -192,7 +192,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         return super().training_step(*args, **kwargs)
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
-        self.collaboration.begin_backward(self._micro_batch_samples)
+        self.coordinator.begin_backward(self._micro_batch_samples)
 
     def optimizer_step(
         self,
@@ -202,13 +202,13 @@ class SwarmStrategy(SingleDeviceStrategy):
         **kwargs: Any,
     ) -> Any:
         loss = closure()
-        faults.at("computing", self.collaboration.step)
-        averaged = loss is not None and self.collaboration.contribute(self._micro_batch_samples, float(loss))
+        faults.at("computing", self.coordinator.step)
+        averaged = loss is not None and self.coordinator.contribute(self._micro_batch_samples, float(loss))
         if averaged:
-            with self.collaboration.updating():
+            with self.coordinator.updating():
                 super().optimizer_step(optimizer, lambda: loss, model=model, **kwargs)
         # Lightning counts this call as a step when it returns
-        self._adopt_step(completed=self.collaboration.step - 1)
+        self._adopt_step(completed=self.coordinator.step - 1)
         if self.stop_requested.is_set():
             self._trainer.should_stop = True
             self._trainer.limit_val_batches = 0  # no last validation for somebody who wants to leave
@@ -216,7 +216,7 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def _make_update(self) -> None:
         """One that the swarm has made without this peer, as Lightning makes its own: with hooks and clipping."""
-        self._adopt_step(completed=self.collaboration.step)
+        self._adopt_step(completed=self.coordinator.step)
         super().optimizer_step(self.optimizers[0], lambda: None, model=self.lightning_module)
 
     def _adopt_step(self, completed: int) -> None:
@@ -229,5 +229,5 @@ class SwarmStrategy(SingleDeviceStrategy):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
             for config in self.lr_scheduler_configs:
-                while config.scheduler.last_epoch < self.collaboration.step:
+                while config.scheduler.last_epoch < self.coordinator.step:
                     config.scheduler.step()

@@ -30,7 +30,7 @@ class Work:
         return self.loss_sum / max(1, self.samples)
 
 
-class Pace:
+class Throughput:
     """Counts micro-batches; the speed is smoothed over them."""
 
     def __init__(self):

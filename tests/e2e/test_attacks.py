@@ -16,7 +16,7 @@ from torch import nn
 
 from recipe.errors import InputError
 from recipe.run_folder import read_metrics
-from swarm.membership.run_manifest import read_cards
+from swarm.membership.run_manifest import read_manifests
 from swarm.network.reachability import measure_reachability
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers import members, outsiders
@@ -193,16 +193,16 @@ def test_what_a_stranger_sends_is_bounded(run):
 
 def newcomer(_name, _initial_peers, line, address):
     with running_dht((address,), line) as dht:
-        return {run_id: card.key_prefix for run_id, card in read_cards(dht, [address]).items()}
+        return {run_id: manifest.key_prefix for run_id, manifest in read_manifests(dht, [address]).items()}
 
 
-def test_a_newcomer_gets_the_run_card_of_the_peer_that_it_was_sent_to(run):
+def test_a_newcomer_gets_the_run_manifest_of_the_peer_that_it_was_sent_to(run):
     run.begin()
     with Peers(timeout_seconds=60) as peers:
         before = peers.start("before", newcomer, run.address)
         peers.until(lambda: before.finished)
-        peers.start("cards", stranger, "cards", run.address, {})
-        felt(peers, "cards", "run cards were stored")
+        peers.start("manifests", stranger, "manifests", run.address, {})
+        felt(peers, "manifests", "run manifests were stored")
         after = peers.start("after", newcomer, run.address)
         peers.until(lambda: after.finished)
         run.trains_on(3)
@@ -266,7 +266,7 @@ class Rounds(Record):
 
     def on_train_start(self, trainer, pl_module):
         super().on_train_start(trainer, pl_module)
-        trainer.strategy.collaboration.on_round = self.events.append
+        trainer.strategy.coordinator.on_round = self.events.append
 
 
 def member(name, initial_peers, line, folder, plan, min_peers, max_steps=UPDATES, lie=None):

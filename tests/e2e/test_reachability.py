@@ -12,7 +12,7 @@ import pytest
 from hivemind.p2p import P2P
 
 from recipe.presets import preset
-from swarm.membership.run_manifest import PROTOCOL, RunCard, publish_card
+from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.network.reachability import (
     CALLS_OF_A_HOST,
@@ -174,7 +174,7 @@ def test_one_outsider_does_not_use_up_what_is_for_all():
 
 def test_two_outbound_only_peers_alone_are_told_what_is_missing(dht, address, tmp_path):
     """The swarm's only reachable process does not train: it is a mere entrance."""
-    assert publish_card(dht, RunCard(PROTOCOL, "alone", preset("digits")))
+    assert publish_manifest(dht, RunManifest(PROTOCOL, "alone", preset("digits")))
     with reaping() as programs:
         names = ("ada", "ben")
         options = ["--initial-peers", address, "--client-mode", "--max-steps", "1000000"]

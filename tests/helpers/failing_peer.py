@@ -9,16 +9,16 @@ from swarm.peer.main import main
 
 def break_later() -> None:
     """The third update fails."""
-    from swarm.training.coordinator import Collaboration
+    from swarm.training.coordinator import Coordinator
 
-    go_on = Collaboration._go_on
+    go_on = Coordinator._go_on
 
     def go_on_or_fail(self) -> None:
         go_on(self)
         if self.step == 3:
             raise InputError("The third update cannot work: leave it out.")
 
-    Collaboration._go_on = go_on_or_fail
+    Coordinator._go_on = go_on_or_fail
 
 
 if __name__ == "__main__":

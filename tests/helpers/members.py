@@ -18,10 +18,10 @@ from hivemind.compression import CompressionInfo
 from hivemind.proto import averaging_pb2
 
 from swarm.averaging.allreduce import ExactAllReduceRunner
-from swarm.averaging.matchmaking import Rendezvous
+from swarm.averaging.matchmaking import Matchmaking
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.state_sync.state_server import StateTransfer
+from swarm.state_sync.state_server import StateServer
 from swarm.state_sync.training_state import SharedState
 from tests.helpers.attack_tools import check_address, listening_host
 
@@ -78,7 +78,7 @@ def slow() -> None:
 
 def stuck() -> None:
     """Says that it was here first, so that it leads; lets everybody in, and never tells them that the round begins."""
-    honest = Rendezvous.serve
+    honest = Matchmaking.serve
 
     async def serve(self, request, context):
         async for reply in honest(self, request, context):
@@ -86,13 +86,13 @@ def stuck() -> None:
                 await asyncio.Event().wait()
             yield reply
 
-    Rendezvous.serve = serve
+    Matchmaking.serve = serve
     _say_that_it_was_here_first()
 
 
 def ahead() -> None:
     """a3: after some updates it says that it is 20 ahead; who asks for its state or averages gets them slowly."""
-    honest_record, honest_answer = PeerProgress.to_bytes, StateTransfer.rpc_download_state
+    honest_record, honest_answer = PeerProgress.to_bytes, StateServer.rpc_download_state
 
     def to_bytes(self) -> bytes:
         is_ahead = self.phase == TRAINING and self.step >= AHEAD_FROM
@@ -105,7 +105,7 @@ def ahead() -> None:
                 await asyncio.sleep(DRIP_SECONDS)
             yield message
 
-    PeerProgress.to_bytes, StateTransfer.rpc_download_state = to_bytes, drip
+    PeerProgress.to_bytes, StateServer.rpc_download_state = to_bytes, drip
 
 
 def false_statistics() -> None:

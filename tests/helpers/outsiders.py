@@ -16,8 +16,8 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
 from swarm.averaging.matchmaking_messages import parse_step
-from swarm.membership.failure_detector import Pulse
-from swarm.membership.run_manifest import PROTOCOL, RUNS_KEY, RunCard, read_cards
+from swarm.membership.failure_detector import FailureDetector
+from swarm.membership.run_manifest import PROTOCOL, RUNS_KEY, RunManifest, read_manifests
 from swarm.network.reachability import NONCE_BYTES, CallMe, ReachabilityService
 from swarm.network.signed_records import OwnedRecords
 from swarm.protocol.messages import Ticket
@@ -135,7 +135,7 @@ async def _answer(node: Outsider, give: HandOver) -> SwarmAverager:
     """From now on it answers as a peer does."""
     averager = SwarmAverager(give)
     await averager.add_p2p_handlers(node.p2p, namespace=node.namespace)
-    await Pulse(node.p2p, node.namespace).answer()
+    await FailureDetector(node.p2p, node.namespace).answer()
     return averager
 
 
@@ -224,16 +224,16 @@ async def _flood(node: Outsider, signers: Iterable[OwnedRecords]) -> None:
     await asyncio.sleep(node.remaining_seconds)
 
 
-async def cards(node: Outsider, count: int = 1100) -> None:
-    """f5: so many run cards of the same run with another learning rate."""
-    found = await asyncio.to_thread(read_cards, node.dht, [f"/p2p/{node.target}"])
-    (card, *_), members = found.values(), await node.members()
-    recipe = replace(card.recipe, learning_rate=card.recipe.learning_rate * 7)
-    value, expiration = RunCard(PROTOCOL, card.run_id, recipe).to_bytes(), get_dht_time() + 600
+async def manifests(node: Outsider, count: int = 1100) -> None:
+    """f5: so many run manifests of the same run with another learning rate."""
+    found = await asyncio.to_thread(read_manifests, node.dht, [f"/p2p/{node.target}"])
+    (manifest, *_), members = found.values(), await node.members()
+    recipe = replace(manifest.recipe, learning_rate=manifest.recipe.learning_rate * 7)
+    value, expiration = RunManifest(PROTOCOL, manifest.run_id, recipe).to_bytes(), get_dht_time() + 600
     batch = await asyncio.to_thread(
         lambda: [signed(signer, RUNS_KEY, value, expiration) for signer in sound_keys(count)]
     )
-    node.report(f"{await node.store(members, RUNS_KEY, batch, expiration)} of {count} run cards were stored")
+    node.report(f"{await node.store(members, RUNS_KEY, batch, expiration)} of {count} run manifests were stored")
     await asyncio.sleep(node.remaining_seconds)
 
 
@@ -332,7 +332,7 @@ ATTACKS: dict[str, Callable[[Outsider], Awaitable[None]]] = {
     "buffers": buffers,
     "records": records,
     "sound-records": sound_records,
-    "cards": cards,
+    "manifests": manifests,
     "waiting": waiting,
     "knock": knock,
     "relay": relay,
@@ -350,15 +350,15 @@ def attack(
 ) -> None:
     """Run one; it is over after ``seconds``, or a little later.
 
-    :param namespace: of the run; by default that of the only run card
+    :param namespace: of the run; by default that of the only run manifest
     :param sizes: of the attack, if not the usual ones
     :raises InputError: an address that no attacker may call, or that does not answer
     """
     attack_tools.own_name = f"{NAME} {name}"
     with attackers_dht(initial_peers) as dht:
         if namespace is None:
-            (card, *_) = read_cards(dht, initial_peers).values()
-            namespace = card.key_prefix
+            (manifest, *_) = read_manifests(dht, initial_peers).values()
+            namespace = manifest.key_prefix
 
         async def run() -> None:
             async with outsider(dht, initial_peers, namespace, report, seconds) as node:

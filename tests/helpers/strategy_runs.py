@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from swarm.protocol.messages import CollaborationOptions
+from swarm.protocol.messages import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.swarm_peers import running_dht
 
@@ -125,11 +125,11 @@ class Record(L.Callback):
         self.joined_at = trainer.global_step, trainer.optimizers[0].param_groups[0]["lr"]
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        collaboration = trainer.strategy.collaboration
-        if collaboration.samples == 0 and collaboration.step != self._step and collaboration.last_step is not None:
-            if collaboration.last_step.step == collaboration.step:
-                self._keep(trainer, pl_module, collaboration.last_step)
-            self._step, pl_module.indices = collaboration.step, []
+        coordinator = trainer.strategy.coordinator
+        if coordinator.samples == 0 and coordinator.step != self._step and coordinator.last_step is not None:
+            if coordinator.last_step.step == coordinator.step:
+                self._keep(trainer, pl_module, coordinator.last_step)
+            self._step, pl_module.indices = coordinator.step, []
             trainer.should_stop |= self._stop(self.updates)
 
     def _keep(self, trainer, pl_module, report):
@@ -166,8 +166,8 @@ def trainer_for(strategy="auto", callbacks=(), **options) -> L.Trainer:
     return L.Trainer(strategy=strategy, **options)
 
 
-def patience(min_peers: int) -> CollaborationOptions:
-    return CollaborationOptions(min_peers=min_peers, matchmaking_seconds=3.0, averaging_timeout_seconds=20.0)
+def patience(min_peers: int) -> CoordinatorOptions:
+    return CoordinatorOptions(min_peers=min_peers, matchmaking_seconds=3.0, averaging_timeout_seconds=20.0)
 
 
 @dataclass

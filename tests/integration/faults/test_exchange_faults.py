@@ -12,7 +12,7 @@ from hivemind.proto.averaging_pb2 import PART_FOR_AVERAGING, PROTOCOL_VIOLATION,
 from hivemind.utils.asyncio import as_aiter
 
 from swarm.averaging.allreduce import SENT_A_BAD_AVERAGE, SENT_NONSENSE, ExactAllReduceRunner
-from swarm.averaging.matchmaking import Rendezvous
+from swarm.averaging.matchmaking import Matchmaking
 from swarm.membership.failure_detector import LATE_SECONDS
 from swarm.protocol.messages import Behind, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
@@ -35,13 +35,13 @@ pytestmark = pytest.mark.timeout(180)
 
 def one_round_after_a_failed_knock(*arguments):
     """The same, but the first time that this peer knocks at a leader's door, nobody hears it."""
-    knocks, follow = [], Rendezvous._follow
+    knocks, follow = [], Matchmaking._follow
 
     async def follow_later(self, *rest):
         knocks.append(rest)
         return await follow(self, *rest) if len(knocks) > 1 else None
 
-    Rendezvous._follow = follow_later
+    Matchmaking._follow = follow_later
     return one_round(*arguments)
 
 

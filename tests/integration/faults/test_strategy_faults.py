@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_record import JOINING, TRAINING, PeerProgress
-from swarm.membership.progress_store import Noticeboard
+from swarm.membership.progress_store import ProgressStore
 from swarm.runtime import fault_injection as faults
 from swarm.state_sync.training_state import SharedState
 from swarm.training.strategy import SwarmStrategy
@@ -176,7 +176,7 @@ def host_dht(name, initial_peers, line):
     with running_dht(initial_peers, line) as dht:
         now = get_dht_time()
         record = PeerProgress(name, 0, 0, 0.0, now, now, True, JOINING)
-        Noticeboard(dht, "test-64-none.progress").post(record).result(10)
+        ProgressStore(dht, "test-64-none.progress").post(record).result(10)
         line.get()
 
 
@@ -301,7 +301,7 @@ class BesideAStranger(L.Callback):
         self.asked, self._seen_at, self._line, self._step = [], None, line, step
 
     def on_train_start(self, trainer, pl_module):
-        averager = trainer.strategy.collaboration.averager
+        averager = trainer.strategy.coordinator.averager
         download = averager.download_state
 
         def ask(donors, *args, **kwargs):
@@ -312,8 +312,8 @@ class BesideAStranger(L.Callback):
         self._line.put("trains")
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        collaboration = trainer.strategy.collaboration
-        if any(record.step == self._step for record in collaboration.tracker.others.values()):
+        coordinator = trainer.strategy.coordinator
+        if any(record.step == self._step for record in coordinator.tracker.others.values()):
             self._seen_at = trainer.global_step if self._seen_at is None else self._seen_at
         if self._seen_at is not None:
             trainer.should_stop = trainer.global_step >= self._seen_at + 10
@@ -333,7 +333,7 @@ def claim(name, initial_peers, line):
     with running_dht(initial_peers, line) as dht:
         now = get_dht_time()
         record = PeerProgress(name, IMPOSSIBLE, 10**6, 1e3, now - 10, now, False, TRAINING)
-        Noticeboard(dht, "claims.progress").post(record).result(10)
+        ProgressStore(dht, "claims.progress").post(record).result(10)
         line.get()
 
 
@@ -377,7 +377,7 @@ def lie(name, initial_peers, line, claimed: int):
         vector = torch.zeros(sum(param.numel() for param in task.parameters())).share_memory_()
         averager = SwarmAverager(vector, dht, "claims", lambda: state.export(IMPOSSIBLE, bytes(16)), 64)
         averager.set_step(IMPOSSIBLE)
-        board, told = Noticeboard(dht, "claims.progress"), Event()
+        board, told = ProgressStore(dht, "claims.progress"), Event()
         line.put(str(dht.peer_id))
         waiting = Thread(target=lambda: (line.get(), told.set()), daemon=True)
         waiting.start()

@@ -23,7 +23,7 @@ from swarm.network.known_peers import MAX_REMEMBERED, met_before, read_book, usa
 from swarm.network.signed_records import peer_of
 from swarm.peer.checkpoints import newest_checkpoint, own_checkpoint, sweep_checkpoints
 from swarm.peer.session import Session
-from swarm.training.throughput import MAX_DROPPED, Pace
+from swarm.training.throughput import MAX_DROPPED, Throughput
 from tests.helpers.owners import subkey_of
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -107,7 +107,7 @@ def test_mutated_addresses_are_addresses_or_left_out():
 )
 def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, step, outcome):
     session = SimpleNamespace(
-        guard=SimpleNamespace(found=None),
+        supervisor=SimpleNamespace(found=None),
         stop_requested=Event(),
         options=SimpleNamespace(leaving=SimpleNamespace(target_accuracy=None)),
         total_steps=10,
@@ -217,8 +217,8 @@ def test_a_full_disk_costs_the_curves_only(tmp_path, full_disk):
 
 def test_every_third_useless_step_in_a_row_is_noticed():
     """The donor that is asked then may have just gone: another one is asked later."""
-    pace = Pace()
-    assert [pace.drop() for _ in range(2 * MAX_DROPPED + 2)].count(True) == 2
-    pace.note(8, 1.0)
-    pace.take()
-    assert [pace.drop() for _ in range(MAX_DROPPED)] == [False] * (MAX_DROPPED - 1) + [True]
+    throughput = Throughput()
+    assert [throughput.drop() for _ in range(2 * MAX_DROPPED + 2)].count(True) == 2
+    throughput.note(8, 1.0)
+    throughput.take()
+    assert [throughput.drop() for _ in range(MAX_DROPPED)] == [False] * (MAX_DROPPED - 1) + [True]

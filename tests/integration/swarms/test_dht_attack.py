@@ -15,17 +15,17 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from recipe.presets import digits
 from swarm.membership.progress_record import TRAINING, PeerProgress
-from swarm.membership.progress_store import Noticeboard
-from swarm.membership.run_manifest import PROTOCOL, RunCard, publish_card, read_cards
+from swarm.membership.progress_store import ProgressStore
+from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest, read_manifests
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.network.dht_process import SwarmDHT
-from swarm.network.dht_storage import MAX_CARDS, MAX_RECORDS
+from swarm.network.dht_storage import MAX_MANIFESTS, MAX_RECORDS
 from swarm.network.signed_records import RUNS_KEY, OwnedRecords
 
 pytestmark = pytest.mark.timeout(120)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
-CARD = RunCard(PROTOCOL, "run", digits())
-CARDS, RECORDS = 1200, 2300
+MANIFEST = RunManifest(PROTOCOL, "run", digits())
+MANIFESTS, RECORDS = 1200, 2300
 
 
 def cheap_keys():
@@ -83,18 +83,20 @@ def test_a_flood_of_records_hides_nobody_who_is_known():
         started.append(attacker)
         liars = [OwnedRecords(key) for key in itertools.islice(cheap_keys(), RECORDS)]
         later = time.time() + 110
-        false = RunCard(PROTOCOL, "run", replace(digits(), learning_rate=9.0)).to_bytes()
-        cards = signed(RUNS_KEY, false, liars[:CARDS], later)
-        stored = attacker.run_coroutine(Flood(organiser.peer_id, RUNS_KEY, cards, later), return_future=True).result(60)
-        assert MAX_CARDS / 2 < stored <= MAX_CARDS
+        false = RunManifest(PROTOCOL, "run", replace(digits(), learning_rate=9.0)).to_bytes()
+        manifests = signed(RUNS_KEY, false, liars[:MANIFESTS], later)
+        stored = attacker.run_coroutine(
+            Flood(organiser.peer_id, RUNS_KEY, manifests, later), return_future=True
+        ).result(60)
+        assert MAX_MANIFESTS / 2 < stored <= MAX_MANIFESTS
 
-        assert publish_card(organiser, CARD) in (True, False)  # whether the attacker takes it as well
+        assert publish_manifest(organiser, MANIFEST) in (True, False)  # whether the attacker takes it as well
         newcomer = start_dht(NetworkOptions(host_maddrs=LOOPBACK, initial_peers=invited))
         started.append(newcomer)
-        assert read_cards(newcomer, invited) == {"run": CARD}
+        assert read_manifests(newcomer, invited) == {"run": MANIFEST}
 
-        key = f"{CARD.key_prefix}.progress"
-        boards = [Noticeboard(dht, key) for dht in (organiser, newcomer)]
+        key = f"{MANIFEST.key_prefix}.progress"
+        boards = [ProgressStore(dht, key) for dht in (organiser, newcomer)]
         boards[0].post(progress("organiser", 7)).result(20)
         lies = signed(key, progress("liar", 10**6).to_bytes(), liars, later)
         stored = attacker.run_coroutine(Flood(organiser.peer_id, key, lies, later), return_future=True).result(60)
@@ -125,9 +127,9 @@ def test_a_node_without_a_run_passes_its_records_on(is_stock):
         invited = tuple(str(address) for address in node.get_visible_maddrs())
         member = start_dht(NetworkOptions(host_maddrs=LOOPBACK, initial_peers=invited))
         started.append(member)
-        key, later = f"{CARD.key_prefix}.progress", time.time() + 100
-        assert publish_card(member, CARD)
-        assert Noticeboard(member, key).post(progress("member", 7)).result(20)
+        key, later = f"{MANIFEST.key_prefix}.progress", time.time() + 100
+        assert publish_manifest(member, MANIFEST)
+        assert ProgressStore(member, key).post(progress("member", 7)).result(20)
         liar = hivemind.DHT(initial_peers=invited, host_maddrs=LOOPBACK, start=True)
         started.append(liar)
         for where in (RUNS_KEY, key):
@@ -136,8 +138,8 @@ def test_a_node_without_a_run_passes_its_records_on(is_stock):
         stop_dht(started.pop(1))
         newcomer = start_dht(NetworkOptions(host_maddrs=LOOPBACK, initial_peers=invited))
         started.append(newcomer)
-        assert read_cards(newcomer, invited) == {"run": CARD}
-        (seen,) = Noticeboard(newcomer, key).look(search=True).values()
+        assert read_manifests(newcomer, invited) == {"run": MANIFEST}
+        (seen,) = ProgressStore(newcomer, key).look(search=True).values()
         assert seen.step == 7
     finally:
         for dht in reversed(started):

@@ -16,7 +16,7 @@ from swarm.cli import checks as checkup
 from swarm.cli import doctor
 from swarm.cli.checks import Check
 from swarm.cli.probe import Traffic, vectors_sent
-from swarm.membership.run_manifest import PROTOCOL, RunCard, publish_card
+from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 
 pytestmark = pytest.mark.timeout(180)
@@ -32,7 +32,7 @@ def address() -> Iterator[str]:
     try:
         for run_id, recipe in (("letters", preset("digits")), ("pictures", pictures)):
             dhts.append(start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",), initial_peers=(first,))))
-            assert publish_card(dhts[-1], RunCard(PROTOCOL, run_id, recipe))
+            assert publish_manifest(dhts[-1], RunManifest(PROTOCOL, run_id, recipe))
         yield first
     finally:
         for dht in reversed(dhts):
@@ -62,11 +62,11 @@ def test_all_is_well(examine, address):
     assert status == 0, checks
     assert list(checks) == [
         *("versions", "device", "memory", "open files", "disk", "addresses", "peer 127.0.0.1", "clock"),
-        *("inbound port", "run card", "traffic", "micro-batch", "shared memory", "data"),
+        *("inbound port", "run manifest", "traffic", "micro-batch", "shared memory", "data"),
     ]
     assert "answers over TCP port" in checks["peer 127.0.0.1"].found
     assert "full peer" in checks["inbound port"].found
-    assert "run letters: vit_tiny_patch16_224 on digits" in checks["run card"].found
+    assert "run letters: vit_tiny_patch16_224 on digits" in checks["run manifest"].found
     assert "1,257 training samples" in checks["data"].found
     measured = checks["micro-batch"].found
     assert re.match(r"\d+ samples, measured: \d+(\.\d+)? s each", measured), "32, and fewer on a busy machine"
@@ -82,7 +82,7 @@ def test_missing_images_are_found_before_joining(examine, address):
 def test_several_runs_need_a_choice(examine, address):
     status, checks = examine("--initial-peers", address)
     assert status == 1
-    assert "--run-id" in checks["run card"].found
+    assert "--run-id" in checks["run manifest"].found
 
 
 def test_a_peer_that_is_gone(examine):
@@ -91,7 +91,7 @@ def test_a_peer_that_is_gone(examine):
         status, checks = examine("--initial-peers", STRANGER.format(port=unused.getsockname()[1]))
     assert status == 1
     assert "refused" in checks["peer 127.0.0.1"].found
-    assert "run card" not in checks
+    assert "run manifest" not in checks
 
 
 def test_a_server_that_is_no_peer(examine):

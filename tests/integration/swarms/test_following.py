@@ -10,7 +10,7 @@ import torch
 
 from swarm.averaging.averager import SwarmAverager
 from swarm.protocol.messages import RoundFailed
-from swarm.state_sync.average_log import MAX_AVERAGES, Trail
+from swarm.state_sync.average_log import MAX_AVERAGES, AverageLog
 from swarm.state_sync.pull import Pull
 from swarm.training import listener as listener_module
 from swarm.training.averaging_mode import Averaging
@@ -26,22 +26,22 @@ SLOW_SECONDS = 1.5
 
 
 def test_more_than_the_last_average_is_kept_only_for_those_who_follow():
-    trail = Trail()
+    average_log = AverageLog()
     for step in (1, 2):
-        trail.add(step, b"before", b"after", torch.ones(4))
-    assert trail.of(1) is None
-    assert trail.of(2).after == b"after"
-    trail.keep()
+        average_log.add(step, b"before", b"after", torch.ones(4))
+    assert average_log.of(1) is None
+    assert average_log.of(2).after == b"after"
+    average_log.keep()
     for step in range(3, MAX_AVERAGES + 3):
-        trail.add(step, b"before", b"after", torch.full((4,), 0.5))
-    assert trail.of(2) is None, "there are only so many"
-    assert trail.of(3) is not None
-    trail.add(100, b"other", b"another", torch.full((4,), 1 / 3))
-    half, single = trail.of(MAX_AVERAGES + 2).vector, trail.of(100).vector
+        average_log.add(step, b"before", b"after", torch.full((4,), 0.5))
+    assert average_log.of(2) is None, "there are only so many"
+    assert average_log.of(3) is not None
+    average_log.add(100, b"other", b"another", torch.full((4,), 1 / 3))
+    half, single = average_log.of(MAX_AVERAGES + 2).vector, average_log.of(100).vector
     assert (half.dtype, single.dtype) == (torch.float16, torch.float32), "nothing is lost"
-    trail.until = 0.0
-    trail.add(101, b"another", b"last", torch.ones(4))
-    assert trail.of(100) is None
+    average_log.until = 0.0
+    average_log.add(101, b"another", b"last", torch.ones(4))
+    assert average_log.of(100) is None
 
 
 class Weights(L.Callback):
@@ -57,7 +57,7 @@ class Weights(L.Callback):
         self.joined_at = trainer.global_step
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        report = trainer.strategy.collaboration.last_step
+        report = trainer.strategy.coordinator.last_step
         if report is None or report.step in self.of or report.step != trainer.global_step:
             return
         state = trainer.strategy.lightning_module_state_dict()
@@ -174,8 +174,8 @@ def lose_an_average(step: int) -> None:
     """The parts of this average never arrive, and arrive at the others."""
     average = SwarmAverager._average
 
-    async def lost(self, lanes, group):
-        await average(self, lanes, group)
+    async def lost(self, stripes, group):
+        await average(self, stripes, group)
         if group.tickets[0].step == step:
             self.vector.zero_()
             raise RoundFailed("a part was lost")

@@ -14,7 +14,7 @@ from recipe.presets import preset
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
-from swarm.protocol.messages import CollaborationOptions
+from swarm.protocol.messages import CoordinatorOptions
 from swarm.training.batch_size_finder import measure_for_recipe
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.swarm_peers import Peers, running_dht
@@ -37,7 +37,7 @@ class Steps(L.Callback):
     num_peers = 0
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if (last := trainer.strategy.collaboration.last_step) is not None:
+        if (last := trainer.strategy.coordinator.last_step) is not None:
             self.num_peers = last.num_peers
 
 
@@ -51,7 +51,7 @@ def train_all(name, initial_peers, line, folder) -> dict[str, tuple[int, int, di
             data.setup()
             micro_batch = measure_for_recipe(task.model, recipe, "cpu", data.num_train_samples).samples
             data.batch_size = micro_batch
-            options = CollaborationOptions(2, matchmaking_seconds=3.0, averaging_timeout_seconds=30.0)
+            options = CoordinatorOptions(2, matchmaking_seconds=3.0, averaging_timeout_seconds=30.0)
             strategy = SwarmStrategy(TARGET, model, dht=dht, name=name, options=options)
             trainer = build_trainer(
                 recipe, RunFolder.create(folder, model, name), accelerator="cpu", strategy=strategy, loggers=()

@@ -34,7 +34,7 @@ class LateTask(Task):
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        self.versions.append(self.trainer.strategy.collaboration.step)
+        self.versions.append(self.trainer.strategy.coordinator.step)
         return loss
 
 
@@ -46,8 +46,8 @@ class LateRecord(L.Callback):
         self.contributed = 0
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        collaboration, self.contributed = trainer.strategy.collaboration, self.contributed + len(batch[2])
-        report = collaboration.last_step
+        coordinator, self.contributed = trainer.strategy.coordinator, self.contributed + len(batch[2])
+        report = coordinator.last_step
         if report is None or (self.updates and self.updates[-1].step == report.step):
             return
         brought, samples = [], 0

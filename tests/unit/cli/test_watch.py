@@ -12,12 +12,12 @@ from hivemind.utils.timed_storage import get_dht_time
 from rich.console import Console
 
 from recipe.presets import preset
-from swarm.cli.watch import MAX_ROWS, Sight, main
+from swarm.cli.watch import MAX_ROWS, SwarmView, main
 from swarm.membership.progress_record import TRAINING, PeerProgress
-from swarm.membership.run_manifest import PROTOCOL, RunCard, publish_card
+from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 
-CARD = RunCard(PROTOCOL, "letters", preset("digits"))
+MANIFEST = RunManifest(PROTOCOL, "letters", preset("digits"))
 
 
 def record(name: str, step: int, rate: float = 10.0) -> PeerProgress:
@@ -25,49 +25,49 @@ def record(name: str, step: int, rate: float = 10.0) -> PeerProgress:
     return PeerProgress(name, step, 8, rate, now - 4000, now, False, TRAINING)
 
 
-def text_of(sight: Sight) -> str:
+def text_of(view: SwarmView) -> str:
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(sight.table(get_dht_time()))
+    console.print(view.table(get_dht_time()))
     return console.export_text()
 
 
 def test_the_table_says_who_is_there_and_how_far():
-    sight = Sight(CARD)
-    assert "0 peers" in text_of(sight)
-    sight.look([record("ada", 7, 20.0), record("[red]ben", 7), record("a liar", 10**6)])
-    assert (sight.step, sight.made_progress) == (7, False), "one who claims to be ahead moves nothing"
-    sight.look([record("ada", 8, 20.0), record("[red]ben", 8), record("a liar", 10**6)])
-    assert (sight.step, sight.made_progress) == (8, True)
-    shown = text_of(sight)
+    view = SwarmView(MANIFEST)
+    assert "0 peers" in text_of(view)
+    view.look([record("ada", 7, 20.0), record("[red]ben", 7), record("a liar", 10**6)])
+    assert (view.step, view.made_progress) == (7, False), "one who claims to be ahead moves nothing"
+    view.look([record("ada", 8, 20.0), record("[red]ben", 8), record("a liar", 10**6)])
+    assert (view.step, view.made_progress) == (8, True)
+    shown = text_of(view)
     for words in ("run letters", "step 8/", "3 peers", "40 samples/s", "ada", "[red]ben", "1 h 06 min", "yes"):
         assert words in shown
-    assert json.loads(json.dumps(sight.as_json()))["peers"][0].keys().isdisjoint({"loss", "accuracy"})
-    sight.look([record(f"peer-{number}", 9) for number in range(MAX_ROWS + 3)])
-    assert "and 3 more" in text_of(sight)
+    assert json.loads(json.dumps(view.as_json()))["peers"][0].keys().isdisjoint({"loss", "accuracy"})
+    view.look([record(f"peer-{number}", 9) for number in range(MAX_ROWS + 3)])
+    assert "and 3 more" in text_of(view)
 
 
 def test_what_an_organiser_should_know_is_said():
-    sight = Sight(CARD)
-    sight.look([replace(record("ada", 3), loss=0.3), replace(record("ben", 3), loss=math.nan)])
-    assert (sight.warnings, sight.loss_has_risen) == ([], False)
-    sight.look([replace(record("ada", 4), loss=0.7), replace(record("ben", 4), client_mode=True)])
-    assert not sight.loss_has_risen, "losses go up and down"
-    (warning,) = sight.warnings
+    view = SwarmView(MANIFEST)
+    view.look([replace(record("ada", 3), loss=0.3), replace(record("ben", 3), loss=math.nan)])
+    assert (view.warnings, view.loss_has_risen) == ([], False)
+    view.look([replace(record("ada", 4), loss=0.7), replace(record("ben", 4), client_mode=True)])
+    assert not view.loss_has_risen, "losses go up and down"
+    (warning,) = view.warnings
     assert "Only ada can be called" in warning
-    sight.look([replace(record("ben", 5), client_mode=True, loss=2.3)])
-    assert sight.loss_has_risen
-    assert sight.as_json()["warnings"] == sight.warnings
-    assert "The loss has risen from 0.300 to 2.300." in text_of(sight)
-    assert "No peer can be called" in text_of(sight)
+    view.look([replace(record("ben", 5), client_mode=True, loss=2.3)])
+    assert view.loss_has_risen
+    assert view.as_json()["warnings"] == view.warnings
+    assert "The loss has risen from 0.300 to 2.300." in text_of(view)
+    assert "No peer can be called" in text_of(view)
 
 
 def test_how_often_updates_are_made():
-    sight = Sight(CARD)
-    assert math.isnan(sight.updates_per_minute)
-    sight.look([record("ada", 3)])
-    sight.look([record("ada", 5)])
-    sight.began_at = sight.updated_at - 60
-    assert sight.updates_per_minute == pytest.approx(2)
+    view = SwarmView(MANIFEST)
+    assert math.isnan(view.updates_per_minute)
+    view.look([record("ada", 3)])
+    view.look([record("ada", 5)])
+    view.began_at = view.updated_at - 60
+    assert view.updates_per_minute == pytest.approx(2)
 
 
 def test_bad_input_is_refused(capsys, monkeypatch):
@@ -85,7 +85,7 @@ def test_a_swarm_that_stands_still_and_one_that_does_not(monkeypatch, capsys):
 
     def report(step: int) -> None:
         value = replace(record("ada", step), samples=step).to_bytes()
-        key, expiration = f"{CARD.key_prefix}.progress", get_dht_time() + 60
+        key, expiration = f"{MANIFEST.key_prefix}.progress", get_dht_time() + 60
         assert dht.store(key, subkey=dht.owner, value=value, expiration_time=expiration)
 
     def train() -> None:
@@ -95,7 +95,7 @@ def test_a_swarm_that_stands_still_and_one_that_does_not(monkeypatch, capsys):
             report(step)
 
     try:
-        assert publish_card(dht, CARD)
+        assert publish_manifest(dht, MANIFEST)
         report(7)
         watching = ["--initial-peers", visible_addresses(dht)[0], "--seconds"]
         assert main([*watching, "1"]) == 1

@@ -15,28 +15,35 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.crypto import RSAPrivateKey
 
 from recipe.presets import digits
-from swarm.membership.run_manifest import PROTOCOL, RunCard
+from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network import dht_storage
-from swarm.network.dht_storage import MAX_CARDS, MAX_KEY_BYTES, MAX_OTHER_RUNS, MAX_RECORDS, BoundedStorage, KnownKeys
+from swarm.network.dht_storage import (
+    MAX_KEY_BYTES,
+    MAX_MANIFESTS,
+    MAX_OTHER_RUNS,
+    MAX_RECORDS,
+    BoundedStorage,
+    KnownKeys,
+)
 from swarm.network.record_push import PushedHere
-from swarm.network.signed_records import MAX_CARD_VALUE_BYTES, RUNS_ID, OwnedRecords, peer_of
+from swarm.network.signed_records import MAX_MANIFEST_VALUE_BYTES, RUNS_ID, OwnedRecords, peer_of
 from tests.helpers.owners import subkey_of
 
 pytestmark = pytest.mark.timeout(60)
 KEY = RSAPrivateKey()
 
 
-def card(run_id: str) -> RunCard:
-    return RunCard(PROTOCOL, run_id, digits())
+def manifest(run_id: str) -> RunManifest:
+    return RunManifest(PROTOCOL, run_id, digits())
 
 
 def signed(run_id: str) -> bytes:
-    return MSGPackSerializer.dumps(card(run_id).to_bytes()) + b"[signature:c2lnbmVk]"
+    return MSGPackSerializer.dumps(manifest(run_id).to_bytes()) + b"[signature:c2lnbmVk]"
 
 
 @cache
 def key_of(run_id: str, kind: str = "progress") -> DHTID:
-    return DHTID.generate(source=f"{card(run_id).key_prefix}.{kind}")
+    return DHTID.generate(source=f"{manifest(run_id).key_prefix}.{kind}")
 
 
 class Node:
@@ -76,7 +83,7 @@ def test_only_known_keys_are_stored(node):
     assert node.stores(key_of("own"), "anna")
 
 
-def test_a_run_is_known_as_long_as_its_card(node, monkeypatch):
+def test_a_run_is_known_as_long_as_its_manifest(node, monkeypatch):
     assert node.stores(RUNS_ID, "organiser", signed("run"), seconds=60)
     assert node.stores(key_of("run"), "anna")
     later = time.time() + 61
@@ -85,7 +92,7 @@ def test_a_run_is_known_as_long_as_its_card(node, monkeypatch):
     assert not node.storage.store(key_of("run"), b"value", later + 60, subkey=subkey_of("ben"))
 
 
-def test_cards_of_strangers_make_no_more_runs_known(node):
+def test_manifests_of_strangers_make_no_more_runs_known(node):
     for number in range(MAX_OTHER_RUNS + 5):
         assert node.stores(RUNS_ID, f"organiser {number}", signed(f"run{number}"))
     known = [node.stores(key_of(f"run{number}"), "anna") for number in range(MAX_OTHER_RUNS + 5)]
@@ -96,7 +103,7 @@ def test_cards_of_strangers_make_no_more_runs_known(node):
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 60_000, b"null", b'{"run_id": 7, "fingerprint": "0123456789"}'])
-def test_a_card_that_makes_no_sense_makes_no_run_known(node, content):
+def test_a_manifest_that_makes_no_sense_makes_no_run_known(node, content):
     assert node.stores(RUNS_ID, "liar", MSGPackSerializer.dumps(content))
     assert node.stores(RUNS_ID, "liar 2", b"\xc1")
     assert node.storage._known._until == {}
@@ -122,18 +129,20 @@ def test_ten_thousand_records_of_strangers_push_out_nobody(node):
 def test_bytes_are_bounded_and_an_answer_gets_through(node):
     rng = random.Random(0)
     for number in range(200):
-        node.stores(RUNS_ID, f"liar {number}", rng.randbytes(MAX_CARD_VALUE_BYTES))
-    assert node.writes(RUNS_ID, signed("own")), "the own card is stored all the same"
+        node.stores(RUNS_ID, f"liar {number}", rng.randbytes(MAX_MANIFEST_VALUE_BYTES))
+    assert node.writes(RUNS_ID, signed("own")), "the own manifest is stored all the same"
     node.records.met.add([peer_of(subkey_of("organiser"))])
-    assert node.stores(RUNS_ID, "organiser", rng.randbytes(MAX_CARD_VALUE_BYTES))
+    assert node.stores(RUNS_ID, "organiser", rng.randbytes(MAX_MANIFEST_VALUE_BYTES))
     assert node.has(RUNS_ID, "organiser")
     assert node.own in node.storage.get(RUNS_ID).value
     answer = MSGPackSerializer.dumps(node.storage.get(RUNS_ID).value)
     assert MAX_KEY_BYTES / 2 < len(answer) < 2**22 - 2**16
 
 
-def test_many_small_cards_are_no_more_than_a_thousand(node):
-    assert sum(node.stores(RUNS_ID, f"{number}", signed("run")) for number in range(MAX_CARDS + 50)) == MAX_CARDS
+def test_many_small_manifests_are_no_more_than_a_thousand(node):
+    assert (
+        sum(node.stores(RUNS_ID, f"{number}", signed("run")) for number in range(MAX_MANIFESTS + 50)) == MAX_MANIFESTS
+    )
 
 
 def test_two_thousand_honest_peers_have_room(node):
@@ -216,5 +225,5 @@ def test_acquaintances_are_read_first(node):
 
 
 def test_names_of_runs_stay_apart():
-    assert card("a.b").key_prefix != card("a-b").key_prefix
-    assert replace(card("a"), recipe=replace(digits(), seed=1)).key_prefix != card("a").key_prefix
+    assert manifest("a.b").key_prefix != manifest("a-b").key_prefix
+    assert replace(manifest("a"), recipe=replace(digits(), seed=1)).key_prefix != manifest("a").key_prefix

@@ -282,7 +282,7 @@ def test_examples_run(page, example, tmp_path, monkeypatch, capfd):
     exec(compile(example, str(page), "exec"), scope)
 
     if "L.Trainer" in example:
-        assert scope["strategy"].collaboration is None, "it has left the swarm"
+        assert scope["strategy"].coordinator is None, "it has left the swarm"
         assert "initial_peers=['/ip4/" in capfd.readouterr().out
     if "last.ckpt" in example:
         torch.testing.assert_close(scope["model"].state_dict(), trained.model.state_dict(), rtol=0, atol=0)

@@ -20,7 +20,7 @@ from recipe.run_folder import read_metrics
 from swarm.averaging.matchmaking_messages import group_reply, parse_group, parse_step
 from swarm.membership.announcer import addresses_in
 from swarm.membership.progress_record import PeerProgress
-from swarm.membership.run_manifest import PROTOCOL, RunCard
+from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network.addresses import parse_initial_peers
 from swarm.network.known_peers import MAX_REMEMBERED, read_book, usable
 from swarm.network.reachability import NONCE_BYTES, Called, CallMe
@@ -162,17 +162,17 @@ def test_steps(data):
     assert step is None or 0 <= step <= MAX_STEP
 
 
-CARD = json.loads(RunCard(PROTOCOL, "run", digits()).to_bytes())
+MANIFEST = json.loads(RunManifest(PROTOCOL, "run", digits()).to_bytes())
 
 
 @often(1000)
-@given(some.sampled_from([*CARD, *CARD["recipe"]]), json_junk, damaged(json.dumps(CARD).encode()))
-def test_cards(field, value, data):
-    card = json.loads(json.dumps(CARD))
-    (card if field in card else card["recipe"])[field] = value
-    for text in (json.dumps(card).encode(), data):
-        if not refused(RunCard.from_bytes, text, InputError):
-            assert RunCard.from_bytes(text).recipe == digits()
+@given(some.sampled_from([*MANIFEST, *MANIFEST["recipe"]]), json_junk, damaged(json.dumps(MANIFEST).encode()))
+def test_manifests(field, value, data):
+    manifest = json.loads(json.dumps(MANIFEST))
+    (manifest if field in manifest else manifest["recipe"])[field] = value
+    for text in (json.dumps(manifest).encode(), data):
+        if not refused(RunManifest.from_bytes, text, InputError):
+            assert RunManifest.from_bytes(text).recipe == digits()
 
 
 @some.composite

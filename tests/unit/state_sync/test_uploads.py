@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from swarm.state_sync import average_log as trail
+from swarm.state_sync import average_log as average_log
 from swarm.state_sync import uploads
-from swarm.state_sync.average_log import Trail
+from swarm.state_sync.average_log import AverageLog
 from swarm.state_sync.download_messages import MAX_BUSY_SECONDS, PIECE_BYTES
 from swarm.state_sync.uploads import (
     KEEP_SECONDS,
@@ -118,8 +118,8 @@ def test_nobody_gets_the_state_without_end():
 
 @pytest.mark.parametrize(("max_bytes", "kept"), [(10**6, 64), (8000, 10), (1, 6)])
 def test_a_trail_is_bounded_in_bytes(monkeypatch, max_bytes, kept):
-    monkeypatch.setattr(trail, "MAX_HELD_BYTES", max_bytes)
-    averages = Trail()
+    monkeypatch.setattr(average_log, "MAX_HELD_BYTES", max_bytes)
+    averages = AverageLog()
     averages.keep()
     for step in range(90):
         averages.add(step, b"", b"", torch.full((200,), 1 / 3))  # 800 bytes, since fp16 would lose some of it
@@ -130,8 +130,8 @@ def test_a_trail_is_bounded_in_bytes(monkeypatch, max_bytes, kept):
 
 
 def test_averages_that_follow_each_other_travel_together(monkeypatch):
-    monkeypatch.setattr(trail, "MAX_BATCH_BYTES", 2500)
-    averages, third = Trail(), torch.full((200,), 1 / 3)
+    monkeypatch.setattr(average_log, "MAX_BATCH_BYTES", 2500)
+    averages, third = AverageLog(), torch.full((200,), 1 / 3)
     averages.keep()
     for step in range(6):
         averages.add(step, bytes([step]), bytes([step + 1]), third)
@@ -139,5 +139,5 @@ def test_averages_that_follow_each_other_travel_together(monkeypatch):
     assert [average.step for average in averages.batch(1)] == [1, 2, 3], "800 bytes each"
     assert [average.step for average in averages.batch(4)] == [4, 5], "the next one belongs to other weights"
     assert averages.batch(7) == []
-    monkeypatch.setattr(trail, "MAX_BATCH_BYTES", 1)
+    monkeypatch.setattr(average_log, "MAX_BATCH_BYTES", 1)
     assert [average.step for average in averages.batch(1)] == [1], "one in any case"

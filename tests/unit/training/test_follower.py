@@ -11,25 +11,25 @@ from torch import nn
 from recipe.errors import InputError
 from swarm.state_sync.download import Arrived, NoState
 from swarm.state_sync.serialization import pack
-from swarm.state_sync.state_version import Version
+from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 from swarm.training import follower as follower_module
 from swarm.training.follower import Follower
 
 
-def make(step: int) -> Version:
+def make(step: int) -> StateVersion:
     model = nn.Linear(2, 1)
     state = SharedState(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
-    return Version(state, step, list(model.parameters()))
+    return StateVersion(state, step, list(model.parameters()))
 
 
-def follower(version: Version, tracker, averager=None) -> Follower:
+def follower(version: StateVersion, tracker, averager=None) -> Follower:
     gradients = SimpleNamespace(reset=lambda: None, weights=list(version.state.model.parameters()))
     listener = SimpleNamespace(begin=lambda: None, is_at=lambda step: False)
     return Follower(version, tracker, averager, gradients, None, lambda: False, listener)
 
 
-def catch_up(version: Version, tracker, averager, timeout_seconds: float = 20, joins: bool = True) -> bool:
+def catch_up(version: StateVersion, tracker, averager, timeout_seconds: float = 20, joins: bool = True) -> bool:
     """To the end, as a newcomer does."""
     follows = follower(version, tracker, averager)
     follows.begin(None, timeout_seconds, joins=joins)
@@ -43,7 +43,7 @@ class Donor:
 
     looks, arrived = 0, Arrived()
 
-    def __init__(self, source: Version, failures: int, busy_seconds: float = 0.0):
+    def __init__(self, source: StateVersion, failures: int, busy_seconds: float = 0.0):
         self.source, self.failures, self.busy_seconds, self.asked = source, failures, busy_seconds, 0
         self.vector, self.cancelled = torch.zeros(3), 0
 
@@ -173,7 +173,7 @@ def test_who_has_trained_does_not_end_because_nobody_hands_over_a_state():
 class Pending(Donor):
     """The state comes when the test says so."""
 
-    def __init__(self, source: Version):
+    def __init__(self, source: StateVersion):
         super().__init__(source, 0)
         self.coming: list[Future] = []
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 
-from swarm.protocol.messages import ANY_LINEAGE, Behind, CollaborationOptions, Member, Ticket
+from swarm.protocol.messages import ANY_LINEAGE, Behind, CoordinatorOptions, Member, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.training.listener import LISTEN_BYTES, Listener
 
@@ -40,7 +40,7 @@ def listener(averager: Averager, next_round: int = 7, overlaps: bool = True) -> 
     members = [Member(ME, 0.0, False), Member(OTHER, 1.0, False)]
     own = SimpleNamespace(client_mode=False)
     tracker = SimpleNamespace(members=members, peer_id=ME, own=own, next_round=next_round)
-    return Listener(averager, tracker, CollaborationOptions(), overlaps)
+    return Listener(averager, tracker, CoordinatorOptions(), overlaps)
 
 
 def test_it_goes_on_with_the_round_of_its_step():

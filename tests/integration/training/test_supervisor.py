@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from swarm.peer.supervisor import LOOK_SECONDS, Guard
+from swarm.peer.supervisor import LOOK_SECONDS, Supervisor
 
 
 @pytest.fixture
@@ -20,54 +20,56 @@ def part() -> Iterator[subprocess.Popen]:
     process.wait()
 
 
-def guard_of(part: subprocess.Popen, tmp_path, leaves: threading.Event | None = None) -> tuple[Guard, threading.Event]:
+def supervisor_of(
+    part: subprocess.Popen, tmp_path, leaves: threading.Event | None = None
+) -> tuple[Supervisor, threading.Event]:
     told = threading.Event()
     process = psutil.Process(part.pid)
-    guard = Guard(
+    supervisor = Supervisor(
         lambda: {"p2pd": process}, lambda name: told.set(), tmp_path / "note.json", leaves or threading.Event()
     )
-    guard.setup(None, None, "fit")
-    return guard, told
+    supervisor.setup(None, None, "fit")
+    return supervisor, told
 
 
 def test_a_part_that_dies_is_noticed(part, tmp_path):
-    guard, told = guard_of(part, tmp_path)
+    supervisor, told = supervisor_of(part, tmp_path)
     part.kill()
     assert told.wait(10 * LOOK_SECONDS)
-    assert guard.found == "p2pd"
+    assert supervisor.found == "p2pd"
 
 
 def test_an_error_because_of_a_part_is_told_from_others(part, tmp_path):
-    guard, _ = guard_of(part, tmp_path)
+    supervisor, _ = supervisor_of(part, tmp_path)
     part.kill()
     part.wait()
-    guard.on_exception(None, None, RuntimeError("it does not answer"))
-    assert guard.found == "p2pd"
+    supervisor.on_exception(None, None, RuntimeError("it does not answer"))
+    assert supervisor.found == "p2pd"
 
 
 def test_after_another_error_parts_end_because_they_should(part, tmp_path):
-    guard, told = guard_of(part, tmp_path)
-    guard.on_exception(None, None, RuntimeError("the model is another one"))
+    supervisor, told = supervisor_of(part, tmp_path)
+    supervisor.on_exception(None, None, RuntimeError("the model is another one"))
     part.kill()
     part.wait()
     assert not told.wait(2 * LOOK_SECONDS)
-    assert guard.found is None
+    assert supervisor.found is None
 
 
 def test_who_leaves_misses_none_of_its_parts(part, tmp_path):
     leaves = threading.Event()
-    guard, told = guard_of(part, tmp_path, leaves)
+    supervisor, told = supervisor_of(part, tmp_path, leaves)
     leaves.set()
     part.kill()
     part.wait()
-    guard.on_exception(None, None, RuntimeError("everything is taken down"))
+    supervisor.on_exception(None, None, RuntimeError("everything is taken down"))
     assert not told.wait(2 * LOOK_SECONDS)
-    assert guard.found is None
+    assert supervisor.found is None
 
 
 def test_without_a_training_nothing_is_missed_either(part, tmp_path):
-    guard, told = guard_of(part, tmp_path)
-    guard.teardown(None, None, "fit")
+    supervisor, told = supervisor_of(part, tmp_path)
+    supervisor.teardown(None, None, "fit")
     part.kill()
     part.wait()
     assert not told.wait(2 * LOOK_SECONDS)

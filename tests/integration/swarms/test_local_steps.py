@@ -203,9 +203,9 @@ class Anchors(L.Callback):
         self.local_steps += 1
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        collaboration = trainer.strategy.collaboration
-        report = collaboration.last_step
-        if report is not None and report.step == collaboration.step != self._step:
+        coordinator = trainer.strategy.coordinator
+        report = coordinator.last_step
+        if report is not None and report.step == coordinator.step != self._step:
             self._step = report.step
             state = trainer.strategy.lightning_module_state_dict()
             self.weights[report.step] = {name: tensor.clone() for name, tensor in state.items()}
@@ -220,15 +220,15 @@ class Told(L.Callback):
         self._line = line
 
     def on_train_start(self, trainer, pl_module):
-        collaboration = trainer.strategy.collaboration
-        catch_up = collaboration._catch_up
+        coordinator = trainer.strategy.coordinator
+        catch_up = coordinator._catch_up
 
         def tell(donor=None, is_told=False):
             has_changed = catch_up(donor, is_told)
             self._line.put("replaced" if donor and has_changed else "caught up")
             return has_changed
 
-        collaboration._catch_up = tell
+        coordinator._catch_up = tell
 
 
 def train_locally(name, initial_peers, line, plan, target, steps, local, min_peers, overlap, codec, data=loader):

@@ -11,11 +11,11 @@ from hivemind.p2p import PeerID
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.compression import Codec
-from swarm.protocol.messages import CollaborationOptions, Member, RoundFailed, Ticket
+from swarm.protocol.messages import CoordinatorOptions, Member, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import wait_a_little
 from swarm.training import inflight_round as pending
-from swarm.training.inflight_round import PendingRound
+from swarm.training.inflight_round import InflightRound
 from swarm.training.throughput import Work
 
 
@@ -59,9 +59,9 @@ def test_a_round_may_take_as_long_as_a_slow_line_needs(callable_ones, others, se
     assert SwarmAverager.longest_round_seconds(averager, 700.0, members) == 700.0
 
 
-def round_of(averager: StoppedAverager) -> PendingRound:
-    options = CollaborationOptions(averaging_timeout_seconds=0.1)
-    return PendingRound(averager, Ticket(0, 32, False, 1.0, bytes(LINEAGE_BYTES)), [], options, Work())
+def round_of(averager: StoppedAverager) -> InflightRound:
+    options = CoordinatorOptions(averaging_timeout_seconds=0.1)
+    return InflightRound(averager, Ticket(0, 32, False, 1.0, bytes(LINEAGE_BYTES)), [], options, Work())
 
 
 def test_an_averaging_process_that_is_stopped_is_ended(monkeypatch):

@@ -1,4 +1,4 @@
-"""Whose claims have not held: they are left out for a while, and each further time for longer."""
+"""Peers that are left out for a while, each time for longer: their claims were wrong, or they have spoilt a round."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from hivemind.p2p import PeerID
 
 from swarm.protocol.messages import MAX_GROUP_SIZE
 
-DISTRUST_SECONDS, MAX_DISTRUST_SECONDS = 10.0, 60.0
+BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 10.0, 60.0
 """After the first time that a peer's claims did not hold; twice as long each further time."""
 BLAME_SECONDS, MAX_BLAME_SECONDS = 60.0, 600.0
 """The same for a peer that spoils rounds or holds them up."""
 
 
-class Distrust:
-    """Peers that are not believed now.
+class Backoff:
+    """Peers that are left out now.
 
-    :param first_seconds: for which a peer is not believed the first time
-    :param max_seconds: longest time for which one is not believed
+    :param first_seconds: for which a peer is left out the first time
+    :param max_seconds: longest time for which one is left out
     """
 
-    def __init__(self, first_seconds: float = DISTRUST_SECONDS, max_seconds: float = MAX_DISTRUST_SECONDS) -> None:
+    def __init__(self, first_seconds: float = BACKOFF_SECONDS, max_seconds: float = MAX_BACKOFF_SECONDS) -> None:
         self._first_seconds, self._max_seconds = first_seconds, max_seconds
         self._seconds: dict[PeerID, tuple[float, float]] = {}
         """Monotonic seconds until which, and how long that was."""

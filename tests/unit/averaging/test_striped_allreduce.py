@@ -1,11 +1,11 @@
-"""Into how many lanes a vector is divided, and how they are told apart."""
+"""Into how many stripes a vector is divided, and how they are told apart."""
 
 import pytest
 import torch
 from hivemind.p2p import PeerID
 
 from swarm.averaging.compression import Codec, ErrorFeedback
-from swarm.averaging.striped_allreduce import count_lanes, lane_of
+from swarm.averaging.striped_allreduce import count_stripes, stripe_of
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 
@@ -17,7 +17,7 @@ def group_of(full: int, outbound_only: int = 0) -> Group:
 
 
 @pytest.mark.parametrize(
-    ("full", "outbound_only", "codec", "numbers", "lanes"),
+    ("full", "outbound_only", "codec", "numbers", "stripes"),
     [
         (2, 0, "none", 1, 1),
         (2, 0, "none", 2**17, 1),
@@ -32,19 +32,19 @@ def group_of(full: int, outbound_only: int = 0) -> Group:
         (1, 3, "none", 2**24, 8),
     ],
 )
-def test_a_lane_carries_what_a_new_stream_lets_through_or_more(full, outbound_only, codec, numbers, lanes):
-    assert count_lanes(group_of(full, outbound_only), torch.empty(numbers), Codec(codec).make()) == lanes
+def test_a_stripe_carries_what_a_new_stream_lets_through_or_more(full, outbound_only, codec, numbers, stripes):
+    assert count_stripes(group_of(full, outbound_only), torch.empty(numbers), Codec(codec).make()) == stripes
 
 
-def test_no_two_lanes_have_the_same_name():
+def test_no_two_stripes_have_the_same_name():
     group = group_of(2)
-    lanes = [lane_of(group, turn, lane) for turn in range(2) for lane in range(8)]
-    assert len({lane.group_id for lane in lanes} | {group.group_id}) == 17
-    assert all((lane.peer_ids, lane.tickets) == (group.peer_ids, group.tickets) for lane in lanes)
-    assert lane_of(group, 1, 3) == lanes[11], "the same for everybody"
+    stripes = [stripe_of(group, turn, stripe) for turn in range(2) for stripe in range(8)]
+    assert len({stripe.group_id for stripe in stripes} | {group.group_id}) == 17
+    assert all((stripe.peer_ids, stripe.tickets) == (group.peer_ids, group.tickets) for stripe in stripes)
+    assert stripe_of(group, 1, 3) == stripes[11], "the same for everybody"
 
 
-def test_lanes_share_the_memory_of_what_was_left_out():
+def test_stripes_share_the_memory_of_what_was_left_out():
     feedback = ErrorFeedback(Codec("fp16").make(), 6)
     feedback.part(slice(2, 4)).keep(torch.ones(2), 0, 3.0)
     assert feedback.left_out.tolist() == [0, 0, 3, 3, 0, 0]

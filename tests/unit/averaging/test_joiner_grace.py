@@ -4,53 +4,53 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarm.averaging import joiner_grace as door
+from swarm.averaging import joiner_grace as grace
 from swarm.protocol.messages import MAX_GROUP_SIZE
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(grace, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
 def test_it_is_held_until_the_peer_comes_or_some_seconds_have_passed(clock):
-    held = door.Door()
+    held = grace.JoinerGrace()
     held.hold("a")
     held.hold("b")
-    assert held.open_until == clock.now + door.HOLD_SECONDS
+    assert held.open_until == clock.now + grace.HOLD_SECONDS
     assert held.awaited(arrived=set()) == {"a", "b"}
     assert held.awaited(arrived={"a"}) == {"b"}
     assert held.awaited(arrived=set()) == {"b"}, "a has been here"
-    clock.now += door.HOLD_SECONDS
+    clock.now += grace.HOLD_SECONDS
     assert held.awaited(arrived=set()) == set()
 
 
 def test_a_short_hold_does_not_end_a_long_one(clock):
-    held = door.Door()
+    held = grace.JoinerGrace()
     held.hold("a", 15.0)
     held.hold("a")
-    clock.now += 2 * door.HOLD_SECONDS
+    clock.now += 2 * grace.HOLD_SECONDS
     assert held.awaited(arrived=set()) == {"a"}
-    assert held.seconds_left({"a", "b"}) == 15.0 - 2 * door.HOLD_SECONDS
+    assert held.seconds_left({"a", "b"}) == 15.0 - 2 * grace.HOLD_SECONDS
     assert held.seconds_left({"b"}) == 0.0
 
 
 def test_nobody_can_hold_it_for_good(clock):
-    held, seconds = door.Door(), 0
+    held, seconds = grace.JoinerGrace(), 0
     while clock.now < 1000 + 600:
         held.hold("a")
         seconds += "a" in held.awaited(arrived=set())
         clock.now += 1
-    share = door.MAX_HOLDS * door.HOLD_SECONDS / door.WITHIN_SECONDS
+    share = grace.MAX_HOLDS * grace.HOLD_SECONDS / grace.WITHIN_SECONDS
     assert seconds <= 1.2 * share * 600
     held.hold("b")
     assert held.awaited(arrived=set()) >= {"b"}, "others are not the worse for it"
 
 
 def test_strangers_do_not_fill_it(clock):
-    held = door.Door()
+    held = grace.JoinerGrace()
     for peer in range(2 * MAX_GROUP_SIZE):
         held.hold(peer)
     assert len(held.awaited(arrived=set())) == MAX_GROUP_SIZE

@@ -2,16 +2,16 @@
 
 import pytest
 
-from swarm.peer.startup_timer import STARTED, StartClock
+from swarm.peer.startup_timer import STARTED, StartupTimer
 
 
 @pytest.fixture
-def clock(monkeypatch) -> StartClock:
+def clock(monkeypatch) -> StartupTimer:
     """Of a peer that started 100 s ago."""
     now = [1000.0]
     monkeypatch.setattr("time.time", lambda: now[0])
     monkeypatch.setenv(STARTED, "900")
-    clock = StartClock()
+    clock = StartupTimer()
     clock.now = now
     return clock
 

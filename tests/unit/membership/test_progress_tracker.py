@@ -9,7 +9,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from swarm.membership.claim_bounds import MAX_AHEAD
-from swarm.membership.peer_backoff import MAX_WAITED_FOR
+from swarm.membership.no_shows import MAX_WAITED_FOR
 from swarm.membership.progress_record import (
     AVERAGING,
     JOINING,
@@ -373,7 +373,7 @@ def test_nobody_is_further_than_the_run_is_long():
 
 def test_who_fails_again_is_distrusted_for_longer(swarm, monkeypatch):
     anna, now = swarm.says("anna", step=7), 100.0
-    monkeypatch.setattr("swarm.membership.distrust.time.monotonic", lambda: now)
+    monkeypatch.setattr("swarm.membership.backoff.time.monotonic", lambda: now)
     for seconds in (10, 20, 40, 60, 60):
         swarm.tracker.distrusted.add(anna)
         now += seconds - 1

@@ -7,7 +7,7 @@ import torch
 
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
-from swarm.state_sync.state_version import Version
+from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.weight_sketch import SIZE, TOLERANCE, Sketch, nearest_to_most, relative_distance
 
 LINEAGE = bytes(range(16))
@@ -59,13 +59,15 @@ def group_of(*sketches, client_modes=None) -> Group:
 def test_the_one_that_is_off_takes_over_the_state_of_the_others():
     here, there = Sketch(weights()).take(LINEAGE), Sketch(moved(0.1, 1)).take(LINEAGE)
     group = group_of(there, here, here)
-    assert [Version.strayed_from(ticket, group) for ticket in group.tickets] == ["b", None, None]
+    assert [StateVersion.strayed_from(ticket, group) for ticket in group.tickets] == ["b", None, None]
     pair = group_of(here, there)
-    assert [Version.strayed_from(ticket, pair) for ticket in pair.tickets] == [None, "a"], "one of two gives way"
+    assert [StateVersion.strayed_from(ticket, pair) for ticket in pair.tickets] == [None, "a"], "one of two gives way"
     hidden = group_of(here, there, client_modes=[True, False])
-    assert [Version.strayed_from(ticket, hidden) for ticket in hidden.tickets] == ["b", None], "who can be called gives"
+    assert [StateVersion.strayed_from(ticket, hidden) for ticket in hidden.tickets] == ["b", None], (
+        "who can be called gives"
+    )
     nearly = group_of(here, Sketch(moved(TOLERANCE / 10, 2)).take(LINEAGE))
-    assert [Version.strayed_from(ticket, nearly) for ticket in nearly.tickets] == [None, None]
+    assert [StateVersion.strayed_from(ticket, nearly) for ticket in nearly.tickets] == [None, None]
 
 
 def test_a_peer_without_a_sketch_is_no_model():
@@ -76,9 +78,9 @@ def test_a_peer_without_a_sketch_is_no_model():
 def test_who_handed_over_these_weights_is_not_asked_for_better_ones():
     here, there = Sketch(weights()).take(LINEAGE), Sketch(moved(0.1, 1)).take(LINEAGE)
     group = group_of(there, here, here)
-    assert Version.strayed_from(group.tickets[0], group, last_donor="b") == "c"
+    assert StateVersion.strayed_from(group.tickets[0], group, last_donor="b") == "c"
     pair = group_of(there, here)
-    assert Version.strayed_from(pair.tickets[0], pair, last_donor="b") in (None, "b"), "nobody else is there"
+    assert StateVersion.strayed_from(pair.tickets[0], pair, last_donor="b") in (None, "b"), "nobody else is there"
 
 
 def test_nobody_can_know_in_advance_how_weights_will_look():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hivemind.p2p import P2P
 
-from swarm.membership import failure_detector as pulse
+from swarm.membership import failure_detector as detector
 from swarm.protocol.messages import Behind, RoundFailed
 from swarm.runtime import fault_injection as faults
 from tests.helpers.averaging_rounds import averager_for, introduce, meet_everyone, run_round, say_goodbye
@@ -18,7 +18,7 @@ SIZE = 200_000
 FROZEN_STEP = 3
 
 
-class Pulse(pulse.Pulse):
+class FailureDetector(detector.FailureDetector):
     """Hears the question and says nothing, as a frozen process."""
 
     async def answer(self) -> None:
@@ -26,20 +26,20 @@ class Pulse(pulse.Pulse):
         await super().answer()
 
 
-async def two(answering: type) -> tuple[pulse.Pulse, P2P, P2P]:
+async def two(answering: type) -> tuple[detector.FailureDetector, P2P, P2P]:
     """One that asks, and the network of both; the other one answers as the given class does."""
     here = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     there = await P2P.create(
         host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await here.get_visible_maddrs(), dht_mode="server"
     )
     await answering(there, "run").answer()
-    return pulse.Pulse(here, "run"), here, there
+    return detector.FailureDetector(here, "run"), here, there
 
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch):
-    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(pulse, "FIRST_SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(detector, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(detector, "FIRST_SILENCE_SECONDS", 3.0)
 
 
 async def watch(answering: type, happens) -> None:
@@ -59,11 +59,11 @@ def test_who_answers_is_there_and_who_was_killed_is_not():
         assert not lost.done(), "it has answered for two seconds"
         there._child.kill()  # its p2pd
 
-    asyncio.run(watch(pulse.Pulse, killed))
+    asyncio.run(watch(detector.FailureDetector, killed))
 
 
 def test_who_is_silent_is_there_as_long_as_it_sends(monkeypatch):
-    monkeypatch.setattr(pulse, "FIRST_SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(detector, "FIRST_SILENCE_SECONDS", 1.0)
 
     async def sends(asking, lost, there):
         for _ in range(40):
@@ -71,12 +71,12 @@ def test_who_is_silent_is_there_as_long_as_it_sends(monkeypatch):
             await asyncio.sleep(0.05)
         assert not lost.done(), "twice its patience"
 
-    asyncio.run(watch(Pulse, sends))
+    asyncio.run(watch(FailureDetector, sends))
 
 
 def test_who_cannot_be_called_is_not_lost_by_that():
     async def main():
-        asking, here, there = await two(pulse.Pulse)
+        asking, here, there = await two(detector.FailureDetector)
         await there.shutdown()
         lost = asyncio.create_task(asking.lost(there.peer_id, can_be_called=False))
         await asyncio.wait([lost], timeout=2)
@@ -88,10 +88,10 @@ def test_who_cannot_be_called_is_not_lost_by_that():
 
 
 def test_patience_is_learnt():
-    asking = pulse.Pulse(None, "run")
-    assert asking.patience_seconds == pulse.FIRST_SILENCE_SECONDS
+    asking = detector.FailureDetector(None, "run")
+    assert asking.patience_seconds == detector.FIRST_SILENCE_SECONDS
     asking.exchange_took(1.0, [])
-    assert asking.patience_seconds == pulse.SILENCE_SECONDS
+    assert asking.patience_seconds == detector.SILENCE_SECONDS
     for seconds in (4.0, 4.0, 100.0):
         asking.exchange_took(seconds, [])
     assert asking.patience_seconds == 8.0
@@ -141,7 +141,7 @@ LONG_SILENCE_SECONDS = 6.0
 
 
 def two_rounds_with_patience(*arguments):
-    pulse.SILENCE_SECONDS = LONG_SILENCE_SECONDS
+    detector.SILENCE_SECONDS = LONG_SILENCE_SECONDS
     return two_rounds(*arguments)
 
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from hivemind.utils import get_dht_time
 
-from swarm.membership import progress_store as noticeboard
-from swarm.membership.progress_store import LATE_SECONDS, RECORD_SECONDS, SEARCH_SECONDS, Noticeboard
+from swarm.membership import progress_store as progress_store
+from swarm.membership.progress_store import LATE_SECONDS, RECORD_SECONDS, SEARCH_SECONDS, ProgressStore
 from swarm.network.signed_records import peer_of
 from tests.helpers.owners import subkey_of
 from tests.helpers.records import RECORD, FakeDHT
 
 
-class Board(Noticeboard):
+class Board(ProgressStore):
     """What others say is in the DHT at once."""
 
     def __init__(self):
@@ -63,7 +63,7 @@ def test_who_is_alone_or_has_to_be_sure_searches(board):
 
 
 def test_now_and_then_all_search(board, monkeypatch):
-    later = noticeboard.time.monotonic() + SEARCH_SECONDS + 0.1
+    later = progress_store.time.monotonic() + SEARCH_SECONDS + 0.1
     monkeypatch.setattr("swarm.membership.progress_store.time.monotonic", lambda: later)
     assert board.searches() == 1
     assert board.searches() == 0

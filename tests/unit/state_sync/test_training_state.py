@@ -10,7 +10,7 @@ from torch import nn
 from swarm.protocol.messages import RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.state_sync.serialization import pack, unpack
-from swarm.state_sync.state_version import Version
+from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 
 OPTIMIZERS = {
@@ -92,9 +92,9 @@ def test_equal_weights_have_one_digest_and_others_another():
     next(different[3].model.buffers()).add_(1e-6)
     different[4].model[3].double()
     assert len({state.digest() for state in different}) == len(different)
-    first, other = Version(make(1), 0, [torch.zeros(1)]), Version(make(1), 0, [torch.zeros(1)])
+    first, other = StateVersion(make(1), 0, [torch.zeros(1)]), StateVersion(make(1), 0, [torch.zeros(1)])
     assert first.lineage == other.lineage
-    assert Version(make(1), 1, [torch.zeros(1)]).lineage != Version(make(1), 1, [torch.zeros(1)]).lineage
+    assert StateVersion(make(1), 1, [torch.zeros(1)]).lineage != StateVersion(make(1), 1, [torch.zeros(1)]).lineage
 
 
 def test_own_weights_are_kept_before_far_ones_replace_them():
@@ -102,7 +102,7 @@ def test_own_weights_are_kept_before_far_ones_replace_them():
     train(donor)
     train(own, steps=2)
     kept = []
-    version = Version(own, 2, list(own.model.parameters()))
+    version = StateVersion(own, 2, list(own.model.parameters()))
     version.keep_own = lambda step: kept.append((step, own.model[0].weight.clone()))
     near = donor.export(3, LINEAGE)
     assert 0 < own.distance_to(near[1]) < 0.1

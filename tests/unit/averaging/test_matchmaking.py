@@ -7,8 +7,8 @@ import pytest
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from swarm.averaging.matchmaking import Rendezvous
-from swarm.membership.distrust import Distrust
+from swarm.averaging.matchmaking import Matchmaking
+from swarm.membership.backoff import Backoff
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
@@ -29,18 +29,18 @@ BEFORE, AFTER, OTHER = (bytes([number]) * LINEAGE_BYTES for number in (1, 2, 3))
 )
 def test_only_a_member_with_the_same_weights_and_samples_makes_a_leader_end_its_step(who, ticket, waits):
     async def test():
-        leader = Rendezvous(
-            SimpleNamespace(peer_id=ME), object, "run", b"schema", BatchTarget(64), SimpleNamespace(), Distrust()
+        leader = Matchmaking(
+            SimpleNamespace(peer_id=ME), object, "run", b"schema", BatchTarget(64), SimpleNamespace(), Backoff()
         )
         leader.met([FRIEND])
         leader.set_step(3, BEFORE)
         request = averaging_pb2.JoinRequest(schema_hash=b"schema", gather=ticket.to_bytes())
-        visit = leader.serve(request, SimpleNamespace(remote_id=who))
-        assert (await anext(visit)).code == averaging_pb2.ACCEPTED, "it is early"
+        probe = leader.serve(request, SimpleNamespace(remote_id=who))
+        assert (await anext(probe)).code == averaging_pb2.ACCEPTED, "it is early"
         assert not leader.waits_for(3)
         leader.set_step(4, AFTER)
         assert leader.waits_for(4) == waits
-        await visit.aclose()
+        await probe.aclose()
         assert not leader.waits_for(4), "it has left"
 
     asyncio.run(test())

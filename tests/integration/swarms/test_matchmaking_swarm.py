@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swarm.averaging.averager import SwarmAverager
-from swarm.averaging.matchmaking import Rendezvous
+from swarm.averaging.matchmaking import Matchmaking
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Member, Refused, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES
@@ -23,14 +23,14 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
 
     :returns: how often somebody knocked at this peer's door; who was in its last group, or who refused it
     """
-    knocks, serve = multiprocessing.Value("i", 0), Rendezvous.serve
+    knocks, serve = multiprocessing.Value("i", 0), Matchmaking.serve
 
     async def count(self, request, context):
         knocks.value += 1
         async for reply in serve(self, request, context):
             yield reply
 
-    Rendezvous.serve = count
+    Matchmaking.serve = count
     with running_dht(initial_peers, line) as dht:
         averager = SwarmAverager(torch.zeros(size).share_memory_(), dht, "absent", lambda: ({}, []))
         line.put(Member(dht.peer_id, float(ord(name)), client_mode=False))

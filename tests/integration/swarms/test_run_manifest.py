@@ -1,4 +1,4 @@
-"""The run card: what strangers may write into it, how a run is chosen, and that it outlives its first publisher."""
+"""The run manifest: what strangers may write into it, how a run is chosen, and that it outlives its first publisher."""
 
 import dataclasses
 import json
@@ -11,31 +11,31 @@ import pytest
 
 from recipe.errors import InputError
 from recipe.presets import digits
-from swarm.membership.announcer import Keeper
+from swarm.membership.announcer import Announcer
 from swarm.membership.run_manifest import (
-    MAX_CARD_BYTES,
+    MAX_MANIFEST_BYTES,
     PROTOCOL,
     NewerProtocolError,
-    RunCard,
+    RunManifest,
     check_overrides,
-    choose_card,
-    publish_card,
-    read_cards,
+    choose_manifest,
+    publish_manifest,
+    read_manifests,
 )
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.network.dht_storage import MAX_CARDS
+from swarm.network.dht_storage import MAX_MANIFESTS
 from swarm.network.signed_records import RUNS_KEY, peer_of
 from tests.helpers.owners import subkey_of
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def card(run_id: str = "mine", **changes) -> RunCard:
-    return RunCard(PROTOCOL, run_id, dataclasses.replace(digits(), **changes))
+def manifest(run_id: str = "mine", **changes) -> RunManifest:
+    return RunManifest(PROTOCOL, run_id, dataclasses.replace(digits(), **changes))
 
 
 def rewritten(**changes) -> bytes:
-    return json.dumps({**json.loads(card().to_bytes()), **changes}).encode()
+    return json.dumps({**json.loads(manifest().to_bytes()), **changes}).encode()
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def join(dht):
 
 
 def expiration(dht) -> float:
-    """When the last card ends, as this node knows it; 0 for no card."""
+    """When the last manifest ends, as this node knows it; 0 for no manifest."""
     found = dht.get(RUNS_KEY, latest=True)
     return max((entry.expiration_time for entry in found.value.values()), default=0) if found else 0
 
@@ -69,32 +69,34 @@ def wait_for(condition: Callable[[], bool], timeout_seconds: float = 20) -> None
 
 
 def test_labels_mean_the_same_for_all(tmp_path):
-    begun = card().with_classes("cats and dogs", tmp_path)
-    assert RunCard.from_bytes(begun.to_bytes()) == begun
+    begun = manifest().with_classes("cats and dogs", tmp_path)
+    assert RunManifest.from_bytes(begun.to_bytes()) == begun
     assert begun.with_classes("cats and dogs", tmp_path) == begun
     with pytest.raises(InputError, match=f"{tmp_path} have other names"):
         begun.with_classes("dogs and cats", tmp_path)
-    assert card().with_classes("", tmp_path) == card(), "of digits there is only one kind"
+    assert manifest().with_classes("", tmp_path) == manifest(), "of digits there is only one kind"
 
 
 def test_round_trip_is_small_enough_for_one_atomic_pipe_write():
-    assert RunCard.from_bytes(card().to_bytes()) == card()
-    assert len(card().to_bytes()) < 3000  # hivemind's command pipe has several writers, 4096 bytes stay in one piece
+    assert RunManifest.from_bytes(manifest().to_bytes()) == manifest()
+    assert (
+        len(manifest().to_bytes()) < 3000
+    )  # hivemind's command pipe has several writers, 4096 bytes stay in one piece
 
 
 def test_key_prefix_tells_runs_and_recipes_apart_without_dots():
-    prefixes = {c.key_prefix for c in (card("a.b"), card("a-b"), card("a_b"), card("a-b", seed=1))}
+    prefixes = {c.key_prefix for c in (manifest("a.b"), manifest("a-b"), manifest("a_b"), manifest("a-b", seed=1))}
     assert len(prefixes) == 4
     assert not any("." in prefix for prefix in prefixes)
-    assert card("run-1").key_prefix == f"run-1-{digits().fingerprint}"
+    assert manifest("run-1").key_prefix == f"run-1-{digits().fingerprint}"
 
 
 @pytest.mark.parametrize("run_id", ["", "../up", ".hidden", "a/b", "two words", "x" * 65, "line\nbreak", None, 7])
 def test_run_ids_are_plain_names(run_id):
     with pytest.raises(InputError, match="choose another --run-id"):
-        card(run_id)
+        manifest(run_id)
     with pytest.raises(InputError):
-        RunCard.from_bytes(rewritten(run_id=run_id))
+        RunManifest.from_bytes(rewritten(run_id=run_id))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_run_ids_are_plain_names(run_id):
         b"\xff\xfe",
         b"[" * 60_000,
         b"9" * 60_000,
-        b" " * (MAX_CARD_BYTES + 1),
+        b" " * (MAX_MANIFEST_BYTES + 1),
         None,
         "text",
         rewritten(protocol=0),
@@ -120,24 +122,24 @@ def test_run_ids_are_plain_names(run_id):
         rewritten(fingerprint=None),
     ],
 )
-def test_malformed_cards(data):
+def test_malformed_manifests(data):
     with pytest.raises(InputError) as caught:
-        RunCard.from_bytes(data)
+        RunManifest.from_bytes(data)
     assert not isinstance(caught.value, NewerProtocolError)
 
 
 def test_a_newer_protocol_asks_for_an_update():
     with pytest.raises(NewerProtocolError, match="update it"):
-        RunCard.from_bytes(rewritten(protocol=PROTOCOL + 1, recipe={"unknown": "shape"}))
+        RunManifest.from_bytes(rewritten(protocol=PROTOCOL + 1, recipe={"unknown": "shape"}))
 
 
 def test_an_older_protocol_is_not_joined():
     with pytest.raises(InputError, match="version that its peers use"):
-        RunCard.from_bytes(rewritten(protocol=PROTOCOL - 1))
+        RunManifest.from_bytes(rewritten(protocol=PROTOCOL - 1))
 
 
-def test_mutated_cards_raise_nothing_but_input_errors():
-    generator, original = random.Random(0), card().to_bytes()
+def test_mutated_manifests_raise_nothing_but_input_errors():
+    generator, original = random.Random(0), manifest().to_bytes()
     for _ in range(1000):
         data = bytearray(original)
         for _ in range(generator.randint(1, 4)):
@@ -152,74 +154,74 @@ def test_mutated_cards_raise_nothing_but_input_errors():
             else:
                 del data[max(1, position) :]
         try:
-            survivor = RunCard.from_bytes(bytes(data))
+            survivor = RunManifest.from_bytes(bytes(data))
         except InputError:
             continue
         assert survivor.recipe == digits()  # at most the name changed: the fingerprint guards the rest
 
 
 def test_choosing_a_run():
-    cards = {"one": card("one"), "two": card("two")}
-    assert choose_card({"one": cards["one"]}, None) == cards["one"]
-    assert choose_card(cards, "two") == cards["two"]
+    manifests = {"one": manifest("one"), "two": manifest("two")}
+    assert choose_manifest({"one": manifests["one"]}, None) == manifests["one"]
+    assert choose_manifest(manifests, "two") == manifests["two"]
     with pytest.raises(InputError, match=r"--run-id \(one, two\)"):
-        choose_card(cards, None)
+        choose_manifest(manifests, None)
     with pytest.raises(InputError, match=r"No run 'three' .* one, two"):
-        choose_card(cards, "three")
+        choose_manifest(manifests, "three")
     with pytest.raises(InputError, match="know of no run"):
-        choose_card({}, "one")
+        choose_manifest({}, "one")
 
 
 def test_overrides_that_contradict_the_run_are_shown():
-    check_overrides(card(), {})
-    check_overrides(card(), {"target_batch_size": digits().target_batch_size})
+    check_overrides(manifest(), {})
+    check_overrides(manifest(), {"target_batch_size": digits().target_batch_size})
     with pytest.raises(InputError) as caught:
-        check_overrides(card(), {"target_batch_size": 1024, "seed": digits().seed, "optimizer": "sgd"})
+        check_overrides(manifest(), {"target_batch_size": 1024, "seed": digits().seed, "optimizer": "sgd"})
     assert "target_batch_size: swarm 512, here 1024; optimizer: swarm adamw, here sgd" in str(caught.value)
     assert "drop the option" in str(caught.value)
     with pytest.raises(InputError, match="no setting 'colour'"):
-        check_overrides(card(), {"colour": "red"})
+        check_overrides(manifest(), {"colour": "red"})
 
 
-def test_the_card_outlives_its_first_publisher(dhts):
+def test_the_manifest_outlives_its_first_publisher(dhts):
     first, second = dhts
-    assert publish_card(first, card(), expiration_seconds=2)
-    cards = read_cards(second)
-    assert cards == {"mine": card()}
-    keeper = Keeper(second, cards["mine"], keep_seconds=3, period_seconds=0.75)
+    assert publish_manifest(first, manifest(), expiration_seconds=2)
+    manifests = read_manifests(second)
+    assert manifests == {"mine": manifest()}
+    announcer = Announcer(second, manifests["mine"], keep_seconds=3, period_seconds=0.75)
     try:
         published = expiration(second)
         stop_dht(first)
-        wait_for(lambda: time.time() > published and expiration(second) > published)  # the first one's card is over
+        wait_for(lambda: time.time() > published and expiration(second) > published)  # the first one's manifest is over
         dhts.append(join(second))
-        assert read_cards(dhts[-1]) == cards
+        assert read_manifests(dhts[-1]) == manifests
     finally:
         start = time.monotonic()
-        keeper.stop()
+        announcer.stop()
         assert time.monotonic() - start < 1.2
     ended = expiration(second)
     wait_for(lambda: time.time() > ended)
-    assert read_cards(dhts[-1], timeout_seconds=0) == {}
+    assert read_manifests(dhts[-1], timeout_seconds=0) == {}
 
 
-def test_reading_waits_for_the_first_card_and_leaves_out_bad_ones(dhts, caplog):
+def test_reading_waits_for_the_first_manifest_and_leaves_out_bad_ones(dhts, caplog):
     first, second = dhts
     assert first.store(RUNS_KEY, subkey=first.owner, value=b"?", expiration_time=time.time() + 60)
-    publisher = threading.Timer(0.7, publish_card, (second, card()))
+    publisher = threading.Timer(0.7, publish_manifest, (second, manifest()))
     publisher.start()
-    assert read_cards(first) == {"mine": card()}
+    assert read_manifests(first) == {"mine": manifest()}
     publisher.join()
     (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.membership.run_manifest")
-    assert warning.startswith("1 run cards are left out")
+    assert warning.startswith("1 run manifests are left out")
 
 
-def test_nothing_but_newer_cards_asks_for_an_update(dhts):
+def test_nothing_but_newer_manifests_asks_for_an_update(dhts):
     first, second = dhts
-    assert read_cards(second, timeout_seconds=0.1) == {}
+    assert read_manifests(second, timeout_seconds=0.1) == {}
     newer = rewritten(protocol=PROTOCOL + 1)
     assert first.store(RUNS_KEY, subkey=first.owner, value=newer, expiration_time=time.time() + 60)
     with pytest.raises(NewerProtocolError):
-        read_cards(second, timeout_seconds=0.1)
+        read_manifests(second, timeout_seconds=0.1)
 
 
 class BrokenDHT:
@@ -246,27 +248,27 @@ class BrokenDHT:
 
 def test_the_keeper_survives_errors_and_logs_them_once(caplog):
     dht = BrokenDHT()
-    keeper = Keeper(dht, card(), period_seconds=0.05)
+    announcer = Announcer(dht, manifest(), period_seconds=0.05)
     assert dht.twice.wait(10)
-    keeper.stop()
+    announcer.stop()
     (warning,) = (record.getMessage() for record in caplog.records if record.name == "swarm.membership.announcer")
     assert "BrokenPipeError" in warning
 
 
-def test_hostile_answers_to_a_read_are_no_cards():
+def test_hostile_answers_to_a_read_are_no_manifests():
     entry = dataclasses.make_dataclass("Entry", ["value"])
-    own, good = subkey_of("mine"), entry(card().to_bytes())
+    own, good = subkey_of("mine"), entry(manifest().to_bytes())
     for value in (None, b"regular value", 7, {own: "no entry"}, {own: entry(7)}, {7: good}, {b"mine": good}):
-        assert read_cards(BrokenDHT(entry(value)), timeout_seconds=0) == {}
-    assert read_cards(BrokenDHT(entry({own: good}))) == {"mine": card()}
-    crowd = {subkey_of(f"{i}"): entry(card(f"run{i}").to_bytes()) for i in range(MAX_CARDS + 20)}
-    assert len(read_cards(BrokenDHT(entry(crowd)))) == MAX_CARDS
+        assert read_manifests(BrokenDHT(entry(value)), timeout_seconds=0) == {}
+    assert read_manifests(BrokenDHT(entry({own: good}))) == {"mine": manifest()}
+    crowd = {subkey_of(f"{i}"): entry(manifest(f"run{i}").to_bytes()) for i in range(MAX_MANIFESTS + 20)}
+    assert len(read_manifests(BrokenDHT(entry(crowd)))) == MAX_MANIFESTS
 
 
-def test_the_card_of_who_invited_is_found_behind_any_number_of_others():
+def test_the_manifest_of_who_invited_is_found_behind_any_number_of_others():
     entry = dataclasses.make_dataclass("Entry", ["value"])
-    lie = entry(card("mine", learning_rate=9.0).to_bytes())
+    lie = entry(manifest("mine", learning_rate=9.0).to_bytes())
     crowd = {subkey_of(f"liar {number}"): lie for number in range(10_000)}
-    crowd[subkey_of("organiser")] = entry(card("mine").to_bytes())
+    crowd[subkey_of("organiser")] = entry(manifest("mine").to_bytes())
     invited = [f"/ip4/203.0.113.5/tcp/31337/p2p/{peer_of(subkey_of('organiser'))}"]
-    assert read_cards(BrokenDHT(entry(crowd)), invited) == {"mine": card()}
+    assert read_manifests(BrokenDHT(entry(crowd)), invited) == {"mine": manifest()}

@@ -2,7 +2,7 @@
 
 import logging
 
-from swarm.runtime.log_filters import MAX_KINDS, QUIET_SECONDS, Repeats
+from swarm.runtime.log_filters import MAX_KINDS, QUIET_SECONDS, RepeatFilter
 
 
 class Screen:
@@ -10,7 +10,7 @@ class Screen:
 
     def __init__(self):
         self.now = 0.0
-        self._filter = Repeats(lambda: self.now)
+        self._filter = RepeatFilter(lambda: self.now)
 
     def shows(self, message: str, *arguments: object) -> str | None:
         record = logging.LogRecord("swarm", logging.WARNING, "", 0, message, arguments, None)

@@ -30,14 +30,14 @@ from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer, 
 from swarm.state_sync.pull import Pull
 from swarm.state_sync.serialization import unpack
 from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
-from swarm.state_sync.state_server import StateTransfer
+from swarm.state_sync.state_server import StateServer
 from swarm.state_sync.uploads import MAX_SNAPSHOTS, MAX_STATE_UPLOADS
 from tests.helpers.mutation import mutated
 
 STATE_BYTES = 3 * SLICE_BYTES + PIECE_BYTES + 5
 
 
-class Averager(StateTransfer):
+class Averager(StateServer):
     """Without its process; exports are numbered, as if the state changed all the time."""
 
     step, _parent_pid, prefix, is_averaging = 0, None, "run", False
@@ -132,7 +132,7 @@ def test_who_has_taken_the_state_gets_the_averages_of_the_updates_since():
     async def test():
         donor, average = Averager(), torch.arange(300_000.0) / 3
         await fetch(donor, "anna")
-        donor._trail.add(0, b"before", b"after", average)
+        donor._average_log.add(0, b"before", b"after", average)
         donor.step = 1
         download = await fetch(donor, "anna", average_of=0)
         assert donor.handed_over == [], "it has yet to ask for more"
@@ -189,7 +189,7 @@ def test_a_few_get_the_state_at_a_time_and_the_others_hear_how_long_that_takes()
         with pytest.raises(Busy) as busy:
             await fetch(donor, "another")
         assert 0.5 <= busy.value.seconds < 600
-        donor._trail.add(0, b"", b"", torch.ones(100))
+        donor._average_log.add(0, b"", b"", torch.ones(100))
         assert len((await fetch(donor, "another", average_of=0)).content) == 200, "an average is short"
         await finish(streams.pop())
         assert value_of(await fetch(donor, "another")) == 1
@@ -405,7 +405,7 @@ def test_who_is_too_far_behind_gets_no_average_any_more():
     async def test():
         donor = Averager()
         donor.get_tensors = lambda: contextlib.nullcontext((torch.zeros(100),))
-        donor._trail.add(0, b"", b"", torch.zeros(100))
+        donor._average_log.add(0, b"", b"", torch.zeros(100))
         reader, writer = await donor.open_stream("a stranger")
         await P2P.send_protobuf(DownloadData(metadata=Wish(0).to_bytes()), writer)
         await P2P.receive_protobuf(DownloadData, reader)  # from now on the trail is kept

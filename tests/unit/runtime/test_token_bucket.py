@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarm.runtime.token_bucket import Allowance, Allowances
+from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
 
 def test_it_is_full_at_first_and_comes_back_evenly():
     clock = SimpleNamespace(now=100.0)
-    seconds = Allowance(6.0, 0.1, lambda: clock.now)
+    seconds = TokenBucket(6.0, 0.1, lambda: clock.now)
     assert seconds.left == 6.0
     seconds.spend(7.0)
     assert seconds.left == -1.0
@@ -20,8 +20,8 @@ def test_it_is_full_at_first_and_comes_back_evenly():
 
 
 def test_each_name_has_its_own_and_names_are_bounded():
-    allowances = Allowances(most=2, per_second=0.0, names=3)
-    assert [allowances.take("a") for _ in range(3)] == [True, True, False]
-    assert allowances.take("b")
-    assert allowances.take("c")
-    assert not allowances.take("d"), "while so many are in use"
+    buckets = TokenBuckets(most=2, per_second=0.0, names=3)
+    assert [buckets.take("a") for _ in range(3)] == [True, True, False]
+    assert buckets.take("b")
+    assert buckets.take("c")
+    assert not buckets.take("d"), "while so many are in use"

@@ -1,4 +1,4 @@
-"""Who was expected to end a step and did not come: it is not waited for again before something has changed."""
+"""Peers that were expected at the end of a step and did not come: nobody waits for them until something changes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from hivemind.p2p import PeerID
 
-from swarm.membership.distrust import Distrust
+from swarm.membership.backoff import Backoff
 
 MAX_WAITED_FOR = 3
 """Steps at which a stranger is waited for in vain."""
 
 
-class Absence(NamedTuple):
+class NoShow(NamedTuple):
     """Of one peer.
 
     :param step: that it has not come to end
@@ -26,10 +26,10 @@ class Absence(NamedTuple):
     in_a_row: int
 
 
-_NEVER = Absence(-1, math.nan, 0)
+_NEVER = NoShow(-1, math.nan, 0)
 
 
-class Absences:
+class NoShows:
     """Of the other peers.
 
     Who was missed is expected again when it says that it came back, which is when its ``joined`` changes. Who never was
@@ -38,8 +38,8 @@ class Absences:
     """
 
     def __init__(self) -> None:
-        self._last: dict[PeerID, Absence] = {}
-        self._strangers = Distrust()
+        self._last: dict[PeerID, NoShow] = {}
+        self._strangers = Backoff()
 
     def note(self, peer: PeerID, step: int, joined: float, is_proven: bool) -> None:
         """It has not come to end a step.
@@ -51,7 +51,7 @@ class Absences:
         in_a_row = 0 if is_proven else before.in_a_row + (before.step < step)
         if in_a_row >= MAX_WAITED_FOR and before.step < step:
             self._strangers.add(peer)
-        self._last[peer] = Absence(step, joined, in_a_row)
+        self._last[peer] = NoShow(step, joined, in_a_row)
 
     def came(self, peer: PeerID) -> None:
         """It is there."""

@@ -16,12 +16,12 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from recipe.presets import digits
 from swarm.membership.progress_record import TRAINING, PeerProgress
-from swarm.membership.progress_store import Noticeboard
-from swarm.membership.run_manifest import PROTOCOL, RunCard, publish_card, read_cards
+from swarm.membership.progress_store import ProgressStore
+from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest, read_manifests
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.network.record_push import PushedHere
 from swarm.network.signed_records import RUNS_KEY, OwnedRecords, owned_entries, peer_of
-from swarm.runtime.token_bucket import Allowance
+from swarm.runtime.token_bucket import TokenBucket
 from tests.helpers.owners import Sign, subkey_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -44,10 +44,10 @@ def dhts():
 
 
 def key_of(dhts, run_id: str) -> str:
-    """A key that all of them know, since they have its run's card."""
-    card = RunCard(PROTOCOL, run_id, digits())
-    assert publish_card(dhts[0], card)
-    return f"{card.key_prefix}.addresses"
+    """A key that all of them know, since they have its run's manifest."""
+    manifest = RunManifest(PROTOCOL, run_id, digits())
+    assert publish_manifest(dhts[0], manifest)
+    return f"{manifest.key_prefix}.addresses"
 
 
 def test_records_say_who_wrote_them(dhts):
@@ -119,7 +119,7 @@ def test_who_is_told_nothing_does_not_read_what_it_has_found_before(dhts):
     client = start_dht(NetworkOptions(initial_peers=tuple(visible_addresses(first)), client_mode=True))
     try:
         key = key_of(dhts, "told").replace(".addresses", ".progress")
-        boards = [Noticeboard(dht, key) for dht in (first, second, client)]
+        boards = [ProgressStore(dht, key) for dht in (first, second, client)]
         for step in range(4):
             for board, name in zip(boards, ("anna", "ben", "cleo"), strict=True):
                 now = get_dht_time()
@@ -134,16 +134,16 @@ def test_who_is_told_nothing_does_not_read_what_it_has_found_before(dhts):
 
 def test_the_word_of_who_invited_counts_and_otherwise_what_most_say(dhts):
     organiser, *liars = dhts
-    true = RunCard(PROTOCOL, "run", digits())
-    false = RunCard(PROTOCOL, "run", replace(digits(), learning_rate=1.0))
+    true = RunManifest(PROTOCOL, "run", digits())
+    false = RunManifest(PROTOCOL, "run", replace(digits(), learning_rate=1.0))
     for liar in liars:
-        assert publish_card(liar, false)
-    assert publish_card(organiser, true)
+        assert publish_manifest(liar, false)
+    assert publish_manifest(organiser, true)
     invited = visible_addresses(organiser)
-    assert read_cards(liars[0], invited) == {"run": true}
-    assert read_cards(organiser) == {"run": false}
+    assert read_manifests(liars[0], invited) == {"run": true}
+    assert read_manifests(organiser) == {"run": false}
     assert organiser.store(RUNS_KEY, subkey=organiser.owner, value=None, expiration_time=time.time() + 1200)
-    assert read_cards(organiser, invited) == {"run": false}, "who invited says nothing"
+    assert read_manifests(organiser, invited) == {"run": false}, "who invited says nothing"
 
 
 def test_a_public_key_names_the_peer_that_libp2p_names():
@@ -194,7 +194,7 @@ def test_what_strangers_sign_is_checked_so_often_only():
     validator = OwnedRecords(RSAPrivateKey())
     friend, stranger = (OwnedRecords(RSAPrivateKey()) for _ in range(2))
     validator.met.add([friend.own])
-    validator._strangers = Allowance(2, 0)
+    validator._strangers = TokenBucket(2, 0)
     later = time.time() + 60
 
     def record(owner, number):
