@@ -47,7 +47,7 @@ from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
 from swarm.runtime.pipes import use_whole_pipes
 from swarm.runtime.processes import die_with_parent, forget, stay_small
 from swarm.runtime.sockets import use_socket_folder
-from swarm.state_sync.download import STREAM_SECONDS
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync.state_server import StateServer
 
 logger = get_logger(__name__)
@@ -55,7 +55,6 @@ logger = get_logger(__name__)
 SLOW_BYTES_PER_SECOND, MAX_VECTORS = 250_000.0, 16.0  # 2 Mbit/s: less is too slow; a hub of more has a faster line
 TOO_SLOW = "holds up every round for far too long"
 STUCK = "let this peer into its group and never began"
-DEAD_SECONDS = 10.0  # whoever can start the averager process again has done so by then
 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 
@@ -85,6 +84,7 @@ class SwarmAverager(StateServer):
         codec: Codec | None = None,
         shapes: Sequence[Sequence[int]] = (),
         of_trainer: Sequence[torch.Tensor] = (),
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ):
         codec, self._of_trainer = codec or Codec(), of_trainer
         self._get_state, self._batch_target, self._codec = get_state, target, codec.make()
@@ -93,7 +93,7 @@ class SwarmAverager(StateServer):
         self._dead_since: float | None = None
         self._windows: dict[PeerID, SendWindow] = {}
         self._slow_members, self._shunned = SlowMembers(), Backoff(BLAME_SECONDS, MAX_BLAME_SECONDS)
-        self._matchmaking: Matchmaking | None = None
+        self._matchmaker: Matchmaking | None = None
         """Made in the averager process, where there is a connection to the network."""
         self._round_task: asyncio.Task | None = None
         self._kept_waiting = frozenset[PeerID]()
@@ -106,9 +106,10 @@ class SwarmAverager(StateServer):
             prefix=namespace,
             start=True,
             client_mode=dht.client_mode,
-            sender_timeout=STREAM_SECONDS,
-            reducer_timeout=2 * STREAM_SECONDS,
+            sender_timeout=timeouts.stream_seconds,
+            reducer_timeout=2 * timeouts.stream_seconds,
             shutdown_timeout=2,
+            timeouts=timeouts,
         )
 
     # ---- in the trainer process -----------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ class SwarmAverager(StateServer):
             self._dead_since = None
             return
         self._dead_since = self._dead_since or time.monotonic()
-        if time.monotonic() - self._dead_since > DEAD_SECONDS:
+        if time.monotonic() - self._dead_since > self.timeouts.dead_seconds:
             raise InputError("The averaging process has died: is there enough memory? Start this peer again.")
 
     def cancel_round(self) -> None:
@@ -216,12 +217,19 @@ class SwarmAverager(StateServer):
         await super().add_p2p_handlers(*args, **kwargs)
 
     def _meetings(self) -> Matchmaking:
-        if self._matchmaking is None:
-            detector = FailureDetector(self._p2p, self.prefix)
-            self._matchmaking = Matchmaking(
-                self._p2p, type(self), self.prefix, self.schema_hash, self._batch_target, detector, self._shunned
+        if self._matchmaker is None:
+            detector = FailureDetector(self._p2p, self.prefix, self.timeouts)
+            self._matchmaker = Matchmaking(
+                self._p2p,
+                type(self),
+                self.prefix,
+                self.schema_hash,
+                self._batch_target,
+                detector,
+                self._shunned,
+                self.timeouts,
             )
-        return self._matchmaking
+        return self._matchmaker
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext

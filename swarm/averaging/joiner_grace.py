@@ -9,8 +9,8 @@ from collections.abc import Collection
 from hivemind.p2p import PeerID
 
 from swarm.protocol.messages import MAX_GROUP_SIZE
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
-HOLD_SECONDS = 4.0  # a newcomer has yet to start its trainer and compute a micro-batch
 MAX_HOLDS, WITHIN_SECONDS = 4, 60.0
 
 
@@ -21,14 +21,16 @@ class JoinerGrace:
     the leader waits for strangers with an allowance (:mod:`swarm.averaging.matchmaking`).
     """
 
-    def __init__(self):
+    def __init__(self, timeouts: Timeouts = DEFAULT_TIMEOUTS):
+        self._timeouts = timeouts
         self._until: dict[PeerID, float] = {}
         self._holds: dict[PeerID, deque[float]] = {}
         self.open_until = 0.0
         """System-wide monotonic seconds until which somebody may still come."""
 
-    def hold(self, peer: PeerID, seconds: float = HOLD_SECONDS) -> None:
-        """The next group waits so long for this peer."""
+    def hold(self, peer: PeerID, seconds: float | None = None) -> None:
+        """The next group waits so long for this peer; ``hold_seconds`` if nothing else is said."""
+        seconds = self._timeouts.hold_seconds if seconds is None else seconds
         now = time.monotonic()
         self._holds = {other: holds for other, holds in self._holds.items() if holds[-1] > now - WITHIN_SECONDS}
         holds = self._holds.get(peer, deque(maxlen=MAX_HOLDS))

@@ -22,24 +22,22 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
-from swarm.averaging.joiner_grace import HOLD_SECONDS, JoinerGrace
+from swarm.averaging.joiner_grace import JoinerGrace
 from swarm.averaging.matchmaking_messages import group_reply, parse_group, parse_step, redirect, step_reply
 from swarm.membership.backoff import Backoff
-from swarm.membership.failure_detector import LOOK_SECONDS, FailureDetector, PeerMonitor
+from swarm.membership.failure_detector import FailureDetector, PeerMonitor
 from swarm.network.acquaintances import Acquaintances
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import unless
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.runtime.token_bucket import TokenBucket
 
 logger = get_logger(__name__)
 
-KNOCK_AGAIN_SECONDS = 1.0  # at the doors of seniors who could not be reached and are expected all the same
-REDIRECT_SECONDS = 0.2  # between two knocks at a peer that was still following somebody else
 # Both up to a half more or less: two who knock at each other's doors at the same moment should not do so again.
 WATCHED_SENIORS = 3  # by who follows one of them; more would be many calls in a large swarm
-REPLY_SECONDS = 4.0  # a peer that is alive answers a knock at once, whatever it is doing
 STRANGER_SECONDS, STRANGER_SHARE = 6.0, 0.05
 """For which a leader waits for nobody but strangers: so long at once, and then this share of the time."""
 FORMING_SECONDS, FORMING_SHARE = 30.0, 0.5
@@ -80,7 +78,9 @@ class Matchmaking:
         target: BatchTarget,
         detector: FailureDetector,
         shunned: Backoff,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ):
+        self._timeouts = timeouts
         self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
         self._shunned, self._said_shunned_at = shunned, -math.inf
         self.stuck: set[PeerID] = set()
@@ -102,7 +102,7 @@ class Matchmaking:
         self._leader: PeerID | None = None
         self._is_client: dict[PeerID, bool] = {}
         self._monitor = PeerMonitor(detector, self._arrivals.set)
-        self.grace = JoinerGrace()
+        self.grace = JoinerGrace(timeouts)
         self._lock = asyncio.Lock()
 
     def set_step(self, step: int, lineage: bytes | None = None) -> None:
@@ -128,7 +128,7 @@ class Matchmaking:
     @property
     def _hold_seconds(self) -> float:
         """For which a group is held open at most."""
-        return max(HOLD_SECONDS, HOLD_SHARE * self.detector.usual_seconds)
+        return max(self._timeouts.hold_seconds, HOLD_SHARE * self.detector.usual_seconds)
 
     def _has_other_weights(self, ticket: Ticket) -> bool:
         """Whether its sender is at this peer's step in another history."""
@@ -189,7 +189,9 @@ class Matchmaking:
                 if group is not None:
                     return group
                 # Only outbound-only peers and listeners come here: nobody to follow, unable to lead.
-                await asyncio.sleep(KNOCK_AGAIN_SECONDS if ticket.listens else REDIRECT_SECONDS)
+                await asyncio.sleep(
+                    self._timeouts.knock_again_seconds if ticket.listens else self._timeouts.redirect_seconds
+                )
                 self._monitor.begin()
             raise RoundFailed("no group was formed in time")
 
@@ -199,7 +201,7 @@ class Matchmaking:
         """Follow the first who leads, in this order; if that is nobody, lead."""
         own, loop = self._p2p.peer_id, asyncio.get_running_loop()
         seniors = order[: order.index(own)] if own in order else order
-        self._longest_meeting_seconds = 2 * patience_seconds + self._hold_seconds + REPLY_SECONDS
+        self._longest_meeting_seconds = 2 * patience_seconds + self._hold_seconds + self._timeouts.reply_seconds
         for senior in seniors:
             self._watch(seniors[:WATCHED_SENIORS])
             if senior not in self._monitor.lost:
@@ -223,7 +225,7 @@ class Matchmaking:
     async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
         """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
         loop = asyncio.get_running_loop()
-        knock_at = loop.time() + KNOCK_AGAIN_SECONDS * random.uniform(0.5, 1.5)
+        knock_at = loop.time() + self._timeouts.knock_again_seconds * random.uniform(0.5, 1.5)
         while True:
             self._arrivals.clear()
             arrived = self._arrived(ticket)
@@ -243,11 +245,11 @@ class Matchmaking:
                     group = await self._follow(senior, ticket, wait_until)
                     if group is not None:
                         return group
-                knock_at = loop.time() + KNOCK_AGAIN_SECONDS * random.uniform(0.5, 1.5)
+                knock_at = loop.time() + self._timeouts.knock_again_seconds * random.uniform(0.5, 1.5)
                 continue
             waiting_since = loop.time()
             try:
-                await asyncio.wait_for(self._arrivals.wait(), min(remaining, LOOK_SECONDS))
+                await asyncio.wait_for(self._arrivals.wait(), min(remaining, self._timeouts.look_seconds))
             except TimeoutError:
                 pass
             if only_strangers:
@@ -301,8 +303,8 @@ class Matchmaking:
         stream, accepted, came_at, lost = None, False, loop.time(), self._monitor.watch(leader, can_be_called=True)
         try:
             stub = self._servicer.get_stub(self._p2p, leader, namespace=self._namespace)
-            stream = await unless(lost, stub.rpc_join_group(request), REPLY_SECONDS)
-            reply = await unless(lost, stream.__anext__(), REPLY_SECONDS)
+            stream = await unless(lost, stub.rpc_join_group(request), self._timeouts.reply_seconds)
+            reply = await unless(lost, stream.__anext__(), self._timeouts.reply_seconds)
             if accepted := reply.code == CODE.ACCEPTED:
                 self._leader = leader
                 self._send_guests_to(leader)
@@ -338,7 +340,7 @@ class Matchmaking:
             group = await self._follow(suggested, ticket, wait_until, redirects)
             if group is not None:
                 return group
-        await asyncio.sleep(REDIRECT_SECONDS * random.uniform(0.5, 1.5))
+        await asyncio.sleep(self._timeouts.redirect_seconds * random.uniform(0.5, 1.5))
         return await self._follow(leader, ticket, wait_until, redirects)
 
     def _read_reply(self, reply, leader: PeerID, ticket: Ticket) -> Group | None:

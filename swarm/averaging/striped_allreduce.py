@@ -23,7 +23,7 @@ from hivemind.utils import get_logger
 
 from swarm.averaging.allreduce import ExactAllReduceRunner
 from swarm.averaging.compression import ErrorFeedback, compact
-from swarm.membership.failure_detector import LOOK_SECONDS, FailureDetector
+from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Group, RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import in_thread
@@ -130,11 +130,12 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         return late if late < others or len(others) == 1 else frozenset()
 
     async def _look_now_and_then(self) -> None:
+        look_seconds = self._detector.timeouts.look_seconds
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(look_seconds)
             self._awaited_before.append(self._awaited(ExactAllReduceRunner.awaited_input))
             for peer_id in self._holding_us_up():
-                self.waited_seconds[peer_id] = self.waited_seconds.get(peer_id, 0.0) + LOOK_SECONDS
+                self.waited_seconds[peer_id] = self.waited_seconds.get(peer_id, 0.0) + look_seconds
 
     def _holding_us_up(self) -> set[PeerID]:
         """For whom the exchange waits now; nobody, if that is all the others: it may be this peer's own line.
@@ -155,7 +156,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
     async def _give_up_who_is_late(self, part: AwaitedPart, owing: set[PeerID]) -> None:
         awaited = self._awaited(part)
         for _ in range(5):  # not at once: if this process stood still between two looks, nothing could change
-            await asyncio.sleep(LOOK_SECONDS / 5)
+            await asyncio.sleep(self._detector.timeouts.look_seconds / 5)
         late = {peer for peer, *_ in awaited & self._awaited(part)}  # in motion are those who only had to wait, too
         if late < owing - self.lost:  # else it is this peer's own line
             for peer_id in filter(self._detector.was_in_time, late):

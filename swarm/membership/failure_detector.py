@@ -22,19 +22,10 @@ from hivemind.p2p.servicer import ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
+
 logger = get_logger(__name__)
 
-LOOK_SECONDS = 0.5
-SILENCE_SECONDS = 2.5
-"""Without an answer; or twice a usual exchange, if that is longer: the answer may have to queue behind its parts."""
-FIRST_SILENCE_SECONDS = 10.0
-"""As long as nobody knows what is usual."""
-LONGEST_SILENCE_SECONDS = 10.0
-"""However long exchanges are: only some parts are on their way before an answer (``averaging.send_window``)."""
-LATE_SECONDS = 3.0
-"""After which who has always been in time keeps the others waiting; or three usual exchanges, if that is longer."""
-DOUBT_SECONDS = 1.0
-"""Without an answer, after which it is not worth while to do nothing but wait."""
 MAX_REFUSALS = 2
 
 
@@ -87,8 +78,8 @@ class FailureDetector(ServicerBase):
     :param namespace: run and recipe
     """
 
-    def __init__(self, p2p: P2P, namespace: str):
-        self._p2p, self._namespace = p2p, namespace
+    def __init__(self, p2p: P2P, namespace: str, timeouts: Timeouts = DEFAULT_TIMEOUTS):
+        self._p2p, self._namespace, self.timeouts = p2p, namespace, timeouts
         self._answers: asyncio.Task | None = None
         self._signs: dict[PeerID, int] = {}
         self._doubted: set[PeerID] = set()
@@ -131,7 +122,7 @@ class FailureDetector(ServicerBase):
     @property
     def late_seconds(self) -> float:
         """After so long an exchange is late; infinite as long as nothing is usual."""
-        return max(LATE_SECONDS, 3 * statistics.median(self._usual)) if self._usual else math.inf
+        return max(self.timeouts.late_seconds, 3 * statistics.median(self._usual)) if self._usual else math.inf
 
     def gave_up(self, peer: PeerID) -> None:
         """It is as a newcomer when it comes back: its line may be slower than it was."""
@@ -141,15 +132,18 @@ class FailureDetector(ServicerBase):
         """Wait until an exchange that begins now is late, or for a share of that time."""
         waited_seconds = 0.0  # in looks, not by the clock: while this process itself stands still, nobody can be heard
         while waited_seconds < share * self.late_seconds:
-            await asyncio.sleep(LOOK_SECONDS)
-            waited_seconds += LOOK_SECONDS
+            await asyncio.sleep(self.timeouts.look_seconds)
+            waited_seconds += self.timeouts.look_seconds
 
     @property
     def patience_seconds(self) -> float:
         """With somebody who says nothing at all."""
         if not self._usual:
-            return FIRST_SILENCE_SECONDS
-        return max(SILENCE_SECONDS, min(2 * statistics.median(self._usual), LONGEST_SILENCE_SECONDS))
+            return self.timeouts.first_silence_seconds
+        return max(
+            self.timeouts.silence_seconds,
+            min(2 * statistics.median(self._usual), self.timeouts.longest_silence_seconds),
+        )
 
     async def lost(self, peer: PeerID, can_be_called: bool) -> None:
         """Wait until the peer is not there any more.
@@ -159,7 +153,7 @@ class FailureDetector(ServicerBase):
         refusals, signs = 0, self._signs.get(peer, 0)
         self._doubted.discard(peer)
         while refusals < MAX_REFUSALS:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self.timeouts.look_seconds)
             if signs != (signs := self._signs.get(peer, 0)):
                 refusals = 0
                 continue
@@ -180,14 +174,14 @@ class FailureDetector(ServicerBase):
         try:
             # Counted in looks, not by the clock: while this process itself stands still, nobody can be heard.
             while silent_seconds < self.patience_seconds:
-                if (await asyncio.wait([call], timeout=LOOK_SECONDS))[0]:
+                if (await asyncio.wait([call], timeout=self.timeouts.look_seconds))[0]:
                     call.result()
                     self._doubted.discard(peer)
                     return True
                 if self._signs.get(peer, 0) != signs:
                     return True
-                silent_seconds += LOOK_SECONDS
-                if silent_seconds >= DOUBT_SECONDS:
+                silent_seconds += self.timeouts.look_seconds
+                if silent_seconds >= self.timeouts.doubt_seconds:
                     self._doubted.add(peer)
             return False
         finally:

@@ -21,10 +21,10 @@ from swarm.membership.backoff import Backoff
 from swarm.membership.failure_detector import FailureDetector
 from swarm.membership.progress_record import JOINING, WAITING, PeerProgress
 from swarm.protocol.messages import MAX_GROUP_SIZE
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 logger = get_logger(__name__)
 
-CALL_SECONDS = 5.0
 MAX_CALLS = 8
 """At a time."""
 
@@ -32,13 +32,13 @@ MAX_CALLS = 8
 class Call:
     """Whether somebody's averaging process answers; this runs in the DHT process (``DHT.run_coroutine``)."""
 
-    def __init__(self, namespace: str, peer: PeerID):
-        self.namespace, self.peer = namespace, peer
+    def __init__(self, namespace: str, peer: PeerID, seconds: float):
+        self.namespace, self.peer, self.seconds = namespace, peer, seconds
 
     async def __call__(self, _dht: DHT, node: DHTNode) -> bool:
         stub = FailureDetector.get_stub(node.protocol.p2p, self.peer, namespace=self.namespace)
         try:
-            await asyncio.wait_for(stub.rpc_here(averaging_pb2.DownloadRequest()), CALL_SECONDS)
+            await asyncio.wait_for(stub.rpc_here(averaging_pb2.DownloadRequest()), self.seconds)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, OSError):
             return False
         return True
@@ -52,8 +52,8 @@ class LivenessProbe:
     :param on_answer: called, from any thread, when somebody has answered or not
     """
 
-    def __init__(self, dht: DHT, namespace: str, on_answer: Callable[[], None]):
-        self._dht, self._namespace, self._on_answer = dht, namespace, on_answer
+    def __init__(self, dht: DHT, namespace: str, on_answer: Callable[[], None], timeouts: Timeouts = DEFAULT_TIMEOUTS):
+        self._dht, self._namespace, self._on_answer, self._timeouts = dht, namespace, on_answer, timeouts
         self._there: set[PeerID] = set()
         self._calls: dict[PeerID, Future] = {}
         self._silent = Backoff()
@@ -79,7 +79,9 @@ class LivenessProbe:
         """Call those who are doubted, some at a time, and note who has answered since."""
         for peer in self.doubted(own, others, has_trained):
             if len(self._calls) < MAX_CALLS and peer not in self._calls and peer not in self._silent:
-                self._calls[peer] = self._dht.run_coroutine(Call(self._namespace, peer), return_future=True)
+                self._calls[peer] = self._dht.run_coroutine(
+                    Call(self._namespace, peer, self._timeouts.call_seconds), return_future=True
+                )
                 self._calls[peer].add_done_callback(lambda _: self._on_answer())
         for peer, call in [*self._calls.items()]:
             if call.done():

@@ -16,21 +16,18 @@ from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
-from swarm.membership.progress_record import REPORT_SECONDS, PeerProgress
+from swarm.membership.progress_record import PeerProgress
 from swarm.network.record_push import Push, PushedHere
 from swarm.network.signed_records import owned_entries
 from swarm.protocol.messages import MAX_GROUP_SIZE
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 logger = get_logger(__name__)
 
-RECORD_SECONDS = 15.0
-"""A peer that says nothing for so long is no longer expected."""
-LATE_SECONDS = 2.5 * REPORT_SECONDS
-"""Who has said nothing for so long has told others, or nobody."""
+LATE_REPORTS = 2.5
+"""After which a peer that has not been heard of has told others, or nobody."""
 MAX_SIGNED_BYTES = 2**11
 """A record and its signature."""
-SEARCH_SECONDS = 5.0
-"""Longest time between two searches: a newcomer may have told others only."""
 
 
 class ProgressStore:
@@ -40,8 +37,8 @@ class ProgressStore:
     :param key: of the run
     """
 
-    def __init__(self, dht: DHT, key: str):
-        self._dht, self._key = dht, key
+    def __init__(self, dht: DHT, key: str, timeouts: Timeouts = DEFAULT_TIMEOUTS):
+        self._dht, self._key, self._timeouts = dht, key, timeouts
         self._found: dict[PeerID, PeerProgress] = {}
         self._searched = self._stored = -math.inf
         self._complained: set[PeerID] = set()
@@ -52,8 +49,8 @@ class ProgressStore:
         With somebody silent in the DHT that takes seconds, which must not keep this peer from looking.
         """
         value = replace(record, time=max(get_dht_time(), record.joined)).to_bytes() if record is not None else None
-        expiration = get_dht_time() + RECORD_SECONDS
-        if value is not None and time.monotonic() < self._stored + SEARCH_SECONDS:
+        expiration = get_dht_time() + self._timeouts.record_seconds
+        if value is not None and time.monotonic() < self._stored + self._timeouts.search_seconds:
             return self._dht.run_coroutine(Push(self._key, self._dht.owner, value, expiration), return_future=True)
         self._stored = time.monotonic()
         return self._dht.store(
@@ -65,10 +62,10 @@ class ProgressStore:
 
         :param search: ask all who may have them
         """
-        search |= self._dht.client_mode or time.monotonic() > self._searched + SEARCH_SECONDS
+        search |= self._dht.client_mode or time.monotonic() > self._searched + self._timeouts.search_seconds
         pushed = PushedHere(self._key, 2 * MAX_GROUP_SIZE, MAX_SIGNED_BYTES)
         found = {} if search else self._read(self._dht.run_coroutine(pushed, return_future=True))
-        expected = get_dht_time() - LATE_SECONDS
+        expected = get_dht_time() - LATE_REPORTS * self._timeouts.report_seconds
         if not found or any(peer not in found or found[peer].time < expected for peer in self._found):
             self._searched = time.monotonic()
             found = self._read(self._dht.get(self._key, latest=True, return_future=True))
@@ -76,7 +73,7 @@ class ProgressStore:
         return found
 
     def _read(self, coming: Future) -> dict[PeerID, PeerProgress]:
-        found = coming.result(timeout=RECORD_SECONDS / 3)
+        found = coming.result(timeout=self._timeouts.record_seconds / 3)
         now, records = get_dht_time(), {}
         for peer_id, value in owned_entries(found, 2 * MAX_GROUP_SIZE, self._dht.acquaintances):
             try:

@@ -25,17 +25,17 @@ from swarm.membership.no_shows import NoShows
 from swarm.membership.progress_record import (
     AVERAGING,
     JOINING,
-    REPORT_SECONDS,
     TRAINING,
     WAITING,
     Clocks,
     OwnClock,
     PeerProgress,
 )
-from swarm.membership.progress_store import RECORD_SECONDS, ProgressStore
+from swarm.membership.progress_store import ProgressStore
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Member, RoundFailed, first_members
 from swarm.protocol.wire import MAX_STEP
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 logger = get_logger(__name__)
 
@@ -52,9 +52,18 @@ class ProgressTracker(threading.Thread):
     :param max_step: at which the run is over; nobody is believed to be further
     """
 
-    def __init__(self, dht: DHT, namespace: str, target: BatchTarget, name: str, max_step: int = MAX_STEP):
+    def __init__(
+        self,
+        dht: DHT,
+        namespace: str,
+        target: BatchTarget,
+        name: str,
+        max_step: int = MAX_STEP,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ):
         super().__init__(name="progress", daemon=True)
-        self._dht, self._board = dht, ProgressStore(dht, f"{namespace}.progress")
+        self._dht, self._board = dht, ProgressStore(dht, f"{namespace}.progress", timeouts)
+        self._timeouts = timeouts
         self._target, self._max_step = target, max_step
         self.has_trained = False
         """Whether this peer has been in a group since it started: then it knows itself about where the swarm is."""
@@ -73,7 +82,7 @@ class ProgressTracker(threading.Thread):
         self._refreshed = threading.Condition()
         self._refreshes, self._clocks, self._own_clock = 0, Clocks(), OwnClock()
         self._telling: Future | None = None
-        self._told, self._liveness = self._own, LivenessProbe(dht, namespace, self._wake.set)
+        self._told, self._liveness = self._own, LivenessProbe(dht, namespace, self._wake.set, timeouts)
         self._called_impossible: set[PeerID] = set()
 
     # ---- what this peer says ----------------------------------------------------------------------------------------
@@ -83,7 +92,7 @@ class ProgressTracker(threading.Thread):
         return self._own
 
     def report(self, *, urgent: bool = False, **changes) -> None:
-        """Change fields of the own record; it travels within ``REPORT_SECONDS``, or at once if ``urgent``.
+        """Change fields of the own record; it travels within ``report_seconds``, or at once if ``urgent``.
 
         What the weights are is only changed by :meth:`holds`.
         """
@@ -149,7 +158,7 @@ class ProgressTracker(threading.Thread):
     @property
     def others(self) -> dict[PeerID, PeerProgress]:
         """The other peers whose records are fresh."""
-        oldest = get_dht_time() - RECORD_SECONDS
+        oldest = get_dht_time() - self._timeouts.record_seconds
         with self._lock:
             return {peer: record for peer, record in self._others.items() if record.time >= oldest}
 
@@ -378,7 +387,7 @@ class ProgressTracker(threading.Thread):
             with self._refreshed:
                 self._refreshes += 1
                 self._refreshed.notify_all()
-            self._wake.wait(min(max(self._pause_seconds(), MIN_REFRESH_SECONDS), REPORT_SECONDS))
+            self._wake.wait(min(max(self._pause_seconds(), MIN_REFRESH_SECONDS), self._timeouts.report_seconds))
             self._wake.clear()
 
     def _look_at_clock(self) -> None:
@@ -406,6 +415,6 @@ class ProgressTracker(threading.Thread):
         if self._dht.is_alive():
             self.join(timeout=2)
             try:
-                self._board.post(None).result(timeout=RECORD_SECONDS / 3)
+                self._board.post(None).result(timeout=self._timeouts.record_seconds / 3)
             except Exception as error:
                 logger.debug(f"could not say goodbye: {error!r}")

@@ -31,11 +31,11 @@ from swarm.peer.reachable_peer_check import ReachablePeerCheck
 from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import Status, percent, tensorboard_command
 from swarm.peer.supervisor import Supervisor
-from swarm.protocol.messages import CoordinatorOptions
 from swarm.runtime.processes import kill
 from swarm.training.averaging_mode import Averaging
 from swarm.training.batch_size_finder import MicroBatch, largest_sensible, measure_for_recipe, precision_on
 from swarm.training.batch_size_review import MicroBatchReview
+from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 
 logger = logging.getLogger(__name__)

@@ -189,20 +189,3 @@ class Group:
     def lineage(self) -> bytes:
         """Of the weights that its average belongs to."""
         return next((ticket.lineage for ticket in self.tickets if not ticket.listens), ANY_LINEAGE)
-
-
-@dataclass(frozen=True)
-class CoordinatorOptions:
-    """How patient this peer is; nothing here has to agree with the others.
-
-    :param min_peers: do not begin before so many peers are there
-    :param matchmaking_seconds: how long to wait at the end of a step for peers that are missing
-    :param averaging_timeout_seconds: give up a round (and try again with those who are left) after so long, or after
-        what a line of 2 Mbit/s needs for it, if that is longer
-    :param join_timeout_seconds: give up joining when nobody hands over the state for so long
-    """
-
-    min_peers: int = 1
-    matchmaking_seconds: float = 5.0
-    averaging_timeout_seconds: float = 60.0
-    join_timeout_seconds: float = 120.0

@@ -14,18 +14,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from hivemind.p2p import PeerID
 
 from swarm.protocol.messages import RoundFailed
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync.download import Busy, Download, NoState
 from swarm.state_sync.pull import Pull
 
-LOOK_SECONDS = 0.5
 MAX_RUNNING = 3
-PATIENCE_SECONDS, FAST_SECONDS = 1.0, 3.0
-"""After so long others begin as well, if the first one needs longer than this for the rest."""
-RACE_SECONDS, LONGEST_RACE_SECONDS = 2.0, 20.0
-"""That each has to show how fast it is, from its first piece on: before that it makes a copy of its state."""
-
-ALONE_SECONDS = 4.0
-"""That the winner has to show how fast it is alone, and then the second best."""
 ENOUGH = 0.85
 """Of the rate at which all sent together; who is so fast alone is not the bottleneck."""
 
@@ -45,7 +38,9 @@ class DonorRace:
         downloads: Sequence[Download],
         pull: Callable[[Download], Pull],
         until_lost: Callable[[PeerID], Awaitable[None]],
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ):
+        self._timeouts = timeouts
         self._waiting, self._places = [*downloads], {id(download): i for i, download in enumerate(downloads)}
         self._pull, self._until_lost = pull, until_lost
         self._running: dict[asyncio.Task, Download] = {}
@@ -66,11 +61,13 @@ class DonorRace:
         :param look_at: called now and then with the one that is ahead, and its place among the donors
         :raises NoState: there is none
         """
-        began, race_began = time.monotonic(), 0.0
+        began, race_began, times = time.monotonic(), 0.0, self._timeouts
         try:
             self._start()
             while self._running:
-                done, _ = await asyncio.wait(self._running, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(
+                    self._running, timeout=times.look_seconds, return_when=asyncio.FIRST_COMPLETED
+                )
                 for task in done:
                     download = self._running.pop(task)
                     if self._has_succeeded(task, download):
@@ -81,11 +78,15 @@ class DonorRace:
                 ahead = min(self._running.values(), key=lambda download: download.seconds_left)
                 look_at(self._places[id(ahead)], ahead)
                 now = time.monotonic()
-                if self._second is not None and len(self._running) == 1 and now > self._alone[0] + ALONE_SECONDS:
+                if self._second is not None and len(self._running) == 1 and now > self._alone[0] + times.alone_seconds:
                     self._compare_alone(ahead)
                 elif race_began and self._is_decided(race_began) and ahead.seconds_left < math.inf:
                     self._leave_only(ahead)
-                if not race_began and now - began > PATIENCE_SECONDS and ahead.seconds_left > FAST_SECONDS:
+                if (
+                    not race_began
+                    and now - began > times.first_donor_seconds
+                    and ahead.seconds_left > times.fast_donor_seconds
+                ):
                     race_began = now
                     while self._waiting and len(self._running) < MAX_RUNNING:
                         self._start()
@@ -97,8 +98,11 @@ class DonorRace:
     def _is_decided(self, race_began: float) -> bool:
         """Whether each has had its time; one that sends nothing is not waited for without end."""
         now = time.monotonic()
-        had_time = [download.began is not None and now > download.began + RACE_SECONDS for download in self._downloads]
-        return all(had_time) or now > race_began + LONGEST_RACE_SECONDS
+        had_time = [
+            download.began is not None and now > download.began + self._timeouts.race_seconds
+            for download in self._downloads
+        ]
+        return all(had_time) or now > race_began + self._timeouts.longest_race_seconds
 
     @property
     def _downloads(self) -> list[Download]:
@@ -119,7 +123,9 @@ class DonorRace:
         lost = asyncio.ensure_future(self._until_lost(download.donor))
         try:
             while not pulling.done():
-                await asyncio.wait([pulling, lost], timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    [pulling, lost], timeout=self._timeouts.look_seconds, return_when=asyncio.FIRST_COMPLETED
+                )
                 if not pulling.done():
                     if lost.done():
                         raise RoundFailed(f"{download.donor} fell silent")
@@ -153,7 +159,7 @@ class DonorRace:
         others = sorted(self._downloads, key=lambda download: download.seconds_left)
         others.remove(ahead)
         self._race_rate = ahead.bytes_per_second + sum(download.bytes_per_second for download in others)
-        if others[0].seconds_left < math.inf and ahead.seconds_left > 2 * ALONE_SECONDS:
+        if others[0].seconds_left < math.inf and ahead.seconds_left > 2 * self._timeouts.alone_seconds:
             self._second = others[0]
         for download in others:
             self._set_aside(download)

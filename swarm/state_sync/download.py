@@ -15,20 +15,15 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from swarm.protocol.messages import RoundFailed
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer, piece_of
 from swarm.state_sync.download_window import Window
 from swarm.state_sync.squeeze import unsqueeze
 
-STREAM_SECONDS = 10.0
-"""Longest silence of a donor that was asked for something, before it counts as gone."""
-OFFER_SECONDS = 30.0
-"""In which a donor copies its state and computes digests, on a busy machine."""
 SLOWEST_BYTES_PER_SECOND = 32_000.0
 """A donor that sends less in the mean is given up: a line of 0.25 Mbit/s carries no training."""
-JUDGE_SECONDS = 20.0
-"""Of a donor's sending, before it is judged."""
-USUAL_BYTES_PER_SECOND, GRACE_SECONDS = 250_000.0, 30.0
-"""Who trains on meanwhile does not follow a download for longer than this rate, and that time, allow: 2 Mbit/s."""
+USUAL_BYTES_PER_SECOND = 250_000.0
+"""A peer that trains on meanwhile gives up a download that is slower than this, 2 Mbit/s, after ``follow_seconds``."""
 
 
 class NoState(RoundFailed):
@@ -91,7 +86,9 @@ class Download:
         average_of: int | None = None,
         is_awaited: bool = False,
         waits: bool = False,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ):
+        self.timeouts = timeouts
         self.donor, self.max_bytes, self.average_of = donor, max_bytes, average_of
         self.is_awaited, self.waits = is_awaited, waits
         self.is_sound = True
@@ -194,15 +191,18 @@ class Download:
         """:raises RoundFailed: the donor has fallen silent, or sends too slowly"""
         now = time.monotonic()
         is_copying = self.offer is None and self.average_of is None
-        patience = OFFER_SECONDS if is_copying else STREAM_SECONDS
+        patience = self.timeouts.offer_seconds if is_copying else self.timeouts.stream_seconds
         if now - self.heard > patience:
             raise RoundFailed(f"{self.donor} sent nothing for {patience:.0f} s")
         if self.began is None:
             return
         seconds = now - self.began
-        if seconds > JUDGE_SECONDS and self.wire_bytes < seconds * SLOWEST_BYTES_PER_SECOND:
+        if seconds > self.timeouts.judge_seconds and self.wire_bytes < seconds * SLOWEST_BYTES_PER_SECOND:
             raise RoundFailed(f"{self.donor} sends {self.wire_bytes / seconds / 1000:.0f} kB/s")
-        if not self.is_awaited and seconds > GRACE_SECONDS + self.offer.num_bytes / USUAL_BYTES_PER_SECOND:
+        if (
+            not self.is_awaited
+            and seconds > self.timeouts.follow_seconds + self.offer.num_bytes / USUAL_BYTES_PER_SECOND
+        ):
             share = self.num_bytes / self.offer.num_bytes
             raise RoundFailed(f"{self.donor} has sent {share:.0%} of it in {seconds:.0f} s")
 

@@ -13,7 +13,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import averaging_pb2
 
 from swarm.protocol.messages import RoundFailed
-from swarm.state_sync.download import STREAM_SECONDS, Download
+from swarm.state_sync.download import Download
 from swarm.state_sync.download_messages import Offer, Wish, ask_for
 from swarm.state_sync.download_window import FIRST_PIECES
 
@@ -165,10 +165,11 @@ class Pull:
                 await self._read(stream)
 
     async def _open(self) -> Stream:
+        seconds = self._download.timeouts.stream_seconds
         try:
-            return Stream(*await asyncio.wait_for(self._open_stream(), STREAM_SECONDS))
+            return Stream(*await asyncio.wait_for(self._open_stream(), seconds))
         except TimeoutError as error:
-            raise RoundFailed(f"{self._download.donor} did not answer for {STREAM_SECONDS:.0f} s") from error
+            raise RoundFailed(f"{self._download.donor} did not answer for {seconds:.0f} s") from error
 
     async def _read(self, stream: Stream) -> None:
         download = self._download

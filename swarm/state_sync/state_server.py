@@ -24,6 +24,7 @@ from swarm.network.averager_process import AveragerProcess
 from swarm.protocol.messages import MAX_GROUP_SIZE, RoundFailed
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import POLL_SECONDS, in_thread, until_caller_hangs_up, wait_a_little
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync.average_log import AverageLog
 from swarm.state_sync.donor_race import DonorRace
 from swarm.state_sync.download import Arrived, Download, NoState
@@ -35,14 +36,7 @@ from swarm.state_sync.uploads import Content, Snapshot, Upload, Uploads, content
 
 logger = get_logger(__name__)
 
-HANGS_SECONDS = 30.0
-WISH_SECONDS = 10.0
-"""In which who opens a stream says what for."""
-MAKING_SECONDS = 8.0
-"""For which who wants the average that is being made waits: less than it takes a silent donor for lost."""
 SWEEP_SECONDS = 5.0
-BROKEN_KEPT_SECONDS = 60.0
-"""What has arrived of a download that has failed; as long as its donor keeps it."""
 
 
 class StateServer(AveragerProcess):
@@ -51,12 +45,13 @@ class StateServer(AveragerProcess):
     A subclass has ``_get_state``, which is called in the trainer process and returns (small metadata, tensors).
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, timeouts: Timeouts = DEFAULT_TIMEOUTS, **kwargs):
+        self.timeouts = timeouts
         self._set_up_transfer()
         super().__init__(*args, **kwargs)
 
     def _set_up_transfer(self) -> None:
-        self._uploads = Uploads()
+        self._uploads = Uploads(timeouts=self.timeouts)
         self._state_version = 0
         self._export: Snapshot | None = None
         """The one that the trainer is making."""
@@ -117,7 +112,7 @@ class StateServer(AveragerProcess):
         while not future.done() and self.is_alive():
             wait_a_little(future)
             waited_seconds += POLL_SECONDS  # not by the clock: this process itself may stand still
-            if waited_seconds > HANGS_SECONDS:
+            if waited_seconds > self.timeouts.hangs_seconds:
                 self.kill()  # it is stopped: what it read later would be another vector
 
     def get_current_state(self):
@@ -204,7 +199,7 @@ class StateServer(AveragerProcess):
         """
         peer_id = context.remote_id
         try:
-            wish = Wish.from_bytes((await asyncio.wait_for(anext(requests), WISH_SECONDS)).metadata)
+            wish = Wish.from_bytes((await asyncio.wait_for(anext(requests), self.timeouts.open_seconds)).metadata)
         except (ValueError, TimeoutError, StopAsyncIteration) as error:
             logger.debug(f"{peer_id} asked for {error!r}")
             return
@@ -244,7 +239,7 @@ class StateServer(AveragerProcess):
     async def _until_made(self, step: int | None) -> None:
         """Wait for the average that ends this step, if this peer's round is making it; not for long."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(MAKING_SECONDS):
+            async with asyncio.timeout(self.timeouts.making_seconds):
                 while step == self._current_step() and self._is_averaging() and self._average_log.of(step) is None:
                     self._keep_average_log()
                     await self._has_kept.wait()
@@ -273,7 +268,7 @@ class StateServer(AveragerProcess):
         snapshot = self._snapshot() if wish.average_of is None else self._kept_average(peer_id, wish.average_of)
         if snapshot is None:
             return Offer()
-        upload = uploads.of[peer_id] = Upload(snapshot)
+        upload = uploads.of[peer_id] = Upload(snapshot, self.timeouts)
         return upload
 
     def _snapshot(self) -> Snapshot | None:
@@ -339,7 +334,7 @@ class StateServer(AveragerProcess):
         self._arrived[:] = [0.0, 0.0, 0.0, math.inf]
         try:
             downloads = [self._begin_download(donor, max_bytes, wishes) for donor in donors]
-            race = DonorRace(downloads, self._pull, self._until_lost)
+            race = DonorRace(downloads, self._pull, self._until_lost, self.timeouts)
             try:
                 download = await race.run(self._look_at)
             except BaseException:
@@ -363,7 +358,7 @@ class StateServer(AveragerProcess):
         """Anew, or with what has arrived from this donor before its line broke down."""
         broken = self._broken
         if broken is None or (broken.donor, broken.average_of) != (donor, wishes.get("average_of")):
-            return Download(donor, max_bytes, **wishes)
+            return Download(donor, max_bytes, timeouts=self.timeouts, **wishes)
         self._broken = None
         broken.is_awaited = wishes.get("is_awaited", False)
         broken.begin_again()
@@ -372,7 +367,7 @@ class StateServer(AveragerProcess):
     def _keep_broken(self, race: DonorRace) -> None:
         if race.broken:
             self._broken = kept = race.broken[-1]
-            asyncio.get_running_loop().call_later(BROKEN_KEPT_SECONDS, self._drop_broken, kept)
+            asyncio.get_running_loop().call_later(self.timeouts.kept_seconds, self._drop_broken, kept)
 
     def _drop_broken(self, kept: Download) -> None:
         if self._broken is kept:

@@ -12,6 +12,7 @@ from hivemind.utils import get_logger
 
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync.training_state import SharedState
 from swarm.state_sync.weight_sketch import TOLERANCE, Sketch, nearest_to_most, relative_distance
 
@@ -21,7 +22,6 @@ SKETCH_EVERY = 8
 """Updates between two comparisons of the weights, the same on all peers."""
 FAR = 0.1
 """Relative distance between weights, from which on those that are replaced are kept."""
-SETTLE_SECONDS = 5.0  # less than the silence after which a download is given up
 
 
 class StateVersion:
@@ -35,8 +35,14 @@ class StateVersion:
     :param weights: those that all peers have in common
     """
 
-    def __init__(self, state: SharedState, step: int, weights: Sequence[torch.Tensor]):
-        self.state, self.step = state, step
+    def __init__(
+        self,
+        state: SharedState,
+        step: int,
+        weights: Sequence[torch.Tensor],
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ):
+        self.state, self.step, self._timeouts = state, step, timeouts
         self._sketch = Sketch(weights)
         self.lineage = os.urandom(LINEAGE_BYTES) if step else state.digest()
         self.changes = 0
@@ -52,7 +58,7 @@ class StateVersion:
 
     def export(self):
         """What another peer downloads; waits while an update is being made."""
-        self.settled.wait(SETTLE_SECONDS)
+        self.settled.wait(self._timeouts.settle_seconds)
         with self.lock:
             return self.state.export(self.step, self.lineage)
 

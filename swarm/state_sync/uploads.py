@@ -13,7 +13,8 @@ import numpy as np
 from hivemind.p2p import PeerID
 
 from swarm.protocol.messages import MAX_GROUP_SIZE
-from swarm.state_sync.download import JUDGE_SECONDS, SLOWEST_BYTES_PER_SECOND
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from swarm.state_sync.download import SLOWEST_BYTES_PER_SECOND
 from swarm.state_sync.download_messages import MAX_BUSY_SECONDS, PIECE_BYTES, Offer, digests_of, name_of_snapshot
 from swarm.state_sync.download_window import MAX_WINDOW_BYTES
 
@@ -22,10 +23,6 @@ MAX_STATE_UPLOADS = 2
 MAX_SNAPSHOTS = 8
 """Copies of the state that are kept for those who download it; two, if more would take too much memory."""
 MAX_HELD_BYTES = 2**31
-KEEP_SECONDS = 60.0
-"""After the last request, so that a download whose line has broken down can go on."""
-STALLED_SECONDS = 10.0
-"""Without a request, after which an upload is in nobody's way."""
 STATES_PER_HOUR, AVERAGES_PER_HOUR = 4, 60
 """That a peer id gets."""
 FREE_BYTES_PER_HOUR = 2.0**28
@@ -82,6 +79,7 @@ class Upload:
     """
 
     snapshot: Snapshot
+    timeouts: Timeouts = DEFAULT_TIMEOUTS
     sent: set[int] = field(default_factory=set)
     sent_bytes: int = 0
     streams: set[asyncio.Task] = field(default_factory=set)
@@ -110,8 +108,8 @@ class Upload:
     def is_in_the_way(self) -> bool:
         """Whether others wait for it: not if its reader has everything, takes nothing, or hardly anything."""
         now = time.monotonic()
-        is_slow = now - self.began > JUDGE_SECONDS and self.bytes_per_second < SLOWEST_BYTES_PER_SECOND
-        return not self.is_complete and now - self.moved_at < STALLED_SECONDS and not is_slow
+        is_slow = now - self.began > self.timeouts.judge_seconds and self.bytes_per_second < SLOWEST_BYTES_PER_SECOND
+        return not self.is_complete and now - self.moved_at < self.timeouts.stalled_seconds and not is_slow
 
     @property
     def bytes_per_second(self) -> float:
@@ -140,8 +138,8 @@ def content_of(description: bytes, data: np.ndarray) -> Content:
 class Uploads:
     """All that this peer sends now, or has sent a moment ago."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, timeouts: Timeouts = DEFAULT_TIMEOUTS):
+        self._clock, self._timeouts = clock, timeouts
         self.of: dict[PeerID, Upload] = {}
         self._used: OrderedDict[tuple[PeerID, bool], tuple[float, float]] = OrderedDict()
         """Bytes that a peer id has got (of averages, if so) less what it may have got since, and when that was."""
@@ -191,7 +189,7 @@ class Uploads:
         """Forget those who have everything, or have not asked for anything for long."""
         now = self._clock()
         for peer_id, upload in [*self.of.items()]:
-            if now - upload.moved_at > KEEP_SECONDS or (upload.is_complete and not upload.streams):
+            if now - upload.moved_at > self._timeouts.kept_seconds or (upload.is_complete and not upload.streams):
                 upload.end()
                 del self.of[peer_id]
 

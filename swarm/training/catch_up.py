@@ -15,10 +15,10 @@ from hivemind.p2p import PeerID
 
 from swarm.membership.progress_record import JOINING
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.messages import CoordinatorOptions
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
 from swarm.training.follower import Follower
+from swarm.training.options import CoordinatorOptions
 
 SHORT_SECONDS = 1.0
 """That a peer which is behind waits for the state, or the averages that it has missed, before it computes on."""

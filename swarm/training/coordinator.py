@@ -24,7 +24,7 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_record import AVERAGING, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Behind, CoordinatorOptions, Refused, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.messages import Behind, Refused, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
@@ -36,6 +36,7 @@ from swarm.training.follower import Follower
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
 from swarm.training.listener import Listener
+from swarm.training.options import CoordinatorOptions
 from swarm.training.throughput import Throughput
 
 logger = get_logger(__name__)
@@ -76,7 +77,7 @@ class Coordinator:
         self.target = BatchTarget(target_batch_size)
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
-        self.version = StateVersion(state, step, self._gradients.weights)
+        self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
         self._throughput = Throughput()
         self._inflight: InflightRound | None = None
         self._strayed_from: PeerID | None = None
@@ -86,7 +87,7 @@ class Coordinator:
         self.last_step: StepReport | None = None
         self.waited_seconds = 0.0  # for others, before it began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
-        self.tracker = ProgressTracker(dht, namespace, self.target, name, max_step)
+        self.tracker = ProgressTracker(dht, namespace, self.target, name, max_step, self.options.timeouts)
         shapes = [param.shape for param in self._gradients.params]
         of_trainer = [*model.parameters(), *model.buffers(), *self._gradients.own_tensors]
         self.averager = SwarmAverager(
@@ -98,6 +99,7 @@ class Coordinator:
             self.averaging.codec,
             shapes,
             of_trainer,
+            self.options.timeouts,
         )
         self.averager.set_step(step, self.version.lineage)
         self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps)

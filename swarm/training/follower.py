@@ -29,15 +29,13 @@ from swarm.state_sync.average_log import MAX_AVERAGES, MAX_BATCH_BYTES
 from swarm.state_sync.download import NoState
 from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES
 from swarm.state_sync.serialization import unpack
-from swarm.state_sync.state_server import HANGS_SECONDS
-from swarm.state_sync.state_version import SETTLE_SECONDS, StateVersion
+from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.listener import NEAR_SECONDS, Listener
 
 logger = get_logger(__name__)
 
-SUPERIOR_SECONDS = 20.0
 MAX_DONORS = 8
 """That are asked for the state in one attempt."""
 MAX_UPDATES = 1000
@@ -46,8 +44,6 @@ RECORDS_LAG = 2
 """Updates that others may have made since they wrote what they hold, in a fast swarm."""
 TELL_SECONDS = 5.0
 """From one line about a download to the next."""
-PAUSE_SECONDS, RETRY_SECONDS = 0.5, 30.0
-"""Before who is behind, and could not catch up, tries again; and how long it does."""
 MAX_WAIT_SECONDS = 600.0
 """Which busy donors may announce, in all, without that it counts against those that a newcomer waits at most."""
 
@@ -154,14 +150,14 @@ class Follower:
         if (yield from self._catch_up(timeout_seconds, joins)):
             yield from self._follow(self._who_may_have_averages())
             return True
-        retry_until = time.monotonic() + RETRY_SECONDS
+        retry_until = time.monotonic() + self._averager.timeouts.retry_seconds
         while is_told and not followed and not self._should_stop():
             if time.monotonic() > retry_until and not self._listener.is_at(version.step + 1):
                 break
             self._listener.begin()
             # The group has closed without this peer. The next one is held open while this peer fetches the average of
             # it, so that has to begin when the round ends, and with the donor whose line is known to be fast.
-            yield from self._until_refreshed(PAUSE_SECONDS, at_least=True)
+            yield from self._until_refreshed(self._averager.timeouts.pause_seconds, at_least=True)
             followed = yield from self._follow_somebody(waits=True)
         return followed
 
@@ -191,7 +187,7 @@ class Follower:
 
     def _reload(self, donor: PeerID) -> Steps:
         """Take over the state of this peer, which may have to finish its update first; whether it could be had."""
-        deadline = time.monotonic() + SETTLE_SECONDS
+        deadline = time.monotonic() + self._averager.timeouts.settle_seconds
         while True:
             try:
                 yield from self._download([donor], joins=False)
@@ -237,7 +233,7 @@ class Follower:
                 busy_so_far, deadline = busy_so_far + waited, deadline + waited
             else:
                 yield from self._until_refreshed(1.0)
-            if time.monotonic() - began > SUPERIOR_SECONDS:
+            if time.monotonic() - began > self._averager.timeouts.superior_seconds:
                 # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
                 for peer_id in set(tracker.superiors) - set(tracker.donors(min_step=version.step)):
                     tracker.cannot_hand_over(peer_id)
@@ -374,7 +370,7 @@ class Follower:
                 looked_at = now
                 if looks != (looks := averager.looks):
                     silent_seconds = 0.0
-                if silent_seconds > HANGS_SECONDS:
+                if silent_seconds > self._averager.timeouts.hangs_seconds:
                     averager.kill()  # it is stopped: who notices that it has died starts this peer again
                 if self._may_listen and averager.arrived.seconds_left < NEAR_SECONDS:
                     self._listener.begin()

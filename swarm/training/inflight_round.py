@@ -6,14 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from swarm.averaging.averager import SwarmAverager
-from swarm.protocol.messages import CoordinatorOptions, Member, RoundFailed, Ticket
+from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
+from swarm.training.options import CoordinatorOptions
 from swarm.training.throughput import Work
-
-LEAVE_SECONDS = 2.0
-HANGS_SECONDS = 30.0
-"""After the time at which the averaging process gives a round up, if it still runs."""
 
 
 class InflightRound:
@@ -40,7 +37,7 @@ class InflightRound:
         timeout_seconds = averager.longest_round_seconds(options.averaging_timeout_seconds, members)
         if ticket.listens:  # the round before may have to end first
             timeout_seconds *= 2
-        self._patience_seconds = timeout_seconds + HANGS_SECONDS
+        self._patience_seconds = timeout_seconds + averager.timeouts.hangs_seconds
         self.future = averager.run_round(ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds)
 
     def expect(self, members: Sequence[Member]) -> None:
@@ -77,7 +74,7 @@ class InflightRound:
 
     def settle(self) -> None:
         """This peer leaves: a round that is nearly done may end, for the sake of the others."""
-        deadline = time.monotonic() + LEAVE_SECONDS
+        deadline = time.monotonic() + self._averager.timeouts.leave_seconds
         while not self.future.done() and self._averager.is_alive() and time.monotonic() < deadline:
             wait_a_little(self.future)
         self._averager.cancel_round()

@@ -14,8 +14,9 @@ from hivemind.utils import get_logger
 
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.messages import Behind, CoordinatorOptions, Ticket
+from swarm.protocol.messages import Behind, Ticket
 from swarm.training.inflight_round import InflightRound
+from swarm.training.options import CoordinatorOptions
 from swarm.training.throughput import Work
 
 logger = get_logger(__name__)

@@ -23,13 +23,13 @@ from torch.optim import Optimizer
 from recipe.errors import InputError
 from recipe.heap import keep_heap
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.protocol.messages import CoordinatorOptions
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers
 from swarm.training.averaging_mode import Averaging
 from swarm.training.coordinator import Coordinator
 from swarm.training.local_steps import LocalCoordinator
+from swarm.training.options import CoordinatorOptions
 
 EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts on: the swarm's steps do
 

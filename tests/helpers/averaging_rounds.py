@@ -7,6 +7,7 @@ from swarm.averaging.compression import Codec
 from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from tests.helpers.swarm_peers import Line, Peers, running_dht
 
 NAMES = ("a", "b", "c")
@@ -56,11 +57,17 @@ def run_round(
     return averager.run_round(ticket, members, PATIENCE_SECONDS, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
 
 
-def averager_for(vector: torch.Tensor, dht, codec: str) -> SwarmAverager:
+def averager_for(vector: torch.Tensor, dht, codec: str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> SwarmAverager:
     """An averager for such vectors, which PowerSGD takes for one matrix of 200 rows."""
     shapes = [(200, len(vector) // 200)] if codec == "powersgd" else []
     return SwarmAverager(
-        torch.zeros_like(vector).share_memory_(), dht, "run", lambda: ({}, []), codec=Codec(codec, 4), shapes=shapes
+        torch.zeros_like(vector).share_memory_(),
+        dht,
+        "run",
+        lambda: ({}, []),
+        codec=Codec(codec, 4),
+        shapes=shapes,
+        timeouts=timeouts,
     )
 
 

@@ -6,10 +6,10 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from swarm.membership.liveness_probe import Call
 from swarm.membership.progress_record import TRAINING, PeerProgress
-from swarm.membership.progress_store import RECORD_SECONDS
 from swarm.network.acquaintances import Acquaintances
 from swarm.network.record_push import Push, PushedHere
 from swarm.network.signed_records import peer_of
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.owners import subkey_of
 
 NOW = 1_700_000_000.0
@@ -35,7 +35,7 @@ class FakeDHT:
 
     def get(self, key, latest, return_future):
         self.searches += 1
-        return self._done(ValueWithExpiration(dict(self.records), get_dht_time() + RECORD_SECONDS))
+        return self._done(ValueWithExpiration(dict(self.records), get_dht_time() + DEFAULT_TIMEOUTS.record_seconds))
 
     def run_coroutine(self, coroutine, return_future):
         if isinstance(coroutine, Push):
@@ -43,7 +43,7 @@ class FakeDHT:
         if isinstance(coroutine, Call):
             return self._done(self.answers)
         assert isinstance(coroutine, PushedHere)
-        pushed = ValueWithExpiration(dict(self.records), get_dht_time() + RECORD_SECONDS)
+        pushed = ValueWithExpiration(dict(self.records), get_dht_time() + DEFAULT_TIMEOUTS.record_seconds)
         return self._done(pushed if self.is_told else None)
 
     @staticmethod

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from swarm.protocol.messages import CoordinatorOptions
+from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.swarm_peers import running_dht
 

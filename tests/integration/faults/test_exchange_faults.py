@@ -13,10 +13,10 @@ from hivemind.utils.asyncio import as_aiter
 
 from swarm.averaging.allreduce import SENT_A_BAD_AVERAGE, SENT_NONSENSE, ExactAllReduceRunner
 from swarm.averaging.matchmaking import Matchmaking
-from swarm.membership.failure_detector import LATE_SECONDS
 from swarm.protocol.messages import Behind, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.averaging_rounds import (
     PATIENCE_SECONDS,
     averager_for,
@@ -75,8 +75,8 @@ def send_slowly_in(step: int, seconds: float) -> None:
 def one_round_within(name, initial_peers, line, vector, seconds, stops):
     """The first round of all, so that nobody knows what is usual. Returns (peer id, who kept it waiting)."""
     if stops:
-        send_slowly_in(7, 2 * LATE_SECONDS)  # each part comes before the stream would count as broken
-        seconds += 2 * LATE_SECONDS  # else the others might hear of its end before theirs
+        send_slowly_in(7, 2 * DEFAULT_TIMEOUTS.late_seconds)  # each part comes before the stream would count as broken
+        seconds += 2 * DEFAULT_TIMEOUTS.late_seconds  # else the others might hear of its end before theirs
     with running_dht(initial_peers, line) as dht:
         averager = averager_for(vector, dht, "none")
         members = meet_everyone(line, dht)
@@ -91,7 +91,7 @@ def one_round_within(name, initial_peers, line, vector, seconds, stops):
 def two_rounds(name, initial_peers, line, vector, samples, stops):
     """Two rounds; in the second, this peer stops to send after its first part if it ``stops``, but lives."""
     if stops:
-        send_slowly_in(1, 3 * LATE_SECONDS)
+        send_slowly_in(1, 3 * DEFAULT_TIMEOUTS.late_seconds)
     with running_dht(initial_peers, line) as dht:
         averager = averager_for(vector, dht, "none")
         members = meet_everyone(line, dht)
@@ -208,13 +208,13 @@ def test_who_has_been_in_time_and_is_late_is_given_up_though_it_lives():
         assert first.complete
         assert first.lost == set()
         assert second.lost == {late}
-        assert LATE_SECONDS / 2 < second.exchange_seconds < 3 * LATE_SECONDS
+        assert DEFAULT_TIMEOUTS.late_seconds / 2 < second.exchange_seconds < 3 * DEFAULT_TIMEOUTS.late_seconds
 
 
 @pytest.mark.parametrize(("names", "late"), [("abc", "c"), ("ab", "b")])
 def test_a_round_that_takes_too_long_names_those_who_kept_it_waiting(names, late):
     """The next one can do without them."""
-    vector, seconds = torch.full((200_000,), 1.0), PATIENCE_SECONDS + 2 * LATE_SECONDS
+    vector, seconds = torch.full((200_000,), 1.0), PATIENCE_SECONDS + 2 * DEFAULT_TIMEOUTS.late_seconds
     found = run_one_round({name: (vector, seconds, name == late) for name in names}, one_round_within)
     peer_id, _ = found.pop(late)
     assert frozenset([peer_id]) in [named for _, named in found.values()], "who ends second may miss the first one, too"

@@ -10,12 +10,14 @@ from hivemind.p2p import P2P
 from swarm.membership import failure_detector as detector
 from swarm.protocol.messages import Behind, RoundFailed
 from swarm.runtime import fault_injection as faults
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from tests.helpers.averaging_rounds import averager_for, introduce, meet_everyone, run_round, say_goodbye
 from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(120)
 SIZE = 200_000
 FROZEN_STEP = 3
+IN_A_HURRY = replace(DEFAULT_TIMEOUTS, look_seconds=0.05, first_silence_seconds=3.0)
 
 
 class FailureDetector(detector.FailureDetector):
@@ -26,24 +28,18 @@ class FailureDetector(detector.FailureDetector):
         await super().answer()
 
 
-async def two(answering: type) -> tuple[detector.FailureDetector, P2P, P2P]:
+async def two(answering: type, timeouts: Timeouts = IN_A_HURRY) -> tuple[detector.FailureDetector, P2P, P2P]:
     """One that asks, and the network of both; the other one answers as the given class does."""
     here = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     there = await P2P.create(
         host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await here.get_visible_maddrs(), dht_mode="server"
     )
     await answering(there, "run").answer()
-    return detector.FailureDetector(here, "run"), here, there
+    return detector.FailureDetector(here, "run", timeouts), here, there
 
 
-@pytest.fixture(autouse=True)
-def in_a_hurry(monkeypatch):
-    monkeypatch.setattr(detector, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(detector, "FIRST_SILENCE_SECONDS", 3.0)
-
-
-async def watch(answering: type, happens) -> None:
-    asking, here, there = await two(answering)
+async def watch(answering: type, happens, timeouts: Timeouts = IN_A_HURRY) -> None:
+    asking, here, there = await two(answering, timeouts)
     lost = asyncio.create_task(asking.lost(there.peer_id, can_be_called=True))
     try:
         await happens(asking, lost, there)
@@ -62,8 +58,8 @@ def test_who_answers_is_there_and_who_was_killed_is_not():
     asyncio.run(watch(detector.FailureDetector, killed))
 
 
-def test_who_is_silent_is_there_as_long_as_it_sends(monkeypatch):
-    monkeypatch.setattr(detector, "FIRST_SILENCE_SECONDS", 1.0)
+def test_who_is_silent_is_there_as_long_as_it_sends():
+    timeouts = replace(IN_A_HURRY, doubt_seconds=0.5, silence_seconds=1.0, first_silence_seconds=1.0)
 
     async def sends(asking, lost, there):
         for _ in range(40):
@@ -71,7 +67,7 @@ def test_who_is_silent_is_there_as_long_as_it_sends(monkeypatch):
             await asyncio.sleep(0.05)
         assert not lost.done(), "twice its patience"
 
-    asyncio.run(watch(FailureDetector, sends))
+    asyncio.run(watch(FailureDetector, sends, timeouts))
 
 
 def test_who_cannot_be_called_is_not_lost_by_that():
@@ -89,9 +85,9 @@ def test_who_cannot_be_called_is_not_lost_by_that():
 
 def test_patience_is_learnt():
     asking = detector.FailureDetector(None, "run")
-    assert asking.patience_seconds == detector.FIRST_SILENCE_SECONDS
+    assert asking.patience_seconds == DEFAULT_TIMEOUTS.first_silence_seconds
     asking.exchange_took(1.0, [])
-    assert asking.patience_seconds == detector.SILENCE_SECONDS
+    assert asking.patience_seconds == DEFAULT_TIMEOUTS.silence_seconds
     for seconds in (4.0, 4.0, 100.0):
         asking.exchange_took(seconds, [])
     assert asking.patience_seconds == 8.0
@@ -121,12 +117,12 @@ def rounds(name, initial_peers, line, fault, client_mode):
         return seen, lost, members[2].peer_id
 
 
-def two_rounds(name, initial_peers, line, fault):
+def two_rounds(name, initial_peers, line, fault, timeouts=DEFAULT_TIMEOUTS):
     """Two rounds of peers whose seniority is in the order of their names. Returns the seconds of each meeting."""
     with running_dht(initial_peers, line) as dht:
         faults.plan(fault)
         vector = torch.zeros(SIZE)
-        averager = averager_for(vector, dht, "none")
+        averager = averager_for(vector, dht, "none", timeouts)
         averager.set_step(0)
         members = [replace(member, joined=float(place)) for place, member in enumerate(meet_everyone(line, dht))]
         reports = [run_round(averager, members, vector, 1, step) for step in range(2)]
@@ -140,15 +136,11 @@ LONG_SILENCE_SECONDS = 6.0
 """So that two in a row could not be taken for one on a busy machine."""
 
 
-def two_rounds_with_patience(*arguments):
-    detector.SILENCE_SECONDS = LONG_SILENCE_SECONDS
-    return two_rounds(*arguments)
-
-
 def test_two_seniors_who_are_silent_cost_one_silence():
+    patient = replace(DEFAULT_TIMEOUTS, silence_seconds=LONG_SILENCE_SECONDS)
     with Peers(timeout_seconds=90) as peers:
         for name in "abc":
-            peers.start(name, two_rounds_with_patience, "" if name == "c" else "freeze meeting 1")
+            peers.start(name, two_rounds, "" if name == "c" else "freeze meeting 1", patient)
         introduce(peers)
         peers["a"].killed = peers["b"].killed = True  # or the like: they say nothing more
         assert peers.message("c") == [3, 1]

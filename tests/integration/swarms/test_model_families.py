@@ -14,8 +14,8 @@ from recipe.presets import preset
 from recipe.run_folder import RunFolder
 from recipe.task import VisionTask
 from recipe.trainer import build_trainer
-from swarm.protocol.messages import CoordinatorOptions
 from swarm.training.batch_size_finder import measure_for_recipe
+from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.swarm_peers import Peers, running_dht
 

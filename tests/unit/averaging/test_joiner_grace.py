@@ -6,6 +6,7 @@ import pytest
 
 from swarm.averaging import joiner_grace as grace
 from swarm.protocol.messages import MAX_GROUP_SIZE
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 
 
 @pytest.fixture
@@ -19,11 +20,11 @@ def test_it_is_held_until_the_peer_comes_or_some_seconds_have_passed(clock):
     held = grace.JoinerGrace()
     held.hold("a")
     held.hold("b")
-    assert held.open_until == clock.now + grace.HOLD_SECONDS
+    assert held.open_until == clock.now + DEFAULT_TIMEOUTS.hold_seconds
     assert held.awaited(arrived=set()) == {"a", "b"}
     assert held.awaited(arrived={"a"}) == {"b"}
     assert held.awaited(arrived=set()) == {"b"}, "a has been here"
-    clock.now += grace.HOLD_SECONDS
+    clock.now += DEFAULT_TIMEOUTS.hold_seconds
     assert held.awaited(arrived=set()) == set()
 
 
@@ -31,9 +32,9 @@ def test_a_short_hold_does_not_end_a_long_one(clock):
     held = grace.JoinerGrace()
     held.hold("a", 15.0)
     held.hold("a")
-    clock.now += 2 * grace.HOLD_SECONDS
+    clock.now += 2 * DEFAULT_TIMEOUTS.hold_seconds
     assert held.awaited(arrived=set()) == {"a"}
-    assert held.seconds_left({"a", "b"}) == 15.0 - 2 * grace.HOLD_SECONDS
+    assert held.seconds_left({"a", "b"}) == 15.0 - 2 * DEFAULT_TIMEOUTS.hold_seconds
     assert held.seconds_left({"b"}) == 0.0
 
 
@@ -43,7 +44,7 @@ def test_nobody_can_hold_it_for_good(clock):
         held.hold("a")
         seconds += "a" in held.awaited(arrived=set())
         clock.now += 1
-    share = grace.MAX_HOLDS * grace.HOLD_SECONDS / grace.WITHIN_SECONDS
+    share = grace.MAX_HOLDS * DEFAULT_TIMEOUTS.hold_seconds / grace.WITHIN_SECONDS
     assert seconds <= 1.2 * share * 600
     held.hold("b")
     assert held.awaited(arrived=set()) >= {"b"}, "others are not the worse for it"

@@ -6,8 +6,9 @@ import pytest
 from hivemind.utils import get_dht_time
 
 from swarm.membership import progress_store as progress_store
-from swarm.membership.progress_store import LATE_SECONDS, RECORD_SECONDS, SEARCH_SECONDS, ProgressStore
+from swarm.membership.progress_store import LATE_REPORTS, ProgressStore
 from swarm.network.signed_records import peer_of
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.owners import subkey_of
 from tests.helpers.records import RECORD, FakeDHT
 
@@ -22,7 +23,7 @@ class Board(ProgressStore):
     def says(self, name: str, age: float = 0.0) -> None:
         now = get_dht_time()
         record = replace(RECORD, name=name, joined=now - 60, time=now - age)
-        self.dht.store("", subkey_of(name), record.to_bytes(), now + RECORD_SECONDS, True)
+        self.dht.store("", subkey_of(name), record.to_bytes(), now + DEFAULT_TIMEOUTS.record_seconds, True)
 
     def searches(self, **options) -> int:
         """Made by one look."""
@@ -46,9 +47,9 @@ def test_who_is_told_in_time_does_not_search(board):
 
 
 def test_who_is_not_told_in_time_searches(board):
-    board.says("anna", age=LATE_SECONDS + 0.1)
+    board.says("anna", age=LATE_REPORTS * DEFAULT_TIMEOUTS.report_seconds + 0.1)
     assert board.searches() == 1
-    board.says("anna", age=LATE_SECONDS - 0.5)
+    board.says("anna", age=LATE_REPORTS * DEFAULT_TIMEOUTS.report_seconds - 0.5)
     assert board.searches() == 0
     board.dht.records.clear()
     board.says("ben")
@@ -63,7 +64,7 @@ def test_who_is_alone_or_has_to_be_sure_searches(board):
 
 
 def test_now_and_then_all_search(board, monkeypatch):
-    later = progress_store.time.monotonic() + SEARCH_SECONDS + 0.1
+    later = progress_store.time.monotonic() + DEFAULT_TIMEOUTS.search_seconds + 0.1
     monkeypatch.setattr("swarm.membership.progress_store.time.monotonic", lambda: later)
     assert board.searches() == 1
     assert board.searches() == 0

@@ -18,12 +18,12 @@ from swarm.membership.progress_record import (
     WAITING,
     PeerProgress,
 )
-from swarm.membership.progress_store import RECORD_SECONDS
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.network.signed_records import peer_of
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.owners import subkey_of
 from tests.helpers.records import RECORD, FakeDHT
 
@@ -44,7 +44,7 @@ class Swarm:
         return self.says_bytes(name, replace(record, **fields).to_bytes())
 
     def says_bytes(self, name: str, data: bytes) -> PeerID:
-        self.dht.store("", subkey_of(name), data, get_dht_time() + RECORD_SECONDS, True)
+        self.dht.store("", subkey_of(name), data, get_dht_time() + DEFAULT_TIMEOUTS.record_seconds, True)
         self.tracker._look()
         return peer_of(subkey_of(name))
 
@@ -114,10 +114,10 @@ def test_members_are_those_who_have_joined_and_still_speak(swarm):
     assert swarm.members == {own}
     anna, ben = swarm.says("anna"), swarm.says("ben", client_mode=True)
     swarm.says("clara", phase=JOINING)
-    swarm.says("dora", age=RECORD_SECONDS + 1)
+    swarm.says("dora", age=DEFAULT_TIMEOUTS.record_seconds + 1)
     assert swarm.members == {own, anna, ben}
     assert {member.peer_id for member in swarm.tracker.members if member.client_mode} == {ben}
-    swarm.dht.store("", subkey_of("anna"), None, get_dht_time() + RECORD_SECONDS, True)  # says goodbye
+    swarm.dht.store("", subkey_of("anna"), None, get_dht_time() + DEFAULT_TIMEOUTS.record_seconds, True)  # says goodbye
     swarm.tracker._look()
     assert swarm.members == {own, ben}
 

@@ -9,6 +9,7 @@ import pickle
 import random
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,9 +21,8 @@ from hivemind.proto.runtime_pb2 import Tensor
 from hivemind.utils import MPFuture
 
 from swarm.protocol.messages import RoundFailed
-from swarm.state_sync import donor_race as race_module
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync import download as download_module
-from swarm.state_sync import state_server as server_module
 from swarm.state_sync import uploads as uploads_module
 from swarm.state_sync.average_log import MAX_AVERAGES
 from swarm.state_sync.download import Busy, Download, NoState
@@ -32,8 +32,10 @@ from swarm.state_sync.serialization import unpack
 from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
 from swarm.state_sync.state_server import StateServer
 from swarm.state_sync.uploads import MAX_SNAPSHOTS, MAX_STATE_UPLOADS
+from tests.helpers.hurry import shorter
 from tests.helpers.mutation import mutated
 
+IN_A_RACE = replace(DEFAULT_TIMEOUTS, look_seconds=0.02, first_donor_seconds=0.1, race_seconds=0.3, alone_seconds=0.3)
 STATE_BYTES = 3 * SLICE_BYTES + PIECE_BYTES + 5
 
 
@@ -42,7 +44,8 @@ class Averager(StateServer):
 
     step, _parent_pid, prefix, is_averaging = 0, None, "run", False
 
-    def __init__(self):
+    def __init__(self, timeouts: Timeouts = DEFAULT_TIMEOUTS):
+        self.timeouts = timeouts
         self._set_up_transfer()
         self.exports, self.handed_over, self.lines, self.vector = 0, [], [], torch.zeros(300_000)
 
@@ -147,11 +150,9 @@ def test_who_has_taken_the_state_gets_the_averages_of_the_updates_since():
     run(test)
 
 
-def test_who_waits_for_an_average_has_it_when_the_round_ends(monkeypatch):
-    monkeypatch.setattr(server_module, "MAKING_SECONDS", 0.2)
-
+def test_who_waits_for_an_average_has_it_when_the_round_ends():
     async def test():
-        donor, average = Averager(), torch.arange(300_000.0)
+        donor, average = Averager(replace(DEFAULT_TIMEOUTS, making_seconds=0.2)), torch.arange(300_000.0)
         with donor.get_tensors() as (vector,):
             vector.copy_(average)
         await fetch(donor, "anna")
@@ -162,7 +163,7 @@ def test_who_waits_for_an_average_has_it_when_the_round_ends(monkeypatch):
         with pytest.raises(RoundFailed, match="does not have it"):
             await fetch(donor, "anna", average_of=0, waits=True)
         assert donor.handed_over == ["anna"], "the round has closed without it"
-        monkeypatch.setattr(server_module, "MAKING_SECONDS", 20.0)
+        donor.timeouts = DEFAULT_TIMEOUTS
         waiting = asyncio.ensure_future(fetch(donor, "anna", average_of=0, waits=True))
         assert not (await asyncio.wait([waiting], timeout=0.3))[0]
         await donor._keep_average(0, b"before", b"after")
@@ -194,7 +195,7 @@ def test_a_few_get_the_state_at_a_time_and_the_others_hear_how_long_that_takes()
         await finish(streams.pop())
         assert value_of(await fetch(donor, "another")) == 1
         for upload in donor._uploads.of.values():
-            upload.moved_at -= uploads_module.STALLED_SECONDS
+            upload.moved_at -= DEFAULT_TIMEOUTS.stalled_seconds
         for _ in range(MAX_STATE_UPLOADS):
             streams.append(await begin(donor, f"late {len(streams)}"))
         assert len(streams) == MAX_STATE_UPLOADS + 1, "who takes nothing is in nobody's way"
@@ -292,7 +293,7 @@ def test_who_hangs_up_in_the_middle_can_go_on_for_a_while_and_is_forgotten_then(
         await until(lambda: not donor._uploads.of["a"].streams)
         donor._uploads.sweep()
         assert "a" in donor._uploads.of
-        donor._uploads.of["a"].moved_at -= 2 * uploads_module.KEEP_SECONDS
+        donor._uploads.of["a"].moved_at -= 2 * DEFAULT_TIMEOUTS.kept_seconds
         donor._uploads.sweep()
         assert donor._uploads.of == {}
 
@@ -359,8 +360,8 @@ def test_what_the_donor_has_not_kept_is_downloaded_anew(monkeypatch):
 class Newcomer(Averager):
     """Downloads from donors in the same process."""
 
-    def __init__(self, donors: dict):
-        super().__init__()
+    def __init__(self, donors: dict, timeouts: Timeouts = DEFAULT_TIMEOUTS):
+        super().__init__(timeouts)
         self.donors = donors
 
     def _pull(self, download: Download) -> Pull:
@@ -408,7 +409,7 @@ def test_who_is_too_far_behind_gets_no_average_any_more():
         donor._average_log.add(0, b"", b"", torch.zeros(100))
         reader, writer = await donor.open_stream("a stranger")
         await P2P.send_protobuf(DownloadData(metadata=Wish(0).to_bytes()), writer)
-        await P2P.receive_protobuf(DownloadData, reader)  # from now on the trail is kept
+        await P2P.receive_protobuf(DownloadData, reader)  # from now on averages are kept
         for step in range(1, MAX_AVERAGES + 1):
             assert not reader.at_eof()
             await donor._keep_average(step, b"", b"")
@@ -441,22 +442,20 @@ class Slow(Averager):
             yield message
 
 
-def times_are_shorter(monkeypatch, factor: float) -> None:
-    """So many times, and rates as much higher."""
-    for name in ("JUDGE_SECONDS", "GRACE_SECONDS", "STREAM_SECONDS"):
-        monkeypatch.setattr(download_module, name, getattr(download_module, name) / factor)
+def in_a_hurry(monkeypatch, times: float) -> Timeouts:
+    """Times are so many times shorter, and rates as much higher."""
     for name in ("SLOWEST_BYTES_PER_SECOND", "USUAL_BYTES_PER_SECOND"):
-        monkeypatch.setattr(download_module, name, getattr(download_module, name) * factor)
-    monkeypatch.setattr(race_module, "LOOK_SECONDS", 0.02)
+        monkeypatch.setattr(download_module, name, getattr(download_module, name) * times)
+    return shorter(times)
 
 
 @pytest.mark.parametrize("is_awaited", [True, False], ids=["who joins", "who trains"])
 def test_a_donor_that_drips_is_given_up(monkeypatch, is_awaited):
     """At 24 kB/s, of a larger state; times are 20 times shorter here."""
-    times_are_shorter(monkeypatch, 20)
+    timeouts = in_a_hurry(monkeypatch, 20)
 
     async def test():
-        newcomer = Newcomer({"anna": Slow(20 * 24_000)})
+        newcomer = Newcomer({"anna": Slow(20 * 24_000)}, timeouts)
         with pytest.raises(NoState) as error:
             await newcomer.take("anna", is_awaited=is_awaited)
         assert "kB/s" in error.value.reasons["anna"]
@@ -468,10 +467,10 @@ def test_a_donor_that_drips_is_given_up(monkeypatch, is_awaited):
 @pytest.mark.parametrize(("is_awaited", "kilobytes"), [(True, 60), (False, 300)], ids=["who joins", "who trains"])
 def test_an_honest_donor_on_a_slow_line_is_waited_for(monkeypatch, is_awaited, kilobytes):
     """Half a megabit per second, for who has nothing better to do, and 2.4 for who has."""
-    times_are_shorter(monkeypatch, 20)
+    timeouts = in_a_hurry(monkeypatch, 20)
 
     async def test():
-        newcomer = Newcomer({"anna": Slow(20_000.0 * kilobytes)})
+        newcomer = Newcomer({"anna": Slow(20_000.0 * kilobytes)}, timeouts)
         donor, *_ = await newcomer.take("anna", is_awaited=is_awaited)
         assert donor == "anna"
 
@@ -491,14 +490,10 @@ def test_who_trains_has_a_deadline_that_follows_the_bytes():
     began_before(40_000, is_awaited=True).judge()
 
 
-def test_a_faster_donor_is_found_beside_a_slow_one(monkeypatch):
-    monkeypatch.setattr(race_module, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(race_module, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(race_module, "RACE_SECONDS", 0.3)
-
+def test_a_faster_donor_is_found_beside_a_slow_one():
     async def test():
         donors = {"anna": Slow(1e5), "ben": Slow(2e5), "cleo": Slow(1.5e6), "dan": Averager()}
-        newcomer = Newcomer(donors)
+        newcomer = Newcomer(donors, IN_A_RACE)
         donor, *_ = await newcomer.take(*donors)
         assert donor == "cleo", "three take part"
         assert donors["dan"].exports == 0
@@ -507,10 +502,8 @@ def test_a_faster_donor_is_found_beside_a_slow_one(monkeypatch):
     run(test)
 
 
-def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone(monkeypatch):
+def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone():
     """The newcomer's line carries 1 MB/s. Ben has more than that, and gets less than Anna as long as they share it."""
-    for name, value in {"LOOK": 0.02, "PATIENCE": 0.1, "RACE": 0.3, "ALONE": 0.3}.items():
-        monkeypatch.setattr(race_module, f"{name}_SECONDS", value)
 
     async def test():
         lock, donors = asyncio.Lock(), {}
@@ -525,7 +518,7 @@ def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone(monkeypatch):
                 await asyncio.sleep(num_bytes / 1e6)
 
         donors |= {"anna": Slow(6e5, line), "ben": Slow(1e8, line_of_ben)}
-        donor, *_ = await Newcomer(donors).take(*donors)
+        donor, *_ = await Newcomer(donors, IN_A_RACE).take(*donors)
         assert donor == "ben"
 
     run(test)

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.state_sync import average_log as average_log
 from swarm.state_sync import uploads
 from swarm.state_sync.average_log import AverageLog
 from swarm.state_sync.download_messages import MAX_BUSY_SECONDS, PIECE_BYTES
 from swarm.state_sync.uploads import (
-    KEEP_SECONDS,
     MAX_SNAPSHOTS,
     MAX_STATE_UPLOADS,
-    STALLED_SECONDS,
     Snapshot,
     Upload,
     Uploads,
@@ -38,14 +37,14 @@ def test_who_takes_nothing_any_more_makes_room_for_others():
         assert not held.make_room()
         stream = asyncio.ensure_future(asyncio.Event().wait())
         held.of[3].streams.add(stream)
-        held.of[3].moved_at -= 2 * STALLED_SECONDS
+        held.of[3].moved_at -= 2 * DEFAULT_TIMEOUTS.stalled_seconds
         assert held.make_room()
         await asyncio.wait([stream])
         assert 3 not in held.of
         averages = Uploads()
         averages.of = {number: upload(None) for number in range(2 * MAX_SNAPSHOTS)}
         assert averages.make_room(), "averages are kept anyway"
-        averages.of[0].moved_at -= 2 * KEEP_SECONDS
+        averages.of[0].moved_at -= 2 * DEFAULT_TIMEOUTS.kept_seconds
         averages.sweep()
         assert 0 not in averages.of
 

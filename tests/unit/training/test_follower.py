@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from recipe.errors import InputError
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.state_sync.download import Arrived, NoState
 from swarm.state_sync.serialization import pack
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 from swarm.training import follower as follower_module
 from swarm.training.follower import Follower
+from tests.helpers.hurry import shorter
 
 
 def make(step: int) -> StateVersion:
@@ -41,7 +43,7 @@ def catch_up(version: StateVersion, tracker, averager, timeout_seconds: float = 
 class Donor:
     """Its line fails some times before the state arrives; averages it has none."""
 
-    looks, arrived = 0, Arrived()
+    looks, arrived, timeouts = 0, Arrived(), DEFAULT_TIMEOUTS
 
     def __init__(self, source: StateVersion, failures: int, busy_seconds: float = 0.0):
         self.source, self.failures, self.busy_seconds, self.asked = source, failures, busy_seconds, 0
@@ -244,9 +246,9 @@ class StoppedAverager(Donor):
             raise InputError("The averaging process has died")
 
 
-def test_an_averaging_process_that_is_stopped_while_it_downloads_is_ended(monkeypatch):
-    monkeypatch.setattr(follower_module, "HANGS_SECONDS", 0.1)
+def test_an_averaging_process_that_is_stopped_while_it_downloads_is_ended():
     averager = StoppedAverager()
+    averager.timeouts = shorter(300)  # a tenth of a second
     with pytest.raises(InputError, match="has died"):
         catch_up(make(0), Tracker(), averager)
     assert averager.looks == 3, "it was waited for as long as it showed that it was there"

@@ -11,16 +11,21 @@ from hivemind.p2p import PeerID
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.compression import Codec
-from swarm.protocol.messages import CoordinatorOptions, Member, RoundFailed, Ticket
+from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import wait_a_little
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.training import inflight_round as pending
 from swarm.training.inflight_round import InflightRound
+from swarm.training.options import CoordinatorOptions
 from swarm.training.throughput import Work
+from tests.helpers.hurry import shorter
 
 
 class StoppedAverager:
     """Takes a round and never says anything about it."""
+
+    timeouts = DEFAULT_TIMEOUTS
 
     def __init__(self, is_killed: bool = False):
         self.is_killed = is_killed
@@ -64,10 +69,11 @@ def round_of(averager: StoppedAverager) -> InflightRound:
     return InflightRound(averager, Ticket(0, 32, False, 1.0, bytes(LINEAGE_BYTES)), [], options, Work())
 
 
-def test_an_averaging_process_that_is_stopped_is_ended(monkeypatch):
-    monkeypatch.setattr(pending, "HANGS_SECONDS", 0.1)
+def test_an_averaging_process_that_is_stopped_is_ended():
+    averager = StoppedAverager()
+    averager.timeouts = shorter(300)
     with pytest.raises(InputError, match="has died"):
-        round_of(StoppedAverager()).wait(members=list, should_stop=lambda: False)
+        round_of(averager).wait(members=list, should_stop=lambda: False)
 
 
 @pytest.mark.parametrize(("is_killed", "looks"), [(True, 1), (False, 12)])

@@ -7,9 +7,11 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 
-from swarm.protocol.messages import ANY_LINEAGE, Behind, CoordinatorOptions, Member, Ticket
+from swarm.protocol.messages import ANY_LINEAGE, Behind, Member, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.training.listener import LISTEN_BYTES, Listener
+from swarm.training.options import CoordinatorOptions
 
 ME, OTHER = (PeerID(bytes([number])) for number in (1, 2))
 LINEAGE = bytes(LINEAGE_BYTES)
@@ -18,7 +20,7 @@ LINEAGE = bytes(LINEAGE_BYTES)
 class Averager:
     """Takes rounds, and says nothing about them."""
 
-    can_listen = True
+    can_listen, timeouts = True, DEFAULT_TIMEOUTS
 
     def __init__(self, size: int = LISTEN_BYTES // 4):
         self.vector, self.tickets, self.rounds, self.cancelled = torch.ones(size), [], [], 0
