@@ -28,15 +28,15 @@ from hivemind.utils import get_dht_time
 from torch import nn
 
 from recipe.config import Recipe
-from recipe.data import VisionData
-from recipe.heap import keep_heap
-from recipe.loggers import JsonlLogger
+from recipe.data.vision_data import VisionData
 from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler
-from recipe.pacing import Pace, computed_samples, paced_samples_per_second
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, write_json
-from recipe.task import evaluation_metrics
+from recipe.training.heap import keep_heap
+from recipe.training.loggers import JsonlLogger
+from recipe.training.pacing import Pace, computed_samples, paced_samples_per_second
+from recipe.training.task import evaluation_metrics
 
 RUN_ID = "run"
 _POLL_SECONDS = 0.2

@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.tuner import Tuner
 
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.model import fewest_samples
-from recipe.task import VisionTask
+from recipe.training.task import VisionTask
 
 STEPS_PER_TRIAL = 3
 

@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from baseline_ddp.batching import DEFAULT_MICRO_BATCH
+from baseline_ddp.checkpoints.snapshots import checkpoint_recipe
+from baseline_ddp.measuring.pictures import draw_confusion
 from baseline_ddp.options import BaselineOptions
-from baseline_ddp.pictures import draw_confusion
 from baseline_ddp.processes import Processes
-from baseline_ddp.snapshots import checkpoint_recipe
-from recipe.checkpoint_io import load_weights, read_checkpoint
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
-from recipe.task import VisionTask
+from recipe.training.checkpoint_io import load_weights, read_checkpoint
+from recipe.training.task import VisionTask
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from baseline_ddp.evaluate import TestResult, evaluate, result_table
-from baseline_ddp.logbook import write_logbook
+from baseline_ddp.measuring.logbook import write_logbook
 from baseline_ddp.processes import RunFailed
 from recipe.errors import InputError
 from recipe.run_folder import read_metrics

@@ -110,7 +110,7 @@ def compare(options: ScalingOptions) -> Path:
     Raises:
         InputError: a run failed; its own message stands above.
     """
-    from baseline_ddp.pictures import draw_scaling
+    from baseline_ddp.measuring.pictures import draw_scaling
 
     run_id = options.run_id or f"scaling-{time.strftime('%Y%m%d-%H%M%S')}"
     folders = {count: [] for count in options.processes}

@@ -17,24 +17,24 @@ from lightning.pytorch.loggers import Logger
 
 from baseline_ddp.batch_finder import find_largest_batch
 from baseline_ddp.batching import BatchPlan, largest_divisor, plan_batches
-from baseline_ddp.best_checkpoint import BestCheckpointCopy, RemoteFile
+from baseline_ddp.checkpoints.best_checkpoint import BestCheckpointCopy, RemoteFile
+from baseline_ddp.checkpoints.snapshots import SnapshotIO, Snapshots, check_resumable, forget_after
+from baseline_ddp.measuring.resources import ResourceMeter
+from baseline_ddp.measuring.timing import DataClock, StepSplit, Stopwatch
 from baseline_ddp.options import BaselineOptions
 from baseline_ddp.processes import Processes
-from baseline_ddp.resources import ResourceMeter
 from baseline_ddp.results import finish
-from baseline_ddp.snapshots import SnapshotIO, Snapshots, check_resumable, forget_after
 from baseline_ddp.stopping import StopRequest
 from baseline_ddp.strategies import build_strategy, build_task, choose_strategy, cluster_environment
-from baseline_ddp.timing import DataClock, StepSplit, Stopwatch
-from recipe.callbacks import StepMetrics
 from recipe.config import Recipe
-from recipe.data import VisionData
+from recipe.data.sampler import stable_seed
+from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.model import check_samples
 from recipe.run_folder import RunFolder
-from recipe.sampler import stable_seed
-from recipe.task import VisionTask
-from recipe.trainer import build_trainer, tensorboard_logger
+from recipe.training.callbacks import StepMetrics
+from recipe.training.task import VisionTask
+from recipe.training.trainer import build_trainer, tensorboard_logger
 
 
 def run(options: BaselineOptions, recipe: Recipe) -> int:

@@ -1,4 +1,4 @@
-"""Why a process wants to stop before the last step; `recipe.callbacks.StepMetrics` makes all stop together."""
+"""Why a process wants to stop before the last step; `recipe.training.callbacks.StepMetrics` makes all stop together."""
 
 import signal
 from collections.abc import Iterator

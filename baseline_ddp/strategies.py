@@ -12,12 +12,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from baseline_ddp.measuring.timing import Stopwatch, TimedCollective, timed_hook
 from baseline_ddp.options import ComputeOptions
 from baseline_ddp.processes import Processes
-from baseline_ddp.timing import Stopwatch, TimedCollective, timed_hook
 from recipe.config import Recipe
 from recipe.errors import InputError
-from recipe.task import VisionTask
+from recipe.training.task import VisionTask
 
 POWERSGD_RANK = 2
 """Rank of the matrices that stand for the gradients; Vogels et al. 2019, table 3, use 1, 2 and 4."""

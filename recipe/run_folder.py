@@ -46,7 +46,9 @@ class RunFolder:
 
     def write_environment(self) -> None:
         """Writes `environment.json`: versions, hardware, commit and command line; not the machine's name."""
-        from recipe.environment import describe_environment  # torch takes seconds, and readers need only the paths
+        from recipe.training.environment import (
+            describe_environment,  # torch takes seconds, and readers need only the paths
+        )
 
         write_json(self.environment, describe_environment())
 

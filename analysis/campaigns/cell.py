@@ -30,8 +30,8 @@ from analysis.wan.lab import TOPOLOGY, Lab
 from analysis.wan.topology import Host, Topology
 from recipe.command_line import exit_status
 from recipe.errors import InputError
-from recipe.pacing import ALL_SAMPLES, VARIABLE
 from recipe.run_folder import RunFolder, write_json
+from recipe.training.pacing import ALL_SAMPLES, VARIABLE
 
 _ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.2

@@ -32,10 +32,10 @@ from analysis.campaigns.peer_processes import kill
 from analysis.campaigns.statistics import interval
 from analysis.endurance.honest_swarm import START_SECONDS, HonestSwarm, SwarmError, wait_until
 from recipe.command_line import arg, at_least, exit_status
-from recipe.environment import describe_environment
 from recipe.errors import InputError
-from recipe.pacing import VARIABLE
 from recipe.run_folder import make_writable, write_json
+from recipe.training.environment import describe_environment
+from recipe.training.pacing import VARIABLE
 
 ATTACKS = (
     *("claim", "silent-claim", "drip", "false-state", "near-state", "streams", "buffers", "records", "sound-records"),

@@ -27,9 +27,9 @@ from analysis.campaigns.peer_processes import environment_without_peers, has_end
 from analysis.endurance.soak_result import weights_hash
 from recipe.command_line import arg, at_least, exit_status
 from recipe.config import Recipe
-from recipe.environment import describe_environment
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, make_writable, read_metrics, write_json
+from recipe.training.environment import describe_environment
 
 Averaging, Codec = (get_type_hints(Recipe)[field] for field in ("averaging", "codec"))
 LOCAL_STEPS = 4

@@ -4,8 +4,8 @@
     python -m analysis footprint --peers 8 --target-batch-size 4096 --averaging local --codec fp16
 
 The peers of a swarm and one plain training process run at the same time on this machine. All are paced to the same
-device (`recipe.pacing`), so all compute the same; what a peer uses more is the price of the swarm. Memory that the
-processes of a peer share counts once, and so do the libraries that all have open, as if each peer were alone.
+device (`recipe.training.pacing`), so all compute the same; what a peer uses more is the price of the swarm. Memory
+that the processes of a peer share counts once, and so do the libraries that all have open, as if each were alone.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from analysis.campaigns.peer_processes import environment_without_peers, has_end
 from analysis.campaigns.statistics import interval
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
-from recipe.pacing import VARIABLE
 from recipe.run_folder import make_writable, write_json
+from recipe.training.pacing import VARIABLE
 
 WARM_UP_STEPS = 2
 START_SECONDS = 400.0

@@ -29,8 +29,8 @@ from rich.table import Table
 from analysis.campaigns.peer_processes import environment_without_peers, has_ended, kill, parts
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
-from recipe.pacing import VARIABLE
 from recipe.run_folder import RunFolder, make_writable, write_json
+from recipe.training.pacing import VARIABLE
 
 PERIOD_SECONDS = 1.0
 NAMES = ("peer-1", "peer-2")

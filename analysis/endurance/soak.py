@@ -29,9 +29,9 @@ from analysis.wan import sandbox
 from analysis.wan.lab import Lab
 from analysis.wan.topology import uniform
 from recipe.command_line import arg, at_least, exit_status
-from recipe.environment import describe_environment
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
+from recipe.training.environment import describe_environment
 
 LAST_SECONDS = 5.0
 """torch's manager of shared memory stays for some seconds after the last process that used it."""

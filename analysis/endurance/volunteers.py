@@ -18,8 +18,8 @@ from analysis.campaigns.peer_processes import environment_without_peers
 from analysis.wan.lab import Lab
 from analysis.wan.topology import Host
 from recipe.errors import InputError
-from recipe.pacing import VARIABLE
 from recipe.run_folder import RunFolder, read_metrics
+from recipe.training.pacing import VARIABLE
 
 RUN_ID = "soak"
 PORT = 31337

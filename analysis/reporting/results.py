@@ -168,7 +168,7 @@ def training_samples(dataset: str, num_classes: int) -> int | None:
     """Samples of a pass over a data set that needs no folder; None for others."""
     if dataset not in ("digits", "synthetic"):
         return None
-    from recipe.data import VisionData  # imports torch
+    from recipe.data.vision_data import VisionData  # imports torch
 
     data = VisionData(replace(preset(dataset), num_classes=num_classes))
     data.setup()

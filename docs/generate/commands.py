@@ -48,7 +48,7 @@ PEER = [Command("python -m swarm.peer", "swarm.peer.options", "PeerOptions")]
 BASELINE = [
     Command("python baseline_ddp/train.py", "baseline_ddp.options", "BaselineOptions"),
     Command("python -m baseline_ddp.scaling", "baseline_ddp.scaling", "ScalingOptions"),
-    Command("python -m recipe.data_benchmark", "recipe.data_benchmark", "DataBenchmarkOptions"),
+    Command("python -m recipe.data.benchmark", "recipe.data.benchmark", "DataBenchmarkOptions"),
 ]
 PROGRAMS = [
     Command("python -m analysis soak", "analysis.endurance.soak", "SoakOptions"),
@@ -63,7 +63,7 @@ PROGRAMS = [
         text="Run one cell again, by its cell.json.",
     ),
 ]
-SLOW = {"swarm.cli.bench", "baseline_ddp.scaling", "recipe.data_benchmark", *(command.module for command in PROGRAMS)}
+SLOW = {"swarm.cli.bench", "baseline_ddp.scaling", "recipe.data.benchmark", *(command.module for command in PROGRAMS)}
 """Importing them imports torch; only the class of their options is run."""
 SECTIONS = {
     "swarm": "The command `swarm` is for people. `swarm COMMAND --help` shows the same options in a terminal.",

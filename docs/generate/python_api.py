@@ -23,10 +23,10 @@ SECTIONS = {
         "recipe.presets": ["preset"],
         "recipe.overrides": ["apply_overrides"],
         "recipe.model": ["build_model"],
-        "recipe.data": ["VisionData"],
-        "recipe.task": ["VisionTask"],
+        "recipe.data.vision_data": ["VisionData"],
+        "recipe.training.task": ["VisionTask"],
         "recipe.optimizer": ["build_optimizer", "build_scheduler"],
-        "recipe.trainer": ["build_trainer"],
+        "recipe.training.trainer": ["build_trainer"],
     },
     "Run folders": {"recipe.run_folder": ["RunFolder", "RunFolder.create", "read_metrics"]},
 }

@@ -87,9 +87,9 @@ METRICS = {
 """Unit and meaning of each tag. A tag of `resources/` is written as `resources/rank0/cpu_percent` and so on."""
 
 WRITERS = {
-    "Peers and baseline": ("recipe.callbacks", "recipe.task"),
+    "Peers and baseline": ("recipe.training.callbacks", "recipe.training.task"),
     "Peers alone": ("swarm.peer.callbacks",),
-    "Baseline alone": ("baseline_ddp.timing", "baseline_ddp.resources"),
+    "Baseline alone": ("baseline_ddp.measuring.timing", "baseline_ddp.measuring.resources"),
 }
 """Where the tags are written; the first section also has those of `VisionTask` and `StepMetrics`."""
 
@@ -195,7 +195,7 @@ def _run_folder_paths() -> dict[str, str]:
 
 def _check_written(file: str) -> None:
     stems = (file, file.removesuffix(".ckpt"))
-    for module in ("results", "logbook", "session"):
+    for module in ("results", "measuring.logbook", "session"):
         constants = {
             node.value for node in ast.walk(tree_of(f"baseline_ddp.{module}")) if isinstance(node, ast.Constant)
         }
@@ -212,9 +212,9 @@ def _tags(modules: tuple[str, ...]) -> set[str]:
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
             if re.fullmatch(r"(train|val|perf|swarm|round|resources)/[a-z0-9_]+", text):
                 found.add(text)
-    if "recipe.task" in modules:
-        found |= {f"train/{name}" for name in _keys(find("recipe.task", "_running_metrics"))}
-        found |= {"val/loss"} | {f"val/{name}" for name in _keys(find("recipe.task", "evaluation_metrics"))}
+    if "recipe.training.task" in modules:
+        found |= {f"train/{name}" for name in _keys(find("recipe.training.task", "_running_metrics"))}
+        found |= {"val/loss"} | {f"val/{name}" for name in _keys(find("recipe.training.task", "evaluation_metrics"))}
     if "swarm.peer.callbacks" in modules:
         found.discard("val/top1")  # read there, written by the task
     return found

@@ -32,12 +32,12 @@ from scipy import stats
 
 from recipe.command_line import at_least, exit_status
 from recipe.config import Recipe
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import RunFolder
-from recipe.task import VisionTask
-from recipe.trainer import build_trainer
+from recipe.training.task import VisionTask
+from recipe.training.trainer import build_trainer
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 from swarm.runtime.processes import descendants, die_with_parent
 from swarm.training.strategy import SwarmStrategy

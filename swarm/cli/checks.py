@@ -116,7 +116,7 @@ def check_disk(output_dir: Path) -> Check:
 
 def check_data(recipe: Recipe, data_dir: Path) -> Check:
     """Nothing is downloaded."""
-    from recipe.datasets import damaged_cifar10, open_splits
+    from recipe.data.datasets import damaged_cifar10, open_splits
 
     try:
         splits = open_splits(recipe, data_dir)

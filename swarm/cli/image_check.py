@@ -20,7 +20,7 @@ def check_images(data_dir: Path, tell: Callable[[str], None]) -> Check:
     :param data_dir: with ``train/``, ``val/`` and perhaps ``test/``, each with a folder per class
     :param tell: takes a line for each damaged file, and one about the progress every ten seconds
     """
-    from recipe.damaged_images import ImagesByClass, damage
+    from recipe.data.damaged_images import ImagesByClass, damage
 
     try:
         parts = [ImagesByClass(data_dir / name) for name in ("train", "val", "test") if (data_dir / name).is_dir()]

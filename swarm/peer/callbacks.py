@@ -15,8 +15,8 @@ import lightning as L
 from rich.console import Console
 from rich.live import Live
 
-from recipe.loggers import JsonlFile
 from recipe.run_folder import RunFolder
+from recipe.training.loggers import JsonlFile
 from swarm.membership.progress_record import JOINING, WAITING
 from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import Status, status_table

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 
 logger = logging.getLogger(__name__)

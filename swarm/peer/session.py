@@ -15,14 +15,14 @@ from hivemind import DHT
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from recipe.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
 from recipe.config import Recipe
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.model import check_samples
 from recipe.run_folder import RunFolder
-from recipe.task import VisionTask
-from recipe.trainer import build_trainer
+from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
+from recipe.training.task import VisionTask
+from recipe.training.trainer import build_trainer
 from swarm.membership.run_manifest import RunManifest
 from swarm.peer.callbacks import FirstContribution, StatusReporter, SwarmMetrics
 from swarm.peer.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from recipe.heap import give_back_heap
+from recipe.training.heap import give_back_heap
 
 if TYPE_CHECKING:
     import torch  # takes seconds to import

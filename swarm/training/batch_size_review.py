@@ -10,7 +10,7 @@ import lightning as L
 import psutil
 import torch
 
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.model import fewest_samples
 from swarm.training.batch_size_finder import MAX_SECONDS, MEMORY_FRACTION, MIN_FREE_BYTES, MicroBatch
 

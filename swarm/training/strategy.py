@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch.optim import Optimizer
 
 from recipe.errors import InputError
-from recipe.heap import keep_heap
+from recipe.training.heap import keep_heap
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime import fault_injection as faults

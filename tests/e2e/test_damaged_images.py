@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from recipe.damaged_images import ImagesByClass
-from recipe.data import VisionData
+from recipe.data.damaged_images import ImagesByClass
+from recipe.data.sampler import PADDING
+from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.presets import preset
-from recipe.sampler import PADDING
 from swarm.cli import doctor
 from tests.helpers.cli import PeerProgram, reaping
 

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import torch
 
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.presets import preset
 from swarm.training import batch_size_finder as micro_batch
 from swarm.training import batch_size_review as micro_batch_review

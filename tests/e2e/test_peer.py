@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
-from recipe.task import VisionTask
+from recipe.training.task import VisionTask
 from swarm.network.known_peers import write_book
 from swarm.network.signed_records import prepare_identity
 from swarm.peer.startup_timer import STARTED

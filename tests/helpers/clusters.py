@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
-FORK_SERVER.set_forkserver_preload(["pytest", "recipe.trainer", "baseline_ddp.session", "baseline_ddp.evaluate"])
+FORK_SERVER.set_forkserver_preload(
+    ["pytest", "recipe.training.trainer", "baseline_ddp.session", "baseline_ddp.evaluate"]
+)
 
 TIMEOUT_SECONDS = 120.0
 

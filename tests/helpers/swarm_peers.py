@@ -33,7 +33,7 @@ from swarm.runtime.processes import descendants, kill
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(
-    ["pytest", "recipe.trainer", "recipe.task", "recipe.data", "swarm.training.strategy"]
+    ["pytest", "recipe.training.trainer", "recipe.training.task", "recipe.data.vision_data", "swarm.training.strategy"]
 )
 
 

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recipe.checkpoint_io import AtomicCheckpointIO
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
-from recipe.loggers import PatientTensorBoardLogger
 from recipe.run_folder import RunFolder
+from recipe.training.checkpoint_io import AtomicCheckpointIO
+from recipe.training.loggers import PatientTensorBoardLogger
 from swarm.membership.announcer import addresses_in
 from swarm.network.known_peers import MAX_REMEMBERED, met_before, read_book, usable, write_book
 from swarm.network.signed_records import peer_of

@@ -6,14 +6,14 @@ import lightning as L
 import pytest
 import torch
 
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.model import build_model
 from recipe.overrides import OTHER_MODEL
 from recipe.presets import preset
 from recipe.run_folder import RunFolder
-from recipe.task import VisionTask
-from recipe.trainer import build_trainer
+from recipe.training.task import VisionTask
+from recipe.training.trainer import build_trainer
 from swarm.training.batch_size_finder import measure_for_recipe
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy

@@ -14,12 +14,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.nn import functional as F
 
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
-from recipe.task import VisionTask
-from recipe.trainer import build_trainer
+from recipe.training.task import VisionTask
+from recipe.training.trainer import build_trainer
 from swarm.runtime.processes import descendants
 from swarm.training.averaging_mode import Averaging
 from swarm.training.strategy import SwarmStrategy

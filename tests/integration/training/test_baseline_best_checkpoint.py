@@ -12,7 +12,7 @@ import fsspec
 import pytest
 import torch
 
-from baseline_ddp.best_checkpoint import BestCheckpointCopy, RemoteFile
+from baseline_ddp.checkpoints.best_checkpoint import BestCheckpointCopy, RemoteFile
 from recipe.errors import InputError
 from recipe.presets import preset
 from tests.helpers.clusters import free_port, run_cluster

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from baseline_ddp.processes import RunFailed
-from baseline_ddp.snapshots import (
+from baseline_ddp.checkpoints.snapshots import (
     SnapshotIO,
     check_resumable,
     forget_after,
     random_state,
     set_random_state,
 )
-from recipe.checkpoint_io import read_checkpoint
+from baseline_ddp.processes import RunFailed
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import read_metrics
+from recipe.training.checkpoint_io import read_checkpoint
 from tests.helpers.clusters import Cluster, run_cluster, train
 
 RECIPE = replace(
@@ -58,7 +58,7 @@ def losses(folder: Path, strategy: str) -> list[tuple[int, float, float]]:
 
 def train_and_die(options: list[str], rank: int, step: int, micro_batch: int) -> int:
     """Like `train`, but the given process is killed in the middle of an update."""
-    from baseline_ddp.timing import StepSplit
+    from baseline_ddp.measuring.timing import StepSplit
 
     def die(self, trainer, pl_module, batch, batch_idx):
         is_there = trainer.global_step == step and batch_idx % trainer.accumulate_grad_batches == micro_batch
@@ -205,7 +205,7 @@ def test_a_full_disk_leaves_the_last_good_snapshot(tmp_path):
 
 def train_on_a_full_disk(options: list[str], step: int) -> int:
     """Like `train`, but from the given step on, files in this process cannot grow beyond 64 KiB."""
-    from baseline_ddp.timing import StepSplit
+    from baseline_ddp.measuring.timing import StepSplit
 
     def fill(self, trainer, pl_module, batch, batch_idx):
         if trainer.global_step == step:

@@ -35,9 +35,9 @@ def curve(folder: Path, tag: str) -> list[float]:
 
 def train_in_a_swarm(output_dir: str) -> None:
     """One peer alone, on the baseline's order of samples."""
-    from recipe.data import VisionData
-    from recipe.task import VisionTask
-    from recipe.trainer import build_trainer
+    from recipe.data.vision_data import VisionData
+    from recipe.training.task import VisionTask
+    from recipe.training.trainer import build_trainer
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
     from swarm.training.strategy import SwarmStrategy
 
@@ -96,10 +96,10 @@ def shard_sizes() -> tuple[bool, bool]:
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor
 
+    from baseline_ddp.measuring.timing import Stopwatch
     from baseline_ddp.processes import Processes
     from baseline_ddp.strategies import ShardedStrategy, ShardedTask, cluster_environment
-    from baseline_ddp.timing import Stopwatch
-    from recipe.data import VisionData
+    from recipe.data.vision_data import VisionData
 
     sent = []
     reduce_scatter = dist.reduce_scatter_tensor
@@ -198,8 +198,8 @@ def test_the_run_folder_is_complete(runs, name):
 
 
 def test_test_result_against_counting_by_hand(runs):
-    from recipe.data import VisionData
-    from recipe.task import VisionTask
+    from recipe.data.vision_data import VisionData
+    from recipe.training.task import VisionTask
 
     result = json.loads((runs / "ddp-2" / "test.json").read_text())
     task = VisionTask(RECIPE)

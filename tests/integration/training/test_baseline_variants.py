@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from baseline_ddp.measuring.resources import ResourceMeter
+from baseline_ddp.measuring.timing import StepSplit, Stopwatch
 from baseline_ddp.options import ComputeOptions
 from baseline_ddp.processes import Processes, RunFailed, store_of_this_attempt
-from baseline_ddp.resources import ResourceMeter
 from baseline_ddp.scaling import ScalingOptions, scaling_table, summarise
 from baseline_ddp.strategies import build_task, choose_strategy
-from baseline_ddp.timing import StepSplit, Stopwatch
 from baseline_ddp.train import main
-from recipe.data_benchmark import DataBenchmarkOptions, DataRates, measure, verdict
+from recipe.data.benchmark import DataBenchmarkOptions, DataRates, measure, verdict
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
@@ -73,7 +73,7 @@ def test_convolutions_in_bfloat16(tmp_path, strategy, more):
 
 def train_on_little_memory(arguments: list[str]) -> int:
     """Like `train`, on a device where 20 samples fit and 21 do not."""
-    from recipe.task import VisionTask
+    from recipe.training.task import VisionTask
 
     step = VisionTask.training_step
 

@@ -14,7 +14,7 @@ assert gc.isenabled()
 import torch
 from recipe.optimizer import build_optimizer
 from recipe.presets import preset
-from recipe.task import VisionTask
+from recipe.training.task import VisionTask
 
 task = VisionTask(preset("digits"))
 optimizer = build_optimizer(task.model, task.recipe)

@@ -11,7 +11,7 @@ from recipe.errors import InputError
 from recipe.model import build_model
 from recipe.overrides import OTHER_MODEL
 from recipe.presets import preset
-from recipe.task import VisionTask
+from recipe.training.task import VisionTask
 from swarm.training.batch_size_finder import (
     BUDGET_SECONDS,
     MAX_SECONDS,

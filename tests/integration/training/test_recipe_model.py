@@ -12,7 +12,7 @@ from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler, lr_factor
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import PRESETS, preset
-from recipe.task import VisionTask
+from recipe.training.task import VisionTask
 
 
 @pytest.mark.parametrize("name", PRESETS)

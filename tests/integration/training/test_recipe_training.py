@@ -9,13 +9,13 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from recipe import callbacks as recipe_callbacks
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
-from recipe.task import VisionTask
-from recipe.trainer import build_trainer
+from recipe.training import callbacks as recipe_callbacks
+from recipe.training.task import VisionTask
+from recipe.training.trainer import build_trainer
 
 TRAIN_TAGS = {"train/loss", "train/top1", "train/top5", "train/lr", "perf/samples_per_second", "perf/step_seconds"}
 VAL_TAGS = {"val/loss", "val/top1", "val/top5", "val/macro_f1", "val/precision", "val/recall"}

@@ -29,8 +29,12 @@ FLOORS = [
     {"recipe"},
 ]
 """Rooms of swarm/ from the top: each may import what stands on lower floors, and nothing beside it."""
-ANALYSIS_FLOORS = ["reporting", "endurance", "campaigns", "wan"]
-"""The same for analysis/."""
+FOLDER_FLOORS = {
+    "analysis": ["reporting", "endurance", "campaigns", "wan"],
+    "recipe": ["training", "data"],
+    "baseline_ddp": ["checkpoints", "measuring"],
+}
+"""The same for the folders of other packages; what stands in the package itself is not meant."""
 MAX_FLOORS = 8
 MAX_FILES = 15
 
@@ -76,12 +80,16 @@ def test_rooms_of_swarm_import_only_lower_floors(floor):
         assert not upwards, f"swarm/{room} imports {upwards}, which stand beside or above it"
 
 
-@pytest.mark.parametrize("floor", range(len(ANALYSIS_FLOORS)))
-def test_rooms_of_analysis_import_only_lower_floors(floor):
-    for path in (ROOT / "analysis" / ANALYSIS_FLOORS[floor]).glob("*.py"):
+@pytest.mark.parametrize(
+    ("package", "floor"),
+    [(package, floor) for package, floors in FOLDER_FLOORS.items() for floor in range(len(floors))],
+)
+def test_folders_of_other_packages_import_only_lower_floors(package, floor):
+    floors = FOLDER_FLOORS[package]
+    for path in (ROOT / package / floors[floor]).glob("*.py"):
         for names in graph.imports_of(path):
-            rooms = {name.split(".")[1] for name in names if name.startswith("analysis.")}
-            assert not rooms & set(ANALYSIS_FLOORS[:floor]), f"{path.name} imports {names[0]}"
+            rooms = {name.split(".")[1] for name in names if name.startswith(f"{package}.")}
+            assert not rooms & set(floors[:floor]), f"{path.name} imports {names[0]}"
 
 
 def test_every_folder_of_swarm_is_a_room():
@@ -101,8 +109,8 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def folders() -> list[str]:
-    """Those of swarm/, and those of analysis/ with modules in them."""
-    found = {*(ROOT / "swarm").rglob("*/"), *(path.parent for path in (ROOT / "analysis").rglob("*.py"))}
+    """Those with modules in them."""
+    found = {path.parent for package in ALLOWED for path in (ROOT / package).rglob("*.py")}
     return sorted(folder.relative_to(ROOT).as_posix() for folder in found if "__pycache__" not in str(folder))
 
 

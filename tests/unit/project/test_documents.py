@@ -23,7 +23,7 @@ from baseline_ddp.options import parse_options as parse_baseline_options
 from recipe.command_line import read_options
 from recipe.presets import PRESETS, preset
 from recipe.run_folder import RunFolder
-from recipe.task import VisionTask
+from recipe.training.task import VisionTask
 from swarm.cli import app
 from swarm.cli.bench import BenchOptions
 from swarm.cli.demo import DemoOptions

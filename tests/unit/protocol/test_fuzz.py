@@ -13,7 +13,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 
-from recipe.data import VisionData
+from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.presets import digits
 from recipe.run_folder import read_metrics

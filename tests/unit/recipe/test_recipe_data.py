@@ -15,12 +15,12 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10
 
-from recipe.augmentation import TensorView
-from recipe.data import PeerSampler, VisionData
-from recipe.datasets import TensorImages, _stratified, open_splits
+from recipe.data.augmentation import TensorView
+from recipe.data.datasets import TensorImages, _stratified, open_splits
+from recipe.data.sampler import PeerBatches, sample_randomness
+from recipe.data.vision_data import PeerSampler, VisionData
 from recipe.errors import InputError
 from recipe.presets import preset
-from recipe.sampler import PeerBatches, sample_randomness
 from swarm.cli.checks import check_data
 from tests.helpers.paths import ROOT
 
@@ -38,7 +38,7 @@ def test_order_depends_on_seed_and_identity_alone():
 
 
 def test_order_is_equal_in_another_process():
-    code = "from recipe.sampler import PeerSampler; from itertools import islice; "
+    code = "from recipe.data.sampler import PeerSampler; from itertools import islice; "
     code += "print(list(islice(iter(PeerSampler(50, 1, 'alice')), 70)))"
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert printed.stdout.strip() == str(first(PeerSampler(50, 1, "alice"), 70)), printed.stderr

@@ -12,7 +12,7 @@ pytestmark = [
 MICRO_BATCHES = """
 import resource, sys
 import torch
-from recipe import heap
+from recipe.training import heap
 
 torch.set_num_threads(1)
 getattr(heap, sys.argv[1])()

@@ -5,14 +5,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from recipe import callbacks, pacing
-from recipe.callbacks import PacedCompute
 from recipe.errors import InputError
-from recipe.pacing import ALL_SAMPLES, VARIABLE, Pace, paced_samples_per_second
 from recipe.presets import preset
 from recipe.run_folder import RunFolder
-from recipe.task import VisionTask
-from recipe.trainer import build_trainer
+from recipe.training import callbacks, pacing
+from recipe.training.callbacks import PacedCompute
+from recipe.training.pacing import ALL_SAMPLES, VARIABLE, Pace, paced_samples_per_second
+from recipe.training.task import VisionTask
+from recipe.training.trainer import build_trainer
 
 
 class Clock:

@@ -8,9 +8,9 @@ import warnings
 import pytest
 
 from recipe.errors import InputError
-from recipe.loggers import JsonlLogger
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics, write_json
+from recipe.training.loggers import JsonlLogger
 
 
 def test_layout(tmp_path):
@@ -98,7 +98,7 @@ def test_a_full_disk_warns_once(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("recipe.loggers._append_line", full)
+        patch.setattr("recipe.training.loggers._append_line", full)
         with pytest.warns(UserWarning, match="No space left"):
             logger.log_metrics({"train/loss": 1.0}, step=1)
         with warnings.catch_warnings():

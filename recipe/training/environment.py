@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-from recipe.pacing import paced_samples_per_second
+from recipe.training.pacing import paced_samples_per_second
 
 _PACKAGES = ("torch", "torchvision", "hivemind", "timm", "lightning", "torchmetrics", "numpy")
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from baseline_ddp.pictures import draw_curves
+from baseline_ddp.measuring.pictures import draw_curves
 from recipe.run_folder import RunFolder, read_metrics
 
 

@@ -14,7 +14,7 @@ from torchvision.datasets import CIFAR10
 from torchvision.datasets.utils import check_md5
 
 from recipe.config import Recipe
-from recipe.damaged_images import ImagesByClass
+from recipe.data.damaged_images import ImagesByClass
 from recipe.errors import InputError
 
 # The split belongs to the data set, not to a run: results with different recipe seeds stay comparable.

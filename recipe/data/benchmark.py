@@ -1,7 +1,7 @@
 """Is the disk the limit? Samples and MB per second of the loader alone, against what the training can take.
 
-    python -m recipe.data_benchmark --recipe digits
-    python -m recipe.data_benchmark --recipe imagefolder-vit-small --data-dir /data/imagenet --num-workers 8
+    python -m recipe.data.benchmark --recipe digits
+    python -m recipe.data.benchmark --recipe imagefolder-vit-small --data-dir /data/imagenet --num-workers 8
 
 The loader gives training batches to nobody; the training computes one batch, already on its device, again and again.
 """
@@ -25,7 +25,7 @@ from recipe.presets import PRESETS, preset
 if TYPE_CHECKING:
     import torch
 
-    from recipe.data import VisionData
+    from recipe.data.vision_data import VisionData
 
 MEGABYTE = 1e6
 WARMUP_BATCHES = 2
@@ -80,7 +80,7 @@ def measure(recipe: Recipe, options: DataBenchmarkOptions) -> DataRates:
     """
     import torch
 
-    from recipe.data import VisionData
+    from recipe.data.vision_data import VisionData
 
     wanted, has_gpu = options.device, torch.cuda.is_available()
     if wanted == "cuda" and not has_gpu:
@@ -185,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = tyro.cli(
         DataBenchmarkOptions,
         args=arguments,
-        prog="python -m recipe.data_benchmark",
+        prog="python -m recipe.data.benchmark",
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
     )
     try:

@@ -9,9 +9,9 @@ from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from recipe.config import Recipe
-from recipe.damaged_images import ImagesByClass
-from recipe.datasets import TensorImages
-from recipe.sampler import PADDING, sample_randomness
+from recipe.data.damaged_images import ImagesByClass
+from recipe.data.datasets import TensorImages
+from recipe.data.sampler import PADDING, sample_randomness
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _STATISTICS = {

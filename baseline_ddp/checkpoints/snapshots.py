@@ -13,10 +13,10 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Checkpoint
 
 from baseline_ddp.processes import RunFailed
-from recipe.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, read_metrics
+from recipe.training.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 
 
 class SnapshotIO(AtomicCheckpointIO):

@@ -8,12 +8,12 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from recipe.augmentation import ImageView, TensorView
 from recipe.config import Recipe
-from recipe.damaged_images import ImagesByClass
-from recipe.datasets import Splits, TensorImages, open_splits, prepare
+from recipe.data.augmentation import ImageView, TensorView
+from recipe.data.damaged_images import ImagesByClass
+from recipe.data.datasets import Splits, TensorImages, open_splits, prepare
+from recipe.data.sampler import PADDING, PeerBatches, PeerSampler, ShardBatches, stable_seed
 from recipe.errors import InputError
-from recipe.sampler import PADDING, PeerBatches, PeerSampler, ShardBatches, stable_seed
 
 __all__ = ["PeerSampler", "VisionData"]
 

@@ -13,14 +13,14 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
-from recipe.callbacks import PacedCompute, StepMetrics, StopAtAccuracy, ValidateEverySteps
 from recipe.config import Recipe
 from recipe.durations import parse_duration, positive
 from recipe.errors import InputError
-from recipe.heap import keep_heap
-from recipe.loggers import JsonlLogger, PatientTensorBoardLogger
-from recipe.pacing import paced_samples_per_second
 from recipe.run_folder import RunFolder
+from recipe.training.callbacks import PacedCompute, StepMetrics, StopAtAccuracy, ValidateEverySteps
+from recipe.training.heap import keep_heap
+from recipe.training.loggers import JsonlLogger, PatientTensorBoardLogger
+from recipe.training.pacing import paced_samples_per_second
 
 _QUIET_LINES = re.compile(r"[GTH]PU available|💡|`Trainer.fit` stopped|LOCAL_RANK|Using bfloat16")
 _QUIET_WARNINGS = (

@@ -15,9 +15,9 @@ from torchmetrics.classification import (
 )
 
 from recipe.config import Recipe
+from recipe.data.sampler import PADDING
 from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler
-from recipe.sampler import PADDING
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -25,9 +25,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 class VisionTask(L.LightningModule):
     """Classifies images.
 
-    `training_step` only adds to running metrics, which `recipe.callbacks.StepMetrics` reads and resets once per global
-    update. Validation logs `val/loss`, `val/top1`, `val/top5`, `val/macro_f1`, `val/precision` and `val/recall`
-    (the last three are means over classes) at the global step at which it ran; testing the same under `test/`.
+    `training_step` only adds to running metrics, which `recipe.training.callbacks.StepMetrics` reads and resets
+    once per global update. Validation logs `val/loss`, `val/top1`, `val/top5`, `val/macro_f1`, `val/precision` and
+    `val/recall` (the last three are means over classes) at the global step at which it ran; testing the same under
+    `test/`.
     With fewer than five classes, "top5" counts the best `num_classes` guesses. Samples with the label `PADDING` count
     for nothing. Metrics of a pass are over all processes.
 

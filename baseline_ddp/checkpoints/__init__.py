@@ -1,0 +1,1 @@
+"""The last and the best state of a DDP run, on disk."""

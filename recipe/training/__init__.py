@@ -1,0 +1,1 @@
+"""A Lightning Trainer for a recipe: task, callbacks, loggers, checkpoints."""
