@@ -32,16 +32,13 @@ from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor
 from swarm.averaging.compression import ErrorFeedback
 from swarm.averaging.send_window import PartsOnTheWay, SendWindow
 from swarm.membership.failure_detector import FailureDetector
-from swarm.protocol.messages import Group
+from swarm.protocol.messages import Blame, Group
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import until_caller_hangs_up
 
 MIN_PART_BYTES, MAX_PART_BYTES = 2**14, 2**19
 LARGEST_NUMBER = 1e24
 """No gradient has a larger one. Times the samples of a whole group it still fits into fp32: no sum can overflow."""
-SENT_NONSENSE = "sent numbers that are not finite, far too large or cannot be read"
-SENT_ANOTHER_SHAPE = "sent a part of another shape"
-SENT_A_BAD_AVERAGE = "sent an average that cannot be one"
 DIAL_AGAIN_SECONDS = 0.2
 
 
@@ -96,7 +93,7 @@ class ExactAllReduceRunner(AllReduceRunner):
         self.tensor_part_container.return_deltas = False
         self.weights = dict(zip(group.peer_ids, (float(t.samples) for t in group.tickets), strict=True))
         self.parts_received = self.inputs_received = self.bytes_sent = self.bytes_received = 0
-        self.blamed: dict[PeerID, str] = {}
+        self.blamed: dict[PeerID, Blame] = {}
         """Who has sent what no honest peer sends, and what that was."""
         self.failed_reducers: set[PeerID] = set()
         """Whose averages have not all come."""
@@ -231,8 +228,8 @@ class ExactAllReduceRunner(AllReduceRunner):
             results = amap_in_executor(self._decode_result, messages, max_prefetch=1)
             async for part, num_bytes in results:
                 if part is None:
-                    self.blamed[peer_id] = SENT_A_BAD_AVERAGE
-                    raise AllreduceException(f"{peer_id} {SENT_A_BAD_AVERAGE}")
+                    self.blamed[peer_id] = Blame.SENT_A_BAD_AVERAGE
+                    raise AllreduceException(f"{peer_id} {Blame.SENT_A_BAD_AVERAGE}")
                 self.bytes_received += num_bytes
                 self._detector.heard(peer_id)
                 self._on_the_way[peer_id].answered()
@@ -317,7 +314,7 @@ class ExactAllReduceRunner(AllReduceRunner):
                 if not gives:
                     part = torch.zeros(reducer.part_shapes[part_index])
                 if part is None or part.shape != reducer.part_shapes[part_index]:
-                    self.blamed[sender] = SENT_NONSENSE if part is None else SENT_ANOTHER_SHAPE
+                    self.blamed[sender] = Blame.SENT_NONSENSE if part is None else Blame.SENT_ANOTHER_SHAPE
                     raise AllreduceException(f"{sender} {self.blamed[sender]}")
                 try:  # all senders wait for one future; without the shield one that hangs up would cancel it for all
                     average = await asyncio.shield(

@@ -25,17 +25,17 @@ from swarm.averaging.matchmaking import Matchmaking
 from swarm.averaging.send_window import SendWindow
 from swarm.averaging.slow_members import SlowMembers
 from swarm.averaging.striped_allreduce import StripedAllReduce, count_stripes
-from swarm.membership.backoff import BLAME_SECONDS, MAX_BLAME_SECONDS, Backoff
+from swarm.membership.backoff import BlameBackoff
 from swarm.membership.failure_detector import FailureDetector
 from swarm.network.averager_process import tell_once
 from swarm.network.stream_limits import limits_of
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import (
     MAX_GROUP_SIZE,
-    Behind,
+    Blame,
     Group,
     Member,
-    Refused,
+    RoundEnded,
     RoundFailed,
     ShortBatch,
     Ticket,
@@ -53,8 +53,6 @@ from swarm.state_sync.state_server import StateServer
 logger = get_logger(__name__)
 
 SLOW_BYTES_PER_SECOND, MAX_VECTORS = 250_000.0, 16.0  # 2 Mbit/s: less is too slow; a hub of more has a faster line
-TOO_SLOW = "holds up every round for far too long"
-STUCK = "let this peer into its group and never began"
 
 StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 
@@ -92,12 +90,12 @@ class SwarmAverager(StateServer):
         self._low_rank = codec.low_rank(shapes, vector.numel())
         self._dead_since: float | None = None
         self._windows: dict[PeerID, SendWindow] = {}
-        self._slow_members, self._shunned = SlowMembers(), Backoff(BLAME_SECONDS, MAX_BLAME_SECONDS)
+        self._slow_members, self._shunned = SlowMembers(), BlameBackoff()
         self._matchmaker: Matchmaking | None = None
         """Made in the averager process, where there is a connection to the network."""
         self._round_task: asyncio.Task | None = None
         self._kept_waiting = frozenset[PeerID]()
-        self._blamed: dict[PeerID, str] = {}
+        self._blamed: dict[PeerID, Blame] = {}
         self._waiting_step = mp.Value("q", -1)
         self._company_until = mp.Value("d", 0.0)
         super().__init__(
@@ -281,15 +279,16 @@ class SwarmAverager(StateServer):
             if len(report.group.peer_ids) > 1:  # the vector holds the average by now: this round cannot fail any more
                 await self._keep_average(ticket.step, report.group.lineage, report.group.group_id)
             future.set_result(report)
-        except (Behind, Refused, RoundFailed, ShortBatch) as error:
-            future.set_exception(error)
+        except RoundEnded as ended:
+            future.set_exception(ended.blames(self._blamed))
         except TimeoutError:
-            future.set_exception(RoundFailed(f"it took longer than {timeout:.0f} s", self._kept_waiting, self._blamed))
+            late = RoundFailed(f"it took longer than {timeout:.0f} s", self._kept_waiting)
+            future.set_exception(late.blames(self._blamed))
         except asyncio.CancelledError:
-            future.set_exception(RoundFailed("it was given up"))
+            future.set_exception(RoundFailed("it was given up").blames(self._blamed))
         except Exception as error:
             logger.debug("round failed", exc_info=True)
-            future.set_exception(RoundFailed(f"{type(error).__name__}: {error}"))
+            future.set_exception(RoundFailed(f"{type(error).__name__}: {error}").blames(self._blamed))
         finally:
             if self._round_task is asyncio.current_task():  # else the next one has begun
                 self._round_task = None
@@ -311,7 +310,7 @@ class SwarmAverager(StateServer):
         try:
             group = await meetings.meet(ticket, members, patience, asyncio.get_running_loop().time() + timeout)
         finally:
-            self._blame(dict.fromkeys(meetings.stuck, STUCK))
+            self._blame(dict.fromkeys(meetings.stuck, Blame.STUCK))
         limits_of(self._p2p).met(group.peer_ids)
         faults.at("met", ticket.step)
         met, group = time.perf_counter(), group.bounded(self._batch_target)
@@ -331,7 +330,7 @@ class SwarmAverager(StateServer):
             meetings.reopen()
             self._judge(stripes, group, time.perf_counter() - met, compute_seconds)
             if self._blamed and isinstance(error, Exception):
-                raise RoundFailed(str(error), frozenset(stripes.lost), self._blamed) from error
+                raise RoundFailed(str(error), frozenset(stripes.lost)) from error
             raise
         exchange_seconds = time.perf_counter() - met
         if not stripes.lost:
@@ -353,13 +352,13 @@ class SwarmAverager(StateServer):
         num_reducers = sum(not ticket.client_mode for ticket in group.tickets)
         num_bytes = self._bytes_of_member(len(group.peer_ids), num_reducers)
         slow = self._slow_members.note(others, stripes.waited_seconds, exchange_seconds, compute_seconds, num_bytes)
-        self._blame(dict.fromkeys(slow, TOO_SLOW) | stripes.blamed)
+        self._blame(dict.fromkeys(slow, Blame.TOO_SLOW) | stripes.blamed)
 
-    def _blame(self, blamed: Mapping[PeerID, str]) -> None:
+    def _blame(self, blamed: Mapping[PeerID, Blame]) -> None:
         """These are not met again for a while, and this is why."""
         self._blamed |= blamed
-        for peer_id in blamed:
-            self._shunned.add(peer_id)
+        for peer_id, what in blamed.items():
+            self._shunned.blame(peer_id, what)
 
     def _stripes(self, group: Group) -> StripedAllReduce:
         counts = [count_stripes(group, self.vector, self._codec)] if self._low_rank is None else [1, 1]

@@ -84,7 +84,7 @@ class Matchmaking:
         self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
         self._shunned, self._said_shunned_at = shunned, -math.inf
         self.stuck: set[PeerID] = set()
-        """Who has let this peer in at the last meeting, and never began."""
+        """Who has let this peer in at the last meeting and never began."""
         self._known = Acquaintances()
         """Those who have averaged with this peer."""
         self._stranger_patience = TokenBucket(STRANGER_SECONDS, STRANGER_SHARE)

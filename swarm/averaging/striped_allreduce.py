@@ -24,7 +24,7 @@ from hivemind.utils import get_logger
 from swarm.averaging.allreduce import ExactAllReduceRunner
 from swarm.averaging.compression import ErrorFeedback, compact
 from swarm.membership.failure_detector import FailureDetector
-from swarm.protocol.messages import Group, RoundFailed
+from swarm.protocol.messages import Blame, Group, RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import in_thread
 
@@ -149,7 +149,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         return set()
 
     @property
-    def blamed(self) -> dict[PeerID, str]:
+    def blamed(self) -> dict[PeerID, Blame]:
         """Who has sent what no honest peer sends, and what that was."""
         return {peer: what for runner in self.runners for peer, what in runner.blamed.items()}
 
@@ -218,9 +218,9 @@ class StripedAllReduce(contextlib.AsyncExitStack):
             if runner.parts_received != runner.parts_expected:
                 missing = ", ".join(sorted(peer.to_base58() for peer in runner.failed_reducers))
                 arrived = f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived"
-                raise RoundFailed(f"{arrived}, not all those of {missing}", frozenset(self.lost), self.blamed)
+                raise RoundFailed(f"{arrived}, not all those of {missing}", frozenset(self.lost))
             if not await in_thread(lambda: bool(torch.isfinite(average).all())):
-                raise RoundFailed("the average is not finite", frozenset(self.lost), self.blamed)
+                raise RoundFailed("the average is not finite", frozenset(self.lost))
             return await in_thread(compact, average)
         except BaseException:
             runner.finalize(cancel=True)  # nobody waits for it any longer

@@ -7,7 +7,7 @@ import time
 
 from hivemind.p2p import PeerID
 
-from swarm.protocol.messages import MAX_GROUP_SIZE
+from swarm.protocol.messages import MAX_GROUP_SIZE, Blame
 
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 10.0, 60.0
 """After the first time that a peer's claims did not hold; twice as long each further time."""
@@ -18,26 +18,40 @@ BLAME_SECONDS, MAX_BLAME_SECONDS = 60.0, 600.0
 class Backoff:
     """Peers that are left out now.
 
-    :param first_seconds: for which a peer is left out the first time
     :param max_seconds: longest time for which one is left out
     """
 
-    def __init__(self, first_seconds: float = BACKOFF_SECONDS, max_seconds: float = MAX_BACKOFF_SECONDS) -> None:
-        self._first_seconds, self._max_seconds = first_seconds, max_seconds
+    def __init__(self, max_seconds: float = MAX_BACKOFF_SECONDS) -> None:
+        self._max_seconds = max_seconds
         self._seconds: dict[PeerID, tuple[float, float]] = {}
         """Monotonic seconds until which, and how long that was."""
 
     def __contains__(self, peer: PeerID) -> bool:
         return self._seconds.get(peer, (-math.inf, 0.0))[0] >= time.monotonic()
 
-    def add(self, peer: PeerID) -> None:
-        """Ignore a peer for a while: what it claims did not hold."""
+    def add(self, peer: PeerID, first_seconds: float = BACKOFF_SECONDS) -> None:
+        """Ignore a peer for a while: what it claims did not hold.
+
+        :param first_seconds: for which it is left out the first time
+        """
         if len(self._seconds) >= 4 * MAX_GROUP_SIZE:  # names cost a stranger nothing
             self._seconds = {other: seconds for other, seconds in [*self._seconds.items()] if other in self}
-        _, seconds = self._seconds.get(peer, (0.0, self._first_seconds / 2))
+        _, seconds = self._seconds.get(peer, (0.0, first_seconds / 2))
         seconds = min(2 * seconds, self._max_seconds)
         self._seconds[peer] = time.monotonic() + seconds, seconds
 
     def end(self, peer: PeerID) -> None:
         """It has kept its word."""
         self._seconds.pop(peer, None)
+
+
+class BlameBackoff(Backoff):
+    """Peers that have spoilt a round or held it up; they are left out for longer than who makes a wrong claim."""
+
+    def __init__(self) -> None:
+        super().__init__(MAX_BLAME_SECONDS)
+
+    def blame(self, peer: PeerID, what: Blame) -> None:
+        """Leave a peer out. A leader that hangs can be an honest one that is held up itself: the first time it is
+        taken back soon."""
+        self.add(peer, BACKOFF_SECONDS if what is Blame.STUCK else BLAME_SECONDS)

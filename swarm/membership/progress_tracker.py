@@ -18,7 +18,7 @@ from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
-from swarm.membership.backoff import BLAME_SECONDS, MAX_BLAME_SECONDS, Backoff
+from swarm.membership.backoff import Backoff, BlameBackoff
 from swarm.membership.claim_bounds import reach_of
 from swarm.membership.liveness_probe import LivenessProbe
 from swarm.membership.no_shows import NoShows
@@ -33,7 +33,7 @@ from swarm.membership.progress_record import (
 )
 from swarm.membership.progress_store import ProgressStore
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Member, RoundFailed, first_members
+from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, Member, RoundFailed, first_members
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -74,7 +74,7 @@ class ProgressTracker(threading.Thread):
         self._last_group: frozenset[PeerID] = frozenset()
         self._proven: dict[PeerID, float] = {}
         self.distrusted, self._unreachable = Backoff(), Backoff()
-        self._blamed = Backoff(BLAME_SECONDS, MAX_BLAME_SECONDS)
+        self._blamed = BlameBackoff()
         self._no_shows = NoShows()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
@@ -167,10 +167,10 @@ class ProgressTracker(threading.Thread):
         record = self.others.get(peer)
         return str(peer) if record is None else record.name
 
-    def blame(self, blamed: Mapping[PeerID, str]) -> None:
+    def blame(self, blamed: Mapping[PeerID, Blame]) -> None:
         """These have spoilt a round or held it up: they are not met for a while, each further time for longer."""
         for peer, what in blamed.items():
-            self._blamed.add(peer)
+            self._blamed.blame(peer, what)
             self._proven.pop(peer, None)  # its word counts again when it has been in a group again
             logger.warning(f"{self.name_of(peer)} {what}: it is left out for a while")
 

@@ -10,6 +10,8 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 from hivemind.p2p import PeerID
@@ -24,31 +26,51 @@ ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
 _TICKET = msgspec.msgpack.Decoder(tuple[Step, Samples, bool, float, Lineage, Sketch, bool])
 
 
-class RoundFailed(Exception):  # noqa: N818 (reads as what happened)
+class Blame(StrEnum):
+    """What a peer is blamed for: the end of a sentence that begins with its name."""
+
+    SENT_NONSENSE = "sent numbers that are not finite, far too large or cannot be read"
+    SENT_ANOTHER_SHAPE = "sent a part of another shape"
+    SENT_A_BAD_AVERAGE = "sent an average that cannot be one"
+    TOO_SLOW = "holds up every round for far too long"
+    STUCK = "let this peer into its group and never began"
+
+
+class RoundEnded(Exception):  # noqa: N818 (reads as what happened)
+    """A round has ended without an average for this peer."""
+
+    blamed: Mapping[PeerID, Blame] = MappingProxyType({})
+    """Peers that have spoilt the round or held it up, and what they did."""
+
+    def blames(self, blamed: Mapping[PeerID, Blame]) -> RoundEnded:
+        """The same, with those who are to blame as well."""
+        self.blamed = {**self.blamed, **blamed}
+        return self
+
+
+class RoundFailed(RoundEnded):
     """The round did not give this peer a complete average; nothing was applied and nothing accumulated is lost.
 
     :param reason: the end of a sentence
     :param lost: members that are not there any more
-    :param blamed: members that sent what no honest peer sends, and what that was
     """
 
-    def __init__(self, reason: str, lost: frozenset[PeerID] = frozenset(), blamed: Mapping[PeerID, str] | None = None):
-        blamed = dict(blamed or {})
-        super().__init__(reason, lost, blamed)
-        self.lost, self.blamed = lost, blamed
+    def __init__(self, reason: str, lost: frozenset[PeerID] = frozenset()):
+        super().__init__(reason, lost)
+        self.lost = lost
 
     def __str__(self) -> str:
         return self.args[0]
 
 
-class Behind(Exception):  # noqa: N818
+class Behind(RoundEnded):
     """The swarm has gone on without this peer: its state has to be downloaded. ``args[0]`` is the swarm's step."""
 
     def __str__(self) -> str:
         return "the swarm has gone on without this peer"
 
 
-class ShortBatch(Exception):  # noqa: N818
+class ShortBatch(RoundEnded):
     """A ``group`` met before it had the samples of an update: all its members compute on."""
 
     def __init__(self, group: Group):
@@ -59,7 +81,7 @@ class ShortBatch(Exception):  # noqa: N818
         return f"{self.group.samples} samples are too few"
 
 
-class Refused(Exception):  # noqa: N818
+class Refused(RoundEnded):
     """A leader says that it averages another model.
 
     :param leader: its peer id

@@ -9,7 +9,7 @@ from typing import Any
 
 from hivemind.p2p import PeerID
 
-from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, Ticket
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RoundReport:
     bytes_sent: int
     bytes_received: int
     lost: frozenset[PeerID] = frozenset()
-    blamed: Mapping[PeerID, str] = field(default_factory=dict)
+    blamed: Mapping[PeerID, Blame] = field(default_factory=dict)
 
     @classmethod
     def of(cls, group: Group, runners: Sequence[Any] = (), **known: Any) -> RoundReport:
@@ -153,7 +153,9 @@ class RoundEvent:
     blamed: tuple[str, ...] = ()
 
     @classmethod
-    def of_failure(cls, ticket: Ticket, error: Exception, compute_seconds: float, waiting_seconds: float) -> RoundEvent:
+    def of_failure(
+        cls, ticket: Ticket, error: RoundEnded, compute_seconds: float, waiting_seconds: float
+    ) -> RoundEvent:
         """A round that gave no average; of one whose samples were too few, whose they were."""
         group: Group | None = getattr(error, "group", None)
         return cls(
@@ -166,8 +168,8 @@ class RoundEvent:
             waiting_seconds,
             member_samples=tuple(ticket.samples for ticket in group.tickets) if group else (),
             group_size=len(group.peer_ids) if group else 0,
-            lost=_ids(getattr(error, "lost", ())),
-            blamed=_ids(getattr(error, "blamed", ())),
+            lost=_ids(error.lost if isinstance(error, RoundFailed) else ()),
+            blamed=_ids(error.blamed),
         )
 
     @classmethod

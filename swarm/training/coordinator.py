@@ -24,7 +24,7 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_record import AVERAGING, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Behind, Refused, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.messages import Behind, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
@@ -298,6 +298,7 @@ class Coordinator:
         except ShortBatch as short:
             self.on_round(inflight.failed(short))
             self.tracker.met(short.group.peer_ids, inflight.expected)
+            self.tracker.blame(short.blamed)
             self._take_back()
             self.tracker.recount(short.group)  # somebody's pace was overestimated or samples are lost: the step goes on
             self.resume()
@@ -338,13 +339,13 @@ class Coordinator:
             self._gradients.show()
         return self._hand_over(ticket, self._throughput.take().seconds, 0.0, report)
 
-    def _recover(self, error: Exception) -> None:
+    def _recover(self, error: RoundEnded) -> None:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
+        self.tracker.blame(error.blamed)
         if isinstance(error, Refused):
             return self._follower.refused_by(error.leader)
         if isinstance(error, RoundFailed) and not self._should_stop():
             self.tracker.missed(error.lost)
-            self.tracker.blame(error.blamed)
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
             self.tracker.wait_refreshed(5 * POLL_SECONDS)

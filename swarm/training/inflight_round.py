@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from swarm.averaging.averager import SwarmAverager
-from swarm.protocol.messages import Member, RoundFailed, Ticket
+from swarm.protocol.messages import Member, RoundEnded, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.training.options import CoordinatorOptions
@@ -68,7 +68,7 @@ class InflightRound:
             raise RoundFailed("this peer is leaving")
         return self.future.result()
 
-    def failed(self, error: Exception) -> RoundEvent:
+    def failed(self, error: RoundEnded) -> RoundEvent:
         """It ended like this."""
         return RoundEvent.of_failure(self.ticket, error, self.work.seconds, self.blocked_seconds)
 

@@ -11,9 +11,9 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto.averaging_pb2 import PART_FOR_AVERAGING, PROTOCOL_VIOLATION, AveragingData
 from hivemind.utils.asyncio import as_aiter
 
-from swarm.averaging.allreduce import SENT_A_BAD_AVERAGE, SENT_NONSENSE, ExactAllReduceRunner
+from swarm.averaging.allreduce import ExactAllReduceRunner
 from swarm.averaging.matchmaking import Matchmaking
-from swarm.protocol.messages import Behind, RoundFailed, Ticket
+from swarm.protocol.messages import Behind, Blame, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
@@ -234,10 +234,10 @@ def test_a_sender_of_nan_is_left_out():
     assert not other_report.complete
     assert report.parts_received == report.parts_expected
     assert report.blamed == other_report.blamed
-    assert [*report.blamed.values()] == [SENT_NONSENSE]
+    assert [*report.blamed.values()] == [Blame.SENT_NONSENSE]
 
 
-def assert_left_out(found: dict, liar: PeerID, what: set[str]) -> None:
+def assert_left_out(found: dict, liar: PeerID, what: set[Blame]) -> None:
     """It has spoilt at most three rounds, was named for that, and the others have met without it."""
     for name in "ab":
         _, outcomes = found[name]
@@ -258,7 +258,7 @@ def test_who_sends_numbers_that_would_overflow_is_named_and_not_met_again():
     """Finite ones: times its samples, or added to the others', they would not be. It spoils its own share as well."""
     vectors = {"a": torch.full((200_000,), 1.0), "b": torch.full((200_000,), 4.0), "c": torch.full((200_000,), 3e38)}
     found = run_one_round({name: (vector,) for name, vector in vectors.items()}, rounds_of_all)
-    assert_left_out(found, found["c"][0], {SENT_NONSENSE, SENT_A_BAD_AVERAGE})
+    assert_left_out(found, found["c"][0], {Blame.SENT_NONSENSE, Blame.SENT_A_BAD_AVERAGE})
 
 
 def test_a_reducer_of_averages_that_are_not_finite_is_named_and_not_met_again():
@@ -268,7 +268,7 @@ def test_a_reducer_of_averages_that_are_not_finite_is_named_and_not_met_again():
             peers.start(name, function, torch.full((200_000,), float(ord(name))))
         introduce(peers)
         found = dismiss(peers)
-    assert_left_out(found, found["c"][0], {SENT_A_BAD_AVERAGE})
+    assert_left_out(found, found["c"][0], {Blame.SENT_A_BAD_AVERAGE})
 
 
 def test_an_average_of_nan_is_not_taken_over():

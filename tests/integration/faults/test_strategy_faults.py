@@ -87,7 +87,7 @@ def test_a_peer_whose_gradients_are_not_finite_only_listens():
     assert_same_bits(found["a"].state, found["b"].state)
 
 
-LOST_SECONDS = {"kill": 10.0, "freeze": 15.0}
+LOST_SECONDS = {"kill": 30.0, "freeze": 40.0}
 """1 to 3 s and 3 to 6 s on an idle machine: who is killed does not answer, and who is frozen may be slow."""
 
 
@@ -117,7 +117,7 @@ def train_doomed(fault, name, initial_peers, line, *args, **options):
 )
 def test_the_others_go_on_when_a_peer_is_killed_or_frozen(victim, action, stage):
     plan = Plan(compute_seconds=0.03)
-    with Peers() as peers:
+    with Peers(timeout_seconds=120) as peers:
         for name in "abc":
             fault = f"{action} {stage} 5" if name == victim and stage != "any" else ""
             doomed = partial(train_doomed, fault, min_peers=3, stop=after_five_of_two)

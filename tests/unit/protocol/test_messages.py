@@ -1,6 +1,7 @@
 """What peers tell each other about a round: tickets survive the wire, nonsense does not, losses are weighted right."""
 
 import math
+import pickle
 import random
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pytest
 from hivemind.p2p import PeerID
 
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Group, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.messages import Behind, Blame, Group, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP
 from tests.helpers.mutation import mutated
@@ -118,6 +119,15 @@ def test_a_round_that_failed_says_who_was_there_and_who_was_lost():
     assert short.members == tuple(peer.to_base58() for peer in met.peer_ids)
     lost = RoundEvent.of_failure(TICKETS[1], RoundFailed("it broke", frozenset(met.peer_ids[:1])), 1.0, 0.5)
     assert (lost.group_size, lost.lost, lost.own_samples) == (0, (met.peer_ids[0].to_base58(),), 96)
+
+
+@pytest.mark.parametrize("error", [Behind(9), RoundFailed("it broke"), ShortBatch(group(TICKETS[1]))], ids=str)
+def test_whoever_is_blamed_is_named_however_the_round_ended(error):
+    blamed = {PeerID(b"liar"): Blame.STUCK}
+    arrived = pickle.loads(pickle.dumps(error.blames(blamed)))  # it comes out of another process
+    assert arrived.blamed == blamed
+    assert str(arrived) == str(error)
+    assert RoundEvent.of_failure(TICKETS[1], arrived, 1.0, 0.5).blamed == (PeerID(b"liar").to_base58(),)
 
 
 def test_nobody_counts_for_more_than_two_updates():

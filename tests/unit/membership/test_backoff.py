@@ -1,0 +1,51 @@
+"""Who is left out comes back after a while; who did worse, or did it again, after longer."""
+
+import pytest
+from hivemind.p2p import PeerID
+
+from swarm.membership import backoff
+from swarm.membership.backoff import BACKOFF_SECONDS, BLAME_SECONDS, MAX_BLAME_SECONDS, Backoff, BlameBackoff
+from swarm.protocol.messages import Blame
+
+LIAR, OTHER = PeerID(b"liar"), PeerID(b"other")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(backoff.time, "monotonic", lambda: now[0])
+    return now
+
+
+def seconds_left_out(peers: Backoff, clock: list[float]) -> float:
+    begin = clock[0]
+    while LIAR in peers:
+        clock[0] += 1.0
+    return clock[0] - begin
+
+
+@pytest.mark.parametrize("what", list(Blame))
+def test_each_time_for_longer_up_to_a_limit(clock, what):
+    peers, lengths = BlameBackoff(), []
+    for _ in range(8):
+        peers.blame(LIAR, what)
+        lengths.append(seconds_left_out(peers, clock))
+    assert lengths == sorted(lengths)
+    assert lengths[1] > lengths[0]
+    assert lengths[-1] == pytest.approx(MAX_BLAME_SECONDS, abs=1.0)
+    assert OTHER not in peers
+
+
+def test_a_leader_that_hung_once_may_be_honest(clock):
+    hung, lied = BlameBackoff(), BlameBackoff()
+    hung.blame(LIAR, Blame.STUCK)
+    lied.blame(LIAR, Blame.SENT_NONSENSE)
+    assert seconds_left_out(hung, clock) == pytest.approx(BACKOFF_SECONDS, abs=1.0)
+    assert seconds_left_out(lied, clock) == pytest.approx(BLAME_SECONDS - BACKOFF_SECONDS, abs=2.0)
+
+
+def test_who_keeps_its_word_is_back_at_once(clock):
+    peers = Backoff()
+    peers.add(LIAR)
+    peers.end(LIAR)
+    assert LIAR not in peers
