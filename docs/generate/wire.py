@@ -19,19 +19,19 @@ So peers of different recipes never meet. Renaming a servicer or a call breaks t
 
 CALLS = [
     (
-        "SwarmAverager.rpc_join_group",
-        "swarm.averaging.averager",
-        "SwarmAverager.rpc_join_group",
+        "PeerService.rpc_join_group",
+        "swarm.averaging.rounds",
+        "Rounds.rpc_join_group",
         "Asks a leader to finish a step together. The leader names its own step, another leader, or the closed group.",
     ),
     (
-        "SwarmAverager.rpc_aggregate_part",
+        "PeerService.rpc_aggregate_part",
         "swarm.averaging.allreduce",
-        "ExactAllReduceRunner.rpc_aggregate_part",
+        "AllReduce.rpc_aggregate_part",
         "Sends parts of a vector to the member that averages them, and gets the averages back.",
     ),
     (
-        "SwarmAverager.rpc_download_state",
+        "PeerService.rpc_download_state",
         "swarm.state_sync.state_server",
         "StateServer.rpc_download_state",
         "Takes over the training state, or the average of an update, piece by piece.",

@@ -18,6 +18,8 @@ from swarm.averaging.powersgd import LowRank
 
 BLOCK = 1024
 _SMALLEST_SCALE = 1e-38
+MAX_VECTORS = 16.0
+"""That a member is thought to send in an exchange; a hub of more has a faster line."""
 
 
 class Float16(Float16Compression):
@@ -125,6 +127,16 @@ def compact(vector: torch.Tensor) -> torch.Tensor:
     """The same numbers, shape [n], in fp16 if nothing is lost by that: if the codec fp16 has decoded them."""
     half = vector.half()
     return half if torch.equal(half.float(), vector) else vector
+
+
+def bytes_of_member(vector: torch.Tensor, codec: CompressionBase, num_members: int, num_reducers: int) -> float:
+    """What a member sends in an exchange, and receives: (N + F - 2) / F vectors, if F of N can be called.
+
+    :param vector: shape [n], fp32
+    """
+    ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
+    vectors = (num_members + max(1, num_reducers) - 2) / max(1, num_reducers)
+    return min(max(2.0, vectors), MAX_VECTORS) * ratio * vector.nbytes
 
 
 class ErrorFeedback:

@@ -17,7 +17,7 @@ import time
 from collections import deque
 
 START_PARTS, MAX_PARTS = 2.0, 64.0
-"""Of one stream. With the sizes of ``allreduce.part_size_bytes`` that is 1 MiB to all reducers together."""
+"""Of one stream. With the sizes of ``shares.part_size_bytes`` that is 1 MiB to all reducers together."""
 QUICK_SECONDS, LONG_SECONDS = 0.5, 1.0
 """The window grows below the first and shrinks above the second."""
 SHRINK = 0.9

@@ -21,7 +21,7 @@ from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from swarm.averaging.allreduce import ExactAllReduceRunner
+from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.compression import ErrorFeedback, compact
 from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Blame, Group, RoundFailed
@@ -33,9 +33,9 @@ logger = get_logger(__name__)
 STRIPE_BYTES = 2**18
 MAX_STRIPES = 8
 
-AwaitedPart = Callable[[ExactAllReduceRunner, PeerID], int | None]
+AwaitedPart = Callable[[AllReduce, PeerID], int | None]
 Register = Callable[[Group], contextlib.AbstractContextManager]
-MakeRunner = Callable[[Group, torch.Tensor, ErrorFeedback, int], ExactAllReduceRunner]
+MakeRunner = Callable[[Group, torch.Tensor, ErrorFeedback, int], AllReduce]
 
 
 def count_stripes(group: Group, vector: torch.Tensor, codec: CompressionBase) -> int:
@@ -79,9 +79,9 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         self._stripes = [
             [stripe_of(group, turn, stripe) for stripe in range(count)] for turn, count in enumerate(stripes)
         ]
-        self._group, self._others, self._detector = group, others, detector
+        self.group, self._others, self._detector = group, others, detector
         self._register, self._make_runner = register, make_runner
-        self.runners: list[ExactAllReduceRunner] = []
+        self.runners: list[AllReduce] = []
         self.lost: set[PeerID] = set()
         self.waited_seconds: dict[PeerID, float] = {}
         """For whom, while most others had sent all that was needed."""
@@ -97,9 +97,9 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         return self
 
     async def _watch(self, peer_id: PeerID) -> None:
-        ticket = self._group.tickets[self._group.peer_ids.index(peer_id)]
+        ticket = self.group.tickets[self.group.peer_ids.index(peer_id)]
         await self._detector.lost(peer_id, can_be_called=not ticket.client_mode)
-        await self._give_up(peer_id)
+        self._give_up(peer_id)
 
     async def _watch_the_time(self) -> None:
         """A line that has broken down lets through too little for the others, and too much to be silent.
@@ -109,14 +109,14 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         """
         while True:
             await self._detector.until_late()
-            await self._give_up_who_is_late(ExactAllReduceRunner.awaited_input, set(self._others))
+            await self._give_up_who_is_late(AllReduce.awaited_input, set(self._others))
             await self._detector.until_late(0.5)
-            if not self._awaited(ExactAllReduceRunner.awaited_input):  # else the others wait for it, too
-                await self._give_up_who_is_late(ExactAllReduceRunner.awaited_average, self._reducers)
+            if not self._awaited(AllReduce.awaited_input):  # else the others wait for it, too
+                await self._give_up_who_is_late(AllReduce.awaited_average, self._reducers)
 
     def _awaited(self, part: AwaitedPart) -> set[tuple[PeerID, int, int | None]]:
         """What is missing now: whose, in which stripe, which part."""
-        running = [(stripe, runner) for stripe, runner in enumerate(self.runners) if not runner._future.done()]
+        running = [(stripe, runner) for stripe, runner in enumerate(self.runners) if not runner.is_over]
         parts = {(peer, stripe, part(runner, peer)) for stripe, runner in running for peer in self._others}
         return {missing for missing in parts if missing[2] is not None and missing[0] not in self.lost}
 
@@ -125,7 +125,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
 
         Nobody, if that is all of several: it may be this peer's own line. With one other peer, better alone than never.
         """
-        awaited, others = self._awaited(ExactAllReduceRunner.awaited_input), set(self._others) - self.lost
+        awaited, others = self._awaited(AllReduce.awaited_input), set(self._others) - self.lost
         late = frozenset(peer for peer, *_ in awaited & self._awaited_before[0])
         return late if late < others or len(others) == 1 else frozenset()
 
@@ -133,7 +133,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         look_seconds = self._detector.timeouts.look_seconds
         while True:
             await asyncio.sleep(look_seconds)
-            self._awaited_before.append(self._awaited(ExactAllReduceRunner.awaited_input))
+            self._awaited_before.append(self._awaited(AllReduce.awaited_input))
             for peer_id in self._holding_us_up():
                 self.waited_seconds[peer_id] = self.waited_seconds.get(peer_id, 0.0) + look_seconds
 
@@ -143,7 +143,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         As long as a part is missing at this peer, it is missing at others as well, whose averages come late by that.
         """
         others = set(self._others) - self.lost
-        for part in (ExactAllReduceRunner.awaited_input, ExactAllReduceRunner.awaited_average):
+        for part in (AllReduce.awaited_input, AllReduce.awaited_average):
             if awaited := {peer for peer, *_ in self._awaited(part)}:
                 return awaited if awaited < others else set()
         return set()
@@ -161,22 +161,22 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         if late < owing - self.lost:  # else it is this peer's own line
             for peer_id in filter(self._detector.was_in_time, late):
                 logger.debug(f"{peer_id} is late")
-                await self._give_up(peer_id)
+                self._give_up(peer_id)
 
     @property
     def _reducers(self) -> set[PeerID]:
         """Those of the others who have a share."""
-        members = zip(self._group.peer_ids, self._group.tickets, strict=True)
+        members = zip(self.group.peer_ids, self.group.tickets, strict=True)
         return {peer for peer, ticket in members if not ticket.client_mode}.intersection(self._others)
 
-    async def _give_up(self, peer_id: PeerID) -> None:
+    def _give_up(self, peer_id: PeerID) -> None:
         self._detector.gave_up(peer_id)
         self.lost.add(peer_id)
-        await self._lose(peer_id, self.runners)
+        self._lose(peer_id, self.runners)
 
-    async def _lose(self, peer_id: PeerID, runners: Sequence[ExactAllReduceRunner]) -> None:
+    def _lose(self, peer_id: PeerID, runners: Sequence[AllReduce]) -> None:
         for runner in runners:
-            await runner.lose(peer_id)
+            runner.lose(peer_id)
 
     async def average(self, vector: torch.Tensor, feedback: ErrorFeedback) -> None:
         """The next average: everybody's ``vector``, shape [n], fp32, becomes the mean of all; not if this fails.
@@ -192,7 +192,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         ]
         self.runners += runners
         for peer_id in tuple(self.lost):
-            await self._lose(peer_id, runners)
+            self._lose(peer_id, runners)
         runs = [asyncio.ensure_future(self._run(runner)) for runner in runners]
         try:
             # To their end even if one fails: the others may need nothing but this peer's share of the rest.
@@ -211,17 +211,12 @@ class StripedAllReduce(contextlib.AsyncExitStack):
             runner.keep_left_out()
             vector[part] = average
 
-    async def _run(self, runner: ExactAllReduceRunner) -> torch.Tensor:
+    async def _run(self, runner: AllReduce) -> torch.Tensor:
         try:
             await in_thread(runner.add_left_out)
-            (average,) = [tensor async for tensor in runner]
-            if runner.parts_received != runner.parts_expected:
-                missing = ", ".join(sorted(peer.to_base58() for peer in runner.failed_reducers))
-                arrived = f"{runner.parts_received} of {runner.parts_expected} parts of the average arrived"
-                raise RoundFailed(f"{arrived}, not all those of {missing}", frozenset(self.lost))
+            average = await runner.run()
             if not await in_thread(lambda: bool(torch.isfinite(average).all())):
                 raise RoundFailed("the average is not finite", frozenset(self.lost))
             return await in_thread(compact, average)
-        except BaseException:
-            runner.finalize(cancel=True)  # nobody waits for it any longer
-            raise
+        finally:
+            runner.close()

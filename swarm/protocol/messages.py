@@ -26,6 +26,10 @@ ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
 _TICKET = msgspec.msgpack.Decoder(tuple[Step, Samples, bool, float, Lineage, Sketch, bool])
 
 
+class ExchangeBroken(ConnectionError):  # noqa: N818 (reads as what happened)
+    """The stream of one member has ended early; what becomes of the round is told by its outcome."""
+
+
 class Blame(StrEnum):
     """What a peer is blamed for: the end of a sentence that begins with its name."""
 

@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
-from hivemind.averaging.partition import AllreduceException
-
 POLL_SECONDS = 0.2
 HANG_UP_SECONDS = 10.0
 
@@ -59,8 +57,8 @@ class SharedFuture(asyncio.Future):
     def cancel(self, msg: Any = None) -> bool:
         return False
 
-    def give_up(self) -> None:
+    def give_up(self, error: Exception) -> None:
         """Nobody waits in vain."""
         if not self.done():
-            self.set_exception(AllreduceException("this round was given up"))
+            self.set_exception(error)
             self.exception()

@@ -21,7 +21,6 @@ from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognis
 
 import torch
 from cryptography.hazmat.primitives.asymmetric import rsa
-from hivemind.averaging.averager import compute_schema_hash
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
@@ -32,6 +31,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from recipe.errors import InputError
+from swarm.averaging.rounds import schema_hash
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.network.dht_options import NetworkOptions, own_addresses, start_dht, stop_dht
 from swarm.network.signed_records import OwnedRecords, owned_entries
@@ -94,7 +94,7 @@ async def check_connections(p2p: P2P) -> None:
 # ---- a node ----------------------------------------------------------------------------------------------------------
 
 
-class SwarmAverager(ServicerBase):
+class PeerService(ServicerBase):
     """Stands for an averaging process: its class name is that of the wire protocol.
 
     :param hand_over: what it sends to who asks for its state
@@ -187,11 +187,11 @@ class Outsider:
 
     def averager(self, peer: PeerID) -> Any:
         """Stub of a peer's averaging process."""
-        return SwarmAverager.get_stub(self.p2p, peer, namespace=self.namespace)
+        return PeerService.get_stub(self.p2p, peer, namespace=self.namespace)
 
     async def open_stream(self, method: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream to the target's averaging process, on which nothing has been sent."""
-        name = SwarmAverager._get_handle_name(self.namespace, method)
+        name = PeerService._get_handle_name(self.namespace, method)
         _, reader, writer = await self.p2p.call_binary_stream_handler(self.target, name)
         return reader, writer
 
@@ -218,7 +218,7 @@ class Outsider:
         return State(description, unpack(layout, torch.frombuffer(bytearray(content), dtype=torch.uint8)))
 
     async def schema_hash(self) -> bytes:
-        return compute_schema_hash([(await self.steal_state()).vector])
+        return schema_hash((await self.steal_state()).vector)
 
     async def store(
         self, peers: Iterable[PeerID], key: str, records: Sequence[tuple[bytes, bytes]], expiration: float

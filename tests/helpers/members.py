@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 from hivemind.compression import CompressionInfo
+from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from swarm.averaging.allreduce import ExactAllReduceRunner
+from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.matchmaking import Matchmaking
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_tracker import ProgressTracker
@@ -42,38 +43,38 @@ def overflow() -> None:
 
 
 def _send_parts_of(number: float) -> None:
-    honest = ExactAllReduceRunner._generate_input_for_peer
+    honest = AllReduce.inputs_for
 
-    async def false(self, peer_index: int) -> AsyncIterator:
-        async for message in honest(self, peer_index):
-            part = self._codec.extract(message.tensor_part)
+    async def false(self, reducer: PeerID) -> AsyncIterator:
+        async for message in honest(self, reducer):
+            part = self.codec.extract(message.tensor_part)
             spoilt = torch.full_like(part, number)
-            message.tensor_part.CopyFrom(self._codec.compress(spoilt, CompressionInfo.from_tensor(spoilt)))
+            message.tensor_part.CopyFrom(self.codec.compress(spoilt, CompressionInfo.from_tensor(spoilt)))
             yield message
 
-    ExactAllReduceRunner._generate_input_for_peer = false
+    AllReduce.inputs_for = false
 
 
 def bad_average() -> None:
     """d3: the average of the share that it reduces is NaN."""
-    honest = ExactAllReduceRunner._encode_now
+    honest = AllReduce.encode_average
 
     def false(self, part_index: int, average: torch.Tensor):
         return honest(self, part_index, torch.full_like(average, torch.nan))
 
-    ExactAllReduceRunner._encode_now = false
+    AllReduce.encode_average = false
 
 
 def slow() -> None:
     """A part each 0.8 s, from its first round on."""
-    honest = ExactAllReduceRunner._generate_input_for_peer
+    honest = AllReduce.inputs_for
 
-    async def late(self, peer_index: int) -> AsyncIterator:
-        async for message in honest(self, peer_index):
+    async def late(self, reducer: PeerID) -> AsyncIterator:
+        async for message in honest(self, reducer):
             await asyncio.sleep(SLOW_SECONDS)
             yield message
 
-    ExactAllReduceRunner._generate_input_for_peer = late
+    AllReduce.inputs_for = late
 
 
 def stuck() -> None:
@@ -101,7 +102,7 @@ def ahead() -> None:
     @functools.wraps(honest_answer)
     async def drip(self, requests, context):
         async for message in honest_answer(self, requests, context):
-            if message.HasField("tensor_part") and self._current_step() >= AHEAD_FROM:
+            if message.HasField("tensor_part") and self.rounds.step >= AHEAD_FROM:
                 await asyncio.sleep(DRIP_SECONDS)
             yield message
 

@@ -29,8 +29,8 @@ from tests.helpers.attack_tools import (
     HandOver,
     Messages,
     Outsider,
+    PeerService,
     State,
-    SwarmAverager,
     attackers_dht,
     hand_over,
     keys_of_one_modulus,
@@ -131,15 +131,15 @@ async def _offer(node: Outsider, give: HandOver, step: int) -> None:
         await _claim_to_have(node, averager, step)
 
 
-async def _answer(node: Outsider, give: HandOver) -> SwarmAverager:
+async def _answer(node: Outsider, give: HandOver) -> PeerService:
     """From now on it answers as a peer does."""
-    averager = SwarmAverager(give)
+    averager = PeerService(give)
     await averager.add_p2p_handlers(node.p2p, namespace=node.namespace)
     await FailureDetector(node.p2p, node.namespace).answer()
     return averager
 
 
-async def _claim_to_have(node: Outsider, averager: SwarmAverager, step: int) -> None:
+async def _claim_to_have(node: Outsider, averager: PeerService, step: int) -> None:
     await node.say(record(step))
     node.report(f"says that it is at step {step}; was asked {averager.asked} times for its state")
 

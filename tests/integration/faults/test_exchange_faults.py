@@ -1,17 +1,16 @@
 """Averaging between real processes on loopback when somebody does not do what the others expect."""
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 
 import pytest
 import torch
-from hivemind.averaging.partition import TensorPartContainer
 from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto.averaging_pb2 import PART_FOR_AVERAGING, PROTOCOL_VIOLATION, AveragingData
 from hivemind.utils.asyncio import as_aiter
 
-from swarm.averaging.allreduce import ExactAllReduceRunner
+from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.matchmaking import Matchmaking
 from swarm.protocol.messages import Behind, Blame, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
@@ -47,29 +46,32 @@ def one_round_after_a_failed_knock(*arguments):
 
 def one_round_with_calls_that_fail(*arguments):
     """The same, but at first p2pd does not call anybody: it could not reach them just now."""
-    get_stub, calls = ExactAllReduceRunner._get_peer_stub, Counter()
+    init, calls = AllReduce.__init__, Counter()
 
-    def get_stub_later(self, peer_id):
-        calls[peer_id] += 1
-        if calls[peer_id] <= 3:
-            raise ControlFailure("Connect failed. msg=failed to dial: all dials failed: dial backoff")
-        return get_stub(self, peer_id)
+    def init_unlucky(self, *, stub_of, **arguments):
+        def stub_later(peer_id):
+            calls[peer_id] += 1
+            if calls[peer_id] <= 3:
+                raise ControlFailure("Connect failed. msg=failed to dial: all dials failed: dial backoff")
+            return stub_of(peer_id)
 
-    ExactAllReduceRunner._get_peer_stub = get_stub_later
+        init(self, stub_of=stub_later, **arguments)
+
+    AllReduce.__init__ = init_unlucky
     return one_round(*arguments)
 
 
 def send_slowly_in(step: int, seconds: float) -> None:
     """From now on this peer waits for so long after each part in the round of that step, and lives."""
-    send = ExactAllReduceRunner._generate_input_for_peer
+    send = AllReduce.inputs_for
 
-    async def send_and_wait(self, peer_index):
-        async for message in send(self, peer_index):
+    async def send_and_wait(self, reducer):
+        async for message in send(self, reducer):
             yield message
-            if self._group.tickets[0].step == step:
+            if self.group.tickets[0].step == step:
                 await asyncio.sleep(seconds)
 
-    ExactAllReduceRunner._generate_input_for_peer = send_and_wait
+    AllReduce.inputs_for = send_and_wait
 
 
 def one_round_within(name, initial_peers, line, vector, seconds, stops):
@@ -123,39 +125,33 @@ def rounds_of_all(name, initial_peers, line, vector):
 
 def rounds_with_bad_averages(*arguments):
     """The same, but the averages of this peer's share are not finite."""
-    encode = ExactAllReduceRunner._encode_now
+    encode = AllReduce.encode_average
 
     def spoil(self, part_index, average):
         return encode(self, part_index, torch.full_like(average, torch.inf))
 
-    ExactAllReduceRunner._encode_now = spoil
+    AllReduce.encode_average = spoil
     return rounds_of_all(*arguments)
 
 
 def one_round_with_two_streams(*arguments):
     """The same, but this peer wants to send its part of the first reducer's share a second time."""
-    send, answers = ExactAllReduceRunner._generate_input_for_peer, []
-    register, averaged = TensorPartContainer.register_processed_part, defaultdict(asyncio.Event)
+    send, answers = AllReduce.inputs_for, []
 
-    def register_and_tell(self, peer_index, *part):
-        register(self, peer_index, *part)
-        averaged[self, peer_index].set()
-
-    async def send_twice(self, peer_index):
-        async for message in send(self, peer_index):
+    async def send_twice(self, reducer):
+        async for message in send(self, reducer):
             yield message
             if not answers:
-                await averaged[self.tensor_part_container, peer_index].wait()  # the first has arrived, others have not
-                stub = self._get_peer_stub(self.ordered_peer_ids[peer_index])
-                stream = await stub.rpc_aggregate_part(
-                    as_aiter(AveragingData(code=PART_FOR_AVERAGING, group_id=self.group_id))
+                while self.awaited_average(reducer) == 0:
+                    await asyncio.sleep(0.01)  # until the first has arrived, and others have not
+                stream = await self.stub_of(reducer).rpc_aggregate_part(
+                    as_aiter(AveragingData(code=PART_FOR_AVERAGING, group_id=self.group.group_id))
                 )
                 if (await anext(stream)).code != PROTOCOL_VIOLATION:
                     await asyncio.Event().wait()
                 answers.append(stream)
 
-    TensorPartContainer.register_processed_part = register_and_tell
-    ExactAllReduceRunner._generate_input_for_peer = send_twice
+    AllReduce.inputs_for = send_twice
     return one_round(*arguments)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.striped_allreduce import StripedAllReduce
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.average_log import MAX_AVERAGES, AverageLog
 from swarm.state_sync.pull import Pull
@@ -172,15 +173,15 @@ def test_who_is_nearly_there_is_in_a_round_before_it_has_the_weights(averaging):
 
 def lose_an_average(step: int) -> None:
     """The parts of this average never arrive, and arrive at the others."""
-    average = SwarmAverager._average
+    average = StripedAllReduce.average
 
-    async def lost(self, stripes, group):
-        await average(self, stripes, group)
-        if group.tickets[0].step == step:
-            self.vector.zero_()
+    async def lost(self, vector, feedback):
+        await average(self, vector, feedback)
+        if self.group.tickets[0].step == step:
+            vector.zero_()
             raise RoundFailed("a part was lost")
 
-    SwarmAverager._average = lost
+    StripedAllReduce.average = lost
 
 
 def train_with_a_loss(name, initial_peers, line, plan, codec):

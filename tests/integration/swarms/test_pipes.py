@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import threading
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -69,7 +70,8 @@ def one_round_among_many(name, initial_peers, line, vector, samples):
         there = [replace(member, proven=True) for member in meet_everyone(line, dht)]
         others = [Member(peer(number), -1.0, False, awaited=False) for number in range(STRANGERS)]
         # Also what nobody cuts arrives: at 34 bytes each, these are more than the buffer of a socket.
-        averager._outer_pipe.send(("_expect", [tuple(map(peer, range(20_000)))], {}))
+        with patch("swarm.averaging.averager.MAX_GROUP_SIZE", 20_000):
+            averager.expect([*map(peer, range(20_000))])
         averager.expect([member.peer_id for member in there])
         report = run_round(averager, [*others, *there], vector, samples, 7)
         assert averager.is_alive()

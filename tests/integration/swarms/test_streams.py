@@ -12,9 +12,10 @@ from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError
 from hivemind.proto import averaging_pb2, p2pd_pb2
 from hivemind.proto.averaging_pb2 import DownloadData
 
-from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.rounds import schema_hash
 from swarm.network import served_stream, stream_limits
 from swarm.network.hivemind_patches import CALLS
+from swarm.network.peer_service import PeerService
 from swarm.network.signed_records import peer_of
 from swarm.network.stream_limits import BUFFERED_BYTES, STRANGERS_BYTES, STREAMS, StreamLimits
 from swarm.protocol.messages import Ticket
@@ -211,7 +212,7 @@ async def _attack(dht, line) -> None:
     p2p, kept = await dht.replicate_p2p(), []
 
     async def stream(rpc: str):
-        handle = SwarmAverager._get_handle_name("run", rpc)
+        handle = PeerService.handle_name("run", rpc)
         _, reader, writer = await p2p.call_binary_stream_handler(victim, handle)
         kept.append((reader, writer))
         return writer
@@ -289,9 +290,11 @@ async def _knock(dht, other, averager) -> None:
     p2p = await other.replicate_p2p()
     (address,) = await asyncio.to_thread(lambda: _addresses(dht))
     await p2p._client.connect(dht.peer_id, [address])
-    stub = SwarmAverager.get_stub(p2p, dht.peer_id, namespace="run")
+    stub = PeerService.get_stub(p2p, dht.peer_id, namespace="run")
     ticket = Ticket(1, 1, False, 0.0, bytes(LINEAGE_BYTES))
-    request = averaging_pb2.JoinRequest(schema_hash=averager.schema_hash, gather=ticket.to_bytes(), client_mode=False)
+    request = averaging_pb2.JoinRequest(
+        schema_hash=schema_hash(averager.vector), gather=ticket.to_bytes(), client_mode=False
+    )
     streams = []
     for _ in range(3):
         streams.append(await stub.rpc_join_group(request))

@@ -18,7 +18,7 @@ import torch
 from hivemind.p2p import P2P
 from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.proto.runtime_pb2 import Tensor
-from hivemind.utils import MPFuture
+from hivemind.utils import MPFuture, MSGPackSerializer
 
 from swarm.protocol.messages import RoundFailed
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -30,7 +30,9 @@ from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer, 
 from swarm.state_sync.pull import Pull
 from swarm.state_sync.serialization import unpack
 from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
+from swarm.state_sync.state_downloader import StateDownloader
 from swarm.state_sync.state_server import StateServer
+from swarm.state_sync.transfer_status import TransferStatus
 from swarm.state_sync.uploads import MAX_SNAPSHOTS, MAX_STATE_UPLOADS
 from tests.helpers.hurry import shorter
 from tests.helpers.mutation import mutated
@@ -39,33 +41,25 @@ IN_A_RACE = replace(DEFAULT_TIMEOUTS, look_seconds=0.02, first_donor_seconds=0.1
 STATE_BYTES = 3 * SLICE_BYTES + PIECE_BYTES + 5
 
 
-class Averager(StateServer):
+class Donor:
     """Without its process; exports are numbered, as if the state changed all the time."""
 
-    step, _parent_pid, prefix, is_averaging = 0, None, "run", False
-
     def __init__(self, timeouts: Timeouts = DEFAULT_TIMEOUTS):
-        self.timeouts = timeouts
-        self._set_up_transfer()
-        self.exports, self.handed_over, self.lines, self.vector = 0, [], [], torch.zeros(300_000)
+        self.step, self.is_averaging = 0, False
+        self.server = StateServer(self._export, self, TransferStatus(), timeouts)
+        self.exports, self.handed_over, self.lines = 0, [], []
 
-    def get_tensors(self):
-        return contextlib.nullcontext([self.vector])
-
-    def _is_averaging(self) -> bool:
-        return self.is_averaging
-
-    def _current_step(self) -> int:
-        return self.step
-
-    async def _get_current_state_from_host_process(self):
+    async def _export(self) -> tuple[bytes, torch.Tensor]:
         self.exports += 1
         content = torch.full((STATE_BYTES,), self.exports, dtype=torch.uint8)
         await asyncio.sleep(0)
-        return self.serializer.dumps(("description", [])), (content,), None
+        return MSGPackSerializer.dumps(("description", [])), content
 
-    def _handed_over_to(self, peer_id):
+    def expect_joiner(self, peer_id) -> None:
         self.handed_over.append(peer_id)
+
+    def answers(self, requests, context):
+        return self.server.rpc_download_state(requests, context)
 
     async def serve(self, peer: str, reader, writer) -> None:
         """A stream, as :mod:`swarm.network.hivemind_patches` does."""
@@ -75,7 +69,7 @@ class Averager(StateServer):
                 while True:
                     yield (await P2P.receive_protobuf(DownloadData, reader))[0]
 
-        answers = self.rpc_download_state(requests(), SimpleNamespace(remote_id=peer))
+        answers = self.answers(requests(), SimpleNamespace(remote_id=peer))
         with contextlib.closing(writer), contextlib.suppress(ConnectionError):
             async for message in answers:
                 await P2P.send_protobuf(message, writer)
@@ -94,7 +88,7 @@ class Averager(StateServer):
         self.lines.clear()
 
 
-async def fetch(donor: Averager, peer: str, average_of: int | None = None, **wishes) -> Download:
+async def fetch(donor: Donor, peer: str, average_of: int | None = None, **wishes) -> Download:
     download = Download("the donor", 10**9, average_of, **wishes)
     await Pull(download, lambda: donor.open_stream(peer), lambda: None).run()
     return download
@@ -121,25 +115,25 @@ def run(test) -> None:
 
 def test_pieces_fit_together_and_all_who_ask_at_once_share_a_copy():
     async def test():
-        donor = Averager()
+        donor = Donor()
         for download in await asyncio.gather(fetch(donor, "a"), fetch(donor, "b")):
             assert value_of(download) == 1
-            assert donor.serializer.loads(download.offer.description) == ("description", [])
+            assert MSGPackSerializer.loads(download.offer.description) == ("description", [])
         assert donor.exports == 1
-        await until(lambda: not donor._uploads.of), "nothing is kept"
+        await until(lambda: not donor.server.uploads.of), "nothing is kept"
 
     run(test)
 
 
 def test_who_has_taken_the_state_gets_the_averages_of_the_updates_since():
     async def test():
-        donor, average = Averager(), torch.arange(300_000.0) / 3
+        donor, average = Donor(), torch.arange(300_000.0) / 3
         await fetch(donor, "anna")
-        donor._average_log.add(0, b"before", b"after", average)
+        await donor.server.keep_average(0, b"before", b"after", average)
         donor.step = 1
         download = await fetch(donor, "anna", average_of=0)
         assert donor.handed_over == [], "it has yet to ask for more"
-        description, layout = donor.serializer.loads(download.offer.description)
+        description, layout = MSGPackSerializer.loads(download.offer.description)
         assert list(description) == [0, b"before", [b"after"]]
         assert torch.equal(*unpack(layout, download.content), average)
         for peer in ("anna", "a stranger"):
@@ -152,9 +146,7 @@ def test_who_has_taken_the_state_gets_the_averages_of_the_updates_since():
 
 def test_who_waits_for_an_average_has_it_when_the_round_ends():
     async def test():
-        donor, average = Averager(replace(DEFAULT_TIMEOUTS, making_seconds=0.2)), torch.arange(300_000.0)
-        with donor.get_tensors() as (vector,):
-            vector.copy_(average)
+        donor, average = Donor(replace(DEFAULT_TIMEOUTS, making_seconds=1.0)), torch.arange(300_000.0)
         await fetch(donor, "anna")
         with pytest.raises(RoundFailed, match="does not have it"):  # at once: there is no round
             await asyncio.wait_for(fetch(donor, "anna", average_of=0, waits=True), 0.1)
@@ -163,11 +155,10 @@ def test_who_waits_for_an_average_has_it_when_the_round_ends():
         with pytest.raises(RoundFailed, match="does not have it"):
             await fetch(donor, "anna", average_of=0, waits=True)
         assert donor.handed_over == ["anna"], "the round has closed without it"
-        donor.timeouts = DEFAULT_TIMEOUTS
         waiting = asyncio.ensure_future(fetch(donor, "anna", average_of=0, waits=True))
         assert not (await asyncio.wait([waiting], timeout=0.3))[0]
-        await donor._keep_average(0, b"before", b"after")
-        _, layout = donor.serializer.loads((download := await waiting).offer.description)
+        await donor.server.keep_average(0, b"before", b"after", average)
+        _, layout = MSGPackSerializer.loads((download := await waiting).offer.description)
         assert torch.equal(*unpack(layout, download.content), average)
 
     run(test)
@@ -175,9 +166,9 @@ def test_who_waits_for_an_average_has_it_when_the_round_ends():
 
 def test_a_state_that_has_changed_is_copied_anew():
     async def test():
-        donor = Averager()
+        donor = Donor()
         await fetch(donor, "a")
-        donor._state_changed()
+        donor.server.state_changed()
         assert value_of(await fetch(donor, "b")) == 2
 
     run(test)
@@ -185,16 +176,16 @@ def test_a_state_that_has_changed_is_copied_anew():
 
 def test_a_few_get_the_state_at_a_time_and_the_others_hear_how_long_that_takes():
     async def test():
-        donor = Averager()
+        donor = Donor()
         streams = [await begin(donor, f"peer {number}") for number in range(MAX_STATE_UPLOADS)]
         with pytest.raises(Busy) as busy:
             await fetch(donor, "another")
         assert 0.5 <= busy.value.seconds < 600
-        donor._average_log.add(0, b"", b"", torch.ones(100))
+        await donor.server.keep_average(0, b"", b"", torch.ones(100))
         assert len((await fetch(donor, "another", average_of=0)).content) == 200, "an average is short"
         await finish(streams.pop())
         assert value_of(await fetch(donor, "another")) == 1
-        for upload in donor._uploads.of.values():
+        for upload in donor.server.uploads.of.values():
             upload.moved_at -= DEFAULT_TIMEOUTS.stalled_seconds
         for _ in range(MAX_STATE_UPLOADS):
             streams.append(await begin(donor, f"late {len(streams)}"))
@@ -205,7 +196,7 @@ def test_a_few_get_the_state_at_a_time_and_the_others_hear_how_long_that_takes()
     run(test)
 
 
-async def begin(donor: Averager, peer: str):
+async def begin(donor: Donor, peer: str):
     """A download that stops after the first piece."""
     reader, writer = await donor.open_stream(peer)
     for metadata in (Wish().to_bytes(), ask_for(0)):
@@ -229,17 +220,17 @@ def test_a_stranger_cannot_fill_a_donors_memory(monkeypatch):
     monkeypatch.setattr(uploads_module, "MAX_STATE_UPLOADS", 1000)
 
     async def test():
-        donor, writers = Averager(), []
+        donor, writers = Donor(), []
         for _ in range(5):
             writers.append((await begin(donor, "a"))[1])
-            donor._state_changed()
-        assert len(donor._uploads.of) == 1
+            donor.server.state_changed()
+        assert len(donor.server.uploads.of) == 1
         for number in range(MAX_SNAPSHOTS - 1):
             writers.append((await begin(donor, f"peer {number}"))[1])
-            donor._state_changed()
+            donor.server.state_changed()
         with pytest.raises(RoundFailed, match="does not have it"):
             await fetch(donor, "one more")
-        assert len(donor._uploads.of) == MAX_SNAPSHOTS
+        assert len(donor.server.uploads.of) == MAX_SNAPSHOTS
         for writer in writers:
             writer.close()
 
@@ -248,7 +239,7 @@ def test_a_stranger_cannot_fill_a_donors_memory(monkeypatch):
 
 def test_who_asks_for_nothing_gets_nothing():
     async def test():
-        donor = Averager()
+        donor = Donor()
         for metadata in (b"", b"x", bytes(1000), Offer().to_bytes()):
             reader, writer = await donor.open_stream("a")
             await P2P.send_protobuf(DownloadData(metadata=metadata), writer)
@@ -269,7 +260,7 @@ def test_nobody_can_ask_for_the_same_piece_without_end(monkeypatch):
     monkeypatch.setattr(uploads_module, "MAX_WINDOW_BYTES", PIECE_BYTES)
 
     async def test():
-        donor = Averager()
+        donor = Donor()
         reader, writer = await begin(donor, "a")
 
         async def ask_again_and_again() -> None:
@@ -279,7 +270,7 @@ def test_nobody_can_ask_for_the_same_piece_without_end(monkeypatch):
 
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await ask_again_and_again()
-        assert donor._uploads.of["a"].sent_bytes < 2 * STATE_BYTES + 3 * PIECE_BYTES
+        assert donor.server.uploads.of["a"].sent_bytes < 2 * STATE_BYTES + 3 * PIECE_BYTES
         writer.close()
 
     run(test)
@@ -287,30 +278,30 @@ def test_nobody_can_ask_for_the_same_piece_without_end(monkeypatch):
 
 def test_who_hangs_up_in_the_middle_can_go_on_for_a_while_and_is_forgotten_then(monkeypatch):
     async def test():
-        donor = Averager()
+        donor = Donor()
         _, writer = await begin(donor, "a")
         writer.close()
-        await until(lambda: not donor._uploads.of["a"].streams)
-        donor._uploads.sweep()
-        assert "a" in donor._uploads.of
-        donor._uploads.of["a"].moved_at -= 2 * DEFAULT_TIMEOUTS.kept_seconds
-        donor._uploads.sweep()
-        assert donor._uploads.of == {}
+        await until(lambda: not donor.server.uploads.of["a"].streams)
+        donor.server.uploads.sweep()
+        assert "a" in donor.server.uploads.of
+        donor.server.uploads.of["a"].moved_at -= 2 * DEFAULT_TIMEOUTS.kept_seconds
+        donor.server.uploads.sweep()
+        assert donor.server.uploads.of == {}
 
     run(test)
 
 
 def test_a_stranger_cannot_make_the_trainer_export_without_end():
     async def test():
-        donor = Averager()
-        shared = [donor._snapshot() for _ in range(3)]
+        donor = Donor()
+        shared = [donor.server.snapshot() for _ in range(3)]
         assert shared[0] is shared[1] is shared[2], "it has not been made yet"
-        donor._state_changed()
-        newer = donor._snapshot()
+        donor.server.state_changed()
+        newer = donor.server.snapshot()
         assert newer is not shared[0]
         await asyncio.wait([shared[0].ready, newer.ready])
         await asyncio.sleep(0)
-        assert donor._snapshot() is not newer
+        assert donor.server.snapshot() is not newer
 
     run(test)
 
@@ -319,7 +310,7 @@ def test_a_broken_download_goes_on_with_what_is_missing(monkeypatch):
     monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
 
     async def test():
-        donor, breaks = Averager(), 0
+        donor, breaks = Donor(), 0
         download = Download("the donor", 10**9)
 
         def break_down() -> None:
@@ -331,7 +322,7 @@ def test_a_broken_download_goes_on_with_what_is_missing(monkeypatch):
         await Pull(download, lambda: donor.open_stream("a"), break_down).run()
         assert breaks == 3
         assert value_of(download) == donor.exports == 1
-        sent = donor._uploads.of["a"].sent_bytes if "a" in donor._uploads.of else STATE_BYTES
+        sent = donor.server.uploads.of["a"].sent_bytes if "a" in donor.server.uploads.of else STATE_BYTES
         assert sent < 2 * STATE_BYTES, "what was here was not sent again"
 
     run(test)
@@ -341,13 +332,13 @@ def test_what_the_donor_has_not_kept_is_downloaded_anew(monkeypatch):
     monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
 
     async def test():
-        donor, download, breaks = Averager(), Download("the donor", 10**9), []
+        donor, download, breaks = Donor(), Download("the donor", 10**9), []
 
         def break_down() -> None:
             if not breaks and download.num_bytes > SLICE_BYTES:
                 breaks.append(True)
-                donor._state_changed()
-                donor._uploads.of.clear()
+                donor.server.state_changed()
+                donor.server.uploads.of.clear()
                 donor.hang_up()
 
         await Pull(download, lambda: donor.open_stream("a"), break_down).run()
@@ -357,28 +348,31 @@ def test_what_the_donor_has_not_kept_is_downloaded_anew(monkeypatch):
     run(test)
 
 
-class Newcomer(Averager):
+class Newcomer:
     """Downloads from donors in the same process."""
 
     def __init__(self, donors: dict, timeouts: Timeouts = DEFAULT_TIMEOUTS):
-        super().__init__(timeouts)
-        self.donors = donors
-
-    def _pull(self, download: Download) -> Pull:
-        return Pull(download, lambda: self.donors[download.donor].open_stream("me"), lambda: None)
+        self.donors, self.status = donors, TransferStatus()
+        self.downloader = StateDownloader(
+            lambda donor: lambda: self.donors[donor].open_stream("me"),
+            heard_from=lambda donor: None,
+            until_lost=lambda donor: asyncio.Event().wait(),
+            status=self.status,
+            timeouts=timeouts,
+        )
 
     async def take(self, *donors: str, **wishes):
         future = MPFuture()
-        await self._download_state(donors, 10**9, wishes, future)
+        await self.downloader.download(donors, 10**9, wishes, future)
         return future.result(timeout=0)
 
 
-class Damaged(Averager):
+class Damaged(Donor):
     """One bit of what this donor sends is another one when it arrives."""
 
-    async def rpc_download_state(self, requests, context):
+    async def answers(self, requests, context):
         number = 0
-        async for message in super().rpc_download_state(requests, context):
+        async for message in super().answers(requests, context):
             number += 1
             if number == 2 and (sent := message.tensor_part.buffer):
                 message.tensor_part.buffer = bytes([sent[0] ^ 16]) + sent[1:]
@@ -387,11 +381,11 @@ class Damaged(Averager):
 
 def test_what_arrives_is_what_was_sent():
     async def test():
-        newcomer = Newcomer({"anna": Damaged(), "ben": Averager()})
+        newcomer = Newcomer({"anna": Damaged(), "ben": Donor()})
         with pytest.raises(NoState) as error:
             await newcomer.take("anna")
         assert "the digests differ" in error.value.reasons["anna"]
-        assert newcomer._broken is None, "it is of no use"
+        assert newcomer.downloader.broken is None, "it is of no use"
         again = pickle.loads(pickle.dumps(error.value))
         assert (again.reasons, str(again)) == (error.value.reasons, str(error.value))
         donor, metadata, _, content = await newcomer.take("anna", "ben")
@@ -404,15 +398,14 @@ def test_who_is_too_far_behind_gets_no_average_any_more():
     """Else everybody who asks and reads nothing would hold one for good."""
 
     async def test():
-        donor = Averager()
-        donor.get_tensors = lambda: contextlib.nullcontext((torch.zeros(100),))
-        donor._average_log.add(0, b"", b"", torch.zeros(100))
+        donor = Donor()
+        await donor.server.keep_average(0, b"", b"", torch.zeros(100))
         reader, writer = await donor.open_stream("a stranger")
         await P2P.send_protobuf(DownloadData(metadata=Wish(0).to_bytes()), writer)
         await P2P.receive_protobuf(DownloadData, reader)  # from now on averages are kept
         for step in range(1, MAX_AVERAGES + 1):
             assert not reader.at_eof()
-            await donor._keep_average(step, b"", b"")
+            await donor.server.keep_average(step, b"", b"", torch.zeros(100))
         with pytest.raises(asyncio.IncompleteReadError):
             await asyncio.wait_for(P2P.receive_protobuf(DownloadData, reader), 5)
         writer.close()
@@ -423,7 +416,7 @@ def test_who_is_too_far_behind_gets_no_average_any_more():
 # ---- slow donors ----------------------------------------------------------------------------------------------------
 
 
-class Slow(Averager):
+class Slow(Donor):
     """Sends so many bytes per second, in all.
 
     :param line: that of the one who takes them, so that all share it
@@ -433,8 +426,8 @@ class Slow(Averager):
         super().__init__()
         self._lock, self._seconds_per_byte, self._line = asyncio.Lock(), 1 / bytes_per_second, line
 
-    async def rpc_download_state(self, requests, context):
-        async for message in super().rpc_download_state(requests, context):
+    async def answers(self, requests, context):
+        async for message in super().answers(requests, context):
             if self._line is not None:
                 await self._line(len(message.tensor_part.buffer))
             async with self._lock:
@@ -459,7 +452,7 @@ def test_a_donor_that_drips_is_given_up(monkeypatch, is_awaited):
         with pytest.raises(NoState) as error:
             await newcomer.take("anna", is_awaited=is_awaited)
         assert "kB/s" in error.value.reasons["anna"]
-        assert newcomer.looks > 1, "the trainer would take it for one that stands still"
+        assert newcomer.status.looks > 1, "the trainer would take it for one that stands still"
 
     run(test)
 
@@ -492,12 +485,12 @@ def test_who_trains_has_a_deadline_that_follows_the_bytes():
 
 def test_a_faster_donor_is_found_beside_a_slow_one():
     async def test():
-        donors = {"anna": Slow(1e5), "ben": Slow(2e5), "cleo": Slow(1.5e6), "dan": Averager()}
+        donors = {"anna": Slow(1e5), "ben": Slow(2e5), "cleo": Slow(1.5e6), "dan": Donor()}
         newcomer = Newcomer(donors, IN_A_RACE)
         donor, *_ = await newcomer.take(*donors)
         assert donor == "cleo", "three take part"
         assert donors["dan"].exports == 0
-        await until(lambda: not any(upload.streams for upload in donors["anna"]._uploads.of.values()))
+        await until(lambda: not any(upload.streams for upload in donors["anna"].server.uploads.of.values()))
 
     run(test)
 
@@ -514,7 +507,7 @@ def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone():
 
         async def line_of_ben(num_bytes: int) -> None:
             await line(num_bytes)
-            if any(upload.streams for upload in donors["anna"]._uploads.of.values()):
+            if any(upload.streams for upload in donors["anna"].server.uploads.of.values()):
                 await asyncio.sleep(num_bytes / 1e6)
 
         donors |= {"anna": Slow(6e5, line), "ben": Slow(1e8, line_of_ben)}
@@ -526,7 +519,7 @@ def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone():
 
 def test_nobody_else_is_asked_for_a_state_that_is_here_at_once():
     async def test():
-        newcomer = Newcomer({"anna": Averager(), "ben": Averager()})
+        newcomer = Newcomer({"anna": Donor(), "ben": Donor()})
         donor, *_ = await newcomer.take("anna", "ben")
         assert donor == "anna"
         assert newcomer.donors["ben"].exports == 0
@@ -541,14 +534,14 @@ def test_what_has_arrived_is_of_use_in_the_next_attempt():
         donor = Slow(3e6)
         newcomer = Newcomer({"anna": donor})
         taking = asyncio.ensure_future(newcomer.take("anna"))
-        await until(lambda: donor.exports and any(u.sent_bytes > SLICE_BYTES for u in donor._uploads.of.values()))
-        await newcomer._cancel_download()
+        await until(lambda: donor.exports and any(u.sent_bytes > SLICE_BYTES for u in donor.server.uploads.of.values()))
+        newcomer.downloader.cancel()
         with pytest.raises(NoState, match="given up"):
             await taking
-        assert newcomer._broken is not None
-        had = newcomer._broken.num_bytes
+        assert newcomer.downloader.broken is not None
+        had = newcomer.downloader.broken.num_bytes
         assert had > 0
-        donor._state_changed()
+        donor.server.state_changed()
         _, _, _, content = await newcomer.take("anna")
         assert set(content.unique().tolist()) == {1}, "it is still the state of then"
 

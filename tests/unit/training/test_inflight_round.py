@@ -1,7 +1,6 @@
 """A round in the background ends, also when the process that runs it does not."""
 
 from concurrent.futures import Future
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -58,7 +57,6 @@ class StoppedAverager:
 def test_a_round_may_take_as_long_as_a_slow_line_needs(callable_ones, others, seconds):
     """10 million bytes of a gradient at 250 kB/s: those who can be called carry what the others cannot."""
     averager = SimpleNamespace(vector=torch.zeros(2_500_000), _codec=Codec().make())
-    averager._bytes_of_member = partial(SwarmAverager._bytes_of_member, averager)
     members = [Member(PeerID(bytes([n])), 0.0, n >= callable_ones) for n in range(callable_ones + others)]
     assert SwarmAverager.longest_round_seconds(averager, 60.0, members) == pytest.approx(seconds)
     assert SwarmAverager.longest_round_seconds(averager, 700.0, members) == 700.0

@@ -1,0 +1,90 @@
+"""What the trainer lets its averaging process do. Each crosses a pipe, in this order, and none waits for another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hivemind.p2p import PeerID
+from hivemind.utils import MPFuture
+
+from swarm.protocol.messages import Member, Ticket
+
+
+@dataclass(frozen=True)
+class RunRound:
+    """Meet others, and average with them.
+
+    :param ticket: what this peer brings
+    :param members: who is expected, this peer included
+    :param patience_seconds: how long a leader waits for those who are missing
+    :param timeout_seconds: after which the round is given up
+    :param compute_seconds: that this peer has computed for it; a member may be slow as long as that is slower
+    :param future: becomes a RoundReport, or raises a RoundEnded
+    """
+
+    ticket: Ticket
+    members: Sequence[Member]
+    patience_seconds: float
+    timeout_seconds: float
+    compute_seconds: float
+    future: MPFuture
+
+
+@dataclass(frozen=True)
+class CancelRound:
+    """Give up the round that is running, if any."""
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Wait for these, as peers come and go."""
+
+    peer_ids: Sequence[PeerID]
+
+
+@dataclass(frozen=True)
+class SetStep:
+    """This peer works on this step, with weights of this lineage."""
+
+    step: int
+    lineage: bytes | None
+
+
+@dataclass(frozen=True)
+class KeepAverage:
+    """The vector holds the average of an update that this peer makes alone: others may want it."""
+
+    step: int
+    before: bytes
+    after: bytes
+    future: MPFuture
+
+
+@dataclass(frozen=True)
+class DownloadState:
+    """Take over the state, or averages, from the first of these who has it.
+
+    :param donors: the best first
+    :param max_bytes: refuse to take more than this
+    :param wishes: further ones, as for :class:`swarm.state_sync.download.Download`
+    :param future: becomes (donor, metadata, layout, content), or raises a NoState
+    """
+
+    donors: Sequence[PeerID]
+    max_bytes: int
+    wishes: Mapping[str, Any]
+    future: MPFuture
+
+
+@dataclass(frozen=True)
+class CancelDownload:
+    """Nobody waits for it any more."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Tell when nobody reads from this peer any more."""
+
+    future: MPFuture

@@ -1,0 +1,301 @@
+"""The rounds of one peer, one at a time: it meets others, averages one flat vector with them, and judges them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import multiprocessing as mp
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
+
+import torch
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_logger
+
+from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.commands import RunRound
+from swarm.averaging.compression import Codec, ErrorFeedback, bytes_of_member
+from swarm.averaging.matchmaking import Matchmaking
+from swarm.averaging.running_groups import RunningGroups
+from swarm.averaging.send_window import SendWindow
+from swarm.averaging.slow_members import SlowMembers
+from swarm.averaging.striped_allreduce import StripedAllReduce, count_stripes
+from swarm.membership.backoff import BlameBackoff
+from swarm.membership.failure_detector import FailureDetector
+from swarm.network.peer_service import PeerService
+from swarm.network.stream_limits import limits_of
+from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.round_report import RoundReport
+from swarm.runtime import fault_injection as faults
+from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
+
+logger = get_logger(__name__)
+
+KeepAverage = Callable[[Ticket, Group], Awaitable[None]]
+"""Called when the vector holds the average of a round, before the trainer hears of it."""
+
+
+class RoundSignals:
+    """What the trainer has to know at any time; numbers in shared memory, made before the averaging process."""
+
+    def __init__(self) -> None:
+        self._waiting_step = mp.Value("q", -1)
+        self._company_until = mp.Value("d", 0.0)
+
+    @property
+    def waiting_step(self) -> int:
+        """The step that somebody came to finish with us already, or -1."""
+        return self._waiting_step.value
+
+    @waiting_step.setter
+    def waiting_step(self, step: int) -> None:
+        self._waiting_step.value = step
+
+    @property
+    def has_company(self) -> bool:
+        """Whether somebody has just knocked or taken over our state, and will come to the next group."""
+        return time.monotonic() < self._company_until.value
+
+    def company_until(self, monotonic_seconds: float) -> None:
+        """Until then."""
+        self._company_until.value = monotonic_seconds
+
+
+@dataclass
+class Trouble:
+    """What goes wrong in a round.
+
+    :param blamed: who has spoilt it or held it up, and what they did
+    :param kept_waiting: whose parts were missing when time was over
+    """
+
+    blamed: dict[PeerID, Blame] = field(default_factory=dict)
+    kept_waiting: frozenset[PeerID] = frozenset()
+
+
+class Rounds:
+    """Of the averaging process.
+
+    :param p2p: this peer's connection to the network
+    :param namespace: run and recipe; peers of another one cannot reach this peer
+    :param vector: shape [n], fp32, shared memory: what is averaged, in place
+    :param target: a group with fewer samples disperses, and its members compute on; all members must have the same
+    :param codec: how gradients travel; all members must have the same
+    :param shapes: of the parameters whose gradients the vector begins with
+    :param signals: to the trainer
+    """
+
+    def __init__(
+        self,
+        p2p: P2P,
+        namespace: str,
+        vector: torch.Tensor,
+        target: BatchTarget,
+        codec: Codec,
+        shapes: Sequence[Sequence[int]],
+        signals: RoundSignals,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ):
+        self._p2p, self._namespace, self._vector, self._target = p2p, namespace, vector, target
+        self._signals, self._timeouts = signals, timeouts
+        self._codec = codec.make()
+        self._feedback = ErrorFeedback(self._codec, vector.numel())
+        self._low_rank = codec.low_rank(shapes, vector.numel())
+        self._windows: dict[PeerID, SendWindow] = {}
+        self._slow_members, self._shunned = SlowMembers(), BlameBackoff()
+        self.detector = FailureDetector(p2p, namespace, timeouts)
+        self._matchmaking = Matchmaking(
+            p2p, PeerService, namespace, schema_hash(vector), target, self.detector, self._shunned, timeouts
+        )
+        self.groups = RunningGroups()
+        self._running: asyncio.Task | None = None
+
+    # ---- what others want to know -----------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """That this peer works on."""
+        return self._matchmaking.step
+
+    @property
+    def is_averaging(self) -> bool:
+        """Whether a round is under way."""
+        return self._running is not None
+
+    def expect_joiner(self, peer_id: PeerID) -> None:
+        """It has the state of the present step now, and comes to its round."""
+        grace = self._matchmaking.grace
+        grace.hold(peer_id)
+        self._signals.company_until(grace.open_until)
+
+    def took_over(self) -> None:
+        """This peer has other weights now: what it remembers belongs to the old ones."""
+        for memory in (self._feedback, self._low_rank):
+            if memory is not None:
+                memory.reset()
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """Another peer wants to finish a step with us as its leader."""
+        matchmaking = self._matchmaking
+        async for reply in matchmaking.serve(request, context):
+            self._signals.company_until(matchmaking.grace.open_until)
+            yield reply
+            if reply.code == averaging_pb2.ACCEPTED and matchmaking.waits_for(matchmaking.step):
+                self._signals.waiting_step = matchmaking.step
+        await until_caller_hangs_up()
+
+    # ---- what the trainer wants -------------------------------------------------------------------------------------
+
+    def set_step(self, step: int, lineage: bytes | None) -> None:
+        """This peer works on this step, with weights of this lineage."""
+        self._matchmaking.set_step(step, lineage)
+        if self._matchmaking.waits_for(step):
+            self._signals.waiting_step = step
+
+    def expect(self, peer_ids: Collection[PeerID]) -> None:
+        """Wait for these, as peers come and go."""
+        self._matchmaking.expect(peer_ids)
+
+    def cancel(self) -> None:
+        """Give up the round that is running, if any."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def run(self, order: RunRound, keep: KeepAverage) -> None:
+        """Run a round to its end, and tell its future how that was."""
+        self._running, trouble = asyncio.current_task(), Trouble()
+        timeout, future = order.timeout_seconds, order.future
+        try:
+            with self.groups.meeting():
+                report = await asyncio.wait_for(self._meet_and_average(order, trouble), timeout)
+            if len(report.group.peer_ids) > 1:  # the vector holds the average by now: this round cannot fail any more
+                await keep(order.ticket, report.group)
+            future.set_result(report)
+        except RoundEnded as ended:
+            future.set_exception(ended.blames(trouble.blamed))
+        except TimeoutError:
+            late = RoundFailed(f"it took longer than {timeout:.0f} s", trouble.kept_waiting)
+            future.set_exception(late.blames(trouble.blamed))
+        except asyncio.CancelledError:
+            future.set_exception(RoundFailed("it was given up").blames(trouble.blamed))
+        except Exception as error:
+            logger.debug("round failed", exc_info=True)
+            future.set_exception(RoundFailed(f"{type(error).__name__}: {error}").blames(trouble.blamed))
+        finally:
+            if self._running is asyncio.current_task():  # else the next one has begun
+                self._running = None
+
+    async def _meet_and_average(self, order: RunRound, trouble: Trouble) -> RoundReport:
+        started, ticket = time.perf_counter(), order.ticket
+        if self._low_rank is not None:
+            ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
+        faults.at("meeting", ticket.step)
+        deadline = asyncio.get_running_loop().time() + order.timeout_seconds
+        try:
+            group = await self._matchmaking.meet(ticket, order.members, order.patience_seconds, deadline)
+        finally:
+            self._blame(dict.fromkeys(self._matchmaking.stuck, Blame.STUCK), trouble)
+        limits_of(self._p2p).met(group.peer_ids)
+        faults.at("met", ticket.step)
+        group, meeting_seconds = group.bounded(self._target), time.perf_counter() - started
+        if not self._target.is_reached_by(group.samples):
+            self._signals.waiting_step = -1  # those who waited compute on, too
+            raise ShortBatch(group)
+        if len(group.peer_ids) == 1:
+            return RoundReport.of(group, blamed=trouble.blamed, meeting_seconds=meeting_seconds, exchange_seconds=0.0)
+        if group.samples == 0:
+            raise RoundFailed("nobody in the group had computed anything")
+        met, stripes = time.perf_counter(), self._stripes(group)
+        try:
+            async with stripes:
+                await self._average(stripes, group)
+        except BaseException as error:
+            trouble.kept_waiting = stripes.kept_waiting | stripes.lost
+            self._matchmaking.reopen()
+            self._judge(stripes, group, time.perf_counter() - met, order.compute_seconds, trouble)
+            if trouble.blamed and isinstance(error, Exception):
+                raise RoundFailed(str(error), frozenset(stripes.lost)) from error
+            raise
+        exchange_seconds = time.perf_counter() - met
+        if not stripes.lost:
+            self.detector.exchange_took(exchange_seconds, group.peer_ids)
+        self._matchmaking.met(group.peer_ids)
+        self._judge(stripes, group, exchange_seconds, order.compute_seconds, trouble)
+        return RoundReport.of(
+            group,
+            stripes.runners,
+            lost=frozenset(stripes.lost),
+            blamed=trouble.blamed,
+            meeting_seconds=meeting_seconds,
+            exchange_seconds=exchange_seconds,
+        )
+
+    # ---- judging ----------------------------------------------------------------------------------------------------
+
+    def _judge(
+        self, stripes: StripedAllReduce, group: Group, exchange_seconds: float, compute_seconds: float, trouble: Trouble
+    ) -> None:
+        """Who has spoilt this exchange, or held it up, is blamed."""
+        num_reducers = sum(not ticket.client_mode for ticket in group.tickets)
+        num_bytes = bytes_of_member(self._vector, self._codec, len(group.peer_ids), num_reducers)
+        others = self._others(group)
+        slow = self._slow_members.note(others, stripes.waited_seconds, exchange_seconds, compute_seconds, num_bytes)
+        self._blame(dict.fromkeys(slow, Blame.TOO_SLOW) | stripes.blamed, trouble)
+
+    def _blame(self, blamed: Mapping[PeerID, Blame], trouble: Trouble) -> None:
+        """These are not met again for a while, and this is why."""
+        trouble.blamed |= blamed
+        for peer_id, what in blamed.items():
+            self._shunned.blame(peer_id, what)
+
+    def _others(self, group: Group) -> list[PeerID]:
+        return [peer_id for peer_id in group.peer_ids if peer_id != self._p2p.peer_id]
+
+    # ---- averaging --------------------------------------------------------------------------------------------------
+
+    def _stripes(self, group: Group) -> StripedAllReduce:
+        counts = [count_stripes(group, self._vector, self._codec)] if self._low_rank is None else [1, 1]
+        others = self._others(group)
+        # How many parts may be on their way to each member; of others nothing is remembered.
+        self._windows = {peer_id: self._windows.get(peer_id) or SendWindow() for peer_id in group.peer_ids}
+        return StripedAllReduce(group, counts, others, self.detector, self.groups.registered, self._begin_all_reduce)
+
+    def _begin_all_reduce(self, group: Group, part: torch.Tensor, feedback: ErrorFeedback, stripes: int) -> AllReduce:
+        all_reduce = AllReduce(
+            me=self._p2p.peer_id,
+            group=group,
+            vector=part,
+            feedback=feedback,
+            codec=self._codec,
+            stripes=stripes,
+            detector=self.detector,
+            windows=self._windows,
+            stub_of=lambda peer_id: PeerService.get_stub(self._p2p, peer_id, namespace=self._namespace),
+            stream_seconds=self._timeouts.stream_seconds,
+        )
+        self.groups.begin(all_reduce)
+        return all_reduce
+
+    async def _average(self, stripes: StripedAllReduce, group: Group) -> None:
+        """The vector becomes the average of the group's; with PowerSGD after two passes."""
+        low_rank = self._low_rank
+        if low_rank is None:
+            return await stripes.average(self._vector, self._feedback)
+        samples = group.samples_of(self._p2p.peer_id)
+        first = await in_thread(low_rank.begin, self._vector, samples, group)
+        await stripes.average(first, ErrorFeedback(self._codec, len(first)))
+        second = await in_thread(low_rank.go_on, first)
+        await stripes.average(second, ErrorFeedback(self._codec, len(second)))
+        self._vector.copy_(await in_thread(low_rank.finish, second, samples, group))
+
+
+def schema_hash(vector: torch.Tensor) -> bytes:
+    """Tells peers whose vectors do not fit together."""
+    return hashlib.sha256(f"{vector.dtype} {tuple(vector.shape)}".encode()).digest()

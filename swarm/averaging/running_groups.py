@@ -1,0 +1,80 @@
+"""Who sends its part of a round is led to the all-reduce that averages it, which may not have begun yet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
+
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
+from hivemind.utils.asyncio import achain, as_aiter
+
+from swarm.averaging.allreduce import AllReduce
+from swarm.protocol.messages import ExchangeBroken, Group
+from swarm.runtime.async_utils import SharedFuture
+
+
+class RunningGroups:
+    """The groups, or their stripes, in which this peer takes part now."""
+
+    def __init__(self) -> None:
+        self._all_reduces: dict[bytes, SharedFuture] = {}
+        self._is_settled = asyncio.Event()
+        """Not set while this peer meets others: of a group that has closed, others may hear before it does."""
+        self._is_settled.set()
+        self._readers, self._all_read = 0, asyncio.Event()
+
+    @contextlib.contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Within this, who sends for a group that is unknown waits until one is known."""
+        self._is_settled.clear()
+        try:
+            yield
+        finally:
+            self._is_settled.set()
+
+    @contextlib.contextmanager
+    def registered(self, group: Group) -> Iterator[None]:
+        """Within this, whoever sends for this group waits until its all-reduce begins, or is given up."""
+        future = self._all_reduces[group.group_id] = SharedFuture()
+        self._is_settled.set()
+        try:
+            yield
+        finally:
+            del self._all_reduces[group.group_id]
+            future.give_up(ExchangeBroken("this round was given up"))
+
+    def begin(self, all_reduce: AllReduce) -> None:
+        """Those who wait for this one's group can send to it."""
+        self._all_reduces[all_reduce.group.group_id].set_result(all_reduce)
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Another peer sends its part of a round, and reads the average until it hangs up."""
+        self._readers += 1
+        try:
+            first = await anext(stream)
+            if first.group_id not in self._all_reduces:
+                await self._is_settled.wait()
+            future = self._all_reduces.get(first.group_id)
+            if future is None:
+                yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+                return
+            all_reduce = await future
+            answers = all_reduce.rpc_aggregate_part(achain(as_aiter(first), stream), context)
+            async with contextlib.aclosing(answers):
+                async for message in answers:
+                    yield message
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._all_read.set()
+
+    async def until_all_read(self) -> None:
+        """Wait until nobody reads from this peer any more."""
+        while self._readers:
+            self._all_read.clear()
+            await self._all_read.wait()

@@ -1,0 +1,130 @@
+"""What the averaging process does: it puts together rounds, the hand-over of the state, and the calls of others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hivemind.p2p import P2P, PeerID
+
+from swarm.averaging.commands import (
+    CancelDownload,
+    CancelRound,
+    DownloadState,
+    Expect,
+    Finish,
+    KeepAverage,
+    RunRound,
+    SetStep,
+)
+from swarm.averaging.compression import Codec
+from swarm.averaging.rounds import Rounds, RoundSignals
+from swarm.network.peer_service import DOWNLOAD_STATE, PeerService
+from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.messages import Group, Ticket
+from swarm.runtime.timeouts import Timeouts
+from swarm.runtime.worker_process import AskForState
+from swarm.state_sync.state_downloader import StateDownloader, streams_of
+from swarm.state_sync.state_server import StateServer
+from swarm.state_sync.transfer_status import TransferStatus
+
+
+@dataclass(frozen=True)
+class AveragingOptions:
+    """What trainer and averaging process agree about.
+
+    :param namespace: run and recipe; peers of another one cannot reach this peer
+    :param vector: shape [n], fp32, shared memory: what is averaged, in place
+    :param target: a group with fewer samples disperses, and its members compute on; all members must have the same
+    :param codec: how gradients travel; all members must have the same
+    :param shapes: of the parameters whose gradients the vector begins with
+    :param client_mode: others cannot call this peer
+    """
+
+    namespace: str
+    vector: torch.Tensor
+    target: BatchTarget
+    codec: Codec
+    shapes: Sequence[Sequence[int]]
+    client_mode: bool
+    timeouts: Timeouts
+
+
+class AveragingService:
+    """Lives in the averaging process.
+
+    :param ask_for_state: of the trainer
+    :param signals: what the trainer has to know of rounds
+    :param status: what it has to know of transfers
+    """
+
+    def __init__(
+        self,
+        options: AveragingOptions,
+        signals: RoundSignals,
+        status: TransferStatus,
+        p2p: P2P,
+        ask_for_state: AskForState,
+    ):
+        self._options, self._p2p = options, p2p
+        namespace, timeouts = options.namespace, options.timeouts
+        self._rounds = Rounds(
+            p2p, namespace, options.vector, options.target, options.codec, options.shapes, signals, timeouts
+        )
+        self._server = StateServer(ask_for_state, self._rounds, status, timeouts)
+        stream_to = streams_of(p2p, PeerService.handle_name(namespace, DOWNLOAD_STATE))
+        detector = self._rounds.detector
+        self._downloader = StateDownloader(stream_to, detector.heard, self._until_lost, status, timeouts)
+        self._calls = PeerService(
+            namespace,
+            self._rounds.rpc_join_group,
+            self._rounds.groups.rpc_aggregate_part,
+            self._server.rpc_download_state,
+        )
+
+    async def start(self) -> None:
+        """From now on others are answered."""
+        await self._rounds.detector.answer()
+        if self._options.client_mode:  # nobody can call it, but somebody may be connected
+            await self._calls.answer_downloads(self._p2p)
+        else:
+            await self._calls.answer(self._p2p)
+
+    async def stop(self) -> None:
+        """Others are not answered any more."""
+        if not self._options.client_mode:
+            await self._calls.hang_up(self._p2p)
+
+    async def do(self, command: Any) -> None:
+        """Carry out a command of the trainer."""
+        match command:
+            case RunRound():
+                await self._rounds.run(command, self._keep_average_of_round)
+            case CancelRound():
+                self._rounds.cancel()
+            case Expect(peer_ids):
+                self._rounds.expect(peer_ids)
+            case SetStep(step, lineage):
+                self._rounds.set_step(step, lineage)
+                self._server.state_changed()
+            case KeepAverage(step, before, after, future):
+                await self._server.keep_average(step, before, after, self._options.vector)
+                future.set_result(None)
+            case DownloadState(donors, max_bytes, wishes, future):
+                if await self._downloader.download(donors, max_bytes, wishes, future):
+                    self._rounds.took_over()
+            case CancelDownload():
+                self._downloader.cancel()
+            case Finish(future):
+                await self._rounds.groups.until_all_read()
+                future.set_result(None)
+            case _:
+                raise TypeError(f"there is no such command: {command!r}")
+
+    async def _keep_average_of_round(self, ticket: Ticket, group: Group) -> None:
+        await self._server.keep_average(ticket.step, group.lineage, group.group_id, self._options.vector)
+
+    async def _until_lost(self, peer_id: PeerID) -> None:
+        await self._rounds.detector.lost(peer_id, can_be_called=True)

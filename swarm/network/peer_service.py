@@ -1,0 +1,70 @@
+"""The calls that peers of a run answer each other, and under which names.
+
+Hivemind makes names of handlers out of class names, so those of this class and of its methods are part of the wire
+protocol. Only here is it asked for them by a private method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
+
+from hivemind.p2p import P2P, P2PContext
+from hivemind.p2p.servicer import ServicerBase
+from hivemind.proto import averaging_pb2
+
+DOWNLOAD_STATE = "rpc_download_state"
+
+
+class PeerService(ServicerBase):
+    """Each call is answered by the one who knows about it.
+
+    :param namespace: run and recipe; peers of another one cannot reach these handlers
+    :param join_group: answers who wants to finish a step with this peer as its leader
+    :param aggregate_part: answers who sends a part of a round
+    :param download_state: answers who wants the state, or an average
+    """
+
+    def __init__(self, namespace: str, join_group: Callable, aggregate_part: Callable, download_state: Callable):
+        self._namespace = namespace
+        self._join_group, self._aggregate_part, self._download_state = join_group, aggregate_part, download_state
+
+    def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        return self._join_group(request, context)
+
+    def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        return self._aggregate_part(stream, context)
+
+    def rpc_download_state(
+        self, requests: AsyncIterator[averaging_pb2.DownloadData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        return self._download_state(requests, context)
+
+    async def answer(self, p2p: P2P) -> None:
+        """From now on calls are answered."""
+        await self.add_p2p_handlers(p2p, namespace=self._namespace)
+
+    async def answer_downloads(self, p2p: P2P) -> None:
+        """The same for who cannot be dialled: it answers these alone, over connections that it has made itself."""
+        self._collect_rpc_handlers()
+        (handler,) = (handler for handler in self._rpc_handlers if handler.method_name == DOWNLOAD_STATE)
+        await p2p.add_protobuf_handler(
+            self.handle_name(self._namespace, DOWNLOAD_STATE),
+            self.rpc_download_state,
+            handler.request_type,
+            stream_input=handler.stream_input,
+            stream_output=handler.stream_output,
+        )
+
+    async def hang_up(self, p2p: P2P) -> None:
+        """Nobody is answered any more."""
+        await self.remove_p2p_handlers(p2p, namespace=self._namespace)
+
+    @classmethod
+    def handle_name(cls, namespace: str, method: str) -> str:
+        """Under which a peer of this run answers such calls."""
+        return cls._get_handle_name(namespace, method)

@@ -1,0 +1,179 @@
+"""A process beside the trainer, which speaks with other peers while the trainer computes.
+
+The trainer sends it commands, which are objects of small classes; each is carried out as a task of its own. It asks the
+trainer for one thing only: the state, when somebody wants to have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing as mp
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from hivemind import DHT
+from hivemind.p2p import P2P
+from hivemind.utils import MPFuture, get_logger, switch_to_uvloop
+
+from recipe.errors import InputError
+from swarm.runtime.pipes import WholePipe
+
+logger = get_logger(__name__)
+
+STOP_SECONDS = 2.0
+
+GetState = Callable[[], Any]
+"""Called in the trainer process; what it returns crosses to the worker process."""
+AskForState = Callable[[], Awaitable[Any]]
+"""The same from the worker process."""
+
+
+class Service(Protocol):
+    """What a worker process does."""
+
+    async def start(self) -> None:
+        """Once, before the first command."""
+
+    async def do(self, command: Any) -> None:
+        """Carry out a command."""
+
+    async def stop(self) -> None:
+        """Once, after the last command."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The last command."""
+
+
+class WorkerProcess(mp.get_context("fork").Process):
+    """One that has not been started yet.
+
+    :param dht: whose connection to the network it uses
+    :param make_service: makes, in this process, what carries out commands; gets that connection, and how to ask the
+        trainer for its state
+    :param get_state: answers that
+    :param prepare: called first in this process
+    """
+
+    def __init__(
+        self,
+        dht: DHT,
+        make_service: Callable[[P2P, AskForState], Service],
+        get_state: GetState,
+        prepare: Callable[[], None],
+    ):
+        super().__init__(daemon=True)
+        self._dht, self._make_service, self._prepare = dht, make_service, prepare
+        inner, outer = mp.Pipe(duplex=True)
+        self._inner, self._outer = WholePipe(inner), WholePipe(outer)
+        self._is_ready = MPFuture()
+        threading.Thread(target=_answer_for_state, args=(self._outer, get_state), daemon=True).start()
+
+    # ---- in the trainer process -----------------------------------------------------------------------------------
+
+    def start_and_wait(self) -> None:
+        """Start it, and wait until it answers others.
+
+        :raises InputError: it died on the way
+        """
+        self.start()
+        while not self._is_ready.done():
+            with contextlib.suppress(TimeoutError):
+                self._is_ready.exception(timeout=0.5)
+            if not self.is_alive():
+                raise InputError("The averaging process died while it started: is there enough memory? Start again.")
+        self._is_ready.result()
+
+    def send(self, command: Any) -> None:
+        """Let it carry out a command; it begins with them in the order in which they were sent."""
+        self._outer.send(command)
+
+    def stop(self) -> None:
+        """Let it end, or end it."""
+        if self.is_alive():
+            with contextlib.suppress(OSError):
+                self.send(Stop())
+            self.join(STOP_SECONDS)
+        if self.is_alive():
+            logger.debug("the averaging process does not end by itself")
+            self.terminate()
+        self._inner.send(None)  # nobody will ask for the state any more
+
+    # ---- in the worker process ------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """The whole life of the process. In the main thread of a forked process torch's OpenMP may hang."""
+        self._prepare()
+        thread = threading.Thread(target=self._run_loop, daemon=True)
+        thread.start()
+        thread.join()
+
+    def _run_loop(self) -> None:
+        switch_to_uvloop().run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        loop, commands = asyncio.get_running_loop(), asyncio.Queue()
+        loop.set_exception_handler(_tell_once)
+        try:
+            p2p = await self._dht.replicate_p2p()
+            service = self._make_service(p2p, self._ask_for_state)
+            await service.start()
+        except Exception as error:
+            self._is_ready.set_exception(error)
+            return
+        loop.add_reader(self._inner.fileno(), self._take_in, commands)
+        self._is_ready.set_result(None)
+        tasks = set()
+        while not isinstance(command := await commands.get(), Stop):
+            task = asyncio.create_task(service.do(command))
+            tasks.add(task)  # nothing else would keep it from being forgotten before its end
+            task.add_done_callback(tasks.discard)
+        loop.remove_reader(self._inner.fileno())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(service.stop(), STOP_SECONDS / 2)
+
+    def _take_in(self, commands: asyncio.Queue) -> None:
+        try:
+            while self._inner.poll():
+                commands.put_nowait(self._inner.recv())
+        except (EOFError, OSError):  # the trainer has died
+            commands.put_nowait(Stop())
+
+    async def _ask_for_state(self) -> Any:
+        future = MPFuture()
+        self._inner.send(future)
+        return await future
+
+
+def _answer_for_state(pipe: Connection | WholePipe, get_state: GetState) -> None:
+    """In a thread of the trainer process: as long as there is a worker process that may ask."""
+    while True:
+        try:
+            future = pipe.recv()
+        except (EOFError, OSError):
+            return
+        if future is None:
+            return
+        try:
+            future.set_result(get_state())
+        except Exception as error:
+            logger.warning(f"This peer cannot hand over its state: {error}")
+            future.set_exception(error)
+
+
+def _tell_once(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """How a round ended is told by its future; of each stream that broke with it asyncio would print a traceback.
+
+    Nor does anybody need to know that a process has ended while some of its tasks still waited for others.
+    """
+    is_unfinished = str(context.get("message", "")).startswith("Task was destroyed but it is pending")
+    broke = isinstance(context.get("exception"), (ConnectionError, asyncio.CancelledError))
+    if broke or is_unfinished:
+        logger.debug(context)
+    else:
+        loop.default_exception_handler(context)

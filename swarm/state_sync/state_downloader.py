@@ -1,0 +1,143 @@
+"""Taking over the state of a swarm, or averages of its updates, from whoever has them: one download at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from hivemind.p2p import P2P, PeerID
+from hivemind.utils import MPFuture, MSGPackSerializer, get_logger
+
+from swarm.protocol.messages import RoundFailed
+from swarm.runtime import fault_injection as faults
+from swarm.runtime.async_utils import in_thread
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from swarm.state_sync.donor_race import DonorRace
+from swarm.state_sync.download import Download, NoState
+from swarm.state_sync.pull import OpenStream, Pull
+from swarm.state_sync.serialization import Layout
+from swarm.state_sync.transfer_status import TransferStatus
+
+logger = get_logger(__name__)
+
+StreamTo = Callable[[PeerID], OpenStream]
+
+
+class StateDownloader:
+    """Of the averaging process.
+
+    :param stream_to: how to open a stream to a donor
+    :param heard_from: called when a donor has sent something
+    :param until_lost: waits until a peer is not there any more
+    :param status: tells the trainer how far it is
+    """
+
+    def __init__(
+        self,
+        stream_to: StreamTo,
+        heard_from: Callable[[PeerID], None],
+        until_lost: Callable[[PeerID], Awaitable[None]],
+        status: TransferStatus,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ):
+        self._stream_to, self._heard_from, self._until_lost = stream_to, heard_from, until_lost
+        self._status, self._timeouts = status, timeouts
+        self._running: asyncio.Task | None = None
+        self.broken: Download | None = None
+        """The last download that has failed with pieces that are of use."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def download(
+        self, donors: Sequence[PeerID], max_bytes: int, wishes: Mapping[str, Any], future: MPFuture
+    ) -> bool:
+        """Instead of the one that is under way.
+
+        :param donors: who may have it, the best first; where one is slow, others are tried beside it
+        :param max_bytes: refuse to take more than this
+        :param wishes: further ones, as for :class:`Download`
+        :param future: becomes (donor, metadata, layout, bytes of the tensors); raises :class:`NoState`
+        :returns: whether a state has arrived
+        """
+        self.cancel()
+        self._running = asyncio.current_task()
+        self._status.begin_download()
+        try:
+            downloads = [self._begin(donor, max_bytes, wishes) for donor in donors]
+            race = DonorRace(downloads, self._pull, self._until_lost, self._timeouts)
+            try:
+                download = await race.run(self._status.look_at)
+            except BaseException:
+                self._keep_broken(race)
+                raise
+            future.set_result(await self._unpacked(download))
+            return download.average_of is None
+        except asyncio.CancelledError:
+            future.set_exception(NoState({}, "it was given up"))
+        except RoundFailed as error:
+            future.set_exception(error)
+        except Exception as error:
+            logger.debug("state download failed", exc_info=True)
+            future.set_exception(NoState({}, f"it could not be downloaded: {type(error).__name__}: {error}"))
+        finally:
+            if self._running is asyncio.current_task():
+                self._running = None
+        return False
+
+    def _begin(self, donor: PeerID, max_bytes: int, wishes: Mapping[str, Any]) -> Download:
+        """Anew, or with what has arrived from this donor before its line broke down."""
+        broken = self.broken
+        if broken is None or (broken.donor, broken.average_of) != (donor, wishes.get("average_of")):
+            return Download(donor, max_bytes, timeouts=self._timeouts, **wishes)
+        self.broken = None
+        broken.is_awaited = wishes.get("is_awaited", False)
+        broken.begin_again()
+        return broken
+
+    def _keep_broken(self, race: DonorRace) -> None:
+        if race.broken:
+            self.broken = kept = race.broken[-1]
+            asyncio.get_running_loop().call_later(self._timeouts.kept_seconds, self._drop_broken, kept)
+
+    def _drop_broken(self, kept: Download) -> None:
+        if self.broken is kept:
+            self.broken = None
+
+    def _pull(self, download: Download) -> Pull:
+        donor = download.donor
+
+        def on_message() -> None:
+            self._heard_from(donor)
+            faults.at("taking state")
+
+        return Pull(download, self._stream_to(donor), on_message)
+
+    async def _unpacked(self, download: Download) -> tuple[PeerID, Any, Layout, torch.Tensor]:
+        donor = download.donor
+        try:
+            metadata, layout = MSGPackSerializer.loads(download.offer.description)
+        except Exception as error:
+            raise NoState({donor: f"it did not send its state: {error!r}"}) from error
+        try:  # as it would be on its way to the trainer, who would wait for it for good
+            content = await in_thread(download.content.share_memory_)
+        except RuntimeError as error:
+            raise NoState({}, "there is no room for the state in shared memory: make /dev/shm larger") from error
+        return donor, metadata, layout, content
+
+
+def streams_of(p2p: P2P, handle_name: str) -> StreamTo:
+    """How to open a stream to a peer's handler of this name."""
+
+    def stream_to(peer_id: PeerID) -> OpenStream:
+        async def open_stream() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            _, reader, writer = await p2p.call_binary_stream_handler(peer_id, handle_name)
+            return reader, writer
+
+        return open_stream
+
+    return stream_to

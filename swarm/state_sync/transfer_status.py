@@ -1,0 +1,51 @@
+"""How far the transfers of a state are: written by the averaging process, read by the trainer."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing as mp
+import time
+
+from swarm.state_sync.download import Arrived, Download
+
+
+class TransferStatus:
+    """Numbers in shared memory; made before the averaging process is started."""
+
+    def __init__(self) -> None:
+        self._followed_until = mp.Value("d", 0.0)
+        self._looks = mp.Value("q", 0)
+        self._arrived = mp.Array("d", [0.0] * len(Arrived._fields))
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether somebody takes over our state, and has to be told of the updates that are made meanwhile."""
+        return time.monotonic() < self._followed_until.value
+
+    @property
+    def looks(self) -> int:
+        """Grows while a download is under way; if it does not, the averaging process stands still."""
+        return self._looks.value
+
+    @property
+    def arrived(self) -> Arrived:
+        """How far the download is that is under way."""
+        donor, num_bytes, total_bytes, seconds_left = self._arrived[:]
+        return Arrived(int(donor), int(num_bytes), int(total_bytes), seconds_left)
+
+    def follow_until(self, monotonic_seconds: float) -> None:
+        """Somebody takes over our state, and needs averages until then."""
+        self._followed_until.value = monotonic_seconds
+
+    def begin_download(self) -> None:
+        """Nothing has arrived."""
+        self._arrived[:] = [0.0, 0.0, 0.0, math.inf]
+
+    def look_at(self, place: int, download: Download) -> None:
+        """A download is under way.
+
+        :param place: of its donor among those that were asked
+        """
+        self._looks.value += 1
+        if download.offer is not None:
+            self._arrived[:] = [place, download.num_bytes, download.offer.num_bytes, download.seconds_left]
