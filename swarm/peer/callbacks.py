@@ -183,8 +183,8 @@ class StatusReporter(L.Callback):
         return replace(
             status,
             step=coordinator.step,
-            samples=int(coordinator.tracker.samples_by_now()),
-            num_peers=last.num_peers if last else len(coordinator.tracker.members),
+            samples=int(coordinator.tracker.swarm.samples_by_now),
+            num_peers=last.num_peers if last else len(coordinator.tracker.swarm.members),
         )
 
     def _phase(self) -> str:
@@ -193,7 +193,7 @@ class StatusReporter(L.Callback):
         if self._coordinator is None:
             return JOINING
         phase = self._coordinator.tracker.own.phase
-        missing = self._coordinator.options.min_peers - len(self._coordinator.tracker.members)
+        missing = self._coordinator.options.min_peers - len(self._coordinator.tracker.swarm.members)
         return f"waiting for {missing} more peer{'s' * (missing != 1)}" if phase == WAITING and missing > 0 else phase
 
     def say(self, line: str) -> None:

@@ -133,9 +133,9 @@ class Coordinator:
         """
         self.tracker.holds(self.step, self.version.lineage)
         self.tracker.start()
-        if not self.tracker.wait_refreshed(20):
+        if not self.tracker.exchange.wait_refreshed(20):
             raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")
-        if self.tracker.superiors:
+        if self.tracker.swarm.superiors:
             self._wait_for_state()
         else:
             self._begin_step()
@@ -146,10 +146,10 @@ class Coordinator:
     def _wait_for_peers(self) -> None:
         """Peers that begin together wait for each other; whoever is here can take over the state meanwhile."""
         began = time.perf_counter()
-        while len(self.tracker.members) < self.options.min_peers and not self._should_stop():
+        while len(self.tracker.swarm.members) < self.options.min_peers and not self._should_stop():
             self.tracker.report(urgent=True, phase=WAITING)
-            self.tracker.wait_refreshed(1.0)
-            if self.tracker.swarm_step > self.step:
+            self.tracker.exchange.wait_refreshed(1.0)
+            if self.tracker.swarm.latest_step > self.step:
                 self._wait_for_state()
             self.waited_seconds = time.perf_counter() - began
 
@@ -195,7 +195,7 @@ class Coordinator:
         if self._catching_up.is_running:
             has_changed = self._settle(self._catching_up.go_on())
         else:
-            has_changed = self.tracker.swarm_step > self.step and self._catch_up()
+            has_changed = self.tracker.swarm.latest_step > self.step and self._catch_up()
         return has_changed or self._catching_up.is_behind
 
     def begin_backward(self, samples: int) -> None:
@@ -222,7 +222,7 @@ class Coordinator:
     def _synchronise(self) -> bool:
         """Begin or end a round, if it is time; True when an average has been handed over."""
         if self._inflight is not None:
-            self._inflight.expect(self.tracker.members)
+            self._inflight.expect(self.tracker.swarm.members)
             return (self._inflight.future.done() or self._is_over) and self._end_round()
         if self._is_catching_up() or not self._is_over:
             return False
@@ -234,7 +234,7 @@ class Coordinator:
                 self._catch_up(donor)
                 return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
-        if len(self.tracker.members) == 1 and not is_awaited:
+        if len(self.tracker.swarm.members) == 1 and not is_awaited:
             return self._update_alone(None)
         self._begin_round()
         return not self.averaging.overlaps and self._end_round()
@@ -242,7 +242,7 @@ class Coordinator:
     @property
     def _is_over(self) -> bool:
         """Whether the samples of the present step are complete, or somebody waits for us to end it."""
-        return self.tracker.step_is_over or self.averager.waiting_step >= self.tracker.own.round
+        return self.tracker.swarm.step_is_over or self.averager.waiting_step >= self.tracker.own.round
 
     def before_validation(self) -> None:
         """The model that is validated is the swarm's."""
@@ -275,7 +275,7 @@ class Coordinator:
         ticket = self._ticket()
         self._gradients.to_wire(self.samples)
         self._inflight = InflightRound(
-            self.averager, ticket, self.tracker.members, self.options, self._throughput.take()
+            self.averager, ticket, self.tracker.swarm.members, self.options, self._throughput.take()
         )
         if self.averaging.overlaps:
             self.version.settled.clear()
@@ -290,7 +290,7 @@ class Coordinator:
         """Wait for the round; True if its average is there to be applied."""
         inflight = self._inflight
         try:
-            report = inflight.wait(lambda: self.tracker.members, self._should_stop)
+            report = inflight.wait(lambda: self.tracker.swarm.members, self._should_stop)
             if report.group.lineage != inflight.ticket.lineage:
                 raise Behind(self.step)  # it listened to the round of other weights
             self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
@@ -314,8 +314,8 @@ class Coordinator:
             self._gradients.from_wire()
             return self._hand_over(inflight.ticket, inflight.work.seconds, inflight.blocked_seconds, report)
         self._take_back()
-        self.tracker.wait_refreshed(5 * POLL_SECONDS)  # nobody came: gone, or have they gone on without us?
-        if self.tracker.swarm_step > self.step:
+        self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)  # nobody came: gone, or have they gone on without us?
+        if self.tracker.swarm.latest_step > self.step:
             self._catch_up(is_told=True)
             return False
         return self._update_alone(report)
@@ -348,7 +348,7 @@ class Coordinator:
             self.tracker.missed(error.lost)
             logger.warning(f"The round of step {self.step} failed and is tried again: {self.tracker.why(error)}")
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
-            self.tracker.wait_refreshed(5 * POLL_SECONDS)
+            self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind):
             self._catch_up(is_told=True)
 

@@ -143,9 +143,9 @@ class Follower:
         version, tracker = self._version, self._tracker
         followed = False
         knows_history = version.step == 0 or not version.untouched  # else its lineage is its own
-        if knows_history and tracker.swarm_step <= version.step + MAX_AVERAGES:
+        if knows_history and tracker.swarm.latest_step <= version.step + MAX_AVERAGES:
             followed = yield from self._follow_somebody()
-            if followed and tracker.swarm_step <= version.step:
+            if followed and tracker.swarm.latest_step <= version.step:
                 return True
         if (yield from self._catch_up(timeout_seconds, joins)):
             yield from self._follow(self._who_may_have_averages())
@@ -181,7 +181,7 @@ class Follower:
         The first is whose state or averages this peer has taken over: others may have been slower, and it may have kept
         more than its last average for this peer.
         """
-        donors = self._tracker.donors(min_step=self._version.step)
+        donors = self._tracker.swarm.donors(min_step=self._version.step)
         donors.sort(key=lambda peer: peer != self._fast_donor)
         return donors[:MAX_DONORS]
 
@@ -209,11 +209,13 @@ class Follower:
         deadline = began + timeout_seconds
         reason = "nobody is there to hand it over"
         while time.monotonic() < deadline and not self._should_stop():
-            if not tracker.superiors and not (joins and failed & tracker.others.keys()):
+            if not tracker.swarm.superiors and not (joins and failed & tracker.others.keys()):
                 return False  # those who were ahead or senior are gone
-            needed = version.step + (tracker.swarm_step > version.step)  # the same step again would be no way out
+            needed = version.step + (
+                tracker.swarm.latest_step > version.step
+            )  # the same step again would be no way out
             busy_seconds, asked_at = 0.0, time.monotonic()
-            if donors := tracker.donors(min_step=needed)[:MAX_DONORS]:
+            if donors := tracker.swarm.donors(min_step=needed)[:MAX_DONORS]:
                 try:
                     return (yield from self._download(donors, joins))
                 except NoState as error:
@@ -235,7 +237,7 @@ class Follower:
                 yield from self._until_refreshed(1.0)
             if time.monotonic() - began > self._averager.timeouts.superior_seconds:
                 # Those who claim to be ahead but have been joining themselves all the time have nothing to hand over.
-                for peer_id in set(tracker.superiors) - set(tracker.donors(min_step=version.step)):
+                for peer_id in set(tracker.swarm.superiors) - set(tracker.swarm.donors(min_step=version.step)):
                     tracker.cannot_hand_over(peer_id)
         if self._should_stop():
             return False
@@ -243,7 +245,7 @@ class Follower:
         if joins and version.untouched:
             raise InputError(f"{said}: check that the peers of --initial-peers can be reached and start again.")
         logger.warning(f"{said}: this peer trains on without those who are ahead, and tries again later")
-        for peer_id in set(tracker.superiors) & tracker.others.keys():
+        for peer_id in set(tracker.swarm.superiors) & tracker.others.keys():
             if tracker.others[peer_id].step > version.step:
                 tracker.cannot_hand_over(peer_id)
         return False
@@ -289,7 +291,7 @@ class Follower:
             return  # whoever loads the state says so
         if step < wanted:
             raise RoundFailed(f"it holds step {step} only, and not {wanted}")
-        if step > wanted + MAX_UPDATES or not self._tracker.may_hold(donor, step):
+        if step > wanted + MAX_UPDATES or not self._tracker.swarm.may_hold(donor, step):
             raise RoundFailed(f"it holds step {step}, and nobody else is near that")
 
     def _follow(self, donors: Sequence[PeerID], waits: bool = False) -> Generator[Future | None, None, int]:
@@ -392,11 +394,11 @@ class Follower:
 
     def _until_refreshed(self, seconds: float, at_least: bool = False) -> Generator[Future | None, None, None]:
         """Wait until records that were asked for after this call have come; not longer, or just as long."""
-        deadline, wanted = time.monotonic() + seconds, self._tracker.ask_refreshed()
+        deadline, wanted = time.monotonic() + seconds, self._tracker.exchange.ask_refreshed()
         while time.monotonic() < deadline and not self._should_stop():
-            if not at_least and self._tracker.refreshes >= wanted:
+            if not at_least and self._tracker.exchange.refreshes >= wanted:
                 return
-            self._tracker.hurry()
+            self._tracker.exchange.hurry()
             yield None
 
     # ---- whom to believe --------------------------------------------------------------------------------------------
@@ -406,7 +408,7 @@ class Follower:
 
         :raises InputError: they are not finite, and nobody is there
         """
-        donors = self._tracker.donors(min_step=self._version.step - RECORDS_LAG)
+        donors = self._tracker.swarm.donors(min_step=self._version.step - RECORDS_LAG)
         if not self._tracker.others and not all(torch.isfinite(weight).all() for weight in self._gradients.weights):
             raise InputError(
                 "The weights are not finite any more, and nobody is there who could replace them: start again, which "

@@ -44,8 +44,8 @@ class Listener:
         """Go to the round that comes next, unless this peer is in one already."""
         if not self._is_able or self._is_under_way:
             return
-        others = [member for member in self._tracker.members if member.peer_id != self._tracker.peer_id]
-        step = max(self._least_step, self._tracker.next_round)
+        others = [member for member in self._tracker.swarm.members if member.peer_id != self._tracker.peer_id]
+        step = max(self._least_step, self._tracker.swarm.next_round)
         if others:
             self._averager.vector.zero_()
             ticket = Ticket.of_listener(step, self._tracker.own.client_mode)

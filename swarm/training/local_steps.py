@@ -179,7 +179,7 @@ class LocalCoordinator(Coordinator):
     @property
     def local_batch_size(self) -> float:
         """Samples of a local step: equal peers make ``local.steps`` of them for a global update."""
-        return self.target.samples / (self.local.steps * max(1, len(self.tracker.members)))
+        return self.target.samples / (self.local.steps * max(1, len(self.tracker.swarm.members)))
 
     def contribute(self, samples: int, loss: float) -> bool:
         """After a backward pass.

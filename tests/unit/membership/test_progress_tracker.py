@@ -22,7 +22,7 @@ from swarm.membership.progress_tracker import ProgressTracker
 from swarm.network.signed_records import peer_of
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Group, Ticket
-from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.owners import subkey_of
 from tests.helpers.records import RECORD, FakeDHT
@@ -33,9 +33,9 @@ LINEAGE, OTHER = b"L" * LINEAGE_BYTES, b"O" * LINEAGE_BYTES
 class Swarm:
     """A tracker whose thread never runs, and others that say what the test wants."""
 
-    def __init__(self, target_batch_size: int = 100, client_mode: bool = False):
+    def __init__(self, target_batch_size: int = 100, client_mode: bool = False, max_step: int = MAX_STEP):
         self.dht = FakeDHT(client_mode)
-        self.tracker = ProgressTracker(self.dht, "run", BatchTarget(target_batch_size), "own")
+        self.tracker = ProgressTracker(self.dht, "run", BatchTarget(target_batch_size), "own", max_step)
         self.tracker.report(phase=TRAINING)
 
     def says(self, name: str, *, age: float = 0.0, joined_before: float = 0.0, **fields) -> PeerID:
@@ -45,12 +45,12 @@ class Swarm:
 
     def says_bytes(self, name: str, data: bytes) -> PeerID:
         self.dht.store("", subkey_of(name), data, get_dht_time() + DEFAULT_TIMEOUTS.record_seconds, True)
-        self.tracker._look()
+        self.tracker.exchange.look()
         return peer_of(subkey_of(name))
 
     @property
     def members(self) -> set[PeerID]:
-        return {member.peer_id for member in self.tracker.members}
+        return {member.peer_id for member in self.tracker.swarm.members}
 
 
 @pytest.fixture
@@ -61,18 +61,18 @@ def swarm():
 def test_the_step_is_over_with_the_target_batch(swarm):
     swarm.tracker.report(samples=40)
     swarm.says("anna", samples=59)
-    assert not swarm.tracker.step_is_over
+    assert not swarm.tracker.swarm.step_is_over
     swarm.says("anna", samples=60)
-    assert swarm.tracker.step_is_over
+    assert swarm.tracker.swarm.step_is_over
     swarm.says("anna", samples=60, step=1)
-    assert not swarm.tracker.step_is_over
+    assert not swarm.tracker.swarm.step_is_over
 
 
 def test_the_step_is_over_when_somebody_is_averaging_it(swarm):
     swarm.says("anna", samples=1, phase=AVERAGING, step=3)
-    assert not swarm.tracker.step_is_over
+    assert not swarm.tracker.swarm.step_is_over
     swarm.tracker.begin_step(3, LINEAGE)
-    assert swarm.tracker.step_is_over
+    assert swarm.tracker.swarm.step_is_over
 
 
 def test_a_group_that_met_too_early_counts_again(swarm):
@@ -80,16 +80,18 @@ def test_a_group_that_met_too_early_counts_again(swarm):
     bert = swarm.says("bert", samples=80, phase=AVERAGING)
     swarm.says("cleo", samples=1, phase=AVERAGING)
     swarm.tracker.report(samples=20)
-    assert swarm.tracker.step_is_over
+    assert swarm.tracker.swarm.step_is_over
     lineage = bytes(LINEAGE_BYTES)
     tickets = tuple(Ticket(0, samples, False, 1.0, lineage) for samples in (20, 30))
     swarm.tracker.missed([bert])
     swarm.tracker.recount(Group(lineage, (swarm.tracker.peer_id, anna), tickets))
     swarm.tracker.resume()
-    assert swarm.tracker.samples_by_now() == pytest.approx(51, abs=0.1), "who did not come has no samples for this step"
-    assert not swarm.tracker.step_is_over, "whoever was averaging was so before the group met"
+    assert swarm.tracker.swarm.samples_by_now == pytest.approx(51, abs=0.1), (
+        "who did not come has no samples for this step"
+    )
+    assert not swarm.tracker.swarm.step_is_over, "whoever was averaging was so before the group met"
     swarm.says("cleo", samples=1, phase=AVERAGING)
-    assert swarm.tracker.step_is_over
+    assert swarm.tracker.swarm.step_is_over
 
 
 def test_samples_of_a_whole_new_step_begin_at_zero(swarm):
@@ -97,16 +99,16 @@ def test_samples_of_a_whole_new_step_begin_at_zero(swarm):
     swarm.tracker.report(samples=20)
     swarm.tracker.begin_step(1, LINEAGE, frozenset([anna]))
     assert swarm.tracker.own.samples == 0
-    assert swarm.tracker.samples_by_now() < 10
+    assert swarm.tracker.swarm.samples_by_now < 10
 
 
 def test_seconds_to_target(swarm):
-    assert swarm.tracker.seconds_to_target() == math.inf
+    assert swarm.tracker.swarm.seconds_to_target == math.inf
     swarm.tracker.report(samples=20, rate=10.0)
     swarm.says("anna", samples=20, rate=30.0, age=-1.0)
-    assert swarm.tracker.seconds_to_target() == pytest.approx(60 / 40)
+    assert swarm.tracker.swarm.seconds_to_target == pytest.approx(60 / 40)
     swarm.says("anna", samples=20, rate=30.0, phase=VALIDATING)
-    assert swarm.tracker.seconds_to_target() == pytest.approx(60 / 10)
+    assert swarm.tracker.swarm.seconds_to_target == pytest.approx(60 / 10)
 
 
 def test_members_are_those_who_have_joined_and_still_speak(swarm):
@@ -116,9 +118,9 @@ def test_members_are_those_who_have_joined_and_still_speak(swarm):
     swarm.says("clara", phase=JOINING)
     swarm.says("dora", age=DEFAULT_TIMEOUTS.record_seconds + 1)
     assert swarm.members == {own, anna, ben}
-    assert {member.peer_id for member in swarm.tracker.members if member.client_mode} == {ben}
+    assert {member.peer_id for member in swarm.tracker.swarm.members if member.client_mode} == {ben}
     swarm.dht.store("", subkey_of("anna"), None, get_dht_time() + DEFAULT_TIMEOUTS.record_seconds, True)  # says goodbye
-    swarm.tracker._look()
+    swarm.tracker.exchange.look()
     assert swarm.members == {own, ben}
 
 
@@ -146,7 +148,7 @@ def test_who_was_missed_is_expected_again_once_it_has_caught_up(swarm):
 
 def test_who_never_comes_keeps_nobody_waiting_by_saying_that_it_has_come_back(swarm):
     def awaited(peer) -> bool:
-        return any(member.awaited for member in swarm.tracker.members if member.peer_id == peer)
+        return any(member.awaited for member in swarm.tracker.swarm.members if member.peer_id == peer)
 
     anna, joined, waited = swarm.says("anna", step=3), get_dht_time() - 50, 0
     for step in range(3, 10):
@@ -165,7 +167,7 @@ def test_who_was_missed_is_awaited_again_once_it_has_taken_over_our_state(swarm)
     joined = get_dht_time() - 50
 
     def awaited(peer) -> list[bool]:
-        return [member.awaited for member in swarm.tracker.members if member.peer_id == peer]
+        return [member.awaited for member in swarm.tracker.swarm.members if member.peer_id == peer]
 
     anna = swarm.says("anna", step=3, joined=joined, samples=60, rate=1.0)
     swarm.tracker.begin_step(3, LINEAGE)
@@ -175,7 +177,7 @@ def test_who_was_missed_is_awaited_again_once_it_has_taken_over_our_state(swarm)
     swarm.tracker.begin_step(4, LINEAGE)
     swarm.says("anna", step=4, joined=joined, samples=60, rate=1.0)
     assert awaited(anna) == [False], "it trains in the other half of a divided network"
-    assert swarm.tracker.samples_by_now() == 0, "and its samples are of no use here"
+    assert swarm.tracker.swarm.samples_by_now == 0, "and its samples are of no use here"
     swarm.says("anna", step=4, joined=joined + 30)
     assert awaited(anna) == [True], "it has come back"
     swarm.says("anna", step=4, joined=joined)
@@ -190,14 +192,14 @@ def test_who_was_missed_is_awaited_again_once_it_has_taken_over_our_state(swarm)
 def test_the_senior_is_who_joined_first_and_can_be_dialled(swarm):
     joined = swarm.tracker.own.joined
     swarm.says("anna", joined=joined - 10, client_mode=True)
-    assert not swarm.tracker.superiors
+    assert not swarm.tracker.swarm.superiors
     swarm.tracker.report(joined=joined - 50)
     swarm.says("ben", joined=joined - 40)
-    assert not swarm.tracker.superiors
+    assert not swarm.tracker.swarm.superiors
     clara = swarm.says("clara", joined=joined - 60, lineage=OTHER)
-    assert swarm.tracker.superiors == [clara]
+    assert swarm.tracker.swarm.superiors == [clara]
     swarm.tracker.holds(0, OTHER)
-    assert swarm.tracker.superiors == [], "with the same weights there is nothing to be taken over"
+    assert swarm.tracker.swarm.superiors == [], "with the same weights there is nothing to be taken over"
 
 
 def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_older(swarm):
@@ -206,7 +208,7 @@ def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_olde
     stranger = swarm.says("stranger", joined=1.0)
 
     def order() -> list[PeerID]:
-        return [member.peer_id for member in sorted(swarm.tracker.members, key=lambda member: member.seniority)]
+        return [member.peer_id for member in sorted(swarm.tracker.swarm.members, key=lambda member: member.seniority)]
 
     assert order() == [stranger, own, anna], "of those whom it does not know, this peer believes it"
     swarm.tracker.begin_step(1, LINEAGE, frozenset([own, anna]))
@@ -219,21 +221,21 @@ def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_olde
 
 def test_who_waited_in_a_round_that_failed_waits_no_more(swarm):
     swarm.says("anna", phase=AVERAGING, age=0.1)
-    assert swarm.tracker.step_is_over
+    assert swarm.tracker.swarm.step_is_over
     swarm.tracker.end_ahead(0, LINEAGE, 10)
-    assert not swarm.tracker.step_is_over, "the record is older than the failure"
+    assert not swarm.tracker.swarm.step_is_over, "the record is older than the failure"
     swarm.says("anna", phase=AVERAGING)
-    assert swarm.tracker.step_is_over, "it waits again"
+    assert swarm.tracker.swarm.step_is_over, "it waits again"
 
 
 def test_who_comes_back_is_the_newest_member(swarm):
     follower = swarm.says("anna", joined=swarm.tracker.own.joined + 1e-3, age=-1.0)
-    order = sorted(swarm.tracker.members, key=lambda member: member.seniority)
+    order = sorted(swarm.tracker.swarm.members, key=lambda member: member.seniority)
     assert order[-1].peer_id == follower
     while get_dht_time() <= order[-1].joined:
         pass
     swarm.tracker.came_back()
-    assert sorted(swarm.tracker.members, key=lambda member: member.seniority)[0].peer_id == follower
+    assert sorted(swarm.tracker.swarm.members, key=lambda member: member.seniority)[0].peer_id == follower
     told = PeerProgress.from_bytes(swarm.tracker.own.to_bytes(), get_dht_time())
     assert told.joined == swarm.tracker.own.joined, "others believe it"
 
@@ -245,53 +247,53 @@ def test_donors_are_full_peers_first_then_the_latest_then_the_senior(swarm):
     dora = swarm.says("dora", step=9, client_mode=True)
     swarm.says("emil", step=9, phase=JOINING)
     swarm.says("fred", step=6)
-    assert swarm.tracker.donors(min_step=7) == [clara, ben, anna]
-    assert swarm.tracker.donors(min_step=9) == [dora], "of those who cannot be called only if it has to be"
+    assert swarm.tracker.swarm.donors(min_step=7) == [clara, ben, anna]
+    assert swarm.tracker.swarm.donors(min_step=9) == [dora], "of those who cannot be called only if it has to be"
 
 
 def test_a_claim_makes_a_donor_until_it_proves_false(swarm):
     liar = swarm.says("liar", step=10**6)
-    assert swarm.tracker.swarm_step == 10**6
-    assert swarm.tracker.donors(min_step=1) == [liar]
+    assert swarm.tracker.swarm.latest_step == 10**6
+    assert swarm.tracker.swarm.donors(min_step=1) == [liar]
     swarm.tracker.distrusted.add(liar)
-    assert swarm.tracker.swarm_step == 0
-    assert swarm.tracker.donors(min_step=1) == []
+    assert swarm.tracker.swarm.latest_step == 0
+    assert swarm.tracker.swarm.donors(min_step=1) == []
     assert liar not in swarm.members
     swarm.says("liar", samples=10**6, phase=AVERAGING)
-    assert not swarm.tracker.step_is_over
+    assert not swarm.tracker.swarm.step_is_over
 
 
 def test_who_claims_to_be_ahead_has_to_answer_first(swarm, caplog):
     swarm.dht.answers = False
     for _ in range(2):
         liar = swarm.says("liar", step=10**6, samples=10**6, phase=AVERAGING)
-    assert swarm.tracker.swarm_step == 0
-    assert not swarm.tracker.step_is_over
+    assert swarm.tracker.swarm.latest_step == 0
+    assert not swarm.tracker.swarm.step_is_over
     assert swarm.members == {swarm.tracker.peer_id}
-    assert swarm.tracker.superiors == []
+    assert swarm.tracker.swarm.superiors == []
     assert caplog.text.count("Ignoring liar, which claims to be at step 1000000 and does not answer") == 1
 
     ben = swarm.says("ben")
     swarm.tracker.begin_step(0, LINEAGE, frozenset({swarm.tracker.peer_id, ben}))
     swarm.says("ben", step=1)
-    assert swarm.tracker.swarm_step == 1, "it has been in a group with this peer"
+    assert swarm.tracker.swarm.latest_step == 1, "it has been in a group with this peer"
     swarm.dht.answers = True
     swarm.says("clara", step=2)
-    assert swarm.tracker.swarm_step == 2
+    assert swarm.tracker.swarm.latest_step == 2
     swarm.says("liar", step=1, samples=5)
     assert liar not in swarm.members, "it is not called again so soon"
     swarm.tracker.holds(1, LINEAGE)
     assert liar in swarm.members, "at the same step it claims nothing"
     swarm.says("liar", step=50)
     swarm.tracker.report(phase=JOINING)
-    assert swarm.tracker.swarm_step == 2, "who has trained is not a newcomer again"
+    assert swarm.tracker.swarm.latest_step == 2, "who has trained is not a newcomer again"
 
 
 def test_who_joins_has_nothing_to_lose(swarm):
     swarm.dht.answers = False
     swarm.tracker.report(phase=JOINING)
     swarm.says("anna", step=500)
-    assert swarm.tracker.swarm_step == 500
+    assert swarm.tracker.swarm.latest_step == 500
 
 
 # ---- how far others can be ------------------------------------------------------------------------------------------
@@ -308,16 +310,16 @@ def test_what_the_weights_are_is_told_as_one():
 def test_a_newcomer_wants_a_second_word_where_there_is_one(swarm, caplog):
     swarm.tracker.report(phase=JOINING)
     liar = swarm.says("liar", step=10**6)
-    assert swarm.tracker.superiors == [liar], "nobody says otherwise"
+    assert swarm.tracker.swarm.superiors == [liar], "nobody says otherwise"
     anna = swarm.says("anna", step=500)
     for _ in range(2):
-        assert swarm.tracker.superiors == swarm.tracker.donors(min_step=1) == [anna]
-    assert swarm.tracker.swarm_step == 500
-    assert not swarm.tracker.may_hold(liar, 10**6)
-    assert swarm.tracker.may_hold(anna, 500 + 60)
+        assert swarm.tracker.swarm.superiors == swarm.tracker.swarm.donors(min_step=1) == [anna]
+    assert swarm.tracker.swarm.latest_step == 500
+    assert not swarm.tracker.swarm.may_hold(liar, 10**6)
+    assert swarm.tracker.swarm.may_hold(anna, 500 + 60)
     assert caplog.text.count("Ignoring liar, which claims to be at step 1000000") == 1
     swarm.says("ben", step=10**6, phase=JOINING)
-    assert swarm.tracker.swarm_step == 500, "who has just come itself is no witness"
+    assert swarm.tracker.swarm.latest_step == 500, "who has just come itself is no witness"
 
 
 def test_who_has_trained_knows_about_how_far_the_others_can_be(swarm):
@@ -326,16 +328,16 @@ def test_who_has_trained_knows_about_how_far_the_others_can_be(swarm):
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben}))
     for name, step in (("liar", 10**6), ("accomplice", 10**6)):
         swarm.says(name, step=step)
-    assert swarm.tracker.swarm_step == 10, "nobody whom this peer knows is near that"
+    assert swarm.tracker.swarm.latest_step == 10, "nobody whom this peer knows is near that"
     assert swarm.members == {own, ben}
     swarm.says("ben", step=11, joined=joined)
     swarm.says("liar", step=12)
-    assert swarm.tracker.donors(min_step=11) == [ben], "a stranger is not ahead of all whom this peer knows"
+    assert swarm.tracker.swarm.donors(min_step=11) == [ben], "a stranger is not ahead of all whom this peer knows"
     liar = swarm.says("liar", step=11)
-    assert swarm.tracker.donors(min_step=11) == [ben, liar], "those first whom this peer knows"
+    assert swarm.tracker.swarm.donors(min_step=11) == [ben, liar], "those first whom this peer knows"
     swarm.says("ben", step=10 + MAX_AHEAD + 1, joined=joined)
     swarm.says("accomplice", step=10 + MAX_AHEAD + 1)
-    assert swarm.tracker.swarm_step == 11, "it knows one alone, and that one says too much"
+    assert swarm.tracker.swarm.latest_step == 11, "it knows one alone, and that one says too much"
 
 
 def test_the_word_of_who_has_spoilt_a_round_counts_again_after_a_group_with_it(swarm):
@@ -343,10 +345,10 @@ def test_the_word_of_who_has_spoilt_a_round_counts_again_after_a_group_with_it(s
     ben, liar = swarm.says("ben", step=10, joined=joined), swarm.says("liar", step=10, joined=joined)
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben, liar}))
     swarm.says("liar", step=20, joined=joined)
-    assert swarm.tracker.swarm_step == 20
+    assert swarm.tracker.swarm.latest_step == 20
     swarm.tracker.blame({liar: "sent nonsense"})
-    swarm.tracker._blamed.end(liar)  # as when its time is over
-    assert swarm.tracker.swarm_step == 10
+    swarm.tracker.blamed.end(liar)  # as when its time is over
+    assert swarm.tracker.swarm.latest_step == 10
 
 
 def test_who_has_slept_for_long_believes_two_whom_it_knows(swarm):
@@ -354,21 +356,20 @@ def test_who_has_slept_for_long_believes_two_whom_it_knows(swarm):
     anna, ben = swarm.says("anna", step=10, joined=joined), swarm.says("ben", step=10, joined=joined)
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, anna, ben}))
     swarm.says("anna", step=5000, joined=joined)
-    assert swarm.tracker.swarm_step == 10
+    assert swarm.tracker.swarm.latest_step == 10
     swarm.says("ben", step=5003, joined=joined)
-    assert swarm.tracker.swarm_step == 5003
+    assert swarm.tracker.swarm.latest_step == 5003
     swarm.says("anna", step=10**6, joined=joined)
-    assert swarm.tracker.swarm_step == 5003, "of two who say different things the one that says less"
+    assert swarm.tracker.swarm.latest_step == 5003, "of two who say different things the one that says less"
 
 
 def test_nobody_is_further_than_the_run_is_long():
-    swarm = Swarm()
-    swarm.tracker._max_step = 1000
+    swarm = Swarm(max_step=1000)
     swarm.tracker.report(phase=JOINING)
     swarm.says("liar", step=1001)
-    assert swarm.tracker.superiors == []
+    assert swarm.tracker.swarm.superiors == []
     anna = swarm.says("anna", step=1000)
-    assert swarm.tracker.superiors == [anna]
+    assert swarm.tracker.swarm.superiors == [anna]
 
 
 def test_who_fails_again_is_distrusted_for_longer(swarm, monkeypatch):
@@ -377,36 +378,36 @@ def test_who_fails_again_is_distrusted_for_longer(swarm, monkeypatch):
     for seconds in (10, 20, 40, 60, 60):
         swarm.tracker.distrusted.add(anna)
         now += seconds - 1
-        assert swarm.tracker.donors(min_step=1) == []
+        assert swarm.tracker.swarm.donors(min_step=1) == []
         now += 2
-        assert swarm.tracker.donors(min_step=1) == [anna]
+        assert swarm.tracker.swarm.donors(min_step=1) == [anna]
     swarm.tracker.distrusted.end(anna)
     swarm.tracker.distrusted.add(anna)
     now += 11
-    assert swarm.tracker.donors(min_step=1) == [anna]
+    assert swarm.tracker.swarm.donors(min_step=1) == [anna]
 
 
 def test_an_outbound_only_peer_counts_for_full_ones_if_it_is_ahead_of_them(swarm):
     anna = swarm.says("anna", step=5, client_mode=True, joined_before=20)
-    assert swarm.tracker.swarm_step == 5
-    assert swarm.tracker.superiors == swarm.tracker.donors(min_step=1) == [anna]
+    assert swarm.tracker.swarm.latest_step == 5
+    assert swarm.tracker.swarm.superiors == swarm.tracker.swarm.donors(min_step=1) == [anna]
     swarm.tracker.cannot_hand_over(anna)
-    assert swarm.tracker.swarm_step == 0
+    assert swarm.tracker.swarm.latest_step == 0
     assert anna in swarm.members, "it has not promised anything"
     swarm.tracker.holds(5, LINEAGE)
-    assert swarm.tracker.superiors == [], "at the same step the others follow a full peer"
+    assert swarm.tracker.swarm.superiors == [], "at the same step the others follow a full peer"
 
 
 def test_outbound_only_peers_cannot_ask_each_other():
     swarm = Swarm(client_mode=True)
     swarm.says("anna", step=10**6, client_mode=True)
-    assert swarm.tracker.swarm_step == 0
-    assert swarm.tracker.superiors == swarm.tracker.donors(min_step=0) == []
+    assert swarm.tracker.swarm.latest_step == 0
+    assert swarm.tracker.swarm.superiors == swarm.tracker.swarm.donors(min_step=0) == []
 
 
 def test_who_sets_the_clock_is_told_what_it_may_mean(swarm, caplog, monkeypatch):
-    monkeypatch.setattr("swarm.membership.progress_tracker.OwnClock.set_by_seconds", lambda self: 40.2)
-    swarm.tracker._look_at_clock()
+    monkeypatch.setattr("swarm.membership.record_exchange.OwnClock.set_by_seconds", lambda self: 40.2)
+    swarm.tracker.exchange.look_at_clock()
     assert "was just set by +40 s" in caplog.text
 
 
@@ -419,5 +420,5 @@ def test_nonsense_in_the_dht_is_ignored(swarm):
     swarm.dht.records["no bytes either"] = ValueWithExpiration(RECORD.to_bytes(), get_dht_time() + 10)
     swarm.dht.records[b"no owner"] = ValueWithExpiration(RECORD.to_bytes(), get_dht_time() + 10)
     swarm.dht.records[subkey_of("no entry")] = 7
-    swarm.tracker._look()
+    swarm.tracker.exchange.look()
     assert set(swarm.tracker.others) == {anna}

@@ -78,7 +78,8 @@ class Tracker:
     def __init__(self):
         self.others, self._looks, self.trusted, self.has_come_back = {"anna": None}, 0, False, False
         self.others = {"anna": SimpleNamespace(step=0)}
-        self.swarm_step, self.distrusted, self.refreshes, self.reach = 0, self, 0, 10**9
+        self.latest_step, self.refreshes, self.reach = 0, 0, 10**9
+        self.swarm = self.exchange = self.distrusted = self
 
     @property
     def superiors(self) -> list[str]:
@@ -268,7 +269,7 @@ def test_how_far_a_download_is_can_be_seen(monkeypatch, caplog):
 def test_who_is_behind_does_not_take_over_the_step_that_it_has():
     member, donor, tracker = make(5), Donor(make(7), failures=0), Tracker()
     tracker.others = {"anna": SimpleNamespace(step=7), "cleo": SimpleNamespace(step=5)}
-    tracker.swarm_step, asked = 7, []
+    tracker.latest_step, asked = 7, []
 
     def donors(min_step: int) -> list[str]:
         asked.append(min_step)

@@ -41,7 +41,8 @@ class Averager:
 def listener(averager: Averager, next_round: int = 7, overlaps: bool = True) -> Listener:
     members = [Member(ME, 0.0, False), Member(OTHER, 1.0, False)]
     own = SimpleNamespace(client_mode=False)
-    tracker = SimpleNamespace(members=members, peer_id=ME, own=own, next_round=next_round)
+    swarm = SimpleNamespace(members=members, next_round=next_round)
+    tracker = SimpleNamespace(swarm=swarm, peer_id=ME, own=own)
     return Listener(averager, tracker, CoordinatorOptions(), overlaps)
 
 

@@ -1,0 +1,101 @@
+"""Who averages which numbers: everybody as many, each exactly once; and the means of one share, whoever gets lost."""
+
+import asyncio
+
+import pytest
+import torch
+from hivemind.p2p import PeerID
+
+from swarm.averaging.compression import CODECS
+from swarm.averaging.shares import MAX_PART_BYTES, PartReducer, partition
+from swarm.protocol.messages import ExchangeBroken
+
+PEERS = [PeerID(bytes([number])) for number in range(7)]
+A, B, C = PEERS[:3]
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "int8"])
+@pytest.mark.parametrize(("size", "reducers", "stripes"), [(1, 1, 1), (5, 7, 1), (50_000, 3, 1), (3_000_017, 4, 2)])
+def test_each_number_has_one_place_and_all_have_as_many(size, reducers, stripes, codec):
+    vector = torch.arange(float(size))
+    shares = partition(vector, PEERS[:reducers], stripes, CODECS[codec]())
+    assert [*shares] == PEERS[:reducers]
+    parts = [part for of_reducer in shares.values() for part in of_reducer]
+    assert torch.equal(torch.cat([part.numbers for part in parts]), vector)
+    assert all(torch.equal(vector[part.offset : part.offset + len(part.numbers)], part.numbers) for part in parts)
+    assert all(part.numbers.data_ptr() == vector[part.offset :].data_ptr() for part in parts), "a copy takes memory"
+    lengths = [sum(len(part.numbers) for part in of_reducer) for of_reducer in shares.values()]
+    assert max(lengths) - min(lengths) <= 1
+    ratio = {"none": 1.0, "fp16": 0.5, "int8": 0.26}[codec]
+    assert all(ratio * part.numbers.nbytes <= MAX_PART_BYTES for part in parts)
+
+
+async def mean_of(reducer: PartReducer, gifts: dict[PeerID, tuple[float, float]]) -> list[torch.Tensor]:
+    """Each member gives so much, with such a weight; what each of them gets."""
+    size = reducer.part_sizes[0]
+    gives = [reducer.mean_with(peer, torch.full((size,), value), weight) for peer, (value, weight) in gifts.items()]
+    return await asyncio.gather(*gives)
+
+
+def test_means_are_weighted_and_come_part_after_part():
+    async def test():
+        reducer = PartReducer([4, 4], [A, B])
+        for value in (1.0, 2.0):
+            assert reducer.awaited_from(A) == reducer.awaited_from(B) == value - 1
+            one, other = await mean_of(reducer, {A: (value, 10), B: (5 * value, 30)})
+            assert one is other
+            assert one.unique().tolist() == [4 * value]
+        assert reducer.is_finished
+        assert reducer.awaited_from(A) is None
+
+    asyncio.run(test())
+
+
+def test_who_is_lost_is_not_waited_for_and_what_it_gave_counts():
+    async def test():
+        reducer = PartReducer([4, 4], [A, B, C])
+        giving = asyncio.ensure_future(mean_of(reducer, {A: (1.0, 10), B: (4.0, 10)}))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (reducer.awaited_from(A), reducer.awaited_from(C)) == (None, 0)
+        reducer.lose(B)
+        assert not giving.done()
+        reducer.lose(C)
+        assert [mean.unique().tolist() for mean in await giving] == [[2.5], [2.5]]
+        assert [mean.unique().tolist() for mean in await mean_of(reducer, {A: (3.0, 10)})] == [[3.0]]
+        for peer in (B, C):
+            with pytest.raises(ExchangeBroken):
+                await reducer.mean_with(peer, torch.ones(4), 1.0)
+
+    asyncio.run(test())
+
+
+def test_who_gives_a_part_twice_is_refused_and_its_part_counts_once():
+    async def test():
+        reducer = PartReducer([2], [A, B])
+        first = asyncio.ensure_future(reducer.mean_with(A, torch.ones(2), 10))
+        await asyncio.sleep(0)
+        with pytest.raises(ExchangeBroken):
+            await reducer.mean_with(A, torch.full((2,), 100.0), 10)
+        await reducer.mean_with(B, torch.full((2,), 3.0), 10)
+        assert (await first).tolist() == [2.0, 2.0]
+
+    asyncio.run(test())
+
+
+def test_who_hangs_up_takes_the_mean_from_nobody_and_when_all_is_over_nobody_waits():
+    async def test():
+        reducer = PartReducer([2, 2], [A, B])
+        hanging_up = asyncio.ensure_future(reducer.mean_with(A, torch.ones(2), 10))
+        await asyncio.sleep(0)
+        hanging_up.cancel()
+        assert (await reducer.mean_with(B, torch.full((2,), 3.0), 10)).tolist() == [2.0, 2.0]
+        waiting = asyncio.ensure_future(reducer.mean_with(B, torch.ones(2), 10))
+        await asyncio.sleep(0)
+        reducer.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        with pytest.raises(ExchangeBroken):
+            await reducer.mean_with(A, torch.ones(2), 10)
+
+    asyncio.run(test())
