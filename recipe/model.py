@@ -1,13 +1,9 @@
 """Builds the recipe's model from timm, with equal initial weights on every machine."""
 
-import importlib
-
-import timm.models.vision_transformer  # noqa: F401 (registers its models, which need nothing else of timm)
+import timm
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.utils import get_session
-from timm.models._factory import create_model
-from timm.models._registry import get_pretrained_cfg, is_model
 from torch import nn
 
 from recipe.config import Recipe
@@ -29,8 +25,6 @@ def build_model(recipe: Recipe) -> nn.Module:
         InputError: the model does not take the recipe's ViT shape or image size, or its pretrained weights cannot be
             had.
     """
-    if not is_model(recipe.model):
-        importlib.import_module("timm").list_models()  # not this family of models: all of timm is needed
     if recipe.pretrained:
         _check_weights_reachable(recipe)
     with torch.random.fork_rng(devices=[]):
@@ -84,7 +78,7 @@ def _arguments(recipe: Recipe) -> dict[str, int | float | str]:
 
 def _create(recipe: Recipe, arguments: dict[str, int | float | str]) -> nn.Module:
     try:
-        return create_model(recipe.model, pretrained=recipe.pretrained, **arguments)
+        return timm.create_model(recipe.model, pretrained=recipe.pretrained, **arguments)
     except TypeError as error:
         refused = [name for name in arguments if f"'{name}'" in str(error)]
         if "unexpected keyword argument" not in str(error) or not refused:
@@ -102,7 +96,7 @@ def _create(recipe: Recipe, arguments: dict[str, int | float | str]) -> nn.Modul
 def _check_weights_reachable(recipe: Recipe) -> None:
     """Asks the hub once: the download itself would try again for most of a minute before it gives up."""
     try:
-        weights = get_pretrained_cfg(recipe.model)
+        weights = timm.get_pretrained_cfg(recipe.model)
     except RuntimeError as error:
         raise InputError(f"timm has no weights {recipe.model} ({error}): choose another --model.") from error
     hub_id = weights.hf_hub_id if weights is not None else None

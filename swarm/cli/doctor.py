@@ -30,7 +30,8 @@ from swarm.cli.checks import Check, check_data, check_micro_batch, check_shared_
 from swarm.cli.demo import wide_console
 from swarm.cli.image_check import check_images
 from swarm.network.addresses import check_reachable, parse_initial_peers, reachable
-from swarm.runtime.fast_imports import lean_imports, silence_libraries
+from swarm.runtime.imports import quick_imports
+from swarm.runtime.log_filters import silence_libraries
 from swarm.runtime.processes import descendants, kill
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     """Returns the exit status: 0, or 1 if joining would fail."""
     options = tyro.cli(DoctorOptions, args=arguments, prog="swarm doctor", description=__doc__)
     silence_libraries()
-    with lean_imports():
+    with quick_imports():
         checks = list(diagnose(options))
     fails = any(check.state == "failed" for check in checks)
     if options.json:

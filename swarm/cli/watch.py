@@ -34,8 +34,9 @@ from recipe.interrupts import raise_again
 from swarm.cli.demo import wide_console
 from swarm.network.addresses import check_reachable, parse_initial_peers
 from swarm.peer.status import percent, shown, shown_rate
-from swarm.runtime.fast_imports import lean_imports, silence_libraries
 from swarm.runtime.hivemind_version import check_hivemind_version
+from swarm.runtime.imports import quick_imports
+from swarm.runtime.log_filters import silence_libraries
 
 if TYPE_CHECKING:
     from swarm.membership.progress_record import PeerProgress
@@ -241,7 +242,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     display = Display(wide_console())
     try:
         check_hivemind_version()
-        with lean_imports():
+        with quick_imports():
             if options.json:
                 view = watch(options, lambda view: say(json.dumps(view.as_json())))
             else:

@@ -35,8 +35,9 @@ from swarm.peer.options import PeerOptions, own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed, trained_before
 from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import program
-from swarm.runtime.fast_imports import lean_imports, silence_libraries
 from swarm.runtime.hivemind_version import check_hivemind_version
+from swarm.runtime.imports import quick_imports
+from swarm.runtime.log_filters import silence_libraries
 from swarm.runtime.processes import descendants, kill, reap
 
 LEAVE_SECONDS = 10.0
@@ -118,7 +119,7 @@ class Peer:
         signal.signal(signal.SIGTERM, self._on_signal)
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # not under nohup
             signal.signal(signal.SIGHUP, self._on_hangup)
-        with lean_imports():
+        with quick_imports():
             from swarm.network.dht_options import stop_dht, visible_addresses
         self.clock.ends("imports")
         self._interrupt = _raise_interrupt  # children have to be ended from now on
@@ -147,7 +148,7 @@ class Peer:
     def _import_the_rest(self) -> None:
         self.clock.ends("join")
         self._interrupt = _leave_at_once  # an import swallows exceptions that signals raise in it
-        with lean_imports():
+        with quick_imports():
             importlib.import_module("swarm.peer.session")
         self._interrupt = _raise_interrupt
         self.clock.ends("imports")

@@ -22,7 +22,7 @@ from recipe.run_folder import RunFolder, check_name
 from swarm.network.addresses import NobodyAnswers, parse_initial_peers
 from swarm.network.known_peers import books_of
 from swarm.peer.options import PeerOptions
-from swarm.runtime.fast_imports import lean_imports
+from swarm.runtime.imports import quick_imports
 
 RETURN_SECONDS, RETRY_SECONDS = 600.0, 2.0
 """How long, and how often, a peer tries to come back."""
@@ -102,6 +102,6 @@ def come_back(make_peer: Callable[[bool], Any], again: bool, has_trained: bool, 
                     limit = f"for {alone_after_seconds:.0f} s; then this peer goes on alone with its last checkpoint"
                 print(f"{told}\nTrying again, {limit}.", file=sys.stderr, flush=True)
         signal.signal(signal.SIGINT, lambda signal_number, _frame: leave(signal_number))
-        with lean_imports():
+        with quick_imports():
             importlib.import_module("swarm.peer.session")  # takes seconds, which are not lost now
         time.sleep(RETRY_SECONDS)

@@ -1,12 +1,15 @@
-"""What happens again and again is told once a minute, with how often it happened."""
+"""What reaches the screen: what happens again and again once a minute, and nothing that only developers can use."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import re
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 
 QUIET_SECONDS = 60.0
@@ -50,3 +53,16 @@ def _ago(seconds: float) -> str:
 
 REPEATS = RepeatFilter()
 """Of this process."""
+
+
+def silence_libraries() -> None:
+    """Hide what libraries tell developers in every run; warnings that a person can act on stay, each once a minute."""
+    if "HIVEMIND_LOGLEVEL" not in os.environ:
+        os.environ["HIVEMIND_LOGLEVEL"] = "WARNING"
+        logging.getLogger("hivemind.p2p.p2p_daemon").setLevel(logging.ERROR)
+        # p2pd could not start, as its exception tells; asyncio complains that the loop did not wait for its end
+        logging.getLogger("asyncio").addFilter(lambda record: "that handles pid" not in str(record.msg))
+    logging.lastResort.addFilter(REPEATS)  # where our own messages go
+    if not sys.warnoptions:
+        for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
+            warnings.simplefilter("ignore", category)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2])]
 
-from swarm.runtime.fast_imports import lean_imports  # noqa: E402
+from swarm.runtime.imports import quick_imports  # noqa: E402
 
-with lean_imports():
+with quick_imports():
     from recipe.errors import InputError
     from tests.helpers import members, outsiders
 

@@ -5,9 +5,9 @@ import sys
 
 from swarm.peer import rejoin as comeback
 from swarm.peer.main import main
-from swarm.runtime.fast_imports import lean_imports
+from swarm.runtime.imports import quick_imports
 
-with lean_imports():
+with quick_imports():
     from swarm.peer import reachable_peer_check as company
 
 if __name__ == "__main__":
