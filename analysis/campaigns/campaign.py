@@ -47,7 +47,7 @@ class Campaign:
             system_of(cell)
         sandbox.wrapped([])
         make_writable(folder)
-        self._lock = _only_here(folder)
+        self.lock = _only_here(folder)
         origin = {"command": _anywhere(sys.argv[1:]), "cores": os.cpu_count(), "congestion_control": _congestion()}
         write_json(folder / "grid.json", {"name": grid.name, "question": grid.question, **origin})
 

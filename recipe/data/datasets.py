@@ -93,7 +93,7 @@ def _digits(recipe: Recipe, _: Path) -> Splits:
     """1,797 handwritten digits of 8 x 8 pixels (UCI ML, bundled with scikit-learn): 1,257 / 270 / 270.
 
     Scikit-learn itself stays unloaded: it takes two seconds that a volunteer waits for. `digits_split.txt` has what
-    `_stratified` gives, a letter for each image: t(rain), v(alidation), (t)e(st).
+    `stratified` gives, a letter for each image: t(rain), v(alidation), (t)e(st).
     """
     file = Path(find_spec("sklearn").submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.int64))
@@ -107,7 +107,7 @@ def _digits(recipe: Recipe, _: Path) -> Splits:
     return Splits(*(TensorImages(images[part], classes[part]) for part in parts))
 
 
-def _stratified(labels: np.ndarray, second_share: float) -> tuple[np.ndarray, np.ndarray]:
+def stratified(labels: np.ndarray, second_share: float) -> tuple[np.ndarray, np.ndarray]:
     """Two sorted arrays of indices; every class has the same share in both."""
     from sklearn.model_selection import train_test_split  # two seconds
 
@@ -127,7 +127,7 @@ def _cifar10(_: Recipe, data_dir: Path) -> Splits:
             f"There is no complete CIFAR-10 in {data_dir} ({error}): put {CIFAR10.filename} from {CIFAR10.url} "
             "there, or name another --data-dir."
         ) from error
-    first, second = _stratified(np.asarray(train.targets), 0.10)
+    first, second = stratified(np.asarray(train.targets), 0.10)
     return Splits(Subset(train, first.tolist()), Subset(train, second.tolist()), test)
 
 

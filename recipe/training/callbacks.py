@@ -215,7 +215,7 @@ class PacedCompute(L.Callback):
     """
 
     def __init__(self, samples_per_second: float) -> None:
-        self._pace = Pace(samples_per_second)
+        self.pace = Pace(samples_per_second)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Puts the pace around `training_step`, once."""
@@ -224,13 +224,13 @@ class PacedCompute(L.Callback):
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Corrects the next micro-batch, unless DDP has averaged in this one."""
-        self._pace.end_backward(averaged=getattr(trainer.model, "require_backward_grad_sync", False))
+        self.pace.end_backward(averaged=getattr(trainer.model, "require_backward_grad_sync", False))
 
     def _paced(self, training_step: Any) -> Any:
         def paced_step(batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
             began = time.perf_counter()
             loss = training_step([part[computed_samples()] for part in batch], batch_idx)
-            self._pace.sleep_before_backward(began, len(batch[1]))
+            self.pace.sleep_before_backward(began, len(batch[1]))
             return loss
 
         return paced_step

@@ -32,7 +32,7 @@ class JsonlFile:
         """Adds a line {"time": Unix seconds, ...}; NaN and infinities become null."""
         line = json.dumps(finite_or_null({"time": time.time(), **values}), allow_nan=False)
         try:
-            _append_line(self.path, line)
+            append_line(self.path, line)
         except OSError as error:
             if not self._has_warned:
                 warnings.warn(f"Nothing more is written to {self.path}: {error.strerror}.", stacklevel=2)
@@ -104,7 +104,7 @@ class PatientTensorBoardLogger(TensorBoardLogger):
             warnings.warn(f"TensorBoard shows nothing more of this run: {cause.strerror}.", stacklevel=2)
 
 
-def _append_line(path: Path, line: str) -> None:
+def append_line(path: Path, line: str) -> None:
     with open(path, "a+b") as file:
         # A process that was killed may have left half a line; it must not swallow this one.
         is_torn = file.tell() > 0 and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"

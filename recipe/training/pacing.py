@@ -55,14 +55,14 @@ class Pace:
 
     def __init__(self, samples_per_second: float) -> None:
         self.samples_per_second = samples_per_second
-        self._ends = self._late_seconds = 0.0
+        self._ends = self.late_seconds = 0.0
 
     def sleep_before_backward(self, began: float, num_samples: int) -> None:
         """After a forward pass that began at `began` (perf_counter), waits for what the device would still need."""
         now, seconds = time.perf_counter(), num_samples / self.samples_per_second
-        self._ends = began + seconds - min(self._late_seconds, seconds)
+        self._ends = began + seconds - min(self.late_seconds, seconds)
         time.sleep(max(0.0, self._ends - now - _BACKWARD_OVER_FORWARD * (now - began)))
 
     def end_backward(self, averaged: bool) -> None:
         """After the backward pass. One that has averaged gradients meanwhile tells nothing of the device."""
-        self._late_seconds = 0.0 if averaged else time.perf_counter() - self._ends
+        self.late_seconds = 0.0 if averaged else time.perf_counter() - self._ends

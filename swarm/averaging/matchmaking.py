@@ -208,7 +208,7 @@ class Matchmaking:
                 wait_until = min(deadline, loop.time() + self._longest_meeting_seconds)
                 if ticket.listens:  # for a round that begins when the one before has ended
                     wait_until = deadline
-                if (group := await self._follow(senior, ticket, wait_until)) is not None:
+                if (group := await self.follow(senior, ticket, wait_until)) is not None:
                     return group
         if own not in order:
             return None
@@ -242,7 +242,7 @@ class Matchmaking:
                 return self._close(ticket, arrived)
             if loop.time() >= knock_at:
                 for senior in awaited.intersection(seniors):
-                    group = await self._follow(senior, ticket, wait_until)
+                    group = await self.follow(senior, ticket, wait_until)
                     if group is not None:
                         return group
                 knock_at = loop.time() + self._timeouts.knock_again_seconds * random.uniform(0.5, 1.5)
@@ -294,7 +294,7 @@ class Matchmaking:
                 self._lobby[peer].answer.set_result(reply)
         return group
 
-    async def _follow(self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2) -> Group | None:
+    async def follow(self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2) -> Group | None:
         """Knock at the leader's door; None when it cannot lead us now."""
         request = CODE.JoinRequest(
             schema_hash=self._schema_hash, gather=ticket.to_bytes(), client_mode=ticket.client_mode
@@ -337,11 +337,11 @@ class Matchmaking:
         if suggested == self._p2p.peer_id:
             return None
         if suggested not in self._monitor.lost:
-            group = await self._follow(suggested, ticket, wait_until, redirects)
+            group = await self.follow(suggested, ticket, wait_until, redirects)
             if group is not None:
                 return group
         await asyncio.sleep(self._timeouts.redirect_seconds * random.uniform(0.5, 1.5))
-        return await self._follow(leader, ticket, wait_until, redirects)
+        return await self.follow(leader, ticket, wait_until, redirects)
 
     def _read_reply(self, reply, leader: PeerID, ticket: Ticket) -> Group | None:
         if reply.code == CODE.BAD_SCHEMA_HASH:
@@ -400,7 +400,7 @@ class Matchmaking:
             self._pursuers.add(sender)
 
     async def serve(self, request: averaging_pb2.JoinRequest, context: P2PContext) -> AsyncIterator:
-        """Somebody knocks at this peer's door: the server side of :meth:`_follow`."""
+        """Somebody knocks at this peer's door: the server side of :meth:`follow`."""
         sender = context.remote_id
         try:
             if sender in self._shunned:

@@ -183,11 +183,11 @@ def compare(options: BenchOptions) -> Turns:
         for contestant in found:
             _answer(found, contestant)
         swarm_pid = found[SWARM][0]
-        began, cpu_seconds = time.perf_counter(), _cpu_seconds_beside(swarm_pid)
+        began, cpu_seconds = time.perf_counter(), cpu_seconds_beside(swarm_pid)
         for pair in progress.track(range(options.pairs), description="measuring"):
             for contestant in (PLAIN, SWARM) if pair % 2 == 0 else (SWARM, PLAIN):
                 if pair == options.pairs - 1 and contestant == SWARM:  # after it, it leaves
-                    used = _cpu_seconds_beside(swarm_pid) - cpu_seconds
+                    used = cpu_seconds_beside(swarm_pid) - cpu_seconds
                     turns.cores_beside = used / (time.perf_counter() - began)
                 found[contestant][1].send("go")
                 turns.seconds[contestant].append(_answer(found, contestant))
@@ -204,7 +204,7 @@ def _answer(found: dict[str, tuple[int, Connection]], contestant: str) -> float:
     return answer
 
 
-def _cpu_seconds_beside(pid: int) -> float:
+def cpu_seconds_beside(pid: int) -> float:
     """Of the processes below one."""
     return sum(times.user + times.system for times in (process.cpu_times() for process in descendants(pid)))
 

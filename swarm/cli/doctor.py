@@ -95,7 +95,7 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     yield from (_judged(found, bool(answering)) for found in probes)
     if not answering:
         return
-    yield _clock(max((found.clock_ahead_seconds for found in answering), key=abs))
+    yield clock_check(max((found.clock_ahead_seconds for found in answering), key=abs))
     yield _inbound(peers, options)
     yield from _run(peers, options)
 
@@ -116,7 +116,7 @@ def _judged(found: ProbeResult, others_answer: bool) -> Check:
     return Check(f"peer {host}", "warning" if others_answer else "failed", f"{over}: {found.trouble}", fix)
 
 
-def _clock(ahead_seconds: float) -> Check:
+def clock_check(ahead_seconds: float) -> Check:
     off = abs(ahead_seconds)
     found = f"{off:.2f} s {'ahead of' if ahead_seconds > 0 else 'behind'} the swarm's"
     fix = "switch on NTP: `timedatectl set-ntp true`"

@@ -51,12 +51,12 @@ class KnownKeys:
 
     def __init__(self, records: OwnedRecords):
         self.records = records
-        self._until: dict[str, float] = {}
+        self.until: dict[str, float] = {}
         self._prefixes: dict[DHTID, str] = {}
         self._progress: set[DHTID] = set()
 
     def knows(self, key: DHTID) -> bool:
-        return key == RUNS_ID or self.is_own(key) or self._until.get(self._prefixes.get(key, ""), 0) > get_dht_time()
+        return key == RUNS_ID or self.is_own(key) or self.until.get(self._prefixes.get(key, ""), 0) > get_dht_time()
 
     def is_own(self, key: DHTID) -> bool:
         """Whether this peer writes under this key itself."""
@@ -76,23 +76,23 @@ class KnownKeys:
         prefix = _prefix_in(manifest)
         if prefix is None:
             return
-        if prefix not in self._until:
+        if prefix not in self.until:
             self._forget_over()
             keys = {DHTID.generate(source=f"{prefix}.{kind}"): kind for kind in ("progress", "addresses")}
-            others = sum(not self._is_own_run(other) for other in self._until)
+            others = sum(not self._is_own_run(other) for other in self.until)
             if others >= MAX_OTHER_RUNS and not any(self.is_own(key) for key in keys):
                 return
             self._prefixes.update(dict.fromkeys(keys, prefix))
             self._progress.update(key for key, kind in keys.items() if kind == "progress")
-        self._until[prefix] = max(expiration_time, self._until.get(prefix, 0.0))
+        self.until[prefix] = max(expiration_time, self.until.get(prefix, 0.0))
 
     def _is_own_run(self, prefix: str) -> bool:
         return any(self.is_own(key) for key, other in self._prefixes.items() if other == prefix)
 
     def _forget_over(self) -> None:
         now = get_dht_time()
-        over = {prefix for prefix, until in self._until.items() if until <= now}
-        self._until = {prefix: until for prefix, until in self._until.items() if prefix not in over}
+        over = {prefix for prefix, until in self.until.items() if until <= now}
+        self.until = {prefix: until for prefix, until in self.until.items() if prefix not in over}
         for key in [key for key, prefix in self._prefixes.items() if prefix in over]:
             del self._prefixes[key]
             self._progress.discard(key)
@@ -112,7 +112,7 @@ class BoundedStorage(DHTLocalStorage):
 
     def __init__(self, known: KnownKeys):
         super().__init__()
-        self._known = known
+        self.known = known
         self._bytes: dict[DHTID, int] = {}  # at most so many: what is over is taken off when they are counted again
         self._counted_at: dict[DHTID, float] = {}
         self._others_are_full_until, self._has_complained = 0.0, False
@@ -121,7 +121,7 @@ class BoundedStorage(DHTLocalStorage):
         """One record; or, without a subkey, what a search has found, whose records have been checked."""
         if subkey is not None:
             return self.store_subkey(key, subkey, value, expiration_time)
-        if not isinstance(value, DictionaryDHTValue) or not self._known.knows(key) or len(value) > _most(key):
+        if not isinstance(value, DictionaryDHTValue) or not self.known.knows(key) or len(value) > _most(key):
             return False
         num_bytes = _count(value)
         if num_bytes > MAX_KEY_BYTES or not self._others_have_room(key, num_bytes):
@@ -154,15 +154,15 @@ class BoundedStorage(DHTLocalStorage):
 
         :param num_bytes: of its value and signature
         """
-        if not isinstance(subkey, bytes) or not self._known.knows(key):
+        if not isinstance(subkey, bytes) or not self.known.knows(key):
             return False
-        if not expiration_time <= get_dht_time() + self._known.longest_life(key):
+        if not expiration_time <= get_dht_time() + self.known.longest_life(key):
             return False
         if (entries := self._entries(key)) is not None and (before := entries.get(subkey)) is not None:
             grows = num_bytes - len(before.value)
             is_newer = before.expiration_time < expiration_time  # to an older one, Hivemind's would set its end
-            return is_newer and (grows <= 0 or self._has_room(key, grows, 0) or self._known.comes_first(subkey))
-        if self._has_room(key, len(subkey) + num_bytes + ENTRY_BYTES) or self._known.comes_first(subkey):
+            return is_newer and (grows <= 0 or self._has_room(key, grows, 0) or self.known.comes_first(subkey))
+        if self._has_room(key, len(subkey) + num_bytes + ENTRY_BYTES) or self.known.comes_first(subkey):
             return True
         if not self._has_complained:
             self._has_complained = True
@@ -188,13 +188,13 @@ class BoundedStorage(DHTLocalStorage):
         return self._bytes.get(key, 0) + num_bytes > MAX_KEY_BYTES
 
     def _others_have_room(self, key: DHTID, num_bytes: int) -> bool:
-        if key == RUNS_ID or self._known.is_own(key):
+        if key == RUNS_ID or self.known.is_own(key):
             return True
         if sum(self._bytes.values()) + num_bytes <= MAX_OTHERS_BYTES:
             return True
         if time.monotonic() < self._others_are_full_until:
             return False
-        others = [other for other in self._bytes if other != RUNS_ID and not self._known.is_own(other)]
+        others = [other for other in self._bytes if other != RUNS_ID and not self.known.is_own(other)]
         for other in others:
             self._count_again(other, self._entries(other))
         if sum(self._bytes.get(other, 0) for other in others) + num_bytes <= MAX_OTHERS_BYTES:
@@ -212,14 +212,14 @@ class BoundedStorage(DHTLocalStorage):
         """Push strangers out until there is room; whether there is, which this peer itself always has."""
         while self._is_full(key, num_bytes, num_records):
             if not self._push_out_a_stranger(key, subkey):
-                return subkey == self._known.records.local_public_key
+                return subkey == self.known.records.local_public_key
         return True
 
     def _push_out_a_stranger(self, key: DHTID, for_subkey: bytes) -> bool:
         """The one that came last: an honest newcomer was there before a flood. False if there is none."""
         entries = self._entries(key)
         for subkey in reversed(entries.data if entries is not None else {}):
-            if subkey != for_subkey and not self._known.comes_first(subkey):
+            if subkey != for_subkey and not self.known.comes_first(subkey):
                 self._bytes[key] -= len(subkey) + len(entries.data[subkey].value) + ENTRY_BYTES
                 del entries[subkey]
                 return True
@@ -230,7 +230,7 @@ class BoundedStorage(DHTLocalStorage):
             manifest = plain(RSASignatureValidator._SIGNATURE_RE.sub(b"", value))
         except Exception:  # a stranger's bytes
             return
-        self._known.note_manifest(manifest, expiration_time)
+        self.known.note_manifest(manifest, expiration_time)
 
 
 def _most(key: DHTID) -> int:

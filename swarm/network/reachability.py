@@ -140,11 +140,11 @@ class ReachabilityService(ServicerBase):
     async def rpc_call_back(self, request: CallMe, context: P2PContext) -> Called:
         """Connect to the asker's own address, at the port that it names."""
         host = await self._host_of(context.remote_id)
-        if host is None or not self._may_call(context.remote_id, host):
+        if host is None or not self.may_call(context.remote_id, host):
             return Called("", False)
         return Called(host, await _says(host, request.port, request.nonce))
 
-    def _may_call(self, peer_id: PeerID, host: str) -> bool:
+    def may_call(self, peer_id: PeerID, host: str) -> bool:
         """Names are free and addresses are not: who has one of each cannot use up what is for all."""
         if not self._of_peers.take(peer_id):
             return False
@@ -219,7 +219,7 @@ async def _measure(initial_peers: Sequence[str], port: int, identity_path: Path 
         return Reachability("outbound-only", "because no peer could be asked to call this machine")
     finally:
         listener.close()
-    return _conclusion([answer for answer in answers if answer is not None and answer.host], port)
+    return conclusion([answer for answer in answers if answer is not None and answer.host], port)
 
 
 async def _ask_all(initial_peers: Sequence[str], question: CallMe, identity_path: Path | None) -> list[Called | None]:
@@ -257,7 +257,7 @@ async def _ask(p2p: P2P, peer_id: PeerID, question: CallMe) -> Called | None:
         return None
 
 
-def _conclusion(answers: list[Called], port: int) -> Reachability:
+def conclusion(answers: list[Called], port: int) -> Reachability:
     if not answers:
         return Reachability("outbound-only", "because no peer answered whether it can call this machine")
     host = answers[0].host

@@ -68,7 +68,7 @@ class OwnedRecords(RSASignatureValidator):
         self.written: set[bytes] = set()
         """Hashes of the keys under which this peer itself has written."""
         self._checked: OrderedDict[bytes, bool] = OrderedDict()
-        self._strangers = TokenBucket(MAX_CHECKED, STRANGERS_PER_SECOND)
+        self.strangers = TokenBucket(MAX_CHECKED, STRANGERS_PER_SECOND)
 
     def sign_value(self, record: DHTRecord) -> bytes:
         if len(self.written) < MAX_WRITTEN:
@@ -87,7 +87,7 @@ class OwnedRecords(RSASignatureValidator):
         digest = hashlib.sha256(MSGPackSerializer.dumps(astuple(record))).digest()
         if digest not in self._checked:  # the same record comes from several nodes, and is read again and again
             owner = _owner_in(record.subkey)
-            if owner is None or not (owner == self.own or owner in self.met or self._strangers.take()):
+            if owner is None or not (owner == self.own or owner in self.met or self.strangers.take()):
                 return False
             self._checked[digest] = self._is_sound(record)
             if len(self._checked) > MAX_CHECKED:

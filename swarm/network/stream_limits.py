@@ -41,7 +41,7 @@ class StreamLimits:
 
     def __init__(self) -> None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._strangers_streams = min(STRANGERS_STREAMS, files // 4) if files > 0 else STRANGERS_STREAMS
+        self.strangers_streams = min(STRANGERS_STREAMS, files // 4) if files > 0 else STRANGERS_STREAMS
         self._met = Acquaintances()
         self._streams: Counter[PeerID] = Counter()
         self._bytes: Counter[PeerID] = Counter()
@@ -59,8 +59,8 @@ class StreamLimits:
         if self._streams[peer] >= STREAMS:
             self._complain_once(peer, f"{peer} has {STREAMS} streams open")
             return False
-        if is_stranger and self._of_strangers(self._streams) >= self._strangers_streams:
-            self._complain_once(None, f"Strangers have {self._strangers_streams} streams open")
+        if is_stranger and self._of_strangers(self._streams) >= self.strangers_streams:
+            self._complain_once(None, f"Strangers have {self.strangers_streams} streams open")
             return False
         self._streams[peer] += 1
         return True

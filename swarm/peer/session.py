@@ -173,7 +173,7 @@ class Session:
             with contextlib.suppress(SIGTERMException):
                 trainer.fit(self.task, self.data, ckpt_path=self.checkpoint)
             trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
-            outcome = self._outcome(trainer)
+            outcome = self.outcome(trainer)
         except Exception:
             if self.supervisor.found is None:
                 raise
@@ -248,7 +248,7 @@ class Session:
             target_accuracy=leaving.target_accuracy,
         )
 
-    def _outcome(self, trainer: Trainer) -> str:
+    def outcome(self, trainer: Trainer) -> str:
         if self.supervisor.found:
             return "starting again"
         if self.stop_requested.is_set():

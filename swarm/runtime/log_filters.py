@@ -28,20 +28,20 @@ class RepeatFilter(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         super().__init__()
         self._clock, self._lock = clock, threading.Lock()
-        self._told: dict[tuple[str, str], tuple[float, int]] = {}
+        self.told: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is to be shown, perhaps with a few more words."""
         message, now = record.getMessage(), self._clock()
         kind = record.name, _NUMBER.sub("#", message)
         with self._lock:
-            told_at, left_out = self._told.get(kind, (-math.inf, 0))
+            told_at, left_out = self.told.get(kind, (-math.inf, 0))
             if now - told_at < QUIET_SECONDS:
-                self._told[kind] = told_at, left_out + 1
+                self.told[kind] = told_at, left_out + 1
                 return False
-            if len(self._told) >= MAX_KINDS:
-                self._told.clear()
-            self._told[kind] = now, 0
+            if len(self.told) >= MAX_KINDS:
+                self.told.clear()
+            self.told[kind] = now, 0
         if left_out:
             record.msg, record.args = f"{message} (and {left_out} more like this since {_ago(now - told_at)})", ()
         return True

@@ -109,14 +109,14 @@ def measure_micro_batch(
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        probe = _Probe(module, sample_shape, num_classes, device, bf16)
+        probe = Probe(module, sample_shape, num_classes, device, bf16)
         try:
             return _search(probe, fewest_samples(module), most)
         finally:
             probe.release()
 
 
-def _search(probe: _Probe, fewest: int, most: int) -> MicroBatch:
+def _search(probe: Probe, fewest: int, most: int) -> MicroBatch:
     probe.seconds(fewest)  # loads kernels, which on a GPU takes seconds
     deadline = time.perf_counter() + BUDGET_SECONDS
     best, samples = None, fewest
@@ -138,7 +138,7 @@ def _search(probe: _Probe, fewest: int, most: int) -> MicroBatch:
         samples = min(most, 1 << (int(promised).bit_length() - 1))
 
 
-class _Probe:
+class Probe:
     """Forward and backward passes over noise, with as much memory taken as training will take."""
 
     def __init__(self, module: nn.Module, sample_shape, num_classes: int, device: torch.device, bf16: bool):

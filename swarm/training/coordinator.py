@@ -161,7 +161,7 @@ class Coordinator:
         self._catching_up.join()
         self._begin_step()
 
-    def _catch_up(self, donor: PeerID | None = None, is_told: bool = False) -> bool:
+    def catch_up(self, donor: PeerID | None = None, is_told: bool = False) -> bool:
         """Begin to take over the swarm's state, or the donor's; when it is here, what was computed before is dropped.
 
         :param is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
@@ -195,7 +195,7 @@ class Coordinator:
         if self._catching_up.is_running:
             has_changed = self._settle(self._catching_up.go_on())
         else:
-            has_changed = self.tracker.swarm.latest_step > self.step and self._catch_up()
+            has_changed = self.tracker.swarm.latest_step > self.step and self.catch_up()
         return has_changed or self._catching_up.is_behind
 
     def begin_backward(self, samples: int) -> None:
@@ -231,7 +231,7 @@ class Coordinator:
             self._gradients.drop()
             self.tracker.report(samples=0)
             if self._throughput.drop() and (donor := self._follower.find_healer()):
-                self._catch_up(donor)
+                self.catch_up(donor)
                 return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
         if len(self.tracker.swarm.members) == 1 and not is_awaited:
@@ -316,7 +316,7 @@ class Coordinator:
         self._take_back()
         self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)  # nobody came: gone, or have they gone on without us?
         if self.tracker.swarm.latest_step > self.step:
-            self._catch_up(is_told=True)
+            self.catch_up(is_told=True)
             return False
         return self._update_alone(report)
 
@@ -350,7 +350,7 @@ class Coordinator:
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
             self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind):
-            self._catch_up(is_told=True)
+            self.catch_up(is_told=True)
 
     def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
         """An average is there: :meth:`updating` puts it where the optimizer finds it."""
@@ -374,7 +374,7 @@ class Coordinator:
             yield
             self.last_step = replace(self.last_step, apply_seconds=time.perf_counter() - began)
             self._note_update()
-        self._go_on()
+        self.go_on()
 
     def _note_update(self) -> None:
         """The weights have been updated."""
@@ -386,7 +386,7 @@ class Coordinator:
             self.averager.keep_average(self.step, self.version.lineage, lineage)
         self.version.advance(lineage)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """The next step begins, or goes on if it has begun already."""
         report = self.last_step.round
         group = frozenset(report.group.peer_ids if report else [self.tracker.peer_id])
@@ -400,7 +400,7 @@ class Coordinator:
         else:
             self._begin_step(group)
         if self._strayed_from is not None:
-            self._catch_up(self._strayed_from)
+            self.catch_up(self._strayed_from)
 
     def leave(self) -> None:
         """Say goodbye and stop; the others train on."""

@@ -148,7 +148,7 @@ class Follower:
             if followed and tracker.swarm.latest_step <= version.step:
                 return True
         if (yield from self._catch_up(timeout_seconds, joins)):
-            yield from self._follow(self._who_may_have_averages())
+            yield from self.follow(self._who_may_have_averages())
             return True
         retry_until = time.monotonic() + self._averager.timeouts.retry_seconds
         while is_told and not followed and not self._should_stop():
@@ -167,10 +167,10 @@ class Follower:
         :param waits: until the one from whom the last state or average came has made the next one
         """
         donors = self._who_may_have_averages()
-        if waits and donors and donors[0] == self._fast_donor and (yield from self._follow(donors[:1], waits)):
+        if waits and donors and donors[0] == self._fast_donor and (yield from self.follow(donors[:1], waits)):
             self._tracker.came_back()
             return True
-        if (yield from self._follow(donors)):
+        if (yield from self.follow(donors)):
             self._tracker.came_back()
             return True
         return False
@@ -190,7 +190,7 @@ class Follower:
         deadline = time.monotonic() + self._averager.timeouts.settle_seconds
         while True:
             try:
-                yield from self._download([donor], joins=False)
+                yield from self.download([donor], joins=False)
                 return True
             except NoState as error:
                 if self._should_stop() or time.monotonic() > deadline:
@@ -217,7 +217,7 @@ class Follower:
             busy_seconds, asked_at = 0.0, time.monotonic()
             if donors := tracker.swarm.donors(min_step=needed)[:MAX_DONORS]:
                 try:
-                    return (yield from self._download(donors, joins))
+                    return (yield from self.download(donors, joins))
                 except NoState as error:
                     reason, busy_seconds = str(error), error.busy_seconds
                     for peer, why in error.reasons.items():
@@ -250,7 +250,7 @@ class Follower:
                 tracker.cannot_hand_over(peer_id)
         return False
 
-    def _download(self, donors: Sequence[PeerID], joins: bool) -> Steps:
+    def download(self, donors: Sequence[PeerID], joins: bool) -> Steps:
         """The state of one of these; False if this peer has come as far by itself meanwhile.
 
         :raises NoState: none of them has handed it over
@@ -294,7 +294,7 @@ class Follower:
         if step > wanted + MAX_UPDATES or not self._tracker.swarm.may_hold(donor, step):
             raise RoundFailed(f"it holds step {step}, and nobody else is near that")
 
-    def _follow(self, donors: Sequence[PeerID], waits: bool = False) -> Generator[Future | None, None, int]:
+    def follow(self, donors: Sequence[PeerID], waits: bool = False) -> Generator[Future | None, None, int]:
         """Make the updates that others have made since they had this peer's weights; returns how many.
 
         :param donors: all of them hold the same averages, so the one with the fastest line may hand them over
@@ -303,7 +303,7 @@ class Follower:
         made, donor = 0, None
         while donors and made < MAX_UPDATES and not self._listener.is_at(self._version.step):
             try:
-                donor, lineages, averages = yield from self._fetch_averages(donors, waits and not made)
+                donor, lineages, averages = yield from self.fetch_averages(donors, waits and not made)
             except RoundFailed as error:  # it has not made the next one yet, or is gone
                 logger.debug(f"no further average: {error}")
                 break
@@ -321,7 +321,7 @@ class Follower:
             logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
         return made
 
-    def _fetch_averages(
+    def fetch_averages(
         self, donors: Sequence[PeerID], waits: bool
     ) -> Generator[Future | None, None, tuple[PeerID, list[bytes], list[torch.Tensor]]]:
         """The averages of this peer's step and of some that follow, from one of these.

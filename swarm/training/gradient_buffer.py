@@ -30,10 +30,10 @@ class GradientVector:
         sizes = [param.numel() for param in params]
         self._sum = torch.zeros(sum(sizes), dtype=torch.float32, device=params[0].device)
         self._unit = 1  # each number in the sum counts for so many samples
-        self._average = torch.zeros_like(self._sum) if overlap else self._sum
-        self._views, self._average_views = (
+        self.average = torch.zeros_like(self._sum) if overlap else self._sum
+        self.views, self._average_views = (
             [view.view(param.shape) for param, view in zip(params, flat.split(sizes), strict=True)]
-            for flat in (self._sum, self._average)
+            for flat in (self._sum, self.average)
         )
         num_buffers = sum(buffer.numel() for buffer in buffers)
         self.wire = torch.zeros(sum(sizes) + num_buffers, dtype=torch.float32).share_memory_()
@@ -48,7 +48,7 @@ class GradientVector:
     @property
     def own_tensors(self) -> list[torch.Tensor]:
         """What never leaves the trainer: all but the wire."""
-        return [self._sum, self._average]
+        return [self._sum, self.average]
 
     @torch.no_grad()
     def receive(self, samples: int) -> None:
@@ -56,13 +56,13 @@ class GradientVector:
         if samples != self._unit:
             self._sum.mul_(self._unit / samples)
             self._unit = samples
-        for param, view in zip(self.params, self._views, strict=True):
+        for param, view in zip(self.params, self.views, strict=True):
             param.grad = view if param.dtype == view.dtype else None
 
     @torch.no_grad()
     def collect(self) -> None:
         """The backward pass is over; what it has not added by itself is added here."""
-        for param, view in zip(self.params, self._views, strict=True):
+        for param, view in zip(self.params, self.views, strict=True):
             if param.grad is None or param.grad is view:
                 continue
             if param.dtype == view.dtype:
@@ -122,7 +122,7 @@ class GradientVector:
     def take(self, average: torch.Tensor) -> None:
         """Take over an average, shape [n + m]."""
         offset = self._sum.numel()
-        self._average.copy_(average[:offset])
+        self.average.copy_(average[:offset])
         for buffer in self._buffers:
             buffer.copy_(average[offset : offset + buffer.numel()].view(buffer.shape))
             offset += buffer.numel()
@@ -130,12 +130,12 @@ class GradientVector:
     @torch.no_grad()
     def average_alone(self, samples: int) -> None:
         """The mean of the own gradients, where there is nobody to average with."""
-        torch.mul(self._sum, self._unit / samples, out=self._average)
+        torch.mul(self._sum, self._unit / samples, out=self.average)
 
     @torch.no_grad()
     def show(self) -> None:
         """Write the average of this peer alone, for whoever follows it."""
-        self._write(self._average, 1.0)
+        self._write(self.average, 1.0)
 
     @torch.no_grad()
     def follow(self, average: torch.Tensor) -> None:

@@ -102,7 +102,7 @@ class PseudoGradient(GradientVector):
     def to_wire(self, samples: int) -> None:
         """Write how far the weights have come, and the buffers. Local steps go on from here."""
         self._depart()
-        self._write(self._average, 1.0)
+        self._write(self.average, 1.0)
         if self._owed is not None and samples:
             self.wire[: len(self._owed)].add_(self._owed, alpha=1 / samples)
             self._owed = None
@@ -115,7 +115,7 @@ class PseudoGradient(GradientVector):
         """
         for anchor, sent, view in zip(self.anchors, self._sent, self._average_views, strict=True):
             torch.sub(anchor, sent, out=view)  # again, because local steps have used these since
-        added = self.wire[: self._average.numel()] - self._average.cpu()
+        added = self.wire[: self.average.numel()] - self.average.cpu()
         if samples and added.any():
             self._owed = added.mul_(samples)
 
@@ -213,7 +213,7 @@ class LocalCoordinator(Coordinator):
             donor = self._follower.find_healer()
             self._weights_may_be_why = donor is None and bool(self.tracker.others)  # they may be making this update
             if donor is not None:
-                self._catch_up(donor)
+                self.catch_up(donor)
                 return False
             self._gradients.drop()  # back to those that the last global update has made
             self._throughput.take()

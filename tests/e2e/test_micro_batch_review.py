@@ -88,9 +88,9 @@ def test_in_a_real_run(tmp_path, capsys, monkeypatch):
     from tests.helpers.cli import TINY
 
     monkeypatch.delenv("INITIAL_PEERS", raising=False)
-    true_seconds = micro_batch._Probe.seconds
+    true_seconds = micro_batch.Probe.seconds
     slow = lambda probe, samples: (true_seconds(probe, samples), 1.3 * samples)[1]  # noqa: E731
-    monkeypatch.setattr(micro_batch._Probe, "seconds", slow)
+    monkeypatch.setattr(micro_batch.Probe, "seconds", slow)
     monkeypatch.setattr(micro_batch_review, "_has_room", lambda device: True)
     options = ["--recipe", "digits", "--run-id", "busy", "--public-name", "ada", "--output-dir", str(tmp_path), *TINY]
     options += ["--target-batch-size", "64", "--max-steps", "30", "--host-maddrs", "/ip4/127.0.0.1/tcp/0"]

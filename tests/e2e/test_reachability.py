@@ -23,7 +23,7 @@ from swarm.network.reachability import (
     CallMe,
     Reachability,
     ReachabilityService,
-    _conclusion,
+    conclusion,
     measure_reachability,
 )
 from swarm.network.signed_records import peer_of, prepare_identity
@@ -101,7 +101,7 @@ def test_what_was_measured_is_used(address):
     ],
 )
 def test_conclusions(answers, mode, reason):
-    found = _conclusion(answers, 7)
+    found = conclusion(answers, 7)
     assert isinstance(found, Reachability)
     assert found.mode == mode
     assert reason in found.reason
@@ -162,13 +162,13 @@ def test_only_the_nonce_counts_and_only_so_often():
 def test_one_outsider_does_not_use_up_what_is_for_all():
     peers = [peer_of(subkey_of(f"{number}")) for number in range(200)]
     service = ReachabilityService(None)
-    assert [service._may_call(peers[0], "127.0.0.1") for _ in range(CALLS_OF_A_PEER + 1)][-2:] == [True, False]
-    called = sum(service._may_call(peer, "203.0.113.5") for peer in peers)
+    assert [service.may_call(peers[0], "127.0.0.1") for _ in range(CALLS_OF_A_PEER + 1)][-2:] == [True, False]
+    called = sum(service.may_call(peer, "203.0.113.5") for peer in peers)
     assert called == CALLS_OF_A_HOST, "under however many names"
-    others = [service._may_call(peer_of(subkey_of(f"honest {host}")), f"198.51.100.{host}") for host in range(10)]
+    others = [service.may_call(peer_of(subkey_of(f"honest {host}")), f"198.51.100.{host}") for host in range(10)]
     assert all(others)
     called += sum(others) + CALLS_OF_A_PEER
-    called += sum(service._may_call(peer, f"192.0.2.{number}") for number, peer in enumerate(peers[100:]))
+    called += sum(service.may_call(peer, f"192.0.2.{number}") for number, peer in enumerate(peers[100:]))
     assert called == CALLS_PER_MINUTE
 
 

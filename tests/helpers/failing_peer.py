@@ -11,14 +11,14 @@ def break_later() -> None:
     """The third update fails."""
     from swarm.training.coordinator import Coordinator
 
-    go_on = Coordinator._go_on
+    honest = Coordinator.go_on
 
     def go_on_or_fail(self) -> None:
-        go_on(self)
+        honest(self)
         if self.step == 3:
             raise InputError("The third update cannot work: leave it out.")
 
-    Coordinator._go_on = go_on_or_fail
+    Coordinator.go_on = go_on_or_fail
 
 
 if __name__ == "__main__":

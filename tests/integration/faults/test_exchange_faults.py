@@ -34,13 +34,13 @@ pytestmark = pytest.mark.timeout(180)
 
 def one_round_after_a_failed_knock(*arguments):
     """The same, but the first time that this peer knocks at a leader's door, nobody hears it."""
-    knocks, follow = [], Matchmaking._follow
+    knocks, follow = [], Matchmaking.follow
 
     async def follow_later(self, *rest):
         knocks.append(rest)
         return await follow(self, *rest) if len(knocks) > 1 else None
 
-    Matchmaking._follow = follow_later
+    Matchmaking.follow = follow_later
     return one_round(*arguments)
 
 

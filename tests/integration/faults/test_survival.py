@@ -114,7 +114,7 @@ def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, s
         metrics=SimpleNamespace(updates=updates),
         resumed_step=resumed_step,
     )
-    assert Session._outcome(session, SimpleNamespace(global_step=step, callback_metrics={})) == outcome
+    assert Session.outcome(session, SimpleNamespace(global_step=step, callback_metrics={})) == outcome
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------------

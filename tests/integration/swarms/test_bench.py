@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from recipe.errors import InputError
-from swarm.cli.bench import PLAIN, SWARM, BenchOptions, Turns, _cpu_seconds_beside, compare, result_table
+from swarm.cli.bench import PLAIN, SWARM, BenchOptions, Turns, compare, cpu_seconds_beside, result_table
 from swarm.runtime.processes import descendants
 
 pytestmark = pytest.mark.timeout(180)
@@ -26,10 +26,10 @@ def test_both_take_turns_and_leave_nothing(capfd):
 
 def test_what_runs_beside_is_counted():
     busy = "import sys, time\nwhile time.process_time() < 0.5: pass\nprint('done', flush=True)\nsys.stdin.read()"
-    before = _cpu_seconds_beside(os.getpid())
+    before = cpu_seconds_beside(os.getpid())
     with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"done\n"
-        assert _cpu_seconds_beside(os.getpid()) - before >= 0.4
+        assert cpu_seconds_beside(os.getpid()) - before >= 0.4
 
 
 def test_the_ratio_is_of_neighbours_and_comes_with_an_interval():

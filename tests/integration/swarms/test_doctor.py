@@ -118,7 +118,7 @@ def test_without_an_address_only_the_machine_is_looked_at(examine):
     [(0.1, "ok", "0.10 s ahead of"), (-2.0, "warning", "2.00 s behind"), (100.0, "failed", "100.00 s ahead of")],
 )
 def test_clocks(ahead, state, found):
-    check = doctor._clock(ahead)
+    check = doctor.clock_check(ahead)
     assert check.state == state
     assert found in check.found
 

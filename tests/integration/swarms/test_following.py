@@ -75,11 +75,11 @@ def take_part(name, initial_peers, line, plan, averaging, num_peers, min_peers=1
         made up for; how often it downloaded a state
     """
     downloads, followed = [], []
-    pull, follow, fetch = Pull.run, Follower._follow, Follower._download
+    pull, follow, fetch = Pull.run, Follower.follow, Follower.download
 
     async def pull_slowly(self):
         await pull(self)
-        if self._download.average_of is None:
+        if self.download.average_of is None:
             await asyncio.sleep(SLOW_SECONDS)
 
     def count_updates(self, *arguments):
@@ -90,7 +90,7 @@ def take_part(name, initial_peers, line, plan, averaging, num_peers, min_peers=1
         downloads.append(arguments)
         return (yield from fetch(self, *arguments, **wishes))
 
-    Follower._follow, Follower._download = count_updates, count_downloads
+    Follower.follow, Follower.download = count_updates, count_downloads
     if slow:
         Pull.run = pull_slowly
     with running_dht(initial_peers, line) as dht:
@@ -208,7 +208,7 @@ def test_who_has_lost_an_average_gets_it_from_another_and_needs_no_state(codec):
 
 def train_beside_a_slow_answer(name, initial_peers, line):
     """The first time that there is no further average, this takes a second to find out."""
-    fetch, waits = Follower._fetch_averages, []
+    fetch, waits = Follower.fetch_averages, []
 
     def fetch_slowly(self, *arguments):
         try:
@@ -222,7 +222,7 @@ def train_beside_a_slow_answer(name, initial_peers, line):
 
     if name == "b":
         lose_an_average(7)
-        Follower._fetch_averages = fetch_slowly
+        Follower.fetch_averages = fetch_slowly
     averaging = Averaging.local(2, "fp16", 0.7, 0.9)
     return take_part(name, initial_peers, line, Plan(compute_seconds=0.03), averaging, 3, min_peers=3, max_steps=40)
 

@@ -126,7 +126,7 @@ def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
             for param in model.parameters():
                 param.add_(0.01 * torch.randn(param.shape, generator=generator))
         vector.to_wire(samples)
-        moved_by = vector._average.double() * samples
+        moved_by = vector.average.double() * samples
         feedback.add_to(vector.wire, CompressionInfo.from_tensor(vector.wire), 0, samples, travels=True)
         return moved_by
 
@@ -136,7 +136,7 @@ def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
     vector.hand_over()
     for samples in (20, 25):
         send(samples)
-        for view in vector._views:
+        for view in vector.views:
             view.fill_(0.5)
         vector.samples = 8
         vector.hand_over_own()  # a local step meanwhile
@@ -221,14 +221,14 @@ class Told(L.Callback):
 
     def on_train_start(self, trainer, pl_module):
         coordinator = trainer.strategy.coordinator
-        catch_up = coordinator._catch_up
+        catch_up = coordinator.catch_up
 
         def tell(donor=None, is_told=False):
             has_changed = catch_up(donor, is_told)
             self._line.put("replaced" if donor and has_changed else "caught up")
             return has_changed
 
-        coordinator._catch_up = tell
+        coordinator.catch_up = tell
 
 
 def train_locally(name, initial_peers, line, plan, target, steps, local, min_peers, overlap, codec, data=loader):

@@ -194,7 +194,7 @@ def test_what_strangers_sign_is_checked_so_often_only():
     validator = OwnedRecords(RSAPrivateKey())
     friend, stranger = (OwnedRecords(RSAPrivateKey()) for _ in range(2))
     validator.met.add([friend.own])
-    validator._strangers = TokenBucket(2, 0)
+    validator.strangers = TokenBucket(2, 0)
     later = time.time() + 60
 
     def record(owner, number):

@@ -43,7 +43,7 @@ def test_streams_of_one_peer_and_of_all_strangers_are_counted():
     limits.close_stream(ANNA)
     assert limits.open_stream(ANNA)
     opened = sum(limits.open_stream(peer) for peer in MANY for _ in range(STREAMS))
-    assert opened + STREAMS == limits._strangers_streams
+    assert opened + STREAMS == limits.strangers_streams
     assert not limits.open_stream(BEN)
     limits.met([BEN])
     assert [limits.open_stream(BEN) for _ in range(STREAMS + 1)] == [True] * STREAMS + [False]

@@ -37,7 +37,7 @@ def test_a_cell_that_ran_again_keeps_its_history(tmp_path, monkeypatch):
         campaign = Campaign(grid, [CELL], tmp_path / "grid", again=True)
         assert campaign.run(console) == (command == ["false"])
         assert ended in console.export_text()
-        campaign._lock.close()
+        campaign.lock.close()
     result = json.loads((tmp_path / "grid" / CELL.name / "result.json").read_text())
     assert (result["problems"], result["earlier_problems"]) == ([], [reason])
 

@@ -106,7 +106,7 @@ def test_manifests_of_strangers_make_no_more_runs_known(node):
 def test_a_manifest_that_makes_no_sense_makes_no_run_known(node, content):
     assert node.stores(RUNS_ID, "liar", MSGPackSerializer.dumps(content))
     assert node.stores(RUNS_ID, "liar 2", b"\xc1")
-    assert node.storage._known._until == {}
+    assert node.storage.known.until == {}
 
 
 def test_ten_thousand_records_of_strangers_push_out_nobody(node):

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10
 
 from recipe.data.augmentation import TensorView
-from recipe.data.datasets import TensorImages, _stratified, open_splits
+from recipe.data.datasets import TensorImages, open_splits, stratified
 from recipe.data.sampler import PeerBatches, sample_randomness
 from recipe.data.vision_data import PeerSampler, VisionData
 from recipe.errors import InputError
@@ -84,8 +84,8 @@ def test_digits_split_is_pinned_and_stratified():
 def test_digits_are_those_of_scikit_learn_split_as_it_splits():
     pixels, labels = load_digits(return_X_y=True)
     splits = open_splits(preset("digits"), Path("unused"))
-    train, rest = _stratified(labels, 0.30)
-    val, test = (rest[part] for part in _stratified(labels[rest], 0.50))
+    train, rest = stratified(labels, 0.30)
+    val, test = (rest[part] for part in stratified(labels[rest], 0.50))
     for part, indices in ((splits.train, train), (splits.val, val), (splits.test, test)):
         assert (part.images.flatten(1).numpy() * 16 == pixels[indices]).all()
         assert (part.labels.numpy() == labels[indices]).all()

@@ -78,7 +78,7 @@ def test_only_a_backward_pass_without_averaging_corrects_the_next(clock, synchro
     paced, trainer = PacedCompute(samples_per_second=50), Mock(model=Mock(require_backward_grad_sync=synchronises))
     clock.now = 1000.0
     paced.on_after_backward(trainer, None)
-    assert (paced._pace._late_seconds > 0) == corrections
+    assert (paced.pace.late_seconds > 0) == corrections
 
 
 def test_few_samples_are_computed_unless_all_are_asked_for(monkeypatch):

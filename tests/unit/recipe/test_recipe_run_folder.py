@@ -98,7 +98,7 @@ def test_a_full_disk_warns_once(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("recipe.training.loggers._append_line", full)
+        patch.setattr("recipe.training.loggers.append_line", full)
         with pytest.warns(UserWarning, match="No space left"):
             logger.log_metrics({"train/loss": 1.0}, step=1)
         with warnings.catch_warnings():

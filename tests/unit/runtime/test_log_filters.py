@@ -10,11 +10,11 @@ class Screen:
 
     def __init__(self):
         self.now = 0.0
-        self._filter = RepeatFilter(lambda: self.now)
+        self.repeats = RepeatFilter(lambda: self.now)
 
     def shows(self, message: str, *arguments: object) -> str | None:
         record = logging.LogRecord("swarm", logging.WARNING, "", 0, message, arguments, None)
-        return record.getMessage() if self._filter.filter(record) else None
+        return record.getMessage() if self.repeats.filter(record) else None
 
 
 def test_repetitions_are_counted():
@@ -34,4 +34,4 @@ def test_strangers_cannot_fill_the_memory():
     screen = Screen()
     for number in range(10 * MAX_KINDS):
         assert screen.shows(f"Ignoring {chr(0x4E00 + number)}")
-    assert len(screen._filter._told) <= MAX_KINDS
+    assert len(screen.repeats.told) <= MAX_KINDS
