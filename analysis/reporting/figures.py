@@ -183,6 +183,33 @@ def scaling(table: pd.DataFrame, measured_peers: int, file: Path) -> Path:
     return _save(figure, file)
 
 
+def forest(comparisons: Mapping[str, Sequence[Any]], folder: Path) -> Path:
+    """Ratios of every setting, in updates per second (filled) and in samples per second (hollow); grey: not shown."""
+    rows = [(label, row) for label, of_system in comparisons.items() for row in of_system]
+    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.3 * (len(rows) + len(comparisons))), layout="constrained")
+    places, names, place, shown_labels = [], [], 0.0, set()
+    for label, row in rows:
+        if label not in shown_labels:
+            shown_labels.add(label)
+            places.append(place)
+            names.append(label.upper())
+            place += 1
+        mean, half_width = row.means["updates_per_second"], row.half_widths["updates_per_second"]
+        colour = "tab:blue" if row.verdict("updates_per_second") != "not shown" else "grey"
+        reach = 0.0 if math.isnan(half_width) else half_width
+        axes.errorbar(mean, place, xerr=reach, marker="o", capsize=3, color=colour)
+        axes.scatter(row.means["samples_per_second"], place, s=30, facecolors="none", edgecolors=colour)
+        places.append(place)
+        names.append(f"{row.setting} (n = {row.n})")
+        place += 1
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.set_yticks(places, names, fontsize=8)
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("times as fast as DDP: updates per second (filled), samples per second (hollow)")
+    return _save(figure, folder / "answer.png")
+
+
 def _positions(values: pd.Series) -> list:
     return [str(value) for value in values] if _has_names(values) else list(values)
 

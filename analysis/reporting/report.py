@@ -21,6 +21,7 @@ from analysis.reporting.fault_sections import (
     side_by_side,
     soak_section,
 )
+from analysis.reporting.opening import opening_section
 from analysis.reporting.provenance import CHECKS, commits, lab_section, machine_section, published_section
 from analysis.reporting.results import Experiment, experiments_in
 from analysis.reporting.scaling import TRUST, Prediction, home_table, predict, transfers
@@ -39,11 +40,9 @@ from analysis.reporting.tables import (
 )
 from analysis.reporting.words import (
     answer,
-    in_short,
     machine_drift,
     paced_rates,
     reproduction,
-    results_table,
     time_to_accuracy,
 )
 from recipe.run_folder import make_writable
@@ -52,6 +51,13 @@ _TEMPLATE = Path(__file__).parent / "report.jinja"
 ADVICE = (
     "Where more peers do not pay: enlarge the batch, shrink the payload (codec, local steps), or, where what is called "
     "communication is waiting for a slower peer, choose a system that does not wait."
+)
+
+
+LINKS = (
+    "How experiments are run: [analysis/README.md](../README.md). How a round works: "
+    "[docs/explanation/round.md](../../docs/explanation/round.md). How to choose what a swarm averages: "
+    "[docs/howto/choose-averaging.md](../../docs/howto/choose-averaging.md)."
 )
 
 
@@ -69,10 +75,11 @@ def write_report(sources: Sequence[Path], output: Path, earlier: Sequence[Path] 
     """
     found, before = _by_name(sources), _by_name(earlier)
     make_writable(output)
+    found = {name: found[name] for name in sorted(found)}  # in whatever order they were given
     for name, records in found.items():
         records.write(output / f"{name}.jsonl")
     experiments = [experiment for records in found.values() for experiment in experiments_in(records)]
-    sections, models = [short_section(experiments)], []
+    sections, models = [opening_section(experiments, output)], []
     for experiment in experiments:
         sections.append(experiment_section(experiment, output))
         if experiment.asked in before:
@@ -114,22 +121,6 @@ def _by_name(sources: Sequence[Path]) -> dict[str, Records]:
     for records in map(read, sources):
         found.setdefault(records.grid["name"], records).update(records)
     return found
-
-
-def short_section(experiments: Sequence[Experiment]) -> Section:
-    """The answer before everything else, in a paragraph and a table."""
-    section = Section("In short", list(filter(None, [in_short(experiment) for experiment in experiments[:1]])))
-    section.text.append(
-        "Samples per second of a swarm over those of DDP with the same samples per update (a swarm's have some per "
-        "cent more, since nobody stops in the middle of a micro-batch): the means over the repetitions, from the least "
-        "to the greatest setting of what was varied. Shown: the 95 % interval of the ratio "
-        "leaves 1 out, which takes three repetitions. Each cell ran on one machine, in an emulated network (last "
-        "sections). Limits, in figures and tables, are what is left when nothing but computing and the bytes of an "
-        "fp16 average takes time; DDP, which sends gradients while it computes others, can exceed the synchronous one."
-    )
-    if not (table := results_table(experiments)).empty:
-        section.tables.append(("Times as fast as DDP", table))
-    return section
 
 
 def experiment_section(experiment: Experiment, output: Path) -> Section:
@@ -267,7 +258,10 @@ def _html_table(table: pd.DataFrame) -> str:
 
 def _markdown(sections: Sequence[Section]) -> str:
     lines = ["# What decentralised training costs", ""]
-    for section in sections:
+    for number, section in enumerate(sections):
+        if number == 1:
+            lines += ["## Contents", "", *(f"- [{other.title}](#{other.anchor})" for other in sections[1:]), ""]
+            lines += [LINKS, ""]
         lines += [f"## {section.title}", ""]
         lines += [line for text in section.text for line in (text, "")]
         for title, file in section.figures:

@@ -60,6 +60,7 @@ class Experiment:
             for cell, result in records.cells.values()
         ]
         names = [*_SETTINGS, *(name for name in changed if name != "seed"), "kill_at_step"]
+        self.cells["updates_per_second"] = 1 / self.cells["step_seconds"]
         self.axes = [name for name in names if self.cells[name].map(str).nunique() > 1]
         killed = self.cells["kill_at_step"]
         self.cells["kill_at_step"] = ["nobody" if pd.isna(step) else f"one after update {step:.0f}" for step in killed]
@@ -136,12 +137,12 @@ def _row(name: str, cell: Cell, result: dict[str, Any], changed: Sequence[str]) 
     return missing | result | own | fields | identity
 
 
-def ratios(experiment: Experiment, system: str, baseline: str) -> pd.Series:
-    """Samples per second of a system over a baseline's, per value of the axis: a list with one ratio per repetition.
+def ratios(experiment: Experiment, system: str, baseline: str, rate: str = "samples_per_second") -> pd.Series:
+    """A rate of a system over a baseline's, per value of the axis: a list with one ratio per repetition.
 
     Both ran in the same repetition, minutes apart, so that slow changes of the machine leave the ratio alone.
     """
-    pairs = _rates_within_a_repetition(experiment).unstack("system")
+    pairs = _rates_within_a_repetition(experiment, rate).unstack("system")
     if system not in pairs or baseline not in pairs:
         return pd.Series(dtype=object)
     found = (pairs[system] / pairs[baseline]).dropna()
@@ -158,9 +159,9 @@ def kept(experiment: Experiment, reference: Any) -> dict[tuple[str, Any], list[f
     return found
 
 
-def _rates_within_a_repetition(experiment: Experiment) -> pd.Series:
+def _rates_within_a_repetition(experiment: Experiment, rate: str = "samples_per_second") -> pd.Series:
     run = [name for name in ("repetition", "seed") if name in experiment.valid]
-    return experiment.valid.groupby([experiment.axis, *run, "system"])["samples_per_second"].mean()
+    return experiment.valid.groupby([experiment.axis, *run, "system"])[rate].mean()
 
 
 @cache

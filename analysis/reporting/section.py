@@ -16,3 +16,9 @@ class Section:
     text: list[str] = field(default_factory=list)
     tables: list[tuple[str, pd.DataFrame]] = field(default_factory=list)
     figures: list[tuple[str, Path]] = field(default_factory=list)
+
+    @property
+    def anchor(self) -> str:
+        """Of links to it, as GitHub makes it of the title."""
+        kept = (letter for letter in self.title.lower() if letter.isalnum() or letter in " -_")
+        return "".join(kept).replace(" ", "-")

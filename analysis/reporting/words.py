@@ -71,19 +71,6 @@ def answer(experiment: Experiment) -> str:
     return ("" if experiment.axes else learned(experiment)) + " ".join(sentences)
 
 
-def in_short(experiment: Experiment) -> str | None:
-    """The answer in a few lines: every swarm over the fair baselines at all values of the axis; None without both."""
-    found = []
-    for system, against in _against_fair(experiment).items():
-        ratios_of = {SYSTEMS[baseline].label: ratio for baseline, ratio in against.items()}
-        said = [f"{span} times as fast as {label} ({shown})" for label, (span, shown) in ratios_of.items()]
-        found.append(f"{SYSTEMS[system].label} was {', and '.join(said)}")
-    if not found:
-        return None
-    over = f"over {_label(experiment)}" if experiment.axes else "here"
-    return f"In short, {over}: {'; '.join(found)}."
-
-
 def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
     """A row for each swarm of each experiment: how many times as fast as the fair baselines."""
     rows = []
@@ -92,7 +79,9 @@ def results_table(experiments: Sequence[Experiment]) -> pd.DataFrame:
             row = {"experiment": experiment.name, "over": _label(experiment) if experiment.axes else "–"}
             row |= {"system": SYSTEMS[system].label, "peers": _span(experiment.valid["peers"])}
             row["each paced to, samples/s"] = ", ".join(f"{rate:g}" for rate in paced_rates(experiment)) or "not paced"
-            row |= {SYSTEMS[baseline].label: f"{span}; {shown}" for baseline, (span, shown) in against.items()}
+            for baseline in FAIR:
+                span, shown = against.get(baseline, (None, None))
+                row[SYSTEMS[baseline].label] = None if span is None else f"{span}; {shown}"
             rows.append(row)
     return pd.DataFrame(rows)
 

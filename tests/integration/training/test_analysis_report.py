@@ -13,11 +13,12 @@ from analysis.campaigns.cells import load_grid
 from analysis.campaigns.measure import measure, rounds_of
 from analysis.reporting.archive import read
 from analysis.reporting.figures import part_rows
+from analysis.reporting.opening import comparisons
 from analysis.reporting.report import experiment_section, write_report
 from analysis.reporting.results import Experiment, experiments_in, ratios
 from analysis.reporting.scaling import measured_setting, predict, transfers
 from analysis.reporting.tables import agreement_table, kept_table, quality_table, survivors_table, throughput_table
-from analysis.reporting.words import answer, in_short, results_table, time_to_accuracy
+from analysis.reporting.words import answer, results_table, time_to_accuracy
 from recipe.run_folder import write_json
 from tests.helpers.measured_cells import CELL, write_run
 
@@ -65,7 +66,29 @@ def test_what_is_said_comes_with_intervals(tmp_path):
     assert "no difference shown" in near
     assert "no difference shown" not in far
     assert "1.30 ± 0.01 (n = 3) times as fast as DDP" in far
-    assert "shown to be faster in 1 of 2 settings, slower in 0" in in_short(said)
+    (row,) = results_table([said]).to_dict("records")
+    assert row["DDP, accumulated"].endswith("shown to be faster in 1 of 2 settings, slower in 0")
+
+
+def test_the_answer_counts_updates_and_is_the_same_in_whatever_order_files_come(tmp_path):
+    """The swarm's updates are larger: in samples per second it is faster, in updates per second it is slower."""
+    for name, seconds in (("near", 2.2), ("far", 2.3)):
+        for repetition, noise in ((1, 0.0), (2, 0.001), (3, 0.002)):
+            for system in ("swarm-local-1-fp16", "ddp"):
+                cell = replace(CELL, system=system, rtt_ms=100, repetition=repetition)
+                slower = seconds + noise if system != "ddp" else 2.0
+                write_run(tmp_path / name / cell.name, cell, slower)
+    folders = [tmp_path / "near", tmp_path / "far"]
+    for output, sources in (("one", folders), ("other", folders[::-1])):
+        write_report(sources, tmp_path / output)
+    said = (tmp_path / "one" / "report.md").read_text()
+    assert said == (tmp_path / "other" / "report.md").read_text()
+    assert "0.87 to 0.91 times as many updates per second as DDP" in said
+    assert "shown to be faster in 0, slower in 2, and neither in 0" in said
+    assert said.index("](answer.png)") < said.index("## Contents") < said.index("](#")
+    assert [
+        row.verdict("updates_per_second") for row in comparisons([Experiment(read(folders[0]))], "swarm-local-1-fp16")
+    ] == ["slower"]
 
 
 def test_how_long_it_took_to_an_accuracy_is_said_with_how_many_reached_it(tmp_path):

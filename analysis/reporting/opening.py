@@ -1,0 +1,134 @@
+"""How a report begins: the answer in a few sentences and one picture, and what stands where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis.campaigns.statistics import interval
+from analysis.campaigns.systems import SYSTEMS
+from analysis.reporting import figures
+from analysis.reporting.results import Experiment, ratios
+from analysis.reporting.section import Section
+from analysis.reporting.words import results_table
+
+HEADLINES = ("swarm-local-1-fp16", "swarm-fp16")
+"""The two ways of averaging that the report opens with: overlapped, as volunteers use it, and synchronous."""
+OPPONENTS = ("ddp-fp16", "ddp")
+"""DDP that accumulates; with the fp16 hook where that was measured, which is the faster one."""
+RATES = {"updates_per_second": "updates per second", "samples_per_second": "samples per second"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One setting of one experiment: a rate of a swarm over DDP's.
+
+    :param setting: experiment and value of what varies in it
+    :param opponent: which DDP
+    :param means: of the ratios within a repetition, for each of `RATES`
+    :param half_widths: of their 95 % intervals; NaN for fewer than three repetitions
+    :param n: repetitions
+    """
+
+    setting: str
+    opponent: str
+    means: dict[str, float]
+    half_widths: dict[str, float]
+    n: int
+
+    def verdict(self, rate: str) -> str:
+        """ "faster", "slower", or "not shown" where the interval holds 1 or there is none."""
+        mean, half_width = self.means[rate], self.half_widths[rate]
+        if mean - half_width > 1:
+            return "faster"
+        return "slower" if mean + half_width < 1 else "not shown"
+
+
+def comparisons(experiments: Sequence[Experiment], system: str) -> list[Comparison]:
+    """All settings in which a swarm and a DDP ran in the same repetition, by names: the order of files is no matter."""
+    found = []
+    for experiment in sorted(experiments, key=lambda experiment: experiment.name):
+        opponent = next((name for name in OPPONENTS if not ratios(experiment, system, name).empty), None)
+        if opponent is None:
+            continue
+        by_rate = {rate: ratios(experiment, system, opponent, rate) for rate in RATES}
+        for value in by_rate["samples_per_second"].index:
+            intervals = {rate: interval(by_rate[rate][value]) for rate in RATES}
+            label = figures.LABELS.get(experiment.axis, experiment.axis)
+            found.append(
+                Comparison(
+                    f"{experiment.name}: {label} = {value}" if experiment.axes else experiment.name,
+                    SYSTEMS[opponent].label,
+                    {rate: mean for rate, (mean, _, _) in intervals.items()},
+                    {rate: half_width for rate, (_, half_width, _) in intervals.items()},
+                    intervals["samples_per_second"][2],
+                )
+            )
+    return found
+
+
+def opening_section(experiments: Sequence[Experiment], output: Path) -> Section:
+    """The answer, its picture, and a table of all comparisons."""
+    section = Section("The answer")
+    found = {system: comparisons(experiments, system) for system in HEADLINES}
+    found = {system: rows for system, rows in found.items() if rows}
+    if found:
+        section.text.append(" ".join([*_sentences(found), _scope(experiments, found)]))
+        picture = figures.forest({SYSTEMS[system].label: rows for system, rows in found.items()}, output)
+        section.figures.append(("A swarm over DDP: each setting, mean and 95 % interval of the ratio", picture))
+    section.text.append(
+        "A swarm's update has some per cent more samples than DDP's, since nobody stops in the middle of a "
+        "micro-batch: so updates per second say how fast it learns, and samples per second how much of the machines is "
+        "used. Shown: the 95 % interval of the ratio leaves 1 out, which takes three repetitions. Limits, in figures "
+        "and tables, are what is left when nothing but computing and the bytes of an fp16 average takes time; DDP, "
+        "which sends gradients while it computes others, can exceed the synchronous one."
+    )
+    if not (table := results_table(experiments)).empty:
+        section.tables.append(("Times as fast as DDP, in samples per second: from the least to the greatest", table))
+    return section
+
+
+def _sentences(found: dict[str, list[Comparison]]) -> list[str]:
+    """One about each swarm, and one about where the first of them gains most and least."""
+    said = []
+    for system, rows in found.items():
+        in_updates, in_samples = (_span([row.means[rate] for row in rows]) for rate in RATES)
+        verdicts = [row.verdict("updates_per_second") for row in rows]
+        said.append(
+            f"{_capital(SYSTEMS[system].label)} made {in_updates} times as many updates per second as DDP "
+            f"({in_samples} times as many samples) in {len(rows)} settings: shown to be faster in "
+            f"{verdicts.count('faster')}, slower in {verdicts.count('slower')}, and neither in "
+            f"{verdicts.count('not shown')}."
+        )
+    system, rows = next(iter(found.items()))
+    shown = [row for row in rows if row.verdict("updates_per_second") != "not shown"]
+    if shown:
+        best = max(shown, key=lambda row: row.means["updates_per_second"])
+        worst = min(shown, key=lambda row: row.means["updates_per_second"])
+        said.append(f"{_capital(SYSTEMS[system].label)} gained most at {_said(best)}, and least at {_said(worst)}.")
+    return said
+
+
+def _scope(experiments: Sequence[Experiment], found: dict[str, list[Comparison]]) -> str:
+    peers = [int(count) for experiment in experiments for count in experiment.valid["peers"]]
+    repetitions = [row.n for rows in found.values() for row in rows]
+    return (
+        f"All of it was measured with {min(peers)} to {max(peers)} peers on one machine, in an emulated network, with "
+        f"{min(repetitions)} to {max(repetitions)} repetitions of each setting; more peers, other models and real "
+        "lines may differ."
+    )
+
+
+def _said(row: Comparison) -> str:
+    mean, half_width = row.means["updates_per_second"], row.half_widths["updates_per_second"]
+    return f"{row.setting} ({mean:.2f} ± {half_width:.2f} times the updates of {row.opponent}, n = {row.n})"
+
+
+def _span(values: Sequence[float]) -> str:
+    least, greatest = f"{min(values):.2f}", f"{max(values):.2f}"
+    return least if least == greatest else f"{least} to {greatest}"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
