@@ -1,4 +1,4 @@
-"""``python -m analysis``: each of its words runs one program, whose modules are imported only then."""
+"""`python -m analysis`: each of its words runs one program, whose modules are imported only then."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COMMANDS = {
     "footprint": ("endurance.footprint", "FootprintOptions", "Cores and memory of a peer beside its training."),
     "wan": ("wan.cli", None, "Run programs on the emulated internet, and check what it does."),
 }
-"""Of each word: the module whose ``main`` takes the rest of the command line, its options, and what it does."""
+"""Of each word: the module whose `main` takes the rest of the command line, its options, and what it does."""
 SUBCOMMANDS = "experiments_cli"
-"""Its ``main`` takes the word as well."""
+"""Its `main` takes the word as well."""
 
 
 def usage() -> str:
-    """What ``python -m analysis --help`` prints."""
+    """What `python -m analysis --help` prints."""
     lines = [f"  {name:<10}  {text}" for name, (*_, text) in COMMANDS.items()]
     head = [
         "usage: python -m analysis COMMAND [OPTIONS]",

@@ -1,6 +1,6 @@
-"""Join a swarm from any notebook: ``from peers import join; join("/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...")``.
+"""Join a swarm from any notebook: `from peers import join; join("/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1...")`.
 
-The peer is a process of its own, ``python -m swarm.peer``: a notebook's kernel has threads and an event loop of its
+The peer is a process of its own, `python -m swarm.peer`: a notebook's kernel has threads and an event loop of its
 own, which hivemind's forks do not survive. Interrupting the cell leaves the swarm cleanly.
 """
 
@@ -43,9 +43,14 @@ class CannotJoin(InputError):  # noqa: N818 (reads as what happened)
 def preview(address: str | Sequence[str] = "", *, device: str = "auto", data_dir: str | Path = "data") -> bool:
     """Show what joining takes and gives, and whether it would work: device, memory, micro-batch, traffic, time left.
 
-    :param address: addresses of running peers; without any, those in the variable INITIAL_PEERS
-    :returns: whether joining would work
-    :raises CannotJoin: there is no address, or it is malformed
+    Args:
+        address: addresses of running peers; without any, those in the variable INITIAL_PEERS
+
+    Returns:
+        whether joining would work
+
+    Raises:
+        CannotJoin: there is no address, or it is malformed
     """
     platform, addresses = detect(), _addresses(address)
     command = [sys.executable, "-m", "swarm", "doctor", "--json", "--device", device, "--data-dir", str(data_dir)]
@@ -75,15 +80,20 @@ def join(
 ) -> dict:
     """Train with a swarm until the run ends, the session is about to, or the cell is interrupted.
 
-    :param address: addresses of running peers; without any, those in the variable INITIAL_PEERS
-    :param public_name: shown to the others; the one of last time (or a random one) without it
-    :param device: auto, cpu or cuda
-    :param data_dir: folder of the data set
-    :param output_dir: folder for runs, name and identity; by default what outlives the session on this platform
-    :param max_time: leave after HH:MM:SS; by default shortly before the session ends
-    :param options: further options of ``python -m swarm.peer``
-    :returns: the content of summary.json
-    :raises CannotJoin: one sentence that says why, and what to do
+    Args:
+        address: addresses of running peers; without any, those in the variable INITIAL_PEERS
+        public_name: shown to the others; the one of last time (or a random one) without it
+        device: auto, cpu or cuda
+        data_dir: folder of the data set
+        output_dir: folder for runs, name and identity; by default what outlives the session on this platform
+        max_time: leave after HH:MM:SS; by default shortly before the session ends
+        options: further options of `python -m swarm.peer`
+
+    Returns:
+        the content of summary.json
+
+    Raises:
+        CannotJoin: one sentence that says why, and what to do
     """
     platform = detect()
     try:
@@ -182,7 +192,8 @@ def _addresses(address: str | Sequence[str]) -> list[str]:
 def _kept_name(folder: Path, public_name: str | None) -> str:
     """The given name, else that of last time, else a new one; kept for the next time.
 
-    :raises InputError: it cannot name a folder
+    Raises:
+        InputError: it cannot name a folder
     """
     kept = folder / "public-name.txt"
     name = (public_name or "").strip() or (kept.read_text().strip() if kept.exists() else "")

@@ -17,10 +17,11 @@ DRIVE = Path("/content/drive/MyDrive")
 class Platform:
     """A kind of notebook.
 
-    :param name: as people call it
-    :param session_hours: longest session, None where there is no limit
-    :param storage: folder for runs, name and identity
-    :param hint: how name and contribution survive the session
+    Args:
+        name: as people call it
+        session_hours: longest session, None where there is no limit
+        storage: folder for runs, name and identity
+        hint: how name and contribution survive the session
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""``python -m swarm``, the same as the command ``swarm``."""
+"""`python -m swarm`, the same as the command `swarm`."""
 
 from swarm.cli.app import program
 

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class StripedAllReduce(LoadScopeScheduling):
-    """A worker takes a file, or all of one of the ``LANES``."""
+    """A worker takes a file, or all of one of the `LANES`."""
 
     def _split_scope(self, nodeid: str) -> str:
         return next((lane for lane in LANES if nodeid.startswith(lane)), nodeid.split("::")[0])
@@ -34,7 +34,7 @@ def pytest_xdist_make_scheduler(config, log) -> StripedAllReduce:
 
 @pytest.fixture
 def refused(tmp_path, capsys, monkeypatch):
-    """Runs ``swarm.peer.main``, which has to refuse in one sentence; returns it."""
+    """Runs `swarm.peer.main`, which has to refuse in one sentence; returns it."""
     from swarm.peer import main as peer
 
     monkeypatch.delenv("INITIAL_PEERS", raising=False)

@@ -177,7 +177,7 @@ def _text(file: Path) -> str:
 
 
 def row(found: dict[str, Any]) -> dict[str, str]:
-    """A row of the table; keys are :data:`COLUMNS`."""
+    """A row of the table; keys are `COLUMNS`."""
     calm, attacked = ([pair[name] for pair in found["pairs"]] for name in ("calm", "attacked"))
     means = [np.mean([window["updates_per_second"] for window in windows] or [np.nan]) for windows in (calm, attacked)]
     named = [window["named_by"] for window in attacked]

@@ -1,4 +1,4 @@
-"""What goes wrong in a night: each fault breaks something, waits in ``yield`` for some seconds, and mends it."""
+"""What goes wrong in a night: each fault breaks something, waits in `yield` for some seconds, and mends it."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _mean(accuracy_at: Mapping[int, float], steps: Sequence[int]) -> float | Non
 def summarise_stock(
     runs: Mapping[str, RunFolder], events: list[Event], left: list[str], problems: list[str], options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The content of `soak-hivemind.json`: as :func:`summarise`, without weights and accuracies.
+    """The content of `soak-hivemind.json`: as `summarise`, without weights and accuracies.
 
     Hivemind's epochs begin anew when all are lost, so any update of anyone counts as progress of the swarm.
     """
@@ -194,7 +194,7 @@ def _judge(
 
     Args:
         events: the faults, in order.
-        updates: of each peer, see :func:`_updates`.
+        updates: of each peer, see `_updates`.
         moments: Unix seconds of the swarm's updates, ascending.
         usual: seconds of one.
     """
@@ -252,7 +252,7 @@ def found_all_there(event: Mapping[str, Any], events: Sequence[Mapping[str, Any]
 
 
 def rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
-    """One for each kind of fault; keys are :data:`COLUMNS`."""
+    """One for each kind of fault; keys are `COLUMNS`."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for event in found["events"]:
         kinds.setdefault(event["fault"], []).append(event)

@@ -24,11 +24,12 @@ RATES = {"updates_per_second": "updates per second", "samples_per_second": "samp
 class Comparison:
     """One setting of one experiment: a rate of a swarm over DDP's.
 
-    :param setting: experiment and value of what varies in it
-    :param opponent: which DDP
-    :param means: of the ratios within a repetition, for each of `RATES`
-    :param half_widths: of their 95 % intervals; NaN for fewer than three repetitions
-    :param n: repetitions
+    Args:
+        setting: experiment and value of what varies in it
+        opponent: which DDP
+        means: of the ratios within a repetition, for each of `RATES`
+        half_widths: of their 95 % intervals; NaN for fewer than three repetitions
+        n: repetitions
     """
 
     setting: str

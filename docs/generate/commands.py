@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
-from generate.source import attribute_docs, constants, docstring, find, path_of, plain, table, tree_of
+from generate.source import attribute_docs, constants, docstring, find, path_of, table, tree_of
 from recipe.command_line import arg
 from recipe.config import Recipe
 from recipe.overrides import RecipeOverrides
@@ -125,7 +125,7 @@ def _command(command: Command, text: str) -> str:
 
 
 def _group_text(group: type) -> str:
-    text = plain((group.__doc__ or "").strip())
+    text = (group.__doc__ or "").strip()
     return f": {text}" if text else ""
 
 
@@ -155,7 +155,7 @@ def _row(kind: type, option: Field) -> tuple[str, str, str]:
         shown = f"`{name} {metavar}`"
     hint = config.help_behavior_hint if config else None
     meaning = (config.help if config else None) or _docs(kind).get(option.name, "")
-    return shown, _default(option, hint), plain(meaning)
+    return shown, _default(option, hint), meaning
 
 
 def _default(option: Field, hint: Any) -> str:

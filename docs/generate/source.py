@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,15 +10,12 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 
-_ROLE = re.compile(r":[a-z]+:`~?([^`]+)`")
-_PARAM = re.compile(r":param (\w+): ")
-_RETURNS = re.compile(r":returns?: ")
-_RAISES = re.compile(r":raises? ([\w. ]+): ")
+_SECTIONS = ("Args:", "Raises:", "Returns:")
 
 
 @dataclass
 class Documented:
-    """A docstring in parts; Google's form and Sphinx's are both read.
+    """A docstring in Google's form, in parts.
 
     Args:
         text: everything that is not about a parameter or an error.
@@ -96,26 +92,20 @@ def parse(text: str) -> Documented:
     kept: list[str] = []
     section = None
     for block in _blocks(text):
-        if match := _PARAM.match(block):
-            found.params[match[1]] = plain(block[match.end() :])
-        elif match := _RAISES.match(block):
-            found.raises.append((match[1], plain(block[match.end() :])))
-        elif match := _RETURNS.match(block):
-            kept += ["", f"Returns {block[match.end() :].strip()}."]
-        elif block in ("Args:", "Raises:", "Returns:"):
+        if block in _SECTIONS:
             section = block
         elif section and block.startswith("    "):
             name, _, meaning = block.strip().partition(": ")
             if section == "Args:":
-                found.params[name] = plain(meaning)
+                found.params[name] = meaning
             elif section == "Raises:":
-                found.raises.append((name, plain(meaning)))
+                found.raises.append((name, meaning))
             else:
-                kept.append(f"Returns {block.strip()}")
+                kept.append(f"Returns {block.strip().rstrip('.')}.")
         else:
             section = None
             kept.append(block)
-    found.text = plain("\n".join(kept)).strip()
+    found.text = "\n".join(kept).strip()
     return found
 
 
@@ -124,22 +114,14 @@ def _blocks(text: str) -> list[str]:
     blocks: list[str] = []
     section = is_open = False
     for line in text.splitlines():
-        is_field = bool(_PARAM.match(line) or _RETURNS.match(line) or _RAISES.match(line))
         in_section = section and line.startswith("    ")
-        continues = is_open and line.startswith("        " if section else "    ") and blocks[-1]
-        if continues:
+        if is_open and line.startswith("        ") and blocks[-1]:
             blocks[-1] += " " + line.strip()
             continue
         blocks.append(line)
-        section = line in ("Args:", "Raises:", "Returns:") or in_section or (section and not line)
-        is_open = is_field or in_section
+        section = line in _SECTIONS or in_section or (section and not line)
+        is_open = in_section
     return blocks
-
-
-def plain(text: str) -> str:
-    """Markdown instead of reStructuredText."""
-    text = _ROLE.sub(lambda match: f"`{match[1].rsplit('.', 1)[-1]}`", text)
-    return text.replace("``", "`")
 
 
 def attribute_docs(node: ast.ClassDef | ast.Module) -> dict[str, str]:
@@ -148,7 +130,7 @@ def attribute_docs(node: ast.ClassDef | ast.Module) -> dict[str, str]:
     for above, below in zip(node.body, [*node.body[1:], None], strict=True):
         name = _assigned(above)
         if name and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            docs[name] = plain(" ".join(str(below.value.value).split()))
+            docs[name] = " ".join(str(below.value.value).split())
     return docs
 
 

@@ -7,7 +7,7 @@ import io
 import re
 import tokenize
 
-from generate.source import attribute_docs, constants, dataclass_fields, docstring, find, path_of, plain, table, tree_of
+from generate.source import attribute_docs, constants, dataclass_fields, docstring, find, path_of, table, tree_of
 
 INTRODUCTION = """\
 Peers talk over libp2p: a DHT for records, and calls between two peers. Hivemind's `p2pd` makes the connections. Each
@@ -217,7 +217,7 @@ def _comments(module: str) -> dict[str, str]:
     found = {}
     for token in tokenize.generate_tokens(io.StringIO(path_of(module).read_text(encoding="utf-8")).readline):
         if token.type == tokenize.COMMENT and (name := re.match(r"([A-Z_]+) = ", token.line)):
-            found[name[1]] = plain(token.string.lstrip("# "))
+            found[name[1]] = token.string.lstrip("# ")
     return found
 
 

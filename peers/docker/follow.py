@@ -1,4 +1,4 @@
-"""Join the peer whose status file is given, as soon as it listens; further arguments go to ``python -m swarm.peer``.
+"""Join the peer whose status file is given, as soon as it listens; further arguments go to `python -m swarm.peer`.
 
 python follow.py /first/compose/first/status.json --public-name volunteer-1
 """

@@ -6,13 +6,13 @@ peers hold the same bits after the round, with any codec, and no second round is
 together.
 
 With a codec that rounds, what rounding leaves out on the way to a reducer and on the way back is not lost: the peer
-that encoded adds it to its contribution to the next round (:class:`~swarm.averaging.compression.ErrorFeedback`).
+that encoded adds it to its contribution to the next round (`ErrorFeedback`).
 
 Weights come from the tickets that the whole group has seen, not from the sender's own messages. Parts that are not
 finite, are far too large or have another shape ban their sender, and whoever sends such parts or such averages is named
-(``blamed``). Only some parts are on their way at once (``send_window``). A member can be given up at any time
-(``striped_allreduce``). A reducer keeps its stream open until the sender has read all results and hangs up
-(:func:`until_caller_hangs_up`).
+(`blamed`). Only some parts are on their way at once (`send_window`). A member can be given up at any time
+(`striped_allreduce`). A reducer keeps its stream open until the sender has read all results and hangs up
+(`until_caller_hangs_up`).
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ def is_sound(part: torch.Tensor) -> bool:
 
 
 class AllReduce:
-    """One peer's part in one stripe of a round over one closed :class:`~swarm.protocol.messages.Group`.
+    """One peer's part in one stripe of a round over one closed `Group`.
 
-    :param me: this peer
-    :param group: the closed group; its tickets give the weights and say who can reduce
-    :param vector: this peer's contribution, shape [n], fp32
-    :param feedback: what earlier rounds have left out
-    :param codec: how numbers travel
-    :param stripes: how many run side by side
-    :param detector: is told who was heard
-    :param windows: of each reducer: how many parts may be on their way to it
-    :param stub_of: whose ``rpc_aggregate_part`` calls that of another peer
-    :param stream_seconds: a member that sends nothing for so long is given up, a reducer after twice that
+    Args:
+        me: this peer
+        group: the closed group; its tickets give the weights and say who can reduce
+        vector: this peer's contribution, shape [n], fp32
+        feedback: what earlier rounds have left out
+        codec: how numbers travel
+        stripes: how many run side by side
+        detector: is told who was heard
+        windows: of each reducer: how many parts may be on their way to it
+        stub_of: whose `rpc_aggregate_part` calls that of another peer
+        stream_seconds: a member that sends nothing for so long is given up, a reducer after twice that
     """
 
     def __init__(
@@ -134,7 +135,8 @@ class AllReduce:
 
         It goes on to its end even if a reducer fails: the others may need nothing but this peer's share of the rest.
 
-        :raises RoundFailed: a part of the average is missing
+        Raises:
+            RoundFailed: a part of the average is missing
         """
         for reducer, parts in self._parts.items():
             if parts and reducer not in self._lost:

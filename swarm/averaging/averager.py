@@ -49,15 +49,18 @@ StateProvider = Callable[[], tuple[dict, Sequence[torch.Tensor]]]
 class SwarmAverager:
     """Runs rounds over one flat fp32 vector, and takes over states, in a process of its own.
 
-    :param vector: shape [n], fp32, shared memory: what is averaged, in place; the trainer's except while a round runs
-    :param dht: this peer's
-    :param namespace: run and recipe; peers of another one cannot reach this averager
-    :param get_state: called in a thread when a peer asks for the state; returns (small metadata, tensors)
-    :param target: a group with fewer samples disperses, and its members compute on; all members must have the same
-    :param codec: how gradients travel; all members must have the same
-    :param shapes: of the parameters whose gradients the vector begins with
-    :param of_trainer: tensors that the trainer alone uses
-    :raises InputError: the process died while it started
+    Args:
+        vector: shape [n], fp32, shared memory: what is averaged, in place; the trainer's except while a round runs
+        dht: this peer's
+        namespace: run and recipe; peers of another one cannot reach this averager
+        get_state: called in a thread when a peer asks for the state; returns (small metadata, tensors)
+        target: a group with fewer samples disperses, and its members compute on; all members must have the same
+        codec: how gradients travel; all members must have the same
+        shapes: of the parameters whose gradients the vector begins with
+        of_trainer: tensors that the trainer alone uses
+
+    Raises:
+        InputError: the process died while it started
     """
 
     def __init__(
@@ -119,9 +122,10 @@ class SwarmAverager:
         timeout_seconds: float,
         compute_seconds: float = 0.0,
     ) -> MPFuture:
-        """Start a round in the background; arguments as of :class:`RunRound`.
+        """Start a round in the background; arguments as of `RunRound`.
 
-        :returns: a future of a :class:`RoundReport`; raises Behind, Refused, RoundFailed or ShortBatch
+        Returns:
+            a future of a `RoundReport`; raises Behind, Refused, RoundFailed or ShortBatch
         """
         future, members = MPFuture(), first_members(members, self.peer_id)
         self._process.send(RunRound(ticket, members, patience_seconds, timeout_seconds, compute_seconds, future))
@@ -144,12 +148,14 @@ class SwarmAverager:
     def download_state(self, donors: Sequence[PeerID], max_bytes: int, **wishes) -> MPFuture:
         """Download the state in the background, or averages that others have kept; one download at a time.
 
-        :param donors: who may have it, the best first; where one is slow, others are tried beside it
-        :param max_bytes: refuse to take more than this
-        :param wishes: further ones, as for :class:`swarm.state_sync.download.Download`
-        :returns: a future of (donor, metadata, layout, bytes of the tensors for :func:`unpack`); raises
-            :class:`NoState`. The metadata of averages is (the first one's step, the lineage before it, the lineages
-            after each of them).
+        Args:
+            donors: who may have it, the best first; where one is slow, others are tried beside it
+            max_bytes: refuse to take more than this
+            wishes: further ones, as for `swarm.state_sync.download.Download`
+
+        Returns:
+            a future of (donor, metadata, layout, bytes of the tensors for `unpack`); raises `NoState`. The metadata of
+            averages is (the first one's step, the lineage before it, the lineages after each of them).
         """
         future = MPFuture()
         self._process.send(DownloadState(tuple(donors), max_bytes, wishes, future))
@@ -196,7 +202,7 @@ class SwarmAverager:
         return self._process.is_alive()
 
     def check_alive(self) -> None:
-        """:raises InputError: the averaging process has been dead for some time, and nobody has started it again"""
+        """Raises InputError: the averaging process has been dead for some time, and nobody has started it again"""
         if self.is_alive():
             self._dead_since = None
             return

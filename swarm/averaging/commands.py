@@ -16,12 +16,13 @@ from swarm.protocol.messages import Member, Ticket
 class RunRound:
     """Meet others, and average with them.
 
-    :param ticket: what this peer brings
-    :param members: who is expected, this peer included
-    :param patience_seconds: how long a leader waits for those who are missing
-    :param timeout_seconds: after which the round is given up
-    :param compute_seconds: that this peer has computed for it; a member may be slow as long as that is slower
-    :param future: becomes a RoundReport, or raises a RoundEnded
+    Args:
+        ticket: what this peer brings
+        members: who is expected, this peer included
+        patience_seconds: how long a leader waits for those who are missing
+        timeout_seconds: after which the round is given up
+        compute_seconds: that this peer has computed for it; a member may be slow as long as that is slower
+        future: becomes a RoundReport, or raises a RoundEnded
     """
 
     ticket: Ticket
@@ -66,10 +67,11 @@ class KeepAverage:
 class DownloadState:
     """Take over the state, or averages, from the first of these who has it.
 
-    :param donors: the best first
-    :param max_bytes: refuse to take more than this
-    :param wishes: further ones, as for :class:`swarm.state_sync.download.Download`
-    :param future: becomes (donor, metadata, layout, content), or raises a NoState
+    Args:
+        donors: the best first
+        max_bytes: refuse to take more than this
+        wishes: further ones, as for `swarm.state_sync.download.Download`
+        future: becomes (donor, metadata, layout, content), or raises a NoState
     """
 
     donors: Sequence[PeerID]

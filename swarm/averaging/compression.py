@@ -31,7 +31,8 @@ class Float16(Float16Compression):
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
         """The inverse, fp32.
 
-        :raises ValueError: the message holds no numbers, or a part of one
+        Raises:
+            ValueError: the message holds no numbers, or a part of one
         """
         numbers = torch.frombuffer(bytearray(serialized_tensor.buffer), dtype=torch.float16)
         return numbers.float().reshape(tuple(serialized_tensor.size))
@@ -60,7 +61,8 @@ class BlockwiseInt8(CompressionBase):
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
         """The inverse, fp32.
 
-        :raises ValueError: the message does not have the length that its shape asks for
+        Raises:
+            ValueError: the message does not have the length that its shape asks for
         """
         size = math.prod(serialized_tensor.size)
         num_blocks = -(-size // BLOCK)
@@ -89,9 +91,12 @@ CODECS: dict[str, type[CompressionBase]] = {
 class Codec:
     """How gradients travel; has to agree between peers.
 
-    :param name: none (float32), fp16, int8, or powersgd: matrices as products of two thin ones
-    :param rank: columns of these thin matrices
-    :raises InputError: there is no such codec
+    Args:
+        name: none (float32), fp16, int8, or powersgd: matrices as products of two thin ones
+        rank: columns of these thin matrices
+
+    Raises:
+        InputError: there is no such codec
     """
 
     name: str = "none"
@@ -132,7 +137,8 @@ def compact(vector: torch.Tensor) -> torch.Tensor:
 def bytes_of_member(vector: torch.Tensor, codec: CompressionBase, num_members: int, num_reducers: int) -> float:
     """What a member sends in an exchange, and receives: (N + F - 2) / F vectors, if F of N can be called.
 
-    :param vector: shape [n], fp32
+    Args:
+        vector: shape [n], fp32
     """
     ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
     vectors = (num_members + max(1, num_reducers) - 2) / max(1, num_reducers)
@@ -146,8 +152,9 @@ class ErrorFeedback:
     a reducer can add what its encoded averages have left out of everybody's. After Seide et al., 1-bit Stochastic
     Gradient Descent (Interspeech 2014), and Tang et al., DoubleSqueeze (ICML 2019), which does it on both sides.
 
-    :param codec: how numbers travel
-    :param size: numbers in the averaged vector
+    Args:
+        codec: how numbers travel
+        size: numbers in the averaged vector
     """
 
     def __init__(self, codec: CompressionBase, size: int):
@@ -170,11 +177,12 @@ class ErrorFeedback:
     def add_to(self, part: torch.Tensor, info: CompressionInfo, offset: int, samples: float, travels: bool) -> None:
         """Make a part of this peer's contribution what will arrive of it, in place, and keep the rest.
 
-        :param part: shape [n], fp32, a mean over ``samples``
-        :param info: Hivemind's description of it
-        :param offset: of its first number in the vector
-        :param samples: this peer's weight; a listener gives nothing and keeps everything
-        :param travels: False for parts that this peer reduces itself
+        Args:
+            part: shape [n], fp32, a mean over `samples`
+            info: Hivemind's description of it
+            offset: of its first number in the vector
+            samples: this peer's weight; a listener gives nothing and keeps everything
+            travels: False for parts that this peer reduces itself
         """
         if self.left_out is None or samples == 0 or not torch.isfinite(part).all():
             return
@@ -189,6 +197,6 @@ class ErrorFeedback:
 
     @torch.no_grad()
     def keep(self, left_out: torch.Tensor, offset: int, samples: float) -> None:
-        """Add what encoding the average over ``samples`` has left out of a part that this peer reduced."""
+        """Add what encoding the average over `samples` has left out of a part that this peer reduced."""
         if self.left_out is not None:
             self.left_out[offset : offset + len(left_out)].add_(left_out, alpha=samples)

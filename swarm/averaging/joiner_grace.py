@@ -17,8 +17,8 @@ MAX_HOLDS, WITHIN_SECONDS = 4, 60.0
 class JoinerGrace:
     """In a swarm of short steps a newcomer would find every group closed, if nobody waited for it.
 
-    Nobody can keep it open for good: it is held ``MAX_HOLDS`` times a minute for a peer, some seconds each time, and
-    the leader waits for strangers with an allowance (:mod:`swarm.averaging.matchmaking`).
+    Nobody can keep it open for good: it is held `MAX_HOLDS` times a minute for a peer, some seconds each time, and
+    the leader waits for strangers with an allowance (`swarm.averaging.matchmaking`).
     """
 
     def __init__(self, timeouts: Timeouts = DEFAULT_TIMEOUTS):
@@ -29,7 +29,7 @@ class JoinerGrace:
         """System-wide monotonic seconds until which somebody may still come."""
 
     def hold(self, peer: PeerID, seconds: float | None = None) -> None:
-        """The next group waits so long for this peer; ``hold_seconds`` if nothing else is said."""
+        """The next group waits so long for this peer; `hold_seconds` if nothing else is said."""
         seconds = self._timeouts.hold_seconds if seconds is None else seconds
         now = time.monotonic()
         self._holds = {other: holds for other, holds in self._holds.items() if holds[-1] > now - WITHIN_SECONDS}

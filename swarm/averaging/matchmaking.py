@@ -3,7 +3,7 @@
 Hivemind's matchmaking announces every round in the DHT and waits a fixed time for whoever may turn up. But the members
 of a swarm know each other from their progress records, so they meet without the DHT: the senior full peer leads, the
 others knock at its door (early ones wait in its lobby), and the group closes half a round trip after the last expected
-member arrives, or when the leader's patience ends. Who is not there any more (``failure_detector``) is not waited for;
+member arrives, or when the leader's patience ends. Who is not there any more (`failure_detector`) is not waited for;
 if that is the leader, the next in seniority leads.
 """
 
@@ -60,13 +60,14 @@ class Guest:
 class Matchmaking:
     """Forms one group at a time for the peer in whose averager process it lives.
 
-    :param p2p: this peer's connection to the network
-    :param servicer: the class whose ``rpc_join_group`` forwards to :meth:`serve`; its name is part of the address
-    :param namespace: run and recipe, so that another recipe's peers cannot even knock
-    :param schema_hash: shapes of the averaged vector
-    :param target: a group with fewer samples does not end the step: whoever is late can still come to the next one
-    :param detector: tells who is still there
-    :param shunned: those who are not met for now, because they have spoilt a round
+    Args:
+        p2p: this peer's connection to the network
+        servicer: the class whose `rpc_join_group` forwards to `serve`; its name is part of the address
+        namespace: run and recipe, so that another recipe's peers cannot even knock
+        schema_hash: shapes of the averaged vector
+        target: a group with fewer samples does not end the step: whoever is late can still come to the next one
+        detector: tells who is still there
+        shunned: those who are not met for now, because they have spoilt a round
     """
 
     def __init__(
@@ -108,7 +109,8 @@ class Matchmaking:
     def set_step(self, step: int, lineage: bytes | None = None) -> None:
         """The step that this peer works on: early guests wait for it, late ones are told that they are behind.
 
-        :param lineage: of this peer's weights; None leaves out who has others only when the group is closed
+        Args:
+            lineage: of this peer's weights; None leaves out who has others only when the group is closed
         """
         if step > self._step:
             for peer in self._pursuers:
@@ -163,14 +165,17 @@ class Matchmaking:
         self._arrivals.set()
 
     async def meet(self, ticket: Ticket, members: Sequence[Member], patience_seconds: float, deadline: float) -> Group:
-        """Find the group for ``ticket.step``.
+        """Find the group for `ticket.step`.
 
-        :param members: everyone expected, this peer included
-        :param patience_seconds: how long a leader waits for those who are missing
-        :param deadline: event-loop time at which to give up
-        :raises Behind: the swarm has finished this step already
-        :raises Refused: the leader averages something else
-        :raises RoundFailed: no group until the deadline
+        Args:
+            members: everyone expected, this peer included
+            patience_seconds: how long a leader waits for those who are missing
+            deadline: event-loop time at which to give up
+
+        Raises:
+            Behind: the swarm has finished this step already
+            Refused: the leader averages something else
+            RoundFailed: no group until the deadline
         """
         async with self._lock:
             self._monitor.begin()
@@ -400,7 +405,7 @@ class Matchmaking:
             self._pursuers.add(sender)
 
     async def serve(self, request: averaging_pb2.JoinRequest, context: P2PContext) -> AsyncIterator:
-        """Somebody knocks at this peer's door: the server side of :meth:`follow`."""
+        """Somebody knocks at this peer's door: the server side of `follow`."""
         sender = context.remote_id
         try:
             if sender in self._shunned:

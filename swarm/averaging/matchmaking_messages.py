@@ -20,7 +20,7 @@ def step_reply(step: int) -> MessageFromLeader:
 
 
 def parse_step(reply: MessageFromLeader) -> int | None:
-    """The step in a :func:`step_reply`, None if there is none."""
+    """The step in a `step_reply`, None if there is none."""
     if reply.code != averaging_pb2.CANCELLED or not reply.gathered:
         return None
     try:
@@ -46,10 +46,13 @@ def group_reply(group: Group, nonce: bytes) -> MessageFromLeader:
 
 
 def parse_group(reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ticket) -> Group:
-    """The group in a :func:`group_reply`.
+    """The group in a `group_reply`.
 
-    :param ticket: what this peer brought
-    :raises ValueError: whatever is wrong with it; the leader is not trusted
+    Args:
+        ticket: what this peer brought
+
+    Raises:
+        ValueError: whatever is wrong with it; the leader is not trusted
     """
     num_members = len(reply.ordered_peer_ids)
     if not 2 <= num_members == len(reply.gathered) <= MAX_GROUP_SIZE or len(reply.group_id) != LINEAGE_BYTES:

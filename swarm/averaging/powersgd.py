@@ -19,9 +19,10 @@ from swarm.protocol.messages import Group
 class LowRank:
     """Both passes of one peer, round after round.
 
-    :param shapes: of the parameters, in the order of the vector
-    :param size: numbers in the averaged vector; what follows the parameters is no matrix
-    :param rank: columns of the thin matrices
+    Args:
+        shapes: of the parameters, in the order of the vector
+        size: numbers in the averaged vector; what follows the parameters is no matrix
+        rank: columns of the thin matrices
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]], size: int, rank: int):
@@ -58,7 +59,7 @@ class LowRank:
         self.left_out.zero_()
 
     def begin(self, vector: torch.Tensor, samples: int, group: Group) -> torch.Tensor:
-        """The first pass: all P of ``vector``, a mean over ``samples``, and what is no matrix."""
+        """The first pass: all P of `vector`, a mean over `samples`, and what is no matrix."""
         lineage = group.tickets[0].lineage
         start = self._basis if all(ticket.warm for ticket in group.tickets) else self._draw(lineage)
         self._given = vector.clone()

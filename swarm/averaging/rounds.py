@@ -70,8 +70,9 @@ class RoundSignals:
 class Trouble:
     """What goes wrong in a round.
 
-    :param blamed: who has spoilt it or held it up, and what they did
-    :param kept_waiting: whose parts were missing when time was over
+    Args:
+        blamed: who has spoilt it or held it up, and what they did
+        kept_waiting: whose parts were missing when time was over
     """
 
     blamed: dict[PeerID, Blame] = field(default_factory=dict)
@@ -81,13 +82,14 @@ class Trouble:
 class Rounds:
     """Of the averaging process.
 
-    :param p2p: this peer's connection to the network
-    :param namespace: run and recipe; peers of another one cannot reach this peer
-    :param vector: shape [n], fp32, shared memory: what is averaged, in place
-    :param target: a group with fewer samples disperses, and its members compute on; all members must have the same
-    :param codec: how gradients travel; all members must have the same
-    :param shapes: of the parameters whose gradients the vector begins with
-    :param signals: to the trainer
+    Args:
+        p2p: this peer's connection to the network
+        namespace: run and recipe; peers of another one cannot reach this peer
+        vector: shape [n], fp32, shared memory: what is averaged, in place
+        target: a group with fewer samples disperses, and its members compute on; all members must have the same
+        codec: how gradients travel; all members must have the same
+        shapes: of the parameters whose gradients the vector begins with
+        signals: to the trainer
     """
 
     def __init__(

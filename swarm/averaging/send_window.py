@@ -17,7 +17,7 @@ import time
 from collections import deque
 
 START_PARTS, MAX_PARTS = 2.0, 64.0
-"""Of one stream. With the sizes of ``shares.part_size_bytes`` that is 1 MiB to all reducers together."""
+"""Of one stream. With the sizes of `shares.part_size_bytes` that is 1 MiB to all reducers together."""
 QUICK_SECONDS, LONG_SECONDS = 0.5, 1.0
 """The window grows below the first and shrinks above the second."""
 SHRINK = 0.9
@@ -33,9 +33,10 @@ class SendWindow:
     def answered(self, seconds: float, streams: int, was_full: bool) -> None:
         """The average of a part has come.
 
-        :param seconds: since the part was sent
-        :param streams: that share this window: all of them together let it grow by one for each part of a stream
-        :param was_full: whether a further part had to wait
+        Args:
+            seconds: since the part was sent
+            streams: that share this window: all of them together let it grow by one for each part of a stream
+            was_full: whether a further part had to wait
         """
         if seconds > LONG_SECONDS:
             self.parts = max(1.0, self.parts * SHRINK)

@@ -35,12 +35,13 @@ from swarm.state_sync.transfer_status import TransferStatus
 class AveragingOptions:
     """What trainer and averaging process agree about.
 
-    :param namespace: run and recipe; peers of another one cannot reach this peer
-    :param vector: shape [n], fp32, shared memory: what is averaged, in place
-    :param target: a group with fewer samples disperses, and its members compute on; all members must have the same
-    :param codec: how gradients travel; all members must have the same
-    :param shapes: of the parameters whose gradients the vector begins with
-    :param client_mode: others cannot call this peer
+    Args:
+        namespace: run and recipe; peers of another one cannot reach this peer
+        vector: shape [n], fp32, shared memory: what is averaged, in place
+        target: a group with fewer samples disperses, and its members compute on; all members must have the same
+        codec: how gradients travel; all members must have the same
+        shapes: of the parameters whose gradients the vector begins with
+        client_mode: others cannot call this peer
     """
 
     namespace: str
@@ -55,9 +56,10 @@ class AveragingOptions:
 class AveragingService:
     """Lives in the averaging process.
 
-    :param ask_for_state: of the trainer
-    :param signals: what the trainer has to know of rounds
-    :param status: what it has to know of transfers
+    Args:
+        ask_for_state: of the trainer
+        signals: what the trainer has to know of rounds
+        status: what it has to know of transfers
     """
 
     def __init__(

@@ -29,9 +29,10 @@ def part_size_bytes(total_bytes: int, num_reducers: int, stripes: int) -> int:
 class Part:
     """Numbers that travel in one message.
 
-    :param numbers: shape [n], fp32, a view of the vector
-    :param offset: of the first of them in the vector
-    :param info: what Hivemind's codecs want to know of them
+    Args:
+        numbers: shape [n], fp32, a view of the vector
+        offset: of the first of them in the vector
+        info: what Hivemind's codecs want to know of them
     """
 
     numbers: torch.Tensor
@@ -44,8 +45,9 @@ def partition(
 ) -> dict[PeerID, list[Part]]:
     """Each reducer's parts of a vector, shape [n]; all members divide alike, by what all know.
 
-    :param reducers: who averages a share, as many numbers each, give or take one
-    :param stripes: how many such vectors travel side by side
+    Args:
+        reducers: who averages a share, as many numbers each, give or take one
+        stripes: how many such vectors travel side by side
     """
     num_bytes = vector.numel() * vector.element_size()
     ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
@@ -68,8 +70,9 @@ class PartReducer:
     A member sends its parts in their order, and gives the next one when it has the mean of the last. So one part is
     summed up at a time, and no more memory than that is needed.
 
-    :param part_sizes: how many numbers each part has
-    :param senders: whose parts are awaited
+    Args:
+        part_sizes: how many numbers each part has
+        senders: whose parts are awaited
     """
 
     def __init__(self, part_sizes: Sequence[int], senders: Collection[PeerID]):
@@ -91,8 +94,11 @@ class PartReducer:
     async def mean_with(self, sender: PeerID, part: torch.Tensor, weight: float) -> torch.Tensor:
         """Add a member's part of those that are summed up now; the mean, once everybody's is there.
 
-        :param part: shape [size of this part], fp32
-        :raises ExchangeBroken: this member has been given up, has given this part already, or all is over
+        Args:
+            part: shape [size of this part], fp32
+
+        Raises:
+            ExchangeBroken: this member has been given up, has given this part already, or all is over
         """
         if self.is_finished or sender not in self._senders or sender in self._given:
             raise ExchangeBroken("this part is not awaited")

@@ -41,12 +41,15 @@ class SlowMembers:
     ) -> set[PeerID]:
         """A round has ended.
 
-        :param members: the others who took part
-        :param waited_seconds: for whom this peer has waited, while most others had sent everything
-        :param exchange_seconds: of the whole exchange
-        :param compute_seconds: that this peer has computed for the update
-        :param num_bytes: that a member sends in such an exchange
-        :returns: those who are left out from now on
+        Args:
+            members: the others who took part
+            waited_seconds: for whom this peer has waited, while most others had sent everything
+            exchange_seconds: of the whole exchange
+            compute_seconds: that this peer has computed for the update
+            num_bytes: that a member sends in such an exchange
+
+        Returns:
+            those who are left out from now on
         """
         too_slow = set()
         is_usual = num_bytes >= USUAL_BYTES_PER_SECOND * exchange_seconds

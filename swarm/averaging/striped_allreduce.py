@@ -3,7 +3,7 @@
 libp2p lets only 256 KiB of a new stream through before the receiver has to ask for more: in one stream, a share of some
 megabytes would wait for several round trips, however fast the line is. All members divide alike, by what all know.
 
-Who is not there any more (``failure_detector``), or much later than it used to be, is given up in all stripes.
+Who is not there any more (`failure_detector`), or much later than it used to be, is given up in all stripes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MakeRunner = Callable[[Group, torch.Tensor, ErrorFeedback, int], AllReduce]
 
 
 def count_stripes(group: Group, vector: torch.Tensor, codec: CompressionBase) -> int:
-    """How many streams carry a member's share of ``vector``, shape [n]: as many as 256 KiB fill, and at most 8 to all.
+    """How many streams carry a member's share of `vector`, shape [n]: as many as 256 KiB fill, and at most 8 to all.
 
     With more, everybody's first parts would reach a reducer at once and overflow the queue before its line.
     """
@@ -58,12 +58,13 @@ def stripe_of(group: Group, turn: int, stripe: int) -> Group:
 class StripedAllReduce(contextlib.AsyncExitStack):
     """What one peer averages with one closed group; entered before it lets anybody wait.
 
-    :param group: the closed group
-    :param stripes: how many, for each of the averages to come
-    :param others: those whose pulse is watched meanwhile
-    :param register: makes a stripe known to those who send to this peer, as long as a context lasts
-    :param make_runner: of a stripe, its part of the vector, what earlier rounds left out of it, and how many stripes
-        there are; from then on those who have sent to this stripe can reach it
+    Args:
+        group: the closed group
+        stripes: how many, for each of the averages to come
+        others: those whose pulse is watched meanwhile
+        register: makes a stripe known to those who send to this peer, as long as a context lasts
+        make_runner: of a stripe, its part of the vector, what earlier rounds left out of it, and how many stripes there
+            are; from then on those who have sent to this stripe can reach it
     """
 
     def __init__(
@@ -179,9 +180,10 @@ class StripedAllReduce(contextlib.AsyncExitStack):
             runner.lose(peer_id)
 
     async def average(self, vector: torch.Tensor, feedback: ErrorFeedback) -> None:
-        """The next average: everybody's ``vector``, shape [n], fp32, becomes the mean of all; not if this fails.
+        """The next average: everybody's `vector`, shape [n], fp32, becomes the mean of all; not if this fails.
 
-        :raises RoundFailed: a part of the mean is missing, or it is not finite
+        Raises:
+            RoundFailed: a part of the mean is missing, or it is not finite
         """
         stripes = self._stripes.pop(0)
         bounds = pairwise(len(vector) * stripe // len(stripes) for stripe in range(len(stripes) + 1))

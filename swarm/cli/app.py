@@ -1,4 +1,4 @@
-"""The command ``swarm``: each of its words runs one program, whose modules are imported only then."""
+"""The command `swarm`: each of its words runs one program, whose modules are imported only then."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ COMMANDS = {
     "demo": ("demo", "main", "DemoOptions", "Three peers on this machine train a small model together."),
     "bench": ("bench", "main", "BenchOptions", "Measure what the swarm costs against a plain Trainer."),
 }
-"""Of each word: its module in ``swarm.cli``, the function and its options in there, and what it does."""
+"""Of each word: its module in `swarm.cli`, the function and its options in there, and what it does."""
 SHELLS = ("bash", "zsh")
 COMPLETION = "completion"
 
 
 def usage() -> str:
-    """What ``swarm --help`` prints."""
+    """What `swarm --help` prints."""
     lines = [f"  {name:<10}  {text}" for name, (*_, text) in COMMANDS.items()]
     lines.append(f"  {COMPLETION:<10}  Print a script that completes these words and their options: bash or zsh.")
     return "\n".join(

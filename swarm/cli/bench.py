@@ -78,8 +78,9 @@ class BenchOptions:
 class Turns:
     """What was measured.
 
-    :param seconds: of each turn of a contestant, shape [pairs]
-    :param cores_beside: of the processes that a peer has beside the one that trains
+    Args:
+        seconds: of each turn of a contestant, shape [pairs]
+        cores_beside: of the processes that a peer has beside the one that trains
     """
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {PLAIN: [], SWARM: []})
@@ -94,7 +95,8 @@ class Turns:
 class TakeTurns(L.Callback):
     """Trains when it is told to, and says how long its turn took, in seconds.
 
-    :param line: to the one who tells
+    Args:
+        line: to the one who tells
     """
 
     def __init__(self, line: Connection, options: BenchOptions) -> None:
@@ -175,7 +177,8 @@ def contestants(options: BenchOptions) -> Iterator[dict[str, tuple[int, Connecti
 def compare(options: BenchOptions) -> Turns:
     """The order within a pair alternates.
 
-    :raises InputError: a value cannot work, or a contestant died
+    Raises:
+        InputError: a value cannot work, or a contestant died
     """
     options.check()
     turns = Turns()

@@ -30,10 +30,11 @@ SHARED_MEMORY = Path("/dev/shm")
 class Check:
     """One line of the doctor's table.
 
-    :param name: what was looked at
-    :param state: joining works, works but badly, or fails
-    :param found: what is there
-    :param fix: what to do about it, empty if nothing
+    Args:
+        name: what was looked at
+        state: joining works, works but badly, or fails
+        found: what is there
+        fix: what to do about it, empty if nothing
     """
 
     name: str
@@ -66,7 +67,10 @@ def check_versions() -> Check:
 
 
 def check_device(wanted: str) -> Check:
-    """:param wanted: --device"""
+    """
+    Args:
+        wanted: --device
+    """
     import torch
 
     if torch.cuda.is_available() and wanted != "cpu":
@@ -87,7 +91,8 @@ def check_memory() -> Check:
 def check_shared_memory(num_parameters: int) -> Check:
     """The gradient vector is shared between processes.
 
-    :param num_parameters: of the model, 0 if it is not known
+    Args:
+        num_parameters: of the model, 0 if it is not known
     """
     if not SHARED_MEMORY.is_dir():
         return Check("shared memory", "ok", "not limited by a folder on this system")
@@ -128,7 +133,10 @@ def check_data(recipe: Recipe, data_dir: Path) -> Check:
 
 
 def check_micro_batch(model: nn.Module, recipe: Recipe, device: str) -> Check:
-    """:param device: --device"""
+    """
+    Args:
+        device: --device
+    """
     from swarm.training.batch_size_finder import measure_for_recipe, precision_on
 
     try:

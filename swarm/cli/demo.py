@@ -54,7 +54,7 @@ class LocalPeer:
         self.arguments += ["--public-name", self.name, "--identity-path", str(self.folder / "identity.key")]
 
     def start(self, initial_peers: tuple[str, ...]) -> None:
-        """Start it as a user would; its output goes to ``peer.log``."""
+        """Start it as a user would; its output goes to `peer.log`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "status.json").unlink(missing_ok=True)  # of an earlier run, with addresses of that time
         command = [sys.executable, "-m", "swarm.peer", *self.arguments]
@@ -102,10 +102,11 @@ class LocalPeer:
 class LocalSwarm:
     """A first peer, and others that join it.
 
-    :param num_peers: how many
-    :param output_dir: where run folders go
-    :param run_id: name of the run
-    :param arguments: further options of ``python -m swarm.peer``
+    Args:
+        num_peers: how many
+        output_dir: where run folders go
+        run_id: name of the run
+        arguments: further options of `python -m swarm.peer`
     """
 
     def __init__(self, num_peers: int, output_dir: Path, run_id: str, arguments: list[str]):
@@ -269,7 +270,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _check_peer_options(arguments: list[str], prog: str) -> None:
     """Refuse at once what every peer would refuse, and what only one peer can have.
 
-    :raises InputError: such as --port 31337
+    Raises:
+        InputError: such as --port 31337
     """
     given = parse_options(arguments, prog)
     connection = given.connection

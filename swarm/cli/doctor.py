@@ -204,7 +204,7 @@ def _leave_at_once(signal_number: int, _frame: FrameType | None) -> None:
 
 
 def program(arguments: list[str]) -> int:
-    """:func:`main`, which Ctrl-C ends at once."""
+    """`main`, which Ctrl-C ends at once."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _leave_at_once)
     return main(arguments)

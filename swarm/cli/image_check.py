@@ -17,8 +17,9 @@ TELL_SECONDS = 10.0
 def check_images(data_dir: Path, tell: Callable[[str], None]) -> Check:
     """Decode every image once; a core takes about an hour for a million photographs.
 
-    :param data_dir: with ``train/``, ``val/`` and perhaps ``test/``, each with a folder per class
-    :param tell: takes a line for each damaged file, and one about the progress every ten seconds
+    Args:
+        data_dir: with `train/`, `val/` and perhaps `test/`, each with a folder per class
+        tell: takes a line for each damaged file, and one about the progress every ten seconds
     """
     from recipe.data.damaged_images import ImagesByClass, damage
 

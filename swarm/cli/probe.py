@@ -28,10 +28,11 @@ ANSWER_SECONDS = 5.0
 class ProbeResult:
     """What happened at one address.
 
-    :param address: multiaddress
-    :param trouble: why there was no answer, or None
-    :param round_trip_seconds: of one call
-    :param clock_ahead_seconds: this machine's clock before the peer's, to half a round trip
+    Args:
+        address: multiaddress
+        trouble: why there was no answer, or None
+        round_trip_seconds: of one call
+        clock_ahead_seconds: this machine's clock before the peer's, to half a round trip
     """
 
     address: str
@@ -69,10 +70,11 @@ async def _probe(address: str) -> ProbeResult:
 class Traffic:
     """What taking part in a run costs.
 
-    :param num_peers: who train now
-    :param samples_per_second: of all of them
-    :param updates_per_hour: at that pace
-    :param bytes_per_update: that a full peer sends, and about as many that it receives
+    Args:
+        num_peers: who train now
+        samples_per_second: of all of them
+        updates_per_hour: at that pace
+        bytes_per_update: that a full peer sends, and about as many that it receives
     """
 
     num_peers: int

@@ -1,4 +1,4 @@
-"""``swarm start`` and ``swarm join``: the options of a peer in the order in which a volunteer needs them."""
+"""`swarm start` and `swarm join`: the options of a peer in the order in which a volunteer needs them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swarm.peer.main import run
 from swarm.peer.options import ConnectionOptions, LeavingOptions, MachineOptions, PatienceOptions, PeerOptions
 
 SECOND_PEER = 2
-"""``swarm start`` waits for one volunteer before it trains: a small run would be over before anybody had joined."""
+"""`swarm start` waits for one volunteer before it trains: a small run would be over before anybody had joined."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class JoinOptions:
 
     @property
     def as_peer(self) -> PeerOptions:
-        """The same options as ``python -m swarm.peer`` reads them."""
+        """The same options as `python -m swarm.peer` reads them."""
         return PeerOptions(
             initial_peers=self.addresses or None,
             run_id=self.run_id,
@@ -87,7 +87,7 @@ class StartOptions:
 
     @property
     def as_peer(self) -> PeerOptions:
-        """The same options as ``python -m swarm.peer`` reads them."""
+        """The same options as `python -m swarm.peer` reads them."""
         return PeerOptions(
             recipe=self.recipe,
             run_id=self.run_id,
@@ -112,7 +112,7 @@ def join(arguments: list[str]) -> int:
 
 
 def _read_join(arguments: list[str]) -> PeerOptions:
-    """:raises InputError: there is no address to join"""
+    """Raises InputError: there is no address to join"""
     options = read_options(JoinOptions, arguments, "swarm join").as_peer
     if not parse_initial_peers(options.initial_peers) and not options.resume:
         raise InputError(

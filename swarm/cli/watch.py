@@ -75,7 +75,8 @@ class WatchOptions:
 class SwarmView:
     """What has been seen of a run.
 
-    :param manifest: what is trained
+    Args:
+        manifest: what is trained
     """
 
     manifest: RunManifest
@@ -147,7 +148,10 @@ class SwarmView:
         }
 
     def table(self, now: float) -> Group:
-        """:param now: DHT time"""
+        """
+        Args:
+            now: DHT time
+        """
         recipe, still = self.manifest.recipe, time.monotonic() - self.updated_at
         rate, pace = sum(record.rate for record in self.records), shown(self.updates_per_minute, ".1f")
         peers = f"{len(self.records)} peer{'s' * (len(self.records) != 1)}"
@@ -186,7 +190,8 @@ def _duration(seconds: float) -> str:
 def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView:
     """Look again and again; what has been seen in the end.
 
-    :raises InputError: nobody answers, or the run is not known there
+    Raises:
+        InputError: nobody answers, or the run is not known there
     """
     from swarm.cli.probe import progress_records
     from swarm.membership.run_manifest import choose_manifest, read_manifests
@@ -217,7 +222,8 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
 class Display:
     """A table that is redrawn in place; where the output is no terminal, one now and then.
 
-    :param console: where it goes
+    Args:
+        console: where it goes
     """
 
     def __init__(self, console: Console):

@@ -33,10 +33,11 @@ class Announcer:
 
     The last is what heals a network that was divided: by then the DHT of either half has forgotten the other one.
 
-    :param addresses: where this peer can be called, if it can
-    :param book: file of other peers' addresses
-    :param keep_seconds: how long what it publishes stays
-    :param period_seconds: longest time between two looks at who else is there
+    Args:
+        addresses: where this peer can be called, if it can
+        book: file of other peers' addresses
+        keep_seconds: how long what it publishes stays
+        period_seconds: longest time between two looks at who else is there
     """
 
     def __init__(
@@ -112,7 +113,8 @@ class Announcer:
 def addresses_in(found: object, own: PeerID, first: Container[PeerID] = ()) -> list[str]:
     """Addresses that others have published of themselves; anything else that is there is left out.
 
-    :param first: whose addresses come first
+    Args:
+        first: whose addresses come first
     """
     of_peers = (
         usable(value, peer_id=peer.to_base58())[:MAX_ADDRESSES]

@@ -18,7 +18,8 @@ BLAME_SECONDS, MAX_BLAME_SECONDS = 60.0, 600.0
 class Backoff:
     """Peers that are left out now.
 
-    :param max_seconds: longest time for which one is left out
+    Args:
+        max_seconds: longest time for which one is left out
     """
 
     def __init__(self, max_seconds: float = MAX_BACKOFF_SECONDS) -> None:
@@ -32,7 +33,8 @@ class Backoff:
     def add(self, peer: PeerID, first_seconds: float = BACKOFF_SECONDS) -> None:
         """Ignore a peer for a while: what it claims did not hold.
 
-        :param first_seconds: for which it is left out the first time
+        Args:
+            first_seconds: for which it is left out the first time
         """
         if len(self._seconds) >= 4 * MAX_GROUP_SIZE:  # names cost a stranger nothing
             self._seconds = {other: seconds for other, seconds in [*self._seconds.items()] if other in self}

@@ -28,11 +28,12 @@ def reach_of(
     itself knows that few updates can have been made since, unless two such peers say otherwise: a laptop may have
     slept. A stranger is not ahead of all of them. Who has just come needs a second word, where there is one.
 
-    :param own_step: of this peer
-    :param max_step: at which the run is over
-    :param has_trained: it has been in a group since it started
-    :param proven: who was in a group with it, and when they had joined then
-    :param others: their records
+    Args:
+        own_step: of this peer
+        max_step: at which the run is over
+        has_trained: it has been in a group since it started
+        proven: who was in a group with it, and when they had joined then
+        others: their records
     """
     known = {peer: record.step for peer, record in others.items() if proven.get(peer) == record.joined}
     if has_trained:

@@ -32,8 +32,9 @@ MAX_REFUSALS = 2
 class PeerMonitor:
     """Watches those whom a meeting may wait for, each of them once, and notes who is not there any more.
 
-    :param detector: asks them
-    :param on_loss: called when somebody is lost
+    Args:
+        detector: asks them
+        on_loss: called when somebody is lost
     """
 
     def __init__(self, detector: FailureDetector, on_loss: Callable[[], None]):
@@ -61,7 +62,7 @@ class PeerMonitor:
             del self._watches[peer]
 
     def end(self) -> None:
-        """Nobody is watched any more; who was lost stays so until :meth:`begin`."""
+        """Nobody is watched any more; who was lost stays so until `begin`."""
         for watch in self._watches.values():
             watch.cancel()
         self._watches = {}
@@ -74,8 +75,9 @@ class PeerMonitor:
 class FailureDetector(ServicerBase):
     """Asks others, and answers them. Its class name is part of the wire protocol.
 
-    :param p2p: this peer's connection to the network
-    :param namespace: run and recipe
+    Args:
+        p2p: this peer's connection to the network
+        namespace: run and recipe
     """
 
     def __init__(self, p2p: P2P, namespace: str, timeouts: Timeouts = DEFAULT_TIMEOUTS):
@@ -148,7 +150,8 @@ class FailureDetector(ServicerBase):
     async def lost(self, peer: PeerID, can_be_called: bool) -> None:
         """Wait until the peer is not there any more.
 
-        :param can_be_called: otherwise a call that does not get through says nothing about it
+        Args:
+            can_be_called: otherwise a call that does not get through says nothing about it
         """
         refusals, signs = 0, self._signs.get(peer, 0)
         self._doubted.discard(peer)

@@ -20,21 +20,22 @@ from swarm.protocol.messages import Member, first_members
 class GlobalProgress:
     """What follows from the records of one moment. Nothing here changes anything.
 
-    :param me: this peer
-    :param own: its record
-    :param records: those of the others that are fresh, without who is left out
-    :param doubted: who claims to be ahead and has not answered yet: it is not followed
-    :param silent: who of them was called in vain: it is not met either
-    :param proven: who was in a group with this peer, and when each had joined then
-    :param last_group: who finished the last step with this peer
-    :param unreachable: who could not be asked for its state
-    :param no_shows: who was expected and did not come
-    :param has_trained: this peer has been in a group since it started
-    :param max_step: at which the run is over
-    :param target: samples over all peers per global update
-    :param now: DHT time in seconds
-    :param computing_since: DHT time at which this peer began to compute for its step
-    :param recounted: DHT time before which nobody's word counts that it waits for this step's round
+    Args:
+        me: this peer
+        own: its record
+        records: those of the others that are fresh, without who is left out
+        doubted: who claims to be ahead and has not answered yet: it is not followed
+        silent: who of them was called in vain: it is not met either
+        proven: who was in a group with this peer, and when each had joined then
+        last_group: who finished the last step with this peer
+        unreachable: who could not be asked for its state
+        no_shows: who was expected and did not come
+        has_trained: this peer has been in a group since it started
+        max_step: at which the run is over
+        target: samples over all peers per global update
+        now: DHT time in seconds
+        computing_since: DHT time at which this peer began to compute for its step
+        recounted: DHT time before which nobody's word counts that it waits for this step's round
     """
 
     me: PeerID
@@ -118,7 +119,7 @@ class GlobalProgress:
         return max([self.own.step, *claims])
 
     def donors(self, min_step: int) -> list[PeerID]:
-        """Full peers that claim to hold the state of ``min_step`` or later: those first that have been in a group with
+        """Full peers that claim to hold the state of `min_step` or later: those first that have been in a group with
         this peer, then the latest, then the senior.
 
         Where there is none, outbound-only ones.

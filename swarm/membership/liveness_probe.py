@@ -30,7 +30,7 @@ MAX_CALLS = 8
 
 
 class Call:
-    """Whether somebody's averaging process answers; this runs in the DHT process (``DHT.run_coroutine``)."""
+    """Whether somebody's averaging process answers; this runs in the DHT process (`DHT.run_coroutine`)."""
 
     def __init__(self, namespace: str, peer: PeerID, seconds: float):
         self.namespace, self.peer, self.seconds = namespace, peer, seconds
@@ -47,9 +47,10 @@ class Call:
 class LivenessProbe:
     """Who may claim to be ahead.
 
-    :param dht: a running DHT
-    :param namespace: run and recipe
-    :param on_answer: called, from any thread, when somebody has answered or not
+    Args:
+        dht: a running DHT
+        namespace: run and recipe
+        on_answer: called, from any thread, when somebody has answered or not
     """
 
     def __init__(self, dht: DHT, namespace: str, on_answer: Callable[[], None], timeouts: Timeouts = DEFAULT_TIMEOUTS):

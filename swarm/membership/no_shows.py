@@ -16,9 +16,10 @@ MAX_WAITED_FOR = 3
 class NoShow(NamedTuple):
     """Of one peer.
 
-    :param step: that it has not come to end
-    :param joined: when it had joined then, as its record said; nan if there was none
-    :param in_a_row: at how many different steps it has not come, without having been in a group at all
+    Args:
+        step: that it has not come to end
+        joined: when it had joined then, as its record said; nan if there was none
+        in_a_row: at how many different steps it has not come, without having been in a group at all
     """
 
     step: int
@@ -32,8 +33,8 @@ _NEVER = NoShow(-1, math.nan, 0)
 class NoShows:
     """Of the other peers.
 
-    Who was missed is expected again when it says that it came back, which is when its ``joined`` changes. Who never was
-    in a group could say that all the time, and keep everybody waiting: after ``MAX_WAITED_FOR`` absences nobody waits
+    Who was missed is expected again when it says that it came back, which is when its `joined` changes. Who never was
+    in a group could say that all the time, and keep everybody waiting: after `MAX_WAITED_FOR` absences nobody waits
     for it for a while, each time longer, though it can come.
     """
 
@@ -44,8 +45,9 @@ class NoShows:
     def note(self, peer: PeerID, step: int, joined: float, is_proven: bool) -> None:
         """It has not come to end a step.
 
-        :param joined: when it had joined, as its record says; nan if there is none
-        :param is_proven: it has been in a group since then
+        Args:
+            joined: when it had joined, as its record says; nan if there is none
+            is_proven: it has been in a group since then
         """
         before = self._last.get(peer, _NEVER)
         in_a_row = 0 if is_proven else before.in_a_row + (before.step < step)

@@ -38,18 +38,19 @@ _RECORD = msgspec.msgpack.Decoder(
 class PeerProgress:
     """One peer's record.
 
-    :param name: public name
-    :param step: global updates that its weights have seen
-    :param ahead: the next update is on its way, and what it computes is for the one after
-    :param samples: samples it has accumulated for that update
-    :param rate: samples per second while it computes
-    :param joined: DHT time in seconds when it joined, or came back after the swarm had gone on without it
-    :param time: DHT time in seconds of this record
-    :param client_mode: it cannot be dialled
-    :param phase: what it is doing, one of ``PHASES``
-    :param loss: mean training loss of its last step, nan if it has none
-    :param accuracy: its last validation accuracy between 0 and 1, nan if it has none
-    :param lineage: of its weights: which history of updates they came out of, or at step 0 which weights they are
+    Args:
+        name: public name
+        step: global updates that its weights have seen
+        ahead: the next update is on its way, and what it computes is for the one after
+        samples: samples it has accumulated for that update
+        rate: samples per second while it computes
+        joined: DHT time in seconds when it joined, or came back after the swarm had gone on without it
+        time: DHT time in seconds of this record
+        client_mode: it cannot be dialled
+        phase: what it is doing, one of `PHASES`
+        loss: mean training loss of its last step, nan if it has none
+        accuracy: its last validation accuracy between 0 and 1, nan if it has none
+        lineage: of its weights: which history of updates they came out of, or at step 0 which weights they are
     """
 
     name: str
@@ -88,7 +89,7 @@ class PeerProgress:
 
     @classmethod
     def from_bytes(cls, data: bytes, now: float) -> PeerProgress:
-        """:raises ValueError: for everything that no honest peer can send"""
+        """Raises ValueError: for everything that no honest peer can send"""
         fields = from_wire(_RECORD, data, MAX_RECORD_BYTES)
         name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage = fields
         if not name.isprintable():
@@ -100,10 +101,11 @@ class PeerProgress:
         return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead, lineage)
 
     def samples_by(self, now: float, round: int, computing_since: float, in_last_group: bool) -> float:
-        """Samples it probably has by ``now`` for the update after ``round``; records are a little old always.
+        """Samples it probably has by `now` for the update after `round`; records are a little old always.
 
-        :param computing_since: since when this peer computes, without a pause; the others pause when it does
-        :param in_last_group: it finished the last round with us, whatever its record says
+        Args:
+            computing_since: since when this peer computes, without a pause; the others pause when it does
+            in_last_group: it finished the last round with us, whatever its record says
         """
         since = max(self.time, computing_since)
         if self.round == round:

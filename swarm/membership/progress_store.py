@@ -33,8 +33,9 @@ MAX_SIGNED_BYTES = 2**11
 class ProgressStore:
     """The progress records of a run, read and written by one thread.
 
-    :param dht: a running DHT, of :func:`~swarm.network.dht_options.start_dht`
-    :param key: of the run
+    Args:
+        dht: a running DHT, of `start_dht`
+        key: of the run
     """
 
     def __init__(self, dht: DHT, key: str, timeouts: Timeouts = DEFAULT_TIMEOUTS):
@@ -60,7 +61,8 @@ class ProgressStore:
     def look(self, search: bool = False) -> dict[PeerID, PeerProgress]:
         """The records of the others.
 
-        :param search: ask all who may have them
+        Args:
+            search: ask all who may have them
         """
         search |= self._dht.client_mode or time.monotonic() > self._searched + self._timeouts.search_seconds
         pushed = PushedHere(self._key, 2 * MAX_GROUP_SIZE, MAX_SIGNED_BYTES)

@@ -38,11 +38,12 @@ logger = get_logger(__name__)
 class ProgressTracker:
     """Keeps this peer's record, and what it knows of the others.
 
-    :param dht: a running DHT, of :func:`~swarm.network.dht_options.start_dht`
-    :param namespace: run and recipe
-    :param target: samples over all peers per global update
-    :param name: public name
-    :param max_step: at which the run is over; nobody is believed to be further
+    Args:
+        dht: a running DHT, of `start_dht`
+        namespace: run and recipe
+        target: samples over all peers per global update
+        name: public name
+        max_step: at which the run is over; nobody is believed to be further
     """
 
     def __init__(
@@ -87,9 +88,9 @@ class ProgressTracker:
         return self._own
 
     def report(self, *, urgent: bool = False, **changes) -> None:
-        """Change fields of the own record; it travels within ``report_seconds``, or at once if ``urgent``.
+        """Change fields of the own record; it travels within `report_seconds`, or at once if `urgent`.
 
-        What the weights are is only changed by :meth:`holds`.
+        What the weights are is only changed by `holds`.
         """
         if not changes.keys().isdisjoint({"step", "lineage"}):
             raise TypeError("step and lineage belong together")
@@ -98,7 +99,7 @@ class ProgressTracker:
             self.exchange.wake()
 
     def holds(self, step: int, lineage: bytes, **changes) -> None:
-        """This peer has the weights of this step and lineage now; ``changes`` of other fields go with that."""
+        """This peer has the weights of this step and lineage now; `changes` of other fields go with that."""
         self._change({"step": step, "lineage": lineage, **changes})
 
     def _change(self, changes: dict) -> None:
@@ -106,7 +107,7 @@ class ProgressTracker:
             self._own = replace(self._own, time=get_dht_time(), **changes)
 
     def begin_step(self, step: int, lineage: bytes, group: frozenset[PeerID] = frozenset()) -> None:
-        """A new step begins; ``group`` are those who finished the last one with us."""
+        """A new step begins; `group` are those who finished the last one with us."""
         with self._lock:
             self._computing_since = get_dht_time()
             self._note(group)
@@ -128,7 +129,7 @@ class ProgressTracker:
         self.report(urgent=True, ahead=True, samples=0, phase=TRAINING)
 
     def end_ahead(self, step: int, lineage: bytes, samples: int, group: frozenset[PeerID] | None = None) -> None:
-        """The step in the background has ended: with ``group``, or in vain and nothing has begun."""
+        """The step in the background has ended: with `group`, or in vain and nothing has begun."""
         with self._lock:
             if group is None:
                 self._recounted = get_dht_time()  # who is said to wait until now waits no more: the round has failed

@@ -20,12 +20,13 @@ MIN_REFRESH_SECONDS = 0.2
 
 
 class RecordExchange(threading.Thread):
-    """Within ``report_seconds`` others know how far this peer is; when a round is near, sooner.
+    """Within `report_seconds` others know how far this peer is; when a round is near, sooner.
 
-    :param store: where records are
-    :param own: this peer's record as it is now
-    :param take_in: gets all others' records: as they were read, and with their clocks corrected
-    :param seconds_to_round: how long it still takes, as far as this peer can tell
+    Args:
+        store: where records are
+        own: this peer's record as it is now
+        take_in: gets all others' records: as they were read, and with their clocks corrected
+        seconds_to_round: how long it still takes, as far as this peer can tell
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class RecordExchange(threading.Thread):
         self._wake.set()
 
     def hurry(self) -> None:
-        """Somebody waits for :attr:`refreshes`."""
+        """Somebody waits for `refreshes`."""
         self._has_to_search = True
         self._wake.set()
 
     def ask_refreshed(self) -> int:
-        """Have the records read again; when :attr:`refreshes` is as large as what is returned, they have come."""
+        """Have the records read again; when `refreshes` is as large as what is returned, they have come."""
         wanted = self.refreshes + 2  # the refresh that is running may have asked before
         self.hurry()
         return wanted

@@ -40,8 +40,11 @@ class NewerProtocolError(InputError):
 class RunManifest:
     """What every peer of a run has to agree on.
 
-    :param classes: digest of the class names of an image folder, whose order gives the labels; empty for other data
-    :raises InputError: the run id is not a plain name (it becomes a folder on every volunteer's disk).
+    Args:
+        classes: digest of the class names of an image folder, whose order gives the labels; empty for other data
+
+    Raises:
+        InputError: the run id is not a plain name (it becomes a folder on every volunteer's disk).
     """
 
     protocol: int
@@ -81,8 +84,9 @@ class RunManifest:
     def from_bytes(cls, data: bytes) -> "RunManifest":
         """Read a manifest that anyone may have written.
 
-        :raises NewerProtocolError: its writer has a later version.
-        :raises InputError: anything else is wrong with it.
+        Raises:
+            NewerProtocolError: its writer has a later version.
+            InputError: anything else is wrong with it.
         """
         try:
             return cls._read(data)
@@ -122,9 +126,12 @@ class RunManifest:
     def with_classes(self, classes: str, data_dir: Path) -> "RunManifest":
         """The manifest of a peer whose images have these classes; who starts a run fixes them.
 
-        :param classes: digest of its class names
-        :param data_dir: where they are
-        :raises InputError: the run has others, so that the same label would mean something else
+        Args:
+            classes: digest of its class names
+            data_dir: where they are
+
+        Raises:
+            InputError: the run has others, so that the same label would mean something else
         """
         if self.classes and self.classes != classes:
             raise InputError(
@@ -137,9 +144,10 @@ class RunManifest:
 def publish_manifest(
     dht: hivemind.DHT, manifest: RunManifest, expiration_seconds: float = 600, timeout_seconds: float = 30
 ) -> bool:
-    """Store the manifest under ``swarm.runs``, as this peer's word; True unless nobody took it.
+    """Store the manifest under `swarm.runs`, as this peer's word; True unless nobody took it.
 
-    :raises concurrent.futures.TimeoutError: the DHT process did not answer.
+    Raises:
+        concurrent.futures.TimeoutError: the DHT process did not answer.
     """
     stored = dht.store(
         RUNS_KEY,
@@ -159,10 +167,13 @@ def read_manifests(
     Malformed manifests are left out (one line of log); of more than
     1,000, those of trusted peers and the first others are looked at.
 
-    :param trusted: addresses that a person gave: what the peers behind them say counts, if they say something, and
-        otherwise what most peers say
-    :param run_id: the run that is asked for; of no other ones then, if there is a manifest of it
-    :raises NewerProtocolError: there are manifests of a later version, and none of ours.
+    Args:
+        trusted: addresses that a person gave: what the peers behind them say counts, if they say something, and
+            otherwise what most peers say
+        run_id: the run that is asked for; of no other ones then, if there is a manifest of it
+
+    Raises:
+        NewerProtocolError: there are manifests of a later version, and none of ours.
     """
     deadline = time.monotonic() + timeout_seconds
     peers = {PeerID.from_base58(peer_of_address(address)) for address in trusted}
@@ -188,7 +199,8 @@ def read_manifests(
 def choose_manifest(manifests: Mapping[str, RunManifest], run_id: str | None) -> RunManifest:
     """The run to join: the one with that id, or the only one.
 
-    :raises InputError: there is none, or the choice is open.
+    Raises:
+        InputError: there is none, or the choice is open.
     """
     names = ", ".join(sorted(manifests))
     if not manifests:
@@ -207,10 +219,13 @@ def choose_manifest(manifests: Mapping[str, RunManifest], run_id: str | None) ->
 
 
 def check_overrides(manifest: RunManifest, wanted: Mapping[str, object]) -> None:
-    """Compare settings that were given next to ``--initial-peers`` with those of the run.
+    """Compare settings that were given next to `--initial-peers` with those of the run.
 
-    :param wanted: fields of the recipe and the values that were asked for
-    :raises InputError: they differ; the sentence shows each difference.
+    Args:
+        wanted: fields of the recipe and the values that were asked for
+
+    Raises:
+        InputError: they differ; the sentence shows each difference.
     """
     missing = object()
     differences = []
@@ -228,7 +243,7 @@ def check_overrides(manifest: RunManifest, wanted: Mapping[str, object]) -> None
 
 
 def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Any:
-    """What is under ``swarm.runs``; None when there is no answer."""
+    """What is under `swarm.runs`; None when there is no answer."""
     try:
         return dht.get(RUNS_KEY, latest=True, return_future=True).result(max(1, timeout_seconds))
     except Exception as error:

@@ -1,6 +1,6 @@
 """Where peers are: reading, checking and printing libp2p multiaddresses.
 
-Nothing here needs hivemind, so a wrong ``--initial-peers`` is refused before the slow imports.
+Nothing here needs hivemind, so a wrong `--initial-peers` is refused before the slow imports.
 """
 
 import errno
@@ -20,7 +20,7 @@ from recipe.errors import InputError
 EXAMPLE = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 VARIABLE = "INITIAL_PEERS"
-"""Environment variable: addresses for whoever is not given ``--initial-peers``."""
+"""Environment variable: addresses for whoever is not given `--initial-peers`."""
 
 _FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6, "dns": 0, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -42,14 +42,17 @@ class Endpoint:
 
 
 def parse_initial_peers(values: Sequence[str] | None, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The swarm's known addresses, from ``--initial-peers`` or else from the variable INITIAL_PEERS.
+    """The swarm's known addresses, from `--initial-peers` or else from the variable INITIAL_PEERS.
 
-    Both may separate addresses by spaces or commas. Duplicates go, the order stays, ``/ipfs/`` becomes ``/p2p/``.
+    Both may separate addresses by spaces or commas. Duplicates go, the order stays, `/ipfs/` becomes `/p2p/`.
     An empty list means that the person asked for a new swarm: with neither of the two. One that is there and empty is
     mostly a script's variable that was never set, whose user wants to join.
 
-    :param values: of ``--initial-peers``; None where that was not given
-    :raises InputError: an address is malformed, or the option or the variable is there without any.
+    Args:
+        values: of `--initial-peers`; None where that was not given
+
+    Raises:
+        InputError: an address is malformed, or the option or the variable is there without any.
     """
     source = VARIABLE if values is None else "--initial-peers"
     text = environment.get(VARIABLE) if values is None else " ".join(values)
@@ -74,9 +77,10 @@ def environment_without_peers() -> dict[str, str]:
 
 
 def parse_own_address(value: str, option: str) -> Endpoint:
-    """An address that this peer listens on or announces (``/p2p/…`` is not part of it, port 0 means any).
+    """An address that this peer listens on or announces (`/p2p/…` is not part of it, port 0 means any).
 
-    :raises InputError: it is malformed; the sentence names ``option``.
+    Raises:
+        InputError: it is malformed; the sentence names `option`.
     """
     try:
         return _parse(value, own=True)
@@ -113,7 +117,8 @@ class OthersAnswer(InputError):  # noqa: N818
 def check_reachable(addresses: Sequence[str], timeout_seconds: float = 5) -> list[str]:
     """The addresses behind which something listens, all tried in parallel, in the given order.
 
-    :raises NobodyAnswers: there is none.
+    Raises:
+        NobodyAnswers: there is none.
     """
     answers: queue.Queue[tuple[str, str | None]] = queue.Queue()
     for address in addresses:
@@ -157,7 +162,7 @@ def classify(address: str) -> Literal["loopback", "private", "public"]:
 def join_commands(visible: Sequence[str], program: str = "swarm join", public_ip: str | None = None) -> str:
     """Commands to paste elsewhere, one for each kind of network, and a warning if the internet is not among them.
 
-    ``public_ip`` is public because the person says so, whatever its range.
+    `public_ip` is public because the person says so, whatever its range.
     """
     groups: dict[str, list[str]] = {"loopback": [], "private": [], "public": []}
     for address in visible:
@@ -181,7 +186,8 @@ def check_port_free(port: int, host: str = "0.0.0.0") -> None:
 
     Two p2pd share a port without a word (SO_REUSEPORT) and then lose each other's connections, hence the test.
 
-    :raises InputError: the port is taken, needs more rights, or does not exist; or ``host`` is not this machine's.
+    Raises:
+        InputError: the port is taken, needs more rights, or does not exist; or `host` is not this machine's.
     """
     if not 0 <= port <= 65535:
         raise InputError(f"--port {port} does not exist: take one from 1024 to 65535, or 0 for any free one.")
@@ -202,9 +208,10 @@ def _bind_sentence(error: OSError, host: str, port: int) -> str:
 
 
 def _parse(address: str, own: bool) -> Endpoint:
-    """Read one multiaddress; ``own`` ones have no peer id (it is allowed) and may listen anywhere.
+    """Read one multiaddress; `own` ones have no peer id (it is allowed) and may listen anywhere.
 
-    :raises ValueError: with the reason, as the end of a sentence.
+    Raises:
+        ValueError: with the reason, as the end of a sentence.
     """
     _refuse_foreign_notation(address)
     parts = address.strip("/").split("/")
@@ -255,7 +262,7 @@ def _check_host(family: str, host: str, own: bool) -> None:
 
 
 def _check_peer(parts: list[str], own: bool) -> None:
-    """Accepts ``p2p/ID`` and ``p2p/RELAY/p2p-circuit/p2p/ID``."""
+    """Accepts `p2p/ID` and `p2p/RELAY/p2p-circuit/p2p/ID`."""
     if own and not parts:
         return
     if parts[:1] not in (["p2p"], ["ipfs"]):
@@ -270,7 +277,7 @@ def _check_peer(parts: list[str], own: bool) -> None:
 
 
 def _is_peer_id(text: str) -> bool:
-    """A base58 multihash: sha2-256 of an RSA key (``Qm…``), or a short key itself (``12D3KooW…``, ``16Uiu2H…``)."""
+    """A base58 multihash: sha2-256 of an RSA key (`Qm…`), or a short key itself (`12D3KooW…`, `16Uiu2H…`)."""
     if not 40 <= len(text) <= 60 or any(letter not in _BASE58 for letter in text):
         return False
     number = 0

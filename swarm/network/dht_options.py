@@ -41,7 +41,8 @@ repair_hivemind()
 class NetworkOptions:
     """How this peer meets the others.
 
-    :raises InputError: ``public_ip`` is no IP address, or has no fixed port to go with.
+    Raises:
+        InputError: `public_ip` is no IP address, or has no fixed port to go with.
     """
 
     initial_peers: tuple[str, ...] = ()
@@ -49,11 +50,11 @@ class NetworkOptions:
     port: int = 0
     """TCP port to listen on; 0 takes any free one."""
     host_maddrs: tuple[str, ...] = ()
-    """Where to listen instead of ``/ip4/0.0.0.0/tcp/PORT``."""
+    """Where to listen instead of `/ip4/0.0.0.0/tcp/PORT`."""
     announce_maddrs: tuple[str, ...] = ()
     """What others are told instead of what p2pd finds out by itself."""
     public_ip: str | None = None
-    """Address of the router that forwards ``port`` to this machine; announced next to the others."""
+    """Address of the router that forwards `port` to this machine; announced next to the others."""
     identity_path: Path | None = None
     """Private key that fixes the peer id; made on first use. None takes a new identity every time."""
     client_mode: bool = False
@@ -90,7 +91,7 @@ class NetworkOptions:
         return list(dict.fromkeys(announced)) or None
 
     def check(self) -> None:
-        """:raises InputError: an own address is malformed, a port is taken, the identity cannot be read or made."""
+        """Raises InputError: an own address is malformed, a port is taken, the identity cannot be read or made."""
         for address in self.listen_addresses():
             endpoint = parse_own_address(address, "--host-maddrs" if self.host_maddrs else "--port")
             if endpoint.transport == "tcp" and endpoint.family in ("ip4", "ip6"):
@@ -107,13 +108,16 @@ class NetworkOptions:
 
 
 def start_dht(options: NetworkOptions, meanwhile: Callable[[], None] = lambda: None) -> SwarmDHT:
-    """Join the swarm of ``options.initial_peers``, or start a new one. Main thread only.
+    """Join the swarm of `options.initial_peers`, or start a new one. Main thread only.
 
-    :param meanwhile: done while the other process connects, such as further imports
-    :raises InputError: one sentence, no process left, when a port is taken, no initial peer answers as the peer it
-        should be, the clocks disagree by more than 3 s, the identity is unusable or taken, all within 30 s; when those
-        that are there are too busy to answer, for ``patience_seconds`` more; and when p2pd could not start in
-        ``startup_timeout_seconds``, twice.
+    Args:
+        meanwhile: done while the other process connects, such as further imports
+
+    Raises:
+        InputError: one sentence, no process left, when a port is taken, no initial peer answers as the peer it should
+            be, the clocks disagree by more than 3 s, the identity is unusable or taken, all within 30 s; when those
+            that are there are too busy to answer, for `patience_seconds` more; and when p2pd could not start in
+            `startup_timeout_seconds`, twice.
     """
     use_fork()
     allow_many_files()
@@ -148,9 +152,10 @@ def _launch_twice(options: NetworkOptions, peers: list[str], meanwhile: Callable
 
 
 def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[str]:
-    """Where others can reach this peer, as multiaddresses that end with ``/p2p/PEER_ID``; may be empty.
+    """Where others can reach this peer, as multiaddresses that end with `/p2p/PEER_ID`; may be empty.
 
-    :raises InputError: the DHT process does not answer in time
+    Raises:
+        InputError: the DHT process does not answer in time
     """
     try:
         return dht.run_coroutine(_list_addresses, return_future=True).result(timeout_seconds)
@@ -160,7 +165,7 @@ def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[st
 
 
 def stop_dht(dht: SwarmDHT, timeout_seconds: float = 3) -> None:
-    """End a DHT process and its p2pd: politely, after ``timeout_seconds`` by force. Never raises."""
+    """End a DHT process and its p2pd: politely, after `timeout_seconds` by force. Never raises."""
     below = [*dht.processes, *(descendants(dht.pid) if dht.pid else [])]
     dht.shutdown_timeout = timeout_seconds
     with contextlib.suppress(Exception):

@@ -46,7 +46,8 @@ COUNT_AGAIN_SECONDS = 0.2
 class KnownKeys:
     """Keys of the DHT under which this node stores something.
 
-    :param records: knows under which keys this peer writes, and whose records come first
+    Args:
+        records: knows under which keys this peer writes, and whose records come first
     """
 
     def __init__(self, records: OwnedRecords):
@@ -152,7 +153,8 @@ class BoundedStorage(DHTLocalStorage):
     def may_store(self, key: DHTID, subkey: Any, num_bytes: int, expiration_time: float) -> bool:
         """Whether there would be room for such a record; cheaper than to check its signature.
 
-        :param num_bytes: of its value and signature
+        Args:
+            num_bytes: of its value and signature
         """
         if not isinstance(subkey, bytes) or not self.known.knows(key):
             return False

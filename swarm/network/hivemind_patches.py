@@ -1,7 +1,7 @@
 """Repairs of Hivemind 1.1.12's transport and DHT, made before any process of it begins.
 
 - A call that is cancelled just before its answer arrives would end the task that reads all answers: the process would
-  never hear anybody again. Found by reading ``ControlClient._read_from_persistent_conn``.
+  never hear anybody again. Found by reading `ControlClient._read_from_persistent_conn`.
 - A handler that is cancelled would leave its task behind.
 - A stream whose handler has ended, while its caller still sends, would never be closed.
 - A message could be as long as its sender likes, and a caller could have as many streams and calls as it likes.
@@ -85,7 +85,7 @@ async def _add_handler(
     stream_output: bool = False,
     balanced: bool = False,
 ) -> None:
-    """As Hivemind's, except that whatever streams goes to :class:`ServedStream`."""
+    """As Hivemind's, except that whatever streams goes to `ServedStream`."""
     if not stream_input and not stream_output:
         return await self._add_protobuf_unary_handler(name, handler, input_protobuf_type, balanced=balanced)
 
@@ -124,7 +124,7 @@ async def _handle_some_calls(self: ControlClient, call_id: UUID, request: p2pd_p
 def _without_relay_service(make_arguments):
     """p2pd relays for anybody by default, at this volunteer's cost, and no argument of Hivemind's changes that.
 
-    ``-relayService=0`` alone does nothing: p2pd starts a second relay whenever its configuration enables relays, which
+    `-relayService=0` alone does nothing: p2pd starts a second relay whenever its configuration enables relays, which
     it does by default, and a flag can only switch them on. Calls over others' relays end with it; nobody here made any.
     """
 

@@ -33,9 +33,10 @@ def write_book(path: Path, addresses: Iterable[str]) -> None:
 
 
 def usable(addresses: object, peer_id: str | None = None) -> list[str]:
-    """The well-formed multiaddresses among anything that anyone may have written, at most ``MAX_REMEMBERED``.
+    """The well-formed multiaddresses among anything that anyone may have written, at most `MAX_REMEMBERED`.
 
-    :param peer_id: leave out those of other peers
+    Args:
+        peer_id: leave out those of other peers
     """
     found: list[str] = []
     for address in addresses[:MAX_REMEMBERED] if isinstance(addresses, list) else []:
@@ -51,7 +52,8 @@ def usable(addresses: object, peer_id: str | None = None) -> list[str]:
 def met_before(output_dir: Path, run_id: str | None, given: Sequence[str] = ()) -> list[str]:
     """Addresses that peers of this machine have noted, and where something still listens.
 
-    :param run_id: of which run; None for those in which one of the ``given`` addresses' peers has been met
+    Args:
+        run_id: of which run; None for those in which one of the `given` addresses' peers has been met
     """
     books = [read_book(path) for path in books_of(output_dir, run_id, given)]
     addresses = list(dict.fromkeys(address for book in books for address in book))
@@ -62,7 +64,7 @@ def met_before(output_dir: Path, run_id: str | None, given: Sequence[str] = ()) 
 
 
 def books_of(output_dir: Path, run_id: str | None, given: Sequence[str] = ()) -> list[Path]:
-    """The files in which peers of this machine have noted others, newest first; see :func:`met_before`."""
+    """The files in which peers of this machine have noted others, newest first; see `met_before`."""
     books = output_dir.expanduser().glob(f"{run_id or '*'}/*/{RunFolder('').peers.name}")
     newest_first = sorted(books, key=lambda path: path.stat().st_mtime, reverse=True)
     if run_id is not None:

@@ -19,10 +19,11 @@ DOWNLOAD_STATE = "rpc_download_state"
 class PeerService(ServicerBase):
     """Each call is answered by the one who knows about it.
 
-    :param namespace: run and recipe; peers of another one cannot reach these handlers
-    :param join_group: answers who wants to finish a step with this peer as its leader
-    :param aggregate_part: answers who sends a part of a round
-    :param download_state: answers who wants the state, or an average
+    Args:
+        namespace: run and recipe; peers of another one cannot reach these handlers
+        join_group: answers who wants to finish a step with this peer as its leader
+        aggregate_part: answers who sends a part of a round
+        download_state: answers who wants the state, or an average
     """
 
     def __init__(self, namespace: str, join_group: Callable, aggregate_part: Callable, download_state: Callable):

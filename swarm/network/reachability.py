@@ -53,9 +53,10 @@ CALLS_PER_MINUTE, CALLS_OF_A_PEER, CALLS_OF_A_HOST = 60, 5, 20
 class Reachability:
     """How this peer takes part, and why.
 
-    :param mode: a full peer can be called; an outbound-only one (client mode) only calls
-    :param reason: the end of a sentence
-    :param host: the address behind which others see this machine, or None if nobody said
+    Args:
+        mode: a full peer can be called; an outbound-only one (client mode) only calls
+        reason: the end of a sentence
+        host: the address behind which others see this machine, or None if nobody said
     """
 
     mode: Literal["full", "outbound-only"]
@@ -73,8 +74,9 @@ class Reachability:
 class CallMe:
     """The question.
 
-    :param port: TCP port on which the asker listens
-    :param nonce: what it says there
+    Args:
+        port: TCP port on which the asker listens
+        nonce: what it says there
     """
 
     port: int
@@ -85,7 +87,7 @@ class CallMe:
 
     @classmethod
     def FromString(cls, data: bytes) -> CallMe:  # noqa: N802
-        """:raises ValueError: whatever is wrong with it; the sender is not trusted"""
+        """Raises ValueError: whatever is wrong with it; the sender is not trusted"""
         port, nonce = from_wire(_CALL_ME, data, MAX_MESSAGE_BYTES)
         return cls(port, nonce)
 
@@ -94,8 +96,9 @@ class CallMe:
 class Called:
     """The answer.
 
-    :param host: IP address that the question came from; empty if it cannot be told
-    :param reached: whether the nonce was heard there
+    Args:
+        host: IP address that the question came from; empty if it cannot be told
+        reached: whether the nonce was heard there
     """
 
     host: str
@@ -106,7 +109,7 @@ class Called:
 
     @classmethod
     def FromString(cls, data: bytes) -> Called:  # noqa: N802
-        """:raises ValueError: whatever is wrong with it; the sender is not trusted"""
+        """Raises ValueError: whatever is wrong with it; the sender is not trusted"""
         host, reached = from_wire(_CALLED, data, MAX_MESSAGE_BYTES)
         if host:
             _family(host)
@@ -128,7 +131,8 @@ def _family(host: str) -> int:
 class ReachabilityService(ServicerBase):
     """Calls newcomers back. Its class name and method names are part of the wire protocol.
 
-    :param p2p: of the DHT; knows where a question came from
+    Args:
+        p2p: of the DHT; knows where a question came from
     """
 
     def __init__(self, p2p: P2P):
@@ -191,10 +195,13 @@ def measure_reachability(initial_peers: Sequence[str], port: int, identity_path:
 
     Takes one to two seconds, and starts and ends a p2pd of its own with another identity.
 
-    :param initial_peers: multiaddresses of running peers
-    :param port: the TCP port to listen on, free
-    :param identity_path: private key of the identity that is going to be used
-    :raises InputError: a running peer uses that identity already
+    Args:
+        initial_peers: multiaddresses of running peers
+        port: the TCP port to listen on, free
+        identity_path: private key of the identity that is going to be used
+
+    Raises:
+        InputError: a running peer uses that identity already
     """
     return asyncio.run(_measure(initial_peers, port, identity_path))
 

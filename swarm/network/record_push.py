@@ -1,6 +1,6 @@
-"""Records that go from node to node without a search; both classes run in the DHT process (``DHT.run_coroutine``).
+"""Records that go from node to node without a search; both classes run in the DHT process (`DHT.run_coroutine`).
 
-Hivemind's ``store`` first asks all nodes that are near a key which ones are nearer, and its ``get`` asks them what they
+Hivemind's `store` first asks all nodes that are near a key which ones are nearer, and its `get` asks them what they
 have. In a swarm where every node knows every other one, that is known already, and what was pushed is here.
 """
 
@@ -22,7 +22,8 @@ from swarm.network.signed_records import peer_of, plain, records_of
 class Push:
     """Store a record of this peer on the nodes next to its key, as far as this node knows them, and on this one.
 
-    :param subkey: of this peer's own records
+    Args:
+        subkey: of this peer's own records
     """
 
     def __init__(self, key: str, subkey: bytes, value: Any, expiration_time: float):
@@ -46,10 +47,11 @@ class Push:
 class PushedHere:
     """What others have stored under a key on this node.
 
-    Hivemind's ``get`` would also give what this node has found earlier, which may have changed since.
+    Hivemind's `get` would also give what this node has found earlier, which may have changed since.
 
-    :param most: entries, those of acquaintances first
-    :param max_bytes: of a value and its signature
+    Args:
+        most: entries, those of acquaintances first
+        max_bytes: of a value and its signature
     """
 
     def __init__(self, key: str, most: int, max_bytes: int):

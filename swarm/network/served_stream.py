@@ -23,9 +23,10 @@ PREFETCHED = 5
 class ServedStream:
     """A stream ends with its handler, when its caller hangs up, or when a request takes too long.
 
-    :param limits: of all streams of this process
-    :param context: who calls, and what
-    :param message_type: of requests
+    Args:
+        limits: of all streams of this process
+        context: who calls, and what
+        message_type: of requests
     """
 
     def __init__(

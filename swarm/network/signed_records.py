@@ -57,7 +57,8 @@ RUNS_ID = DHTID.generate(source=RUNS_KEY)
 class OwnedRecords(RSASignatureValidator):
     """Signs what this peer stores, and refuses what somebody else has stored in the name of a third.
 
-    :param key: this peer's own
+    Args:
+        key: this peer's own
     """
 
     def __init__(self, key: RSAPrivateKey):
@@ -103,9 +104,10 @@ class OwnedRecords(RSASignatureValidator):
 
 
 class Meet:
-    """Tell the DHT process who is no stranger (``DHT.run_coroutine``).
+    """Tell the DHT process who is no stranger (`DHT.run_coroutine`).
 
-    :param peers: a few, since many processes write to its pipe, where only small messages stay in one piece
+    Args:
+        peers: a few, since many processes write to its pipe, where only small messages stay in one piece
     """
 
     def __init__(self, peers: Sequence[PeerID]):
@@ -137,7 +139,8 @@ def _owner_in(encoded: bytes) -> PeerID | None:
 def plain(data: bytes) -> Any:
     """As Hivemind decodes it, but without the types that it adds.
 
-    :raises ValueError: there is nothing that can be decoded, or more
+    Raises:
+        ValueError: there is nothing that can be decoded, or more
     """
     return msgpack.unpackb(data, raw=False, ext_hook=_refuse)
 
@@ -157,8 +160,9 @@ def read_key(path: Path) -> RSAPrivateKey:
 def owned_entries(found: Any, most: int, first: Container[PeerID] = ()) -> list[tuple[PeerID, Any]]:
     """The owners and the values of what has been found under a key of the DHT.
 
-    :param most: so many of them
-    :param first: whose entries come first, wherever they are
+    Args:
+        most: so many of them
+        first: whose entries come first, wherever they are
     """
     entries = getattr(found, "value", None)
     chosen, others = [], []
@@ -214,7 +218,8 @@ def _der(tag: int, content: bytes) -> bytes:
 def prepare_identity(path: Path) -> PeerID:
     """The peer id of a private key file, made (RSA, mode 0600) if there is none.
 
-    :raises InputError: it cannot be made, read or understood.
+    Raises:
+        InputError: it cannot be made, read or understood.
     """
     try:
         if not path.exists():

@@ -32,7 +32,7 @@ REQUEST_SECONDS = 10.0
 MAX_REQUEST_BYTES = 2**16
 """Of a request that is a single message."""
 SLOWEST_BYTES_PER_SECOND = 50_000
-"""A message of parts that has begun may take so much longer than ``REQUEST_SECONDS``, over a slow line."""
+"""A message of parts that has begun may take so much longer than `REQUEST_SECONDS`, over a slow line."""
 MAX_COMPLAINTS = 16
 
 
@@ -54,7 +54,7 @@ class StreamLimits:
         self._wake()
 
     def open_stream(self, peer: PeerID) -> bool:
-        """Whether one more stream of this peer may be served; then :meth:`close_stream` has to be called for it."""
+        """Whether one more stream of this peer may be served; then `close_stream` has to be called for it."""
         is_stranger = peer not in self._met
         if self._streams[peer] >= STREAMS:
             self._complain_once(peer, f"{peer} has {STREAMS} streams open")
@@ -75,7 +75,7 @@ class StreamLimits:
         self._take(self._streams, peer, 1)
 
     async def take_bytes(self, peer: PeerID, num_bytes: int) -> None:
-        """Wait until so many bytes of this peer may be buffered; :meth:`give_bytes` gives them back."""
+        """Wait until so many bytes of this peer may be buffered; `give_bytes` gives them back."""
         while not self._has_room(peer, num_bytes):
             await self._freed.wait()
         self._bytes[peer] += num_bytes

@@ -1,4 +1,4 @@
-"""``python -m swarm.peer``."""
+"""`python -m swarm.peer`."""
 
 from recipe.interrupts import end_silently
 

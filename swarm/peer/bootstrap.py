@@ -1,4 +1,4 @@
-"""How a peer finds its swarm: everything about ``--initial-peers`` that is decided before something is built."""
+"""How a peer finds its swarm: everything about `--initial-peers` that is decided before something is built."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from swarm.peer.options import PeerOptions, own_recipe
 class Bootstrap:
     """Where a peer begins.
 
-    :param addresses: of peers that answer now; none if it begins alone
-    :param joins: it has been told whom to join
-    :param new_recipe: what it trains if it has to start a run; None if it may only join one
+    Args:
+        addresses: of peers that answer now; none if it begins alone
+        joins: it has been told whom to join
+        new_recipe: what it trains if it has to start a run; None if it may only join one
     """
 
     addresses: tuple[str, ...]
@@ -28,9 +29,12 @@ class Bootstrap:
 def resolve_bootstrap(options: PeerOptions, stored: Recipe | None = None) -> Bootstrap:
     """Parse the addresses, and ask once who answers.
 
-    :param stored: recipe of the run that this peer goes on with if nobody answers; None: then it does not
-    :raises NobodyAnswers: nobody answers, and there is nothing to go on with
-    :raises InputError: an address is malformed
+    Args:
+        stored: recipe of the run that this peer goes on with if nobody answers; None: then it does not
+
+    Raises:
+        NobodyAnswers: nobody answers, and there is nothing to go on with
+        InputError: an address is malformed
     """
     given = parse_initial_peers(options.initial_peers)
     if given:

@@ -42,13 +42,14 @@ class PatientConsole(Console):
 class SwarmMetrics(L.Callback):
     """Logs how each global update came about, and keeps the sums for the summary.
 
-    Tags: ``swarm/peers``, ``swarm/samples``, ``swarm/own_samples``, ``swarm/loss`` (over all peers' samples),
-    ``perf/swarm_samples_per_second`` (samples of the update over its time, validation excluded),
-    ``round/compute_seconds``, ``round/blocked_seconds``, ``round/meeting_seconds``, ``round/exchange_seconds`` and
-    ``round/parts_received_fraction`` (of the average and, as a reducer, of the others' gradients). Rounds that failed
-    are in ``rounds.jsonl`` as well: a line for each :class:`~swarm.protocol.round_report.RoundEvent`.
+    Tags: `swarm/peers`, `swarm/samples`, `swarm/own_samples`, `swarm/loss` (over all peers' samples),
+    `perf/swarm_samples_per_second` (samples of the update over its time, validation excluded),
+    `round/compute_seconds`, `round/blocked_seconds`, `round/meeting_seconds`, `round/exchange_seconds` and
+    `round/parts_received_fraction` (of the average and, as a reducer, of the others' gradients). Rounds that failed
+    are in `rounds.jsonl` as well: a line for each `RoundEvent`.
 
-    :param rounds: that file
+    Args:
+        rounds: that file
     """
 
     def __init__(self, rounds: Path) -> None:
@@ -127,12 +128,13 @@ class SwarmMetrics(L.Callback):
 
 
 class StatusReporter(L.Callback):
-    """Keeps ``status.json`` fresh and shows a person what is going on: a live table, or a line now and then.
+    """Keeps `status.json` fresh and shows a person what is going on: a live table, or a line now and then.
 
-    :param folder: whose ``status.json``
-    :param status: what is known before the training starts
-    :param metrics: sums and rates
-    :param stop_requested: set when this peer was asked to leave
+    Args:
+        folder: whose `status.json`
+        status: what is known before the training starts
+        metrics: sums and rates
+        stop_requested: set when this peer was asked to leave
     """
 
     def __init__(self, folder: RunFolder, status: Status, metrics: SwarmMetrics, stop_requested: threading.Event):
@@ -240,10 +242,11 @@ class StatusReporter(L.Callback):
 
 
 class FirstContribution(L.Callback):
-    """Ends the phases ``state`` (with ``waiting`` for others) and ``first micro-batch`` of a clock, and says so.
+    """Ends the phases `state` (with `waiting` for others) and `first micro-batch` of a clock, and says so.
 
-    :param clock: whose earlier phases have ended
-    :param say: prints one line
+    Args:
+        clock: whose earlier phases have ended
+        say: prints one line
     """
 
     def __init__(self, clock: StartupTimer, say: Callable[[str], None]):

@@ -23,8 +23,9 @@ OWN_PREFIX = "own-step-"
 def kept_checkpoints(folder: Path, every_steps: int) -> list[ModelCheckpoint]:
     """Callbacks that keep the best checkpoint and the last ones.
 
-    :param folder: where they go
-    :param every_steps: global updates from one to the next
+    Args:
+        folder: where they go
+        every_steps: global updates from one to the next
     """
     best = ModelCheckpoint(
         folder,
@@ -48,8 +49,11 @@ def kept_checkpoints(folder: Path, every_steps: int) -> list[ModelCheckpoint]:
 def newest_checkpoint(folder: Path, needed: bool) -> tuple[Path | None, dict[str, Any] | None]:
     """The latest checkpoint that can be read, and what matters of it now; None and None if there is none.
 
-    :param needed: nobody else holds a state: that all are damaged is an error then
-    :raises InputError: all are damaged
+    Args:
+        needed: nobody else holds a state: that all are damaged is an error then
+
+    Raises:
+        InputError: all are damaged
     """
     found = [path for path in folder.glob("[!.]*.ckpt") if not path.name.startswith(OWN_PREFIX)]
     read = [(path, content) for path in found if (content := _read(path)) is not None]
@@ -82,7 +86,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def sweep_checkpoints(folder: Path, step: int) -> None:
-    """Delete those before ``step``, from which this peer goes on, but for the last ones.
+    """Delete those before `step`, from which this peer goes on, but for the last ones.
 
     Lightning keeps the one from which a training went on for good: a peer that dies often would fill its disk.
     """

@@ -45,15 +45,18 @@ LEAVE_SECONDS = 10.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """``python -m swarm.peer``; returns the exit status."""
+    """`python -m swarm.peer`; returns the exit status."""
     return run(lambda: parse_options(arguments))
 
 
 def run(read: Callable[[], PeerOptions]) -> int:
     """Run a peer until it is done.
 
-    :param read: reads the command line
-    :returns: the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C
+    Args:
+        read: reads the command line
+
+    Returns:
+        the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C
     """
     clock = StartupTimer()
     reap()
@@ -80,10 +83,13 @@ def run(read: Callable[[], PeerOptions]) -> int:
 class Peer:
     """One volunteer's session, from the command line to the summary.
 
-    :param options: the command line
-    :param clock: times the start
-    :param stored: recipe of the run that it goes on with if nobody answers; None: then it does not
-    :raises InputError: also from :meth:`run`, when something that a person gave cannot work
+    Args:
+        options: the command line
+        clock: times the start
+        stored: recipe of the run that it goes on with if nobody answers; None: then it does not
+
+    Raises:
+        InputError: also from `run`, when something that a person gave cannot work
     """
 
     def __init__(self, options: PeerOptions, clock: StartupTimer, stored: Recipe | None = None):

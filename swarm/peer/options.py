@@ -1,4 +1,4 @@
-"""The options of ``python -m swarm.peer``; reading them imports nothing slow."""
+"""The options of `python -m swarm.peer`; reading them imports nothing slow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MachineOptions:
     """Write a checkpoint after so many global updates, and at the end; the last three and the best one are kept."""
 
     def check(self) -> None:
-        """:raises InputError: a value cannot work"""
+        """Raises InputError: a value cannot work"""
         at_least(self, 1, "batch_size", "checkpoint_every_steps")
         at_least(self, 0, "num_workers")
 
@@ -52,7 +52,7 @@ class LeavingOptions:
     """Leave when the validation accuracy reaches this fraction, such as 0.95."""
 
     def check(self) -> None:
-        """:raises InputError: a value cannot work"""
+        """Raises InputError: a value cannot work"""
         at_least(self, 1, "max_steps")
         check_stops(self.max_time, self.target_accuracy)
 
@@ -75,7 +75,7 @@ class ConnectionOptions:
     """Only call others, never be called (for machines that cannot be reached)."""
 
     def check(self) -> None:
-        """:raises InputError: a value cannot work"""
+        """Raises InputError: a value cannot work"""
         if not 0 <= self.port <= 65535:
             raise InputError(f"--port is {self.port}: give 0 (any free port) to 65535.")
 
@@ -93,7 +93,7 @@ class PatienceOptions:
     with those who are left."""
 
     def check(self) -> None:
-        """:raises InputError: a value cannot work"""
+        """Raises InputError: a value cannot work"""
         at_least(self, 1, "min_peers")
         for name in ("matchmaking_time", "averaging_timeout"):
             if not 0 < getattr(self, name) <= 3600:
@@ -144,7 +144,7 @@ class PeerOptions:
         return {name: value for name, value in given.items() if value is not None}
 
     def check_micro_batch(self, target_batch_size: int) -> None:
-        """:raises InputError: --batch-size is more than the whole swarm needs for an update"""
+        """Raises InputError: --batch-size is more than the whole swarm needs for an update"""
         if self.machine.batch_size and self.machine.batch_size > target_batch_size:
             raise InputError(
                 f"A micro-batch of {self.machine.batch_size} does not fit the target batch size of "
@@ -155,8 +155,9 @@ class PeerOptions:
 def parse_options(arguments: list[str] | None = None, prog: str = "python -m swarm.peer") -> PeerOptions:
     """Read the command line; dashes and underscores alike.
 
-    :raises InputError: a value that cannot work
-    :raises SystemExit: status 2 for what is not an option, 0 for ``--help``
+    Raises:
+        InputError: a value that cannot work
+        SystemExit: status 2 for what is not an option, 0 for `--help`
     """
     return read_options(PeerOptions, arguments, prog)
 

@@ -17,9 +17,10 @@ class ReachablePeerCheck(L.Callback):
     Outbound-only peers cannot call each other: each would wait for the others, or go on by itself for nothing. A thread
     of its own looks, because a round that finds nobody lasts.
 
-    :param client_mode: whether this peer is outbound-only; nothing happens otherwise
-    :param stop_requested: set to leave
-    :param patience_seconds: how long to hope; None for ``PATIENCE_SECONDS``
+    Args:
+        client_mode: whether this peer is outbound-only; nothing happens otherwise
+        stop_requested: set to leave
+        patience_seconds: how long to hope; None for `PATIENCE_SECONDS`
     """
 
     def __init__(self, client_mode: bool, stop_requested: threading.Event, patience_seconds: float | None = None):
@@ -53,7 +54,10 @@ class ReachablePeerCheck(L.Callback):
 
 
 def complaint(num_others: int) -> str:
-    """:param num_others: outbound-only peers that are there besides this one"""
+    """
+    Args:
+        num_others: outbound-only peers that are there besides this one
+    """
     there = f"{num_others + 1} outbound-only peers are" if num_others else "one outbound-only peer is"
     return (
         f"Nobody in this swarm can be called from outside (only {there} there), and outbound-only peers cannot average "

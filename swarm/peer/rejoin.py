@@ -2,7 +2,7 @@
 
 After a power cut everybody waits for somebody. Whoever has trained before holds a state to go on with: after a while it
 begins alone, and the others, who try again all the time, join it. Those who begin at the same moment find each other
-later, as the halves of a divided network do (:mod:`swarm.membership.announcer`), and the latest step wins.
+later, as the halves of a divided network do (`swarm.membership.announcer`), and the latest step wins.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ ALONE_SECONDS = 30.0
 def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
     """Id and recipe of the run that this command line goes on with, if there is a checkpoint of this peer.
 
-    Without ``--run-id`` it is the latest one in which this peer has met one of ``--initial-peers``.
+    Without `--run-id` it is the latest one in which this peer has met one of `--initial-peers`.
 
-    :raises InputError: an address is malformed
+    Raises:
+        InputError: an address is malformed
     """
     output_dir, name = options.machine.output_dir.expanduser(), options.machine.public_name
     if name is None:
@@ -52,9 +53,10 @@ def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:
 
 
 def resumed(options: PeerOptions) -> PeerOptions:
-    """With ``--resume``, the options that go on with the newest checkpoint; else the same.
+    """With `--resume`, the options that go on with the newest checkpoint; else the same.
 
-    :raises InputError: there is none, or nothing can be done with it
+    Raises:
+        InputError: there is none, or nothing can be done with it
     """
     if not options.resume:
         return options
@@ -77,11 +79,14 @@ def resumed(options: PeerOptions) -> PeerOptions:
 def come_back(make_peer: Callable[[bool], Any], again: bool, has_trained: bool, leave: Callable) -> int:
     """Run a peer, and try again if nobody is there to read why it cannot join, or nobody answers one that was there.
 
-    :param make_peer: of :class:`swarm.peer.main.Peer`; called with whether it may go on alone
-    :param again: it started again by itself; what is in its way, such as its own port, may pass
-    :param has_trained: there is a state that it can go on with alone
-    :param leave: handles a signal while everything is imported, which would swallow an exception
-    :raises InputError: it cannot join, has not been able to for ten minutes, or its training ended by this
+    Args:
+        make_peer: of `swarm.peer.main.Peer`; called with whether it may go on alone
+        again: it started again by itself; what is in its way, such as its own port, may pass
+        has_trained: there is a state that it can go on with alone
+        leave: handles a signal while everything is imported, which would swallow an exception
+
+    Raises:
+        InputError: it cannot join, has not been able to for ten minutes, or its training ended by this
     """
     began, told = time.monotonic(), ""
     alone_after_seconds = ALONE_SECONDS * random.uniform(1, 2)  # the others may join the first one

@@ -12,7 +12,8 @@ from swarm.network.reachability import Reachability, measure_reachability
 def measured(network: NetworkOptions) -> tuple[Reachability, NetworkOptions]:
     """How this peer takes part, and the network options that go with it.
 
-    :raises InputError: the port is taken, or a running peer uses the identity
+    Raises:
+        InputError: the port is taken, or a running peer uses the identity
     """
     if network.client_mode:
         return Reachability("outbound-only", "because --client-mode was given"), network

@@ -46,16 +46,19 @@ AVERAGING_PROCESS = "The averaging process"
 class Session:
     """Everything that can be wrong before training is wrong here: the folder, the data, the device, the micro-batch.
 
-    :param options: this peer's own settings
-    :param name: public name
-    :param dht: a running DHT; stays running
-    :param manifest: what is trained
-    :param joins: whether others train already: a checkpoint of this peer that cannot be read is then no obstacle
-    :param addresses: where this peer can be reached
-    :param stop_requested: when set, this peer leaves at the next opportunity
-    :param clock: times the start
-    :param on_death: called, from another thread, with the name of a process of this peer that has died alone
-    :raises InputError: something that a person gave cannot work
+    Args:
+        options: this peer's own settings
+        name: public name
+        dht: a running DHT; stays running
+        manifest: what is trained
+        joins: whether others train already: a checkpoint of this peer that cannot be read is then no obstacle
+        addresses: where this peer can be reached
+        stop_requested: when set, this peer leaves at the next opportunity
+        clock: times the start
+        on_death: called, from another thread, with the name of a process of this peer that has died alone
+
+    Raises:
+        InputError: something that a person gave cannot work
     """
 
     def __init__(
@@ -161,8 +164,11 @@ class Session:
     def train(self) -> str:
         """Train until the run ends or this peer leaves.
 
-        :returns: a few sentences for the person who gave the machine
-        :raises InputError: this peer is outbound-only, and nobody is left whom it could call; its weights are saved
+        Returns:
+            a few sentences for the person who gave the machine
+
+        Raises:
+            InputError: this peer is outbound-only, and nobody is left whom it could call; its weights are saved
         """
         trainer = self._trainer()
         _silence_lightning()

@@ -3,7 +3,7 @@
 - torch's files in shared memory. torch takes them away when a process ends, by a manager process of its own. Where that
   is killed as well, as service managers do, or a peer starts again in place, they would stay until the machine is
   switched off: the model's size in memory, each time.
-- The folder with the sockets by which p2pd and its callers talk (:mod:`swarm.runtime.sockets`).
+- The folder with the sockets by which p2pd and its callers talk (`swarm.runtime.sockets`).
 """
 
 from __future__ import annotations

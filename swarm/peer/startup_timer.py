@@ -28,7 +28,8 @@ class StartupTimer:
     def ends(self, phase: str, waiting_seconds: float = 0.0) -> None:
         """What happened since the last call was this phase.
 
-        :param waiting_seconds: at its end, for other peers: a part of its own
+        Args:
+            waiting_seconds: at its end, for other peers: a part of its own
         """
         now = time.time()
         self._add(phase, now - self._since - waiting_seconds)

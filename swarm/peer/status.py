@@ -25,22 +25,23 @@ WIDE_COLUMNS = 100
 class Status:
     """A moment in a peer's life.
 
-    :param name: public name
-    :param run_id: the run
-    :param phase: what it is doing now
-    :param step: global updates so far
-    :param total_steps: where the run ends, or this peer leaves
-    :param samples: samples of the swarm towards the next update, an estimate between records
-    :param target_batch_size: samples that a global update takes
-    :param num_peers: peers in the last update
-    :param rate: this peer's samples per second, waiting included
-    :param swarm_rate: the swarm's samples per second
-    :param loss: training loss of the last update over all peers
-    :param val_accuracy: last validation accuracy, 0 to 1
-    :param contributed: samples that this peer has put into averages
-    :param swarm_samples: samples in all averages that this peer took part in
-    :param addresses: where it can be reached
-    :param ended: why it is no longer training, or empty
+    Args:
+        name: public name
+        run_id: the run
+        phase: what it is doing now
+        step: global updates so far
+        total_steps: where the run ends, or this peer leaves
+        samples: samples of the swarm towards the next update, an estimate between records
+        target_batch_size: samples that a global update takes
+        num_peers: peers in the last update
+        rate: this peer's samples per second, waiting included
+        swarm_rate: the swarm's samples per second
+        loss: training loss of the last update over all peers
+        val_accuracy: last validation accuracy, 0 to 1
+        contributed: samples that this peer has put into averages
+        swarm_samples: samples in all averages that this peer took part in
+        addresses: where it can be reached
+        ended: why it is no longer training, or empty
     """
 
     name: str
@@ -110,7 +111,8 @@ def percent(fraction: float | None) -> str:
 def status_table(statuses: list[Status], title: str, width: int) -> Table:
     """A live table with a row for each peer: progress, pace, quality, and what it does now.
 
-    :param width: columns of the terminal; 80 are enough for what matters most
+    Args:
+        width: columns of the terminal; 80 are enough for what matters most
     """
     wide = width >= WIDE_COLUMNS
     cells = [_cells(status, wide) for status in statuses]

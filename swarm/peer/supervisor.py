@@ -26,10 +26,11 @@ _RESTARTS = "SWARM_RESTARTS"
 class Supervisor(L.Callback):
     """Watches a peer's processes while it waits for company and trains.
 
-    :param processes: their names and pids at this moment
-    :param on_death: called once, from a thread, with the name of the first that was found dead
-    :param note: names what this peer's last life may have left, then what this one may leave
-    :param leaves: set when this peer is asked to leave: its processes end because they should
+    Args:
+        processes: their names and pids at this moment
+        on_death: called once, from a thread, with the name of the first that was found dead
+        note: names what this peer's last life may have left, then what this one may leave
+        leaves: set when this peer is asked to leave: its processes end because they should
     """
 
     def __init__(
@@ -91,8 +92,9 @@ def _is_alive(process: psutil.Process) -> bool:
 def start_again(options: Sequence[str], trained_seconds: float) -> None:
     """Replace this process by a new one with the same command line; returns only if that has been done too often.
 
-    :param options: further ones for the command line; later ones count
-    :param trained_seconds: since the last start
+    Args:
+        options: further ones for the command line; later ones count
+        trained_seconds: since the last start
     """
     restarts = 0 if trained_seconds > LONG_SECONDS else int(os.environ.get(_RESTARTS, 0))
     if restarts >= MAX_RESTARTS:

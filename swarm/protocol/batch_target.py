@@ -12,7 +12,8 @@ MAX_UPDATES_OF_SAMPLES = 2
 class BatchTarget:
     """The target batch size; equal on all peers.
 
-    :param samples: of all peers together that make a global update; 0: any number will do
+    Args:
+        samples: of all peers together that make a global update; 0: any number will do
     """
 
     samples: int
@@ -28,6 +29,7 @@ class BatchTarget:
     def most_of(self, most: int) -> int:
         """Samples that one member can count for, whatever it says.
 
-        :param most: where any number will do
+        Args:
+            most: where any number will do
         """
         return MAX_UPDATES_OF_SAMPLES * self.samples or most

@@ -55,8 +55,9 @@ class RoundEnded(Exception):  # noqa: N818 (reads as what happened)
 class RoundFailed(RoundEnded):
     """The round did not give this peer a complete average; nothing was applied and nothing accumulated is lost.
 
-    :param reason: the end of a sentence
-    :param lost: members that are not there any more
+    Args:
+        reason: the end of a sentence
+        lost: members that are not there any more
     """
 
     def __init__(self, reason: str, lost: frozenset[PeerID] = frozenset()):
@@ -68,14 +69,14 @@ class RoundFailed(RoundEnded):
 
 
 class Behind(RoundEnded):
-    """The swarm has gone on without this peer: its state has to be downloaded. ``args[0]`` is the swarm's step."""
+    """The swarm has gone on without this peer: its state has to be downloaded. `args[0]` is the swarm's step."""
 
     def __str__(self) -> str:
         return "the swarm has gone on without this peer"
 
 
 class ShortBatch(RoundEnded):
-    """A ``group`` met before it had the samples of an update: all its members compute on."""
+    """A `group` met before it had the samples of an update: all its members compute on."""
 
     def __init__(self, group: Group):
         super().__init__(group)
@@ -88,7 +89,8 @@ class ShortBatch(RoundEnded):
 class Refused(RoundEnded):
     """A leader says that it averages another model.
 
-    :param leader: its peer id
+    Args:
+        leader: its peer id
     """
 
     def __init__(self, leader: PeerID):
@@ -103,11 +105,12 @@ class Refused(RoundEnded):
 class Member:
     """A peer that is expected in the next round, as its progress record says.
 
-    :param peer_id: libp2p peer id
-    :param joined: DHT time in seconds when it joined, or came back; the senior (smallest) full peer leads
-    :param client_mode: it cannot be dialled, so it neither leads nor reduces
-    :param awaited: a group closes without it if it is not
-    :param proven: it has been in a group with this peer since it joined; who has not, may say what it likes
+    Args:
+        peer_id: libp2p peer id
+        joined: DHT time in seconds when it joined, or came back; the senior (smallest) full peer leads
+        client_mode: it cannot be dialled, so it neither leads nor reduces
+        awaited: a group closes without it if it is not
+        proven: it has been in a group with this peer since it joined; who has not, may say what it likes
     """
 
     peer_id: PeerID
@@ -131,14 +134,15 @@ def first_members(members: Iterable[Member], me: PeerID) -> list[Member]:
 class Ticket:
     """What a member brings to a round; every member sees every ticket before any gradient travels.
 
-    :param step: the global update that this peer wants to finish
-    :param samples: samples in its gradient, which is its weight in the average; 0 means that it gives nothing
-    :param client_mode: it cannot be dialled
-    :param loss: mean training loss over its samples
-    :param lineage: name of the round that its weights came out of; equal steps of different histories never mix.
-        :data:`ANY_LINEAGE` for a listener
-    :param sketch: of these weights (:mod:`swarm.state_sync.weight_sketch`); empty if it is not known
-    :param warm: whether its PowerSGD goes on from the round of this lineage
+    Args:
+        step: the global update that this peer wants to finish
+        samples: samples in its gradient, which is its weight in the average; 0 means that it gives nothing
+        client_mode: it cannot be dialled
+        loss: mean training loss over its samples
+        lineage: name of the round that its weights came out of; equal steps of different histories never mix.
+            `ANY_LINEAGE` for a listener
+        sketch: of these weights (`swarm.state_sync.weight_sketch`); empty if it is not known
+        warm: whether its PowerSGD goes on from the round of this lineage
     """
 
     step: int
@@ -164,7 +168,7 @@ class Ticket:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Ticket:
-        """:raises ValueError: whatever is wrong with it; the sender is not trusted"""
+        """Raises ValueError: whatever is wrong with it; the sender is not trusted"""
         step, samples, client_mode, loss, lineage, sketch, warm = from_wire(_TICKET, data, MAX_TICKET_BYTES)
         if lineage == ANY_LINEAGE and samples:
             raise ValueError("a listener has no samples")
@@ -176,9 +180,10 @@ class Ticket:
 class Group:
     """A closed group: the same on all its members.
 
-    :param group_id: name of this round
-    :param peer_ids: members; the i-th reduces the i-th share of the vector (client-mode members: no share)
-    :param tickets: one for each member, in the same order
+    Args:
+        group_id: name of this round
+        peer_ids: members; the i-th reduces the i-th share of the vector (client-mode members: no share)
+        tickets: one for each member, in the same order
     """
 
     group_id: bytes
@@ -191,7 +196,8 @@ class Group:
 
         Whom its leader tells otherwise asks for a round of another name, and never averages with these.
 
-        :param nonce: 16 random bytes
+        Args:
+            nonce: 16 random bytes
         """
         as_read = [Ticket.from_bytes(ticket.to_bytes()) for ticket in tickets]  # not finite is not finite
         content = [nonce, *(peer.to_bytes() for peer in peer_ids), *(ticket.to_bytes() for ticket in as_read)]

@@ -16,17 +16,18 @@ from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, Ticke
 class RoundReport:
     """What one peer saw of one round.
 
-    :param group: who took part, with what weight
-    :param parts_expected: parts of the average that this peer should receive from the reducers, itself included
-    :param parts_received: parts that it did receive
-    :param inputs_expected: parts of other peers' gradients that this peer should have reduced, its own included
-    :param inputs_received: parts that it did reduce
-    :param meeting_seconds: from entering the round to a closed group
-    :param exchange_seconds: from a closed group to the complete average
-    :param bytes_sent: of gradients and averages, as messages, before the network's own headers
-    :param bytes_received: the same
-    :param lost: members that were found not to be there any more
-    :param blamed: members that sent what no honest peer sends or are far too slow, and which of these
+    Args:
+        group: who took part, with what weight
+        parts_expected: parts of the average that this peer should receive from the reducers, itself included
+        parts_received: parts that it did receive
+        inputs_expected: parts of other peers' gradients that this peer should have reduced, its own included
+        inputs_received: parts that it did reduce
+        meeting_seconds: from entering the round to a closed group
+        exchange_seconds: from a closed group to the complete average
+        bytes_sent: of gradients and averages, as messages, before the network's own headers
+        bytes_received: the same
+        lost: members that were found not to be there any more
+        blamed: members that sent what no honest peer sends or are far too slow, and which of these
     """
 
     group: Group
@@ -71,15 +72,16 @@ class RoundReport:
 class StepReport:
     """How a global update came about.
 
-    :param step: global updates so far, this one included
-    :param num_peers: peers whose gradients are in it
-    :param samples: samples in it, over all peers
-    :param own_samples: samples that this peer put in
-    :param loss: mean training loss over all its samples
-    :param compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
-    :param blocked_seconds: while nothing was computed because the round had to end first
-    :param round: what the exchange looked like, None if this peer was alone
-    :param apply_seconds: from the average to updated weights
+    Args:
+        step: global updates so far, this one included
+        num_peers: peers whose gradients are in it
+        samples: samples in it, over all peers
+        own_samples: samples that this peer put in
+        loss: mean training loss over all its samples
+        compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
+        blocked_seconds: while nothing was computed because the round had to end first
+        round: what the exchange looked like, None if this peer was alone
+        apply_seconds: from the average to updated weights
     """
 
     step: int
@@ -111,26 +113,27 @@ class StepReport:
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """How a round ended for one peer: a line of ``rounds.jsonl``.
+    """How a round ended for one peer: a line of `rounds.jsonl`.
 
-    :param step: the global update that it was to make
-    :param outcome: "averaged", "alone", or why it failed
-    :param members: ids of those who took part, in the order of their shares
-    :param samples: of all of them, also of those who were lost: parts of the average have something of theirs
-    :param own_samples: of this peer; after a failure they count for the next round
-    :param compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
-    :param waiting_seconds: while nothing was computed because the round had to end first
-    :param meeting_seconds: matchmaking
-    :param exchange_seconds: transfer
-    :param apply_seconds: from the average to updated weights
-    :param bytes_sent: of gradients and averages
-    :param bytes_received: the same
-    :param received_fraction: of the parts that this peer should have received
-    :param member_samples: of each member, as it said
-    :param member_losses: mean training loss of each member, as it said; None where it has no samples
-    :param group_size: how many took part; 0 if no group came about, or the round failed before anybody was told of it
-    :param lost: ids of those that were found not to be there any more
-    :param blamed: ids of those that sent what no honest peer sends, or are far too slow
+    Args:
+        step: the global update that it was to make
+        outcome: "averaged", "alone", or why it failed
+        members: ids of those who took part, in the order of their shares
+        samples: of all of them, also of those who were lost: parts of the average have something of theirs
+        own_samples: of this peer; after a failure they count for the next round
+        compute_seconds: from micro-batch to micro-batch; waiting and validating do not count
+        waiting_seconds: while nothing was computed because the round had to end first
+        meeting_seconds: matchmaking
+        exchange_seconds: transfer
+        apply_seconds: from the average to updated weights
+        bytes_sent: of gradients and averages
+        bytes_received: the same
+        received_fraction: of the parts that this peer should have received
+        member_samples: of each member, as it said
+        member_losses: mean training loss of each member, as it said; None where it has no samples
+        group_size: how many took part; 0 if no group came about, or the round failed before anybody was told of it
+        lost: ids of those that were found not to be there any more
+        blamed: ids of those that sent what no honest peer sends, or are far too slow
     """
 
     step: int

@@ -17,7 +17,8 @@ def is_run_id(name: object) -> bool:
 def key_prefix(run_id: str, fingerprint: str) -> str:
     """Start of all DHT keys of a run. Other recipes get others; no dots, they have a meaning to hivemind.
 
-    :raises ValueError: one of them is no such thing
+    Raises:
+        ValueError: one of them is no such thing
     """
     if not is_run_id(run_id) or not isinstance(fingerprint, str) or not _FINGERPRINT.fullmatch(fingerprint):
         raise ValueError("no run id and fingerprint")

@@ -28,8 +28,11 @@ def to_wire(*fields: Any) -> bytes:
 def from_wire(decoder: msgspec.msgpack.Decoder[T], data: object, most_bytes: int) -> T:
     """The fields of a message.
 
-    :param decoder: of a tuple of bounded types
-    :raises ValueError: it is too long, or a field is missing, of another type or out of bounds
+    Args:
+        decoder: of a tuple of bounded types
+
+    Raises:
+        ValueError: it is too long, or a field is missing, of another type or out of bounds
     """
     if not isinstance(data, bytes) or len(data) > most_bytes:
         raise ValueError(f"it has to be at most {most_bytes} bytes")

@@ -12,7 +12,7 @@ HANG_UP_SECONDS = 10.0
 
 
 def wait_a_little(future: Future) -> None:
-    """Wait until the future is done, or for ``POLL_SECONDS``."""
+    """Wait until the future is done, or for `POLL_SECONDS`."""
     try:
         future.exception(timeout=POLL_SECONDS)
     except TimeoutError:

@@ -15,10 +15,11 @@ ACTIONS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 class Fault:
     """What happens to a peer.
 
-    :param action: one of ``ACTIONS``
-    :param stage: one of ``STAGES``
-    :param step: the first step at which it happens; who takes a state has none yet
-    :param trainer: process that the signal goes to; its children go with it
+    Args:
+        action: one of `ACTIONS`
+        stage: one of `STAGES`
+        step: the first step at which it happens; who takes a state has none yet
+        trainer: process that the signal goes to; its children go with it
     """
 
     action: str
@@ -28,7 +29,7 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """:raises ValueError: it is not "ACTION STAGE STEP" """
+        """Raises ValueError: it is not "ACTION STAGE STEP"."""
         action, _, rest = text.partition(" ")
         stage, _, step = rest.rpartition(" ")
         if action not in ACTIONS or stage not in STAGES:
@@ -42,7 +43,8 @@ _planned: Fault | None = None
 def plan(text: str) -> None:
     """Let it happen in this process, or in a child that is made from now on; nothing if the text is empty.
 
-    :param text: like "kill exchanging 12": when it has sent its first part for update 13
+    Args:
+        text: like "kill exchanging 12": when it has sent its first part for update 13
     """
     global _planned
     _planned = Fault.parse(text) if text else None

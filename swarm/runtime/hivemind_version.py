@@ -10,7 +10,8 @@ HIVEMIND_VERSION = "1.1.12"
 def check_hivemind_version() -> None:
     """To be called before anything of Hivemind is imported.
 
-    :raises InputError: another one is installed
+    Raises:
+        InputError: another one is installed
     """
     if (installed := version("hivemind")) != HIVEMIND_VERSION:
         raise InputError(

@@ -22,7 +22,8 @@ class RepeatFilter(logging.Filter):
 
     Messages are of one kind when they differ in nothing but numbers, such as the step at which it happened.
 
-    :param clock: seconds
+    Args:
+        clock: seconds
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):

@@ -15,7 +15,8 @@ from typing import Any
 class WholePipe:
     """One end of a pipe: it reads messages whole, and its threads write them one after the other.
 
-    :param connection: the end as it was made
+    Args:
+        connection: the end as it was made
     """
 
     def __init__(self, connection: Connection):
@@ -43,7 +44,7 @@ class WholePipe:
 
 
 def use_whole_pipes(process: Any) -> None:
-    """Let a process of Hivemind (``DHT`` or averager) that has not started yet use such pipes."""
+    """Let a process of Hivemind (`DHT` or averager) that has not started yet use such pipes."""
     if not isinstance(process._inner_pipe, WholePipe):
         process._inner_pipe = WholePipe(process._inner_pipe)
         process._outer_pipe = WholePipe(process._outer_pipe)

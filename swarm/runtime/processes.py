@@ -29,7 +29,7 @@ def die_with_parent(signal_number: int = signal.SIGKILL, parent_pid: int | None 
     """Ask the kernel to send this process a signal as soon as its parent dies, even by kill -9. Linux only.
 
     Call it first thing in the child. The kernel watches the *thread* that forked it, so children have to be started
-    by a thread that lives as long as the trainer: the main one. ``parent_pid`` is needed only where multiprocessing
+    by a thread that lives as long as the trainer: the main one. `parent_pid` is needed only where multiprocessing
     did not start the child; a parent that died before the call is noticed by it.
     """
     if not sys.platform.startswith("linux"):

@@ -11,7 +11,8 @@ class Timeouts:
 
     Times that follow the link (a round, a download) are not here: they are computed from bytes and measured rates.
 
-    :raises ValueError: two of them contradict each other
+    Raises:
+        ValueError: two of them contradict each other
     """
 
     # -- whether a peer is still there
@@ -24,7 +25,7 @@ class Timeouts:
     first_silence_seconds: float = 10.0
     """The same as long as nobody knows what is usual."""
     longest_silence_seconds: float = 10.0
-    """The same however long exchanges are: few parts are on their way before an answer (``averaging.send_window``)."""
+    """The same however long exchanges are: few parts are on their way before an answer (`averaging.send_window`)."""
     late_seconds: float = 3.0
     """After which a peer that was always in time delays an exchange; or three usual exchanges, if that is longer."""
 
@@ -70,7 +71,7 @@ class Timeouts:
 
     # -- choosing a donor
     first_donor_seconds: float = 1.0
-    """After which other donors are tried beside the first one, if that needs longer than ``fast_donor_seconds``."""
+    """After which other donors are tried beside the first one, if that needs longer than `fast_donor_seconds`."""
     fast_donor_seconds: float = 3.0
     """A donor that needs no longer than this for the rest has no rivals."""
     race_seconds: float = 2.0

@@ -9,9 +9,10 @@ from collections.abc import Callable
 class TokenBucket:
     """So much at once, and then as much as it refills.
 
-    :param most: at once
-    :param per_second: that come back
-    :param clock: in seconds
+    Args:
+        most: at once
+        per_second: that come back
+        clock: in seconds
     """
 
     def __init__(self, most: float, per_second: float, clock: Callable[[], float] = time.monotonic):
@@ -46,9 +47,10 @@ class TokenBucket:
 class TokenBuckets:
     """One for each name, as long as it is in use.
 
-    :param most: at once, by one name
-    :param per_second: that come back
-    :param names: that are remembered at most; while so many are in use, a further one may do nothing
+    Args:
+        most: at once, by one name
+        per_second: that come back
+        names: that are remembered at most; while so many are in use, a further one may do nothing
     """
 
     def __init__(self, most: float, per_second: float, names: int = 4096):

@@ -53,11 +53,12 @@ class Stop:
 class WorkerProcess(mp.get_context("fork").Process):
     """One that has not been started yet.
 
-    :param dht: whose connection to the network it uses
-    :param make_service: makes, in this process, what carries out commands; gets that connection, and how to ask the
-        trainer for its state
-    :param get_state: answers that
-    :param prepare: called first in this process
+    Args:
+        dht: whose connection to the network it uses
+        make_service: makes, in this process, what carries out commands; gets that connection, and how to ask the
+            trainer for its state
+        get_state: answers that
+        prepare: called first in this process
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class WorkerProcess(mp.get_context("fork").Process):
     def start_and_wait(self) -> None:
         """Start it, and wait until it answers others.
 
-        :raises InputError: it died on the way
+        Raises:
+            InputError: it died on the way
         """
         self.start()
         while not self._is_ready.done():

@@ -26,10 +26,11 @@ MAX_BATCH_BYTES = 2**24
 class Average:
     """Of an update.
 
-    :param step: that it ended
-    :param before: lineage of the weights that it belongs to
-    :param after: lineage of the weights that come out of it
-    :param vector: shape [n], fp32, or fp16 if nothing is lost by that
+    Args:
+        step: that it ended
+        before: lineage of the weights that it belongs to
+        after: lineage of the weights that come out of it
+        vector: shape [n], fp32, or fp16 if nothing is lost by that
     """
 
     step: int
@@ -53,7 +54,8 @@ class AverageLog:
     def add(self, step: int, before: bytes, after: bytes, vector: torch.Tensor) -> None:
         """An update has been averaged.
 
-        :param vector: shape [n], fp32; is copied
+        Args:
+            vector: shape [n], fp32; is copied
         """
         half = vector.half()  # what the codec fp16 has decoded, fits
         kept = half if torch.equal(half.float(), vector) else vector.clone()

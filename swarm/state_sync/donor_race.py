@@ -28,9 +28,10 @@ class DonorRace:
 
     A small state is here before anybody else has to be asked for it.
 
-    :param downloads: the best donor first
-    :param pull: begins one
-    :param until_lost: waits until a peer is not there any more
+    Args:
+        downloads: the best donor first
+        pull: begins one
+        until_lost: waits until a peer is not there any more
     """
 
     def __init__(
@@ -58,8 +59,11 @@ class DonorRace:
     async def run(self, look_at: Callable[[int, Download], None]) -> Download:
         """The one that is complete.
 
-        :param look_at: called now and then with the one that is ahead, and its place among the donors
-        :raises NoState: there is none
+        Args:
+            look_at: called now and then with the one that is ahead, and its place among the donors
+
+        Raises:
+            NoState: there is none
         """
         began, race_began, times = time.monotonic(), 0.0, self._timeouts
         try:

@@ -23,16 +23,17 @@ from swarm.state_sync.squeeze import unsqueeze
 SLOWEST_BYTES_PER_SECOND = 32_000.0
 """A donor that sends less in the mean is given up: a line of 0.25 Mbit/s carries no training."""
 USUAL_BYTES_PER_SECOND = 250_000.0
-"""A peer that trains on meanwhile gives up a download that is slower than this, 2 Mbit/s, after ``follow_seconds``."""
+"""A peer that trains on meanwhile gives up a download that is slower than this, 2 Mbit/s, after `follow_seconds`."""
 
 
 class NoState(RoundFailed):
     """Nobody has handed over what was asked for.
 
-    :param reasons: what was wrong, for each donor that is to blame
-    :param why: the end of a sentence, if nobody is
-    :param busy_seconds: after which the first of those who are busy has time; 0.0 if none is
-    :param has_begun: something arrived
+    Args:
+        reasons: what was wrong, for each donor that is to blame
+        why: the end of a sentence, if nobody is
+        busy_seconds: after which the first of those who are busy has time; 0.0 if none is
+        has_begun: something arrived
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class Busy(RoundFailed):
 class Arrived(NamedTuple):
     """How far a download is.
 
-    :param donor: its place among those that were asked
-    :param num_bytes: of the state that are here
-    :param total_bytes: 0 if nobody has offered anything yet
-    :param seconds_left: infinite if nobody knows
+    Args:
+        donor: its place among those that were asked
+        num_bytes: of the state that are here
+        total_bytes: 0 if nobody has offered anything yet
+        seconds_left: infinite if nobody knows
     """
 
     donor: int = 0
@@ -72,11 +74,12 @@ class Arrived(NamedTuple):
 class Download:
     """A state that is on its way in, or an average: what has arrived of it.
 
-    :param donor: who sends it
-    :param max_bytes: refuse to take more than this
-    :param average_of: the step that the average ended; None for the state
-    :param is_awaited: this peer does nothing else meanwhile, so any progress is better than none
-    :param waits: for an average that the donor is making now
+    Args:
+        donor: who sends it
+        max_bytes: refuse to take more than this
+        average_of: the step that the average ended; None for the state
+        is_awaited: this peer does nothing else meanwhile, so any progress is better than none
+        waits: for an average that the donor is making now
     """
 
     def __init__(
@@ -114,7 +117,8 @@ class Download:
     def accept(self, offer: Offer) -> None:
         """Of the first stream.
 
-        :raises RoundFailed: nothing is offered
+        Raises:
+            RoundFailed: nothing is offered
         """
         if offer.busy_seconds:
             raise Busy(offer.busy_seconds)
@@ -166,7 +170,8 @@ class Download:
     def take(self, index: int, message: averaging_pb2.DownloadData, round_trip_seconds: float) -> None:
         """A piece is here.
 
-        :raises RoundFailed: it cannot be read, or is not what the donor has offered
+        Raises:
+            RoundFailed: it cannot be read, or is not what the donor has offered
         """
         self.heard = time.monotonic()
         self.began = self.began or self.heard
@@ -188,7 +193,7 @@ class Download:
                 raise RoundFailed(f"what arrived from {self.donor} is not what it has: the digests differ")
 
     def judge(self) -> None:
-        """:raises RoundFailed: the donor has fallen silent, or sends too slowly"""
+        """Raises RoundFailed: the donor has fallen silent, or sends too slowly."""
         now = time.monotonic()
         is_copying = self.offer is None and self.average_of is None
         patience = self.timeouts.offer_seconds if is_copying else self.timeouts.stream_seconds

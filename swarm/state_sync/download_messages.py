@@ -1,7 +1,7 @@
 """What is said when a state, or an average, goes from one peer to another; each side reads it as a stranger's word.
 
 A download asks for pieces, and a donor sends nothing that was not asked for: so the one who downloads decides how much
-is on its way (``download_window``). A stream begins with a *wish*, which an *offer* answers; then each message asks for
+is on its way (`download_window`). A stream begins with a *wish*, which an *offer* answers; then each message asks for
 a piece, and the pieces come in that order.
 """
 
@@ -42,9 +42,10 @@ _OFFER = msgspec.msgpack.Decoder(tuple[_Busy, _Snapshot, _NumBytes, bytes, _Desc
 class Wish:
     """What a stream is opened for.
 
-    :param average_of: the step that the average ended; None for the state
-    :param snapshot: name of the state of which pieces have been offered already, or empty
-    :param waits: for an average that the donor is making now, if it is: then it answers when it has it
+    Args:
+        average_of: the step that the average ended; None for the state
+        snapshot: name of the state of which pieces have been offered already, or empty
+        waits: for an average that the donor is making now, if it is: then it answers when it has it
     """
 
     average_of: int | None = None
@@ -56,7 +57,7 @@ class Wish:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Wish:
-        """:raises ValueError: it is none"""
+        """Raises ValueError: it is none."""
         average_of, snapshot, waits = from_wire(_WISH, data, MAX_WISH_BYTES)
         _check_snapshot(snapshot)
         return cls(average_of, snapshot, waits)
@@ -66,11 +67,12 @@ class Wish:
 class Offer:
     """What the donor answers.
 
-    :param busy_seconds: so long others come first; then nothing else is offered
-    :param snapshot: name of what is offered; empty if there is nothing (any more)
-    :param num_bytes: of it
-    :param digests: SHA-256 of each slice of it
-    :param description: what it is, for who has downloaded it; read with the averager's serializer
+    Args:
+        busy_seconds: so long others come first; then nothing else is offered
+        snapshot: name of what is offered; empty if there is nothing (any more)
+        num_bytes: of it
+        digests: SHA-256 of each slice of it
+        description: what it is, for who has downloaded it; read with the averager's serializer
     """
 
     busy_seconds: float = 0.0
@@ -88,7 +90,7 @@ class Offer:
 
     @classmethod
     def from_bytes(cls, data: bytes, max_bytes: int) -> Offer:
-        """:raises ValueError: it is none, or more than ``max_bytes`` are offered"""
+        """Raises ValueError: it is none, or more than `max_bytes` are offered."""
         fields = from_wire(_OFFER, data, 2 * MAX_DESCRIPTION_BYTES)
         busy_seconds, snapshot, num_bytes, digests, description = fields
         _check_snapshot(snapshot)
@@ -101,7 +103,7 @@ class Offer:
 
 
 def _check_snapshot(name: bytes) -> None:
-    """:raises ValueError: it is neither a name nor empty"""
+    """Raises ValueError: it is neither a name nor empty."""
     if len(name) not in (0, SNAPSHOT_BYTES):
         raise ValueError("no name of a snapshot")
 
@@ -117,14 +119,15 @@ def piece_of(index: int) -> slice:
 
 
 def ask_for(index: int) -> bytes:
-    """The message that asks for a piece; :func:`asked_for` reads it."""
+    """The message that asks for a piece; `asked_for` reads it."""
     return index.to_bytes(4, "big")
 
 
 def asked_for(data: bytes) -> int:
     """The piece; there may be fewer.
 
-    :raises ValueError: that is none
+    Raises:
+        ValueError: that is none
     """
     if len(data) != 4:
         raise ValueError("no piece")

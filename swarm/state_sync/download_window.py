@@ -25,8 +25,9 @@ GROWTH = 0.05
 class Window:
     """Of one download.
 
-    :param piece_bytes: of a full piece; one may always be on its way
-    :param clock: seconds
+    Args:
+        piece_bytes: of a full piece; one may always be on its way
+        clock: seconds
     """
 
     def __init__(self, piece_bytes: int, clock: Callable[[], float] = time.monotonic):

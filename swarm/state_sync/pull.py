@@ -61,9 +61,10 @@ class Stream:
 class Pull:
     """One download.
 
-    :param download: what has arrived
-    :param open_stream: to its donor
-    :param on_message: called when something arrives
+    Args:
+        download: what has arrived
+        open_stream: to its donor
+        on_message: called when something arrives
     """
 
     def __init__(self, download: Download, open_stream: OpenStream, on_message: Callable[[], None]):
@@ -74,7 +75,8 @@ class Pull:
     async def run(self) -> None:
         """Until all pieces are here.
 
-        :raises RoundFailed: the donor cannot be called, has not got it, or sends what it should not
+        Raises:
+            RoundFailed: the donor cannot be called, has not got it, or sends what it should not
         """
         download, attempts = self._download, 0
         while not download.is_complete:

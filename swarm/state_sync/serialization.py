@@ -22,16 +22,17 @@ Layout = Sequence[tuple[str, Sequence[int]]]
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> tuple[Layout, torch.Tensor]:
-    """:returns: (dtype and shape of each tensor, the bytes of all of them, shape [n], uint8; of one alone no copy)"""
+    """Returns (dtype and shape of each tensor, the bytes of all of them, shape [n], uint8; of one alone no copy)."""
     layout = [(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in tensors]
     parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
     return layout, parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def unpack(layout: Layout, content: torch.Tensor) -> list[torch.Tensor]:
-    """Undo :func:`pack`.
+    """Undo `pack`.
 
-    :raises RoundFailed: whatever is wrong with the layout; the sender is not trusted
+    Raises:
+        RoundFailed: whatever is wrong with the layout; the sender is not trusted
     """
     try:
         dtypes, shapes = [DTYPES[name] for name, _ in layout], [list(shape) for _, shape in layout]

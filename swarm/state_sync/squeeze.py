@@ -30,9 +30,10 @@ def squeeze(chunk: np.ndarray) -> runtime_pb2.Tensor:
 
 
 def unsqueeze(message: runtime_pb2.Tensor) -> bytes:
-    """Undo :func:`squeeze`.
+    """Undo `squeeze`.
 
-    :raises RoundFailed: it is no such message; the sender is not trusted
+    Raises:
+        RoundFailed: it is no such message; the sender is not trusted
     """
     if not message.size:
         return message.buffer

@@ -28,10 +28,11 @@ StreamTo = Callable[[PeerID], OpenStream]
 class StateDownloader:
     """Of the averaging process.
 
-    :param stream_to: how to open a stream to a donor
-    :param heard_from: called when a donor has sent something
-    :param until_lost: waits until a peer is not there any more
-    :param status: tells the trainer how far it is
+    Args:
+        stream_to: how to open a stream to a donor
+        heard_from: called when a donor has sent something
+        until_lost: waits until a peer is not there any more
+        status: tells the trainer how far it is
     """
 
     def __init__(
@@ -58,11 +59,14 @@ class StateDownloader:
     ) -> bool:
         """Instead of the one that is under way.
 
-        :param donors: who may have it, the best first; where one is slow, others are tried beside it
-        :param max_bytes: refuse to take more than this
-        :param wishes: further ones, as for :class:`Download`
-        :param future: becomes (donor, metadata, layout, bytes of the tensors); raises :class:`NoState`
-        :returns: whether a state has arrived
+        Args:
+            donors: who may have it, the best first; where one is slow, others are tried beside it
+            max_bytes: refuse to take more than this
+            wishes: further ones, as for `Download`
+            future: becomes (donor, metadata, layout, bytes of the tensors); raises `NoState`
+
+        Returns:
+            whether a state has arrived
         """
         self.cancel()
         self._running = asyncio.current_task()

@@ -1,7 +1,7 @@
 """Handing over the state of a swarm to a peer that joins or fell behind.
 
-All its tensors travel as one run of bytes, in pieces that the one who downloads asks for (``pull``). So do the
-averages with which a newcomer makes the updates that it has missed meanwhile (``average_log``).
+All its tensors travel as one run of bytes, in pieces that the one who downloads asks for (`pull`). So do the
+averages with which a newcomer makes the updates that it has missed meanwhile (`average_log`).
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ def state_to_send(metadata: Any, tensors: Sequence[torch.Tensor]) -> tuple[bytes
 class StateServer:
     """Of the averaging process.
 
-    :param ask_for_state: what :func:`state_to_send` returns in the trainer process
-    :param rounds: of this peer
-    :param status: tells the trainer whether somebody follows
+    Args:
+        ask_for_state: what `state_to_send` returns in the trainer process
+        rounds: of this peer
+        status: tells the trainer whether somebody follows
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class StateServer:
     async def keep_average(self, step: int, before: bytes, after: bytes, vector: torch.Tensor) -> None:
         """For others, who do without it where there is no room for a copy: this update is made.
 
-        :param vector: shape [n], fp32; may be written again afterwards
+        Args:
+            vector: shape [n], fp32; may be written again afterwards
         """
         self.uploads.sweep()
         if self.uploads.of:

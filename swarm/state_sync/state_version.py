@@ -30,9 +30,10 @@ class StateVersion:
     The lineage names the history that weights came out of: the round that made them, or at step 0 a digest of them,
     since peers that begin with the same recipe hold the same weights and have nothing to download from each other.
 
-    :param state: parameters, buffers and optimizer statistics
-    :param step: global updates that they have seen
-    :param weights: those that all peers have in common
+    Args:
+        state: parameters, buffers and optimizer statistics
+        step: global updates that they have seen
+        weights: those that all peers have in common
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class StateVersion:
         They came out of the same updates: other hardware rounds them otherwise, faulty memory changes them, and a donor
         may have lied.
 
-        :param last_donor: whose state this peer has taken over last: asked again only where there is nobody else
+        Args:
+            last_donor: whose state this peer has taken over last: asked again only where there is nobody else
         """
         sketches = [ticket.sketch for ticket in group.tickets]
         if all(relative_distance(own.sketch, sketch) <= TOLERANCE for sketch in sketches):
@@ -89,14 +91,15 @@ class StateVersion:
         return group.peer_ids[(others or healers)[0]]
 
     def advance(self, lineage: bytes) -> None:
-        """An update has been made; ``lineage`` names the round that it came out of."""
+        """An update has been made; `lineage` names the round that it came out of."""
         self.step, self.lineage, self.untouched = self.step + 1, lineage, False
         self.changes += 1
 
     def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> None:
         """Take over a downloaded state; whoever calls holds the lock.
 
-        :raises RoundFailed: it is not a state of this model
+        Raises:
+            RoundFailed: it is not a state of this model
         """
         self.state.check(description, tensors)
         both_trained = self.step > 0 and description["step"] > 0

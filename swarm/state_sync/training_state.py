@@ -29,9 +29,10 @@ NEVER_NEGATIVE = {
 class SharedState:
     """The tensors of a model and its optimizers, seen as one list.
 
-    :param model: its parameters and buffers travel, in the order of ``state_dict``
-    :param optimizers: torch optimizers, whose statistics travel
-    :param anchors: what travels in place of some parameters; whoever loads it has it in the parameters
+    Args:
+        model: its parameters and buffers travel, in the order of `state_dict`
+        optimizers: torch optimizers, whose statistics travel
+        anchors: what travels in place of some parameters; whoever loads it has it in the parameters
     """
 
     model: nn.Module
@@ -72,7 +73,8 @@ class SharedState:
     def export(self, step: int, lineage: bytes) -> tuple[dict, list[torch.Tensor]]:
         """Copy everything to the CPU.
 
-        :returns: (description, tensors): the model's tensors first, then the optimizer's, in the described order
+        Returns:
+            (description, tensors): the model's tensors first, then the optimizer's, in the described order
         """
         own = self.model.state_dict(keep_vars=True).values()
         tensors = [self.anchors.get(tensor, tensor).detach().to("cpu", copy=True) for tensor in own]
@@ -88,8 +90,11 @@ class SharedState:
     def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
         """Check a downloaded state and take it over; all or nothing.
 
-        :returns: its step and lineage
-        :raises RoundFailed: it is not a state of this model
+        Returns:
+            its step and lineage
+
+        Raises:
+            RoundFailed: it is not a state of this model
         """
         self.check(description, tensors)
         return self.take(description, tensors)
@@ -110,7 +115,7 @@ class SharedState:
 
     @torch.no_grad()
     def check(self, description: dict, tensors: Sequence[torch.Tensor]) -> None:
-        """:raises RoundFailed: it is not a state of this model, or one that would break its optimizer"""
+        """Raises RoundFailed: it is not a state of this model, or one that would break its optimizer."""
         optimized = self.optimized
         step, statistics = self._check_description(description, optimized)
         model_tensors = self.model_tensors

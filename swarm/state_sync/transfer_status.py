@@ -44,7 +44,8 @@ class TransferStatus:
     def look_at(self, place: int, download: Download) -> None:
         """A download is under way.
 
-        :param place: of its donor among those that were asked
+        Args:
+            place: of its donor among those that were asked
         """
         self._looks.value += 1
         if download.offer is not None:

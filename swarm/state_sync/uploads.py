@@ -41,9 +41,10 @@ class Content(NamedTuple):
 class Snapshot:
     """The state as it was when somebody asked for it, which all who do so until it changes share; or an average.
 
-    :param version: of the state; None for an average
-    :param ready: a future of its :class:`Content`
-    :param average_of: the step that the average ended; None for the state
+    Args:
+        version: of the state; None for an average
+        ready: a future of its `Content`
+        average_of: the step that the average ended; None for the state
     """
 
     version: int | None
@@ -70,12 +71,13 @@ class Snapshot:
 class Upload:
     """A state or an average on its way to one peer.
 
-    :param snapshot: what is sent
-    :param sent: its pieces that were sent
-    :param sent_bytes: of them
-    :param streams: tasks that send them
-    :param began: monotonic seconds
-    :param moved_at: monotonic seconds when something was asked for last
+    Args:
+        snapshot: what is sent
+        sent: its pieces that were sent
+        sent_bytes: of them
+        streams: tasks that send them
+        began: monotonic seconds
+        moved_at: monotonic seconds when something was asked for last
     """
 
     snapshot: Snapshot
@@ -149,7 +151,8 @@ class Uploads:
     def busy_seconds(self, peer_id: PeerID, num_bytes: int) -> float:
         """So long others get the state first, or this peer has had it too often; 0.0 if it gets it now.
 
-        :param num_bytes: of the state
+        Args:
+            num_bytes: of the state
         """
         others = [upload for other, upload in self.of.items() if other != peer_id]
         before = [upload for upload in others if upload.snapshot.version is not None and upload.is_in_the_way]

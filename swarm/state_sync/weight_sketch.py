@@ -25,7 +25,8 @@ class Sketch:
 
     Nobody can choose weights in advance that look like others: the lineage is known when the weights are.
 
-    :param weights: tensors, n numbers in all; the signs take n / 512 numbers
+    Args:
+        weights: tensors, n numbers in all; the signs take n / 512 numbers
     """
 
     def __init__(self, weights: Sequence[torch.Tensor]):
@@ -33,9 +34,10 @@ class Sketch:
 
     @torch.no_grad()
     def take(self, lineage: bytes) -> tuple[float, ...]:
-        """Of the present weights: ``SIZE`` numbers, or none if they are not finite.
+        """Of the present weights: `SIZE` numbers, or none if they are not finite.
 
-        :param lineage: the seed of the signs
+        Args:
+            lineage: the seed of the signs
         """
         seed = int.from_bytes(hashlib.sha256(lineage).digest()[:7], "big")
         generator = torch.Generator().manual_seed(seed)
@@ -60,9 +62,12 @@ def relative_distance(one: Sequence[float], other: Sequence[float]) -> float:
 def nearest_to_most(sketches: Sequence[Sequence[float]], candidates: Sequence[int]) -> list[int]:
     """Candidates with the smallest median distance to all, and those whose weights are the same as theirs.
 
-    :param sketches: of a group; some may be empty
-    :param candidates: indices into them, at least one
-    :returns: indices, the nearest first; every peer of a group finds the same ones
+    Args:
+        sketches: of a group; some may be empty
+        candidates: indices into them, at least one
+
+    Returns:
+        indices, the nearest first; every peer of a group finds the same ones
     """
     known = np.array([sketch for sketch in sketches if len(sketch) == SIZE])
 

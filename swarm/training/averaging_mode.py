@@ -15,10 +15,13 @@ MODES = ("sync", "overlap", "local")
 class LocalSteps:
     """Optimizer steps that each peer makes by itself between two global updates (DiLoCo).
 
-    :param steps: that each of equal peers makes
-    :param learning_rate: of the outer optimizer, SGD with Nesterov momentum; 1 without momentum takes over the average
-    :param momentum: of the outer optimizer; DiLoCo's 0.9 (at a rate of 0.7) overshoots where averages arrive late
-    :raises InputError: a value cannot work
+    Args:
+        steps: that each of equal peers makes
+        learning_rate: of the outer optimizer, SGD with Nesterov momentum; 1 without momentum takes over the average
+        momentum: of the outer optimizer; DiLoCo's 0.9 (at a rate of 0.7) overshoots where averages arrive late
+
+    Raises:
+        InputError: a value cannot work
     """
 
     steps: int = 16
@@ -34,11 +37,12 @@ class LocalSteps:
 
 @dataclass(frozen=True)
 class Averaging:
-    """What a swarm averages, and when. Make one with :meth:`sync`, :meth:`overlap`, :meth:`local` or :meth:`named`.
+    """What a swarm averages, and when. Make one with `sync`, `overlap`, `local` or `named`.
 
-    :param codec: how numbers travel
-    :param overlaps: a peer computes for the next update while an average is on its way
-    :param local_steps: peers average how far their own optimizer steps have come; None: they average gradients
+    Args:
+        codec: how numbers travel
+        overlaps: a peer computes for the next update while an average is on its way
+        local_steps: peers average how far their own optimizer steps have come; None: they average gradients
     """
 
     codec: Codec = field(default_factory=Codec)
@@ -49,14 +53,15 @@ class Averaging:
     def sync(cls, codec: str = "none", rank: int = 8) -> Averaging:
         """A peer waits for the average of all gradients: one model, as if one machine had the whole batch.
 
-        :param codec: none (float32), fp16, int8 or powersgd
-        :param rank: columns of powersgd's thin matrices
+        Args:
+            codec: none (float32), fp16, int8 or powersgd
+            rank: columns of powersgd's thin matrices
         """
         return cls(Codec(codec, rank))
 
     @classmethod
     def overlap(cls, codec: str = "none", rank: int = 8) -> Averaging:
-        """As :meth:`sync`, but a peer computes on meanwhile, on weights that are one update old."""
+        """As `sync`, but a peer computes on meanwhile, on weights that are one update old."""
         return cls(Codec(codec, rank), overlaps=True)
 
     @classmethod
@@ -70,9 +75,10 @@ class Averaging:
     ) -> Averaging:
         """Peers make optimizer steps of their own, and average how far these have come (DiLoCo).
 
-        :param steps: between two global updates, for each of equal peers
-        :param learning_rate: of the outer optimizer
-        :param momentum: of the outer optimizer
+        Args:
+            steps: between two global updates, for each of equal peers
+            learning_rate: of the outer optimizer
+            momentum: of the outer optimizer
         """
         return cls(Codec(codec, rank), overlaps=True, local_steps=LocalSteps(steps, learning_rate, momentum))
 
@@ -80,7 +86,8 @@ class Averaging:
     def named(cls, name: str) -> Averaging:
         """A mode, with a codec if one is given: "sync", "overlap", "local", "sync-fp16", "local-int8" …
 
-        :raises InputError: there is no such mode or codec
+        Raises:
+            InputError: there is no such mode or codec
         """
         mode, _, codec = name.partition("-")
         if mode not in MODES:

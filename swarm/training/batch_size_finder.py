@@ -32,9 +32,10 @@ STATE_COPIES = 5  # fp32 copies of the weights that training adds: gradient, the
 class MicroBatch:
     """What was measured.
 
-    :param samples: micro-batch, a power of two
-    :param seconds: forward and backward pass of so many samples, nan where a person gave the number
-    :param limit: what kept it from being larger
+    Args:
+        samples: micro-batch, a power of two
+        seconds: forward and backward pass of so many samples, nan where a person gave the number
+        limit: what kept it from being larger
     """
 
     samples: int
@@ -57,8 +58,9 @@ def largest_sensible(recipe: Recipe, num_train_samples: int) -> int:
 def precision_on(device: str, precision: str) -> str:
     """The recipe's number format, or float32 on a GPU that only imitates bfloat16 (before Ampere), which takes longer.
 
-    :param device: auto, cpu or cuda, as a person gave it
-    :param precision: the recipe's
+    Args:
+        device: auto, cpu or cuda, as a person gave it
+        precision: the recipe's
     """
     on_gpu = device != "cpu" and torch.cuda.is_available()
     imitates = on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False)
@@ -66,10 +68,11 @@ def precision_on(device: str, precision: str) -> str:
 
 
 def measure_for_recipe(model: nn.Module, recipe: Recipe, device: str, num_train_samples: int = 2**31) -> MicroBatch:
-    """:meth:`measure_micro_batch` for a recipe's model.
+    """`measure_micro_batch` for a recipe's model.
 
-    :param device: auto, cpu or cuda, as a person gave it
-    :param num_train_samples: a micro-batch is never larger
+    Args:
+        device: auto, cpu or cuda, as a person gave it
+        num_train_samples: a micro-batch is never larger
     """
     uses_gpu = device != "cpu" and torch.cuda.is_available()
     try:
@@ -99,13 +102,16 @@ def measure_micro_batch(
     It is 2 at least for a model with BatchNorm, which cannot be trained with single samples. The module, its buffers
     and all random generators stay as they are. Decoding images does not count.
 
-    :param module: maps images (batch, channels, height, width) to logits (batch, num_classes); on the CPU
-    :param sample_shape: (channels, height, width)
-    :param num_classes: of the logits
-    :param device: where training will compute
-    :param bf16: whether training computes in bf16-mixed precision
-    :param most: a power of two that is not exceeded, but by a model that needs more
-    :raises InputError: not even the fewest samples fit
+    Args:
+        module: maps images (batch, channels, height, width) to logits (batch, num_classes); on the CPU
+        sample_shape: (channels, height, width)
+        num_classes: of the logits
+        device: where training will compute
+        bf16: whether training computes in bf16-mixed precision
+        most: a power of two that is not exceeded, but by a model that needs more
+
+    Raises:
+        InputError: not even the fewest samples fit
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

@@ -28,9 +28,10 @@ class MicroBatchRule:
     Each change of direction doubles the number of updates until the next one, so a machine that is busy now and then
     makes the size change less and less.
 
-    :param samples: that it begins with, a power of two
-    :param fewest: that the model can be trained with
-    :param most: that the recipe allows
+    Args:
+        samples: that it begins with, a power of two
+        fewest: that the model can be trained with
+        most: that the recipe allows
     """
 
     def __init__(self, samples: int, fewest: int, most: int):
@@ -51,7 +52,8 @@ class MicroBatchRule:
     def judge(self, has_room: bool) -> int | None:
         """After a global update: the new size, if it changes.
 
-        :param has_room: whether the memory holds twice as much as now
+        Args:
+            has_room: whether the memory holds twice as much as now
         """
         self._updates += 1
         if self._updates < self._wait or self.wants_more:
@@ -73,12 +75,13 @@ class MicroBatchRule:
 
 
 class MicroBatchReview(L.Callback):
-    """Applies :class:`MicroBatchRule` to a peer's training, at global updates; nothing for a size that a person gave.
+    """Applies `MicroBatchRule` to a peer's training, at global updates; nothing for a size that a person gave.
 
-    :param found: the measurement at the start
-    :param most: that the recipe allows
-    :param data: whose next micro-batches get the new size; its order of samples stays
-    :param say: prints one line
+    Args:
+        found: the measurement at the start
+        most: that the recipe allows
+        data: whose next micro-batches get the new size; its order of samples stays
+        say: prints one line
     """
 
     def __init__(self, found: MicroBatch, most: int, data: VisionData, say: Callable[[str], None]):

@@ -37,12 +37,13 @@ class Progress(Enum):
 class CatchUp:
     """Of one peer.
 
-    :param follower: makes the attempts
-    :param version: the state of this peer
-    :param tracker: knows who is ahead
-    :param options: how patient this peer is
-    :param overlaps: rounds run beside the training
-    :param should_stop: asked while waiting; a true answer ends the wait
+    Args:
+        follower: makes the attempts
+        version: the state of this peer
+        tracker: knows who is ahead
+        options: how patient this peer is
+        overlaps: rounds run beside the training
+        should_stop: asked while waiting; a true answer ends the wait
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class CatchUp:
     def join(self) -> None:
         """Take over the swarm's state before anything is computed.
 
-        :raises InputError: nobody hands it over
+        Raises:
+            InputError: nobody hands it over
         """
         self._follower.begin(None, self._options.join_timeout_seconds, joins=True)
         self._poll(math.inf)
@@ -79,7 +81,8 @@ class CatchUp:
     def begin(self, donor: PeerID | None = None, is_told: bool = False) -> Progress:
         """Begin to take over the swarm's state, or the donor's.
 
-        :param is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
+        Args:
+            is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
         """
         if is_told or donor is not None:
             self._follower.cancel()  # whoever has only claimed to be ahead may keep this peer waiting

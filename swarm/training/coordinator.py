@@ -1,8 +1,8 @@
 """Collaborative training of one model: add up gradients until the swarm has the target batch, average, go on together.
 
-The trainer calls :meth:`Coordinator.begin_backward` before and :meth:`Coordinator.contribute` after every backward
-pass. When that returns True, an ordinary optimizer step follows within :meth:`Coordinator.updating`, which puts the
-averaged gradient into ``param.grad``. Every peer starts from the same weights, sees the same average and makes the
+The trainer calls `Coordinator.begin_backward` before and `Coordinator.contribute` after every backward
+pass. When that returns True, an ordinary optimizer step follows within `Coordinator.updating`, which puts the
+averaged gradient into `param.grad`. Every peer starts from the same weights, sees the same average and makes the
 same update, so all stay equal without a second averaging of the weights.
 """
 
@@ -45,17 +45,18 @@ logger = get_logger(__name__)
 class Coordinator:
     """One peer's part in a swarm.
 
-    :param dht: a running DHT
-    :param namespace: run and recipe; only peers with the same one meet
-    :param model: all its parameters and float buffers (BatchNorm's running statistics) are kept equal over the swarm
-    :param optimizer: over the model's parameters; its statistics are tensors of their shapes, or numbers in tensors
-    :param target_batch_size: samples over all peers per global update
-    :param name: public name
-    :param step: the step of the weights in ``model`` (a checkpoint's), 0 for a fresh start
-    :param should_stop: asked while waiting; a true answer ends the wait
-    :param averaging: how the swarm averages; equal on all peers
-    :param apply: make an update that others have made already, with the average in ``param.grad``; optimizer.step
-    :param max_step: at which the run is over; nobody is believed to be further
+    Args:
+        dht: a running DHT
+        namespace: run and recipe; only peers with the same one meet
+        model: all its parameters and float buffers (BatchNorm's running statistics) are kept equal over the swarm
+        optimizer: over the model's parameters; its statistics are tensors of their shapes, or numbers in tensors
+        target_batch_size: samples over all peers per global update
+        name: public name
+        step: the step of the weights in `model` (a checkpoint's), 0 for a fresh start
+        should_stop: asked while waiting; a true answer ends the wait
+        averaging: how the swarm averages; equal on all peers
+        apply: make an update that others have made already, with the average in `param.grad`; optimizer.step
+        max_step: at which the run is over; nobody is believed to be further
     """
 
     def __init__(
@@ -129,7 +130,8 @@ class Coordinator:
     def join(self) -> None:
         """Become a member: take over the swarm's state if there is a swarm, else begin with this peer's own.
 
-        :raises InputError: a swarm is there but nobody hands over its state
+        Raises:
+            InputError: a swarm is there but nobody hands over its state
         """
         self.tracker.holds(self.step, self.version.lineage)
         self.tracker.start()
@@ -156,7 +158,8 @@ class Coordinator:
     def _wait_for_state(self) -> None:
         """Take over the swarm's state before anything is computed.
 
-        :raises InputError: nobody hands it over
+        Raises:
+            InputError: nobody hands it over
         """
         self._catching_up.join()
         self._begin_step()
@@ -164,8 +167,11 @@ class Coordinator:
     def catch_up(self, donor: PeerID | None = None, is_told: bool = False) -> bool:
         """Begin to take over the swarm's state, or the donor's; when it is here, what was computed before is dropped.
 
-        :param is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
-        :returns: whether this peer holds other weights already
+        Args:
+            is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
+
+        Returns:
+            whether this peer holds other weights already
         """
         return self._settle(self._catching_up.begin(donor, is_told))
 
@@ -199,14 +205,14 @@ class Coordinator:
         return has_changed or self._catching_up.is_behind
 
     def begin_backward(self, samples: int) -> None:
-        """The backward pass of a micro-batch comes next; its gradients are means over ``samples``."""
+        """The backward pass of a micro-batch comes next; its gradients are means over `samples`."""
         self._gradients.receive(samples)
 
     def contribute(self, samples: int, loss: float) -> bool:
         """After a backward pass: its gradients belong to this step.
 
-        :returns: True when an average is there: update the weights within :meth:`updating`. False: go on with the next
-            micro-batch.
+        Returns:
+            True when an average is there: update the weights within `updating`. False: go on with the next micro-batch.
         """
         self._count(samples, loss)
         return self._synchronise()
@@ -353,7 +359,7 @@ class Coordinator:
             self.catch_up(is_told=True)
 
     def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
-        """An average is there: :meth:`updating` puts it where the optimizer finds it."""
+        """An average is there: `updating` puts it where the optimizer finds it."""
         self._strayed_from = self._stray(ticket, report)
         self.last_step = StepReport.of(ticket, computed, blocked, report)
         return True
@@ -364,7 +370,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """The optimizer step belongs in here, after a true :meth:`contribute`: nobody downloads a half-made update.
+        """The optimizer step belongs in here, after a true `contribute`: nobody downloads a half-made update.
 
         Then the next step begins, or goes on if it has begun already.
         """

@@ -5,7 +5,7 @@ newcomer makes these updates itself: same weights, same average, same bits. Who 
 needs no state at all.
 
 Only a newcomer waits for all this. Who trains goes on meanwhile: the download runs in the averaging process, and
-:meth:`Follower.poll` is asked now and then whether there is something to be applied.
+`Follower.poll` is asked now and then whether there is something to be applied.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ Steps = Generator[Future | None, None, bool]
 class Follower:
     """Takes over what others have, into a version; one attempt at a time, piece by piece.
 
-    :param version: the state of this peer
-    :param gradients: where an average has to lie
-    :param apply: make an update with it
-    :param should_stop: asked while waiting; a true answer ends the wait
-    :param listener: goes to the next round before this peer has its weights
+    Args:
+        version: the state of this peer
+        gradients: where an average has to lie
+        apply: make an update with it
+        should_stop: asked while waiting; a true answer ends the wait
+        listener: goes to the next round before this peer has its weights
     """
 
     def __init__(
@@ -93,8 +94,9 @@ class Follower:
     def begin(self, donor: PeerID | None, timeout_seconds: float, joins: bool = False, is_told: bool = False) -> None:
         """Begin to take over the donor's state, or that of whose counts more, unless that is under way already.
 
-        :param joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
-        :param is_told: the swarm has gone on, said who leads it: a new attempt does not follow at once
+        Args:
+            joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
+            is_told: the swarm has gone on, said who leads it: a new attempt does not follow at once
         """
         if self._steps is None:
             self._steps = self._take_over(donor, timeout_seconds, joins, is_told)
@@ -102,8 +104,11 @@ class Follower:
     def poll(self) -> bool | None:
         """Go on as far as that needs no waiting.
 
-        :returns: None while there is more to come, then whether this peer holds other weights now
-        :raises InputError: as :meth:`begin` says
+        Returns:
+            None while there is more to come, then whether this peer holds other weights now
+
+        Raises:
+            InputError: as `begin` says
         """
         while self._steps is not None:
             try:
@@ -119,7 +124,7 @@ class Follower:
         return False
 
     def wait_a_little(self) -> None:
-        """Until there is something to go on with, or for ``POLL_SECONDS``."""
+        """Until there is something to go on with, or for `POLL_SECONDS`."""
         if self._waits_for is None:
             time.sleep(POLL_SECONDS)
         else:
@@ -164,7 +169,8 @@ class Follower:
     def _follow_somebody(self, waits: bool = False) -> Steps:
         """Whether this peer was only an update or two behind, and has made these.
 
-        :param waits: until the one from whom the last state or average came has made the next one
+        Args:
+            waits: until the one from whom the last state or average came has made the next one
         """
         donors = self._who_may_have_averages()
         if waits and donors and donors[0] == self._fast_donor and (yield from self.follow(donors[:1], waits)):
@@ -253,7 +259,8 @@ class Follower:
     def download(self, donors: Sequence[PeerID], joins: bool) -> Steps:
         """The state of one of these; False if this peer has come as far by itself meanwhile.
 
-        :raises NoState: none of them has handed it over
+        Raises:
+            NoState: none of them has handed it over
         """
         version, tracker, began = self._version, self._tracker, time.monotonic()
         claimed = {peer: record.step for peer, record in tracker.others.items() if peer in donors}
@@ -286,7 +293,7 @@ class Follower:
         return True
 
     def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
-        """:raises RoundFailed: the donor has less than it said, or more than this peer can believe"""
+        """Raises RoundFailed: the donor has less than it said, or more than this peer can believe."""
         if type(step) is not int:
             return  # whoever loads the state says so
         if step < wanted:
@@ -297,8 +304,9 @@ class Follower:
     def follow(self, donors: Sequence[PeerID], waits: bool = False) -> Generator[Future | None, None, int]:
         """Make the updates that others have made since they had this peer's weights; returns how many.
 
-        :param donors: all of them hold the same averages, so the one with the fastest line may hand them over
-        :param waits: for the first one, if a donor is making it now
+        Args:
+            donors: all of them hold the same averages, so the one with the fastest line may hand them over
+            waits: for the first one, if a donor is making it now
         """
         made, donor = 0, None
         while donors and made < MAX_UPDATES and not self._listener.is_at(self._version.step):
@@ -326,7 +334,8 @@ class Follower:
     ) -> Generator[Future | None, None, tuple[PeerID, list[bytes], list[torch.Tensor]]]:
         """The averages of this peer's step and of some that follow, from one of these.
 
-        :raises RoundFailed: nobody has them, or they are none
+        Raises:
+            RoundFailed: nobody has them, or they are none
         """
         size = self._averager.vector.shape
         most = max(size.numel() * torch.float32.itemsize, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
@@ -354,7 +363,8 @@ class Follower:
     def _fetch(self, donors: Sequence[PeerID], max_bytes: int, **wishes) -> Generator[Future | None, None, tuple]:
         """What the averaging process has downloaded.
 
-        :raises NoState: from none of them
+        Raises:
+            NoState: from none of them
         """
         averager = self._averager
         download = averager.download_state(donors, max_bytes, **wishes)
@@ -406,7 +416,8 @@ class Follower:
     def find_healer(self) -> PeerID | None:
         """Who can replace weights out of which nothing useful comes, if anybody can: not who they came from, if so.
 
-        :raises InputError: they are not finite, and nobody is there
+        Raises:
+            InputError: they are not finite, and nobody is there
         """
         donors = self._tracker.swarm.donors(min_step=self._version.step - RECORDS_LAG)
         if not self._tracker.others and not all(torch.isfinite(weight).all() for weight in self._gradients.weights):
@@ -422,7 +433,8 @@ class Follower:
     def refused_by(self, leader: PeerID) -> None:
         """It says that it averages another model; who has taken part in the swarm knows that it does not matter.
 
-        :raises InputError: this peer has not
+        Raises:
+            InputError: this peer has not
         """
         name = self._tracker.name_of(leader)
         if self._version.untouched and self._version.step == 0:

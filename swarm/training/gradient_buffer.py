@@ -17,12 +17,13 @@ def averaged_tensors(
 class GradientVector:
     """Adds up gradients where the model is, and carries their mean to and from shared memory.
 
-    The backward pass itself adds to the sum, as it would to ``param.grad``: no copy, and no memory that comes and goes.
+    The backward pass itself adds to the sum, as it would to `param.grad`: no copy, and no memory that comes and goes.
 
-    :param params: parameters whose gradients are averaged, n numbers in all
-    :param buffers: float buffers (BatchNorm's running statistics), m numbers in all; averaged with the same weights, so
-        that all peers evaluate the same model
-    :param overlap: gradients are added up while an average is on its way, which takes n numbers more
+    Args:
+        params: parameters whose gradients are averaged, n numbers in all
+        buffers: float buffers (BatchNorm's running statistics), m numbers in all; averaged with the same weights, so
+            that all peers evaluate the same model
+        overlap: gradients are added up while an average is on its way, which takes n numbers more
     """
 
     def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor], overlap: bool = False):
@@ -52,7 +53,7 @@ class GradientVector:
 
     @torch.no_grad()
     def receive(self, samples: int) -> None:
-        """The backward pass that comes next adds its gradients, means over ``samples``, to the sum."""
+        """The backward pass that comes next adds its gradients, means over `samples`, to the sum."""
         if samples != self._unit:
             self._sum.mul_(self._unit / samples)
             self._unit = samples
@@ -93,7 +94,7 @@ class GradientVector:
 
     @torch.no_grad()
     def to_wire(self, samples: int) -> None:
-        """Write the mean over ``samples``, and the buffers. The sum begins anew; :meth:`take_back` undoes that."""
+        """Write the mean over `samples`, and the buffers. The sum begins anew; `take_back` undoes that."""
         self._write(self._sum, self._unit / max(1, samples))
         self.reset()
 
@@ -141,14 +142,15 @@ class GradientVector:
     def follow(self, average: torch.Tensor) -> None:
         """Hand over the average of an update that others have made; what this peer has computed is forgotten.
 
-        :param average: shape [n + m]
+        Args:
+            average: shape [n + m]
         """
         self.drop()
         self.take(average)
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Put the average into ``param.grad``."""
+        """Put the average into `param.grad`."""
         for param, view in zip(self.params, self._average_views, strict=True):
             param.grad = view if param.dtype == view.dtype else view.to(param.dtype)
 

@@ -16,11 +16,12 @@ from swarm.training.throughput import Work
 class InflightRound:
     """A round that is on its way, and what this peer brought to it.
 
-    :param averager: runs it
-    :param ticket: what this peer brings
-    :param members: who may come
-    :param options: how patient this peer is
-    :param work: what it took to compute it
+    Args:
+        averager: runs it
+        ticket: what this peer brings
+        members: who may come
+        options: how patient this peer is
+        work: what it took to compute it
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class InflightRound:
     def wait(self, members: Callable[[], Sequence[Member]], should_stop: Callable[[], bool]) -> RoundReport:
         """Its result; meanwhile nothing is computed.
 
-        :raises Behind, Refused, RoundFailed, ShortBatch: as it ended
+        Raises:
+            Behind, Refused, RoundFailed, ShortBatch: as it ended
         """
         blocked_since, waited_seconds = time.perf_counter(), 0.0
         while not self.future.done():

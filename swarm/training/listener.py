@@ -30,8 +30,9 @@ NEAR_SECONDS = 30.0
 class Listener:
     """Of one peer; it listens to one round at a time.
 
-    :param options: how patient this peer is
-    :param overlaps: rounds run beside the training, so that one may run beside a download
+    Args:
+        options: how patient this peer is
+        overlaps: rounds run beside the training, so that one may run beside a download
     """
 
     def __init__(self, averager: SwarmAverager, tracker: ProgressTracker, options: CoordinatorOptions, overlaps: bool):
@@ -69,7 +70,8 @@ class Listener:
     def take(self, step: int, lineage: bytes) -> InflightRound | None:
         """The round, if this peer has the weights that it belongs to by now; else it is left.
 
-        :param lineage: of these weights
+        Args:
+            lineage: of these weights
         """
         listened, is_at = self._round, self.is_at(step)
         self._round, self._least_step = None, 0

@@ -26,9 +26,10 @@ class PseudoGradient(GradientVector):
 
     The gradients themselves are added up for the next local step, and serve this peer alone.
 
-    :param params: the weights that local steps change, n numbers in all
-    :param buffers: float buffers, averaged as they are
-    :param local: the outer optimizer
+    Args:
+        params: the weights that local steps change, n numbers in all
+        buffers: float buffers, averaged as they are
+        local: the outer optimizer
     """
 
     def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor], local: LocalSteps):
@@ -51,7 +52,7 @@ class PseudoGradient(GradientVector):
         return [*super().own_tensors, *self.anchors, *self._sent]
 
     def hand_over_own(self) -> None:
-        """Put the mean of the own gradients into ``param.grad``, for a local step; the next one begins."""
+        """Put the mean of the own gradients into `param.grad`, for a local step; the next one begins."""
         super().average_alone(self.samples)
         super().hand_over()
         self._sum.zero_()
@@ -111,7 +112,7 @@ class PseudoGradient(GradientVector):
     def take_back(self, samples: int) -> None:
         """The round has failed: the weights still hold what was to be sent, and the next round sends it again.
 
-        What they do not hold is what ``ErrorFeedback`` added to it, less what that kept of it.
+        What they do not hold is what `ErrorFeedback` added to it, less what that kept of it.
         """
         for anchor, sent, view in zip(self.anchors, self._sent, self._average_views, strict=True):
             torch.sub(anchor, sent, out=view)  # again, because local steps have used these since
@@ -160,8 +161,8 @@ def _nothing() -> None:
 class LocalCoordinator(Coordinator):
     """One peer's part in a swarm whose peers make local steps.
 
-    The optimizer step that follows a true :meth:`contribute` is a local one. Global updates are made by
-    :meth:`contribute`, or after the local step.
+    The optimizer step that follows a true `contribute` is a local one. Global updates are made by
+    `contribute`, or after the local step.
     """
 
     def __init__(self, *arguments, averaging: Averaging, **options):
@@ -178,13 +179,14 @@ class LocalCoordinator(Coordinator):
 
     @property
     def local_batch_size(self) -> float:
-        """Samples of a local step: equal peers make ``local.steps`` of them for a global update."""
+        """Samples of a local step: equal peers make `local.steps` of them for a global update."""
         return self.target.samples / (self.local.steps * max(1, len(self.tracker.swarm.members)))
 
     def contribute(self, samples: int, loss: float) -> bool:
         """After a backward pass.
 
-        :returns: True when a local step is due: make it within :meth:`updating`; False: the next micro-batch comes
+        Returns:
+            True when a local step is due: make it within `updating`; False: the next micro-batch comes
         """
         self._count(samples, loss)
         vector = self._gradients

@@ -11,12 +11,13 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 class CoordinatorOptions:
     """How patient this peer is; nothing here has to agree with the others.
 
-    :param min_peers: do not begin before so many peers are there
-    :param matchmaking_seconds: how long to wait at the end of a step for peers that are missing
-    :param averaging_timeout_seconds: give up a round (and try again with those who are left) after so long, or after
-        what a line of 2 Mbit/s needs for it, if that is longer
-    :param join_timeout_seconds: give up joining when nobody hands over the state for so long
-    :param timeouts: everything else that this peer waits for
+    Args:
+        min_peers: do not begin before so many peers are there
+        matchmaking_seconds: how long to wait at the end of a step for peers that are missing
+        averaging_timeout_seconds: give up a round (and try again with those who are left) after so long, or after what
+            a line of 2 Mbit/s needs for it, if that is longer
+        join_timeout_seconds: give up joining when nobody hands over the state for so long
+        timeouts: everything else that this peer waits for
     """
 
     min_peers: int = 1

@@ -1,7 +1,7 @@
-"""Train any LightningModule with a swarm: ``Trainer(strategy=SwarmStrategy(target_batch_size=256, run_id="mine"))``.
+"""Train any LightningModule with a swarm: `Trainer(strategy=SwarmStrategy(target_batch_size=256, run_id="mine"))`.
 
-Everything else about the Trainer stays as it is. One *optimizer step* of Lightning (``trainer.global_step``,
-``max_steps``, the logged step, schedulers, gradient clipping, ``on_before_optimizer_step``) is one update of the whole
+Everything else about the Trainer stays as it is. One *optimizer step* of Lightning (`trainer.global_step`,
+`max_steps`, the logged step, schedulers, gradient clipping, `on_before_optimizer_step`) is one update of the whole
 swarm, however many micro-batches this peer needs for its part.
 """
 
@@ -37,20 +37,23 @@ EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts
 class SwarmStrategy(SingleDeviceStrategy):
     """Collaborative averaging to a target batch size, on one device per peer.
 
-    :param target_batch_size: samples over all peers per global update; equal on all peers
-    :param run_id: peers of the same run (and the same target batch size and model) meet
-    :param initial_peers: addresses of peers that are there already; none starts a new swarm
-    :param name: public name of this peer
-    :param network: ports, addresses and identity, if the defaults do not do; replaces ``initial_peers``
-    :param dht: a DHT that runs already; it is left running
-    :param namespace: only peers with the same one meet; by default made of run, target batch size and codec
-    :param options: patience of this peer
-    :param stop_requested: when set, this peer leaves at the next opportunity
-    :param averaging: how the swarm averages: an :class:`Averaging`, or its name, such as "sync", "overlap-fp16" or
-        "local-fp16"; equal on all peers
-    :param max_step: at which the run is over; no peer is believed to be further
-    :param keep_own: called with this peer's step before weights that it has trained are replaced by far others
-    :raises InputError: a Trainer or module that cannot work this way, or a network that does not answer
+    Args:
+        target_batch_size: samples over all peers per global update; equal on all peers
+        run_id: peers of the same run (and the same target batch size and model) meet
+        initial_peers: addresses of peers that are there already; none starts a new swarm
+        name: public name of this peer
+        network: ports, addresses and identity, if the defaults do not do; replaces `initial_peers`
+        dht: a DHT that runs already; it is left running
+        namespace: only peers with the same one meet; by default made of run, target batch size and codec
+        options: patience of this peer
+        stop_requested: when set, this peer leaves at the next opportunity
+        averaging: how the swarm averages: an `Averaging`, or its name, such as "sync", "overlap-fp16" or "local-fp16";
+            equal on all peers
+        max_step: at which the run is over; no peer is believed to be further
+        keep_own: called with this peer's step before weights that it has trained are replaced by far others
+
+    Raises:
+        InputError: a Trainer or module that cannot work this way, or a network that does not answer
     """
 
     strategy_name = "swarm"

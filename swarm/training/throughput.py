@@ -15,9 +15,10 @@ MAX_DROPPED = 3
 class Work:
     """Of one peer for one global update.
 
-    :param samples: whose gradients it has added up
-    :param loss_sum: of these samples
-    :param seconds: of computing
+    Args:
+        samples: whose gradients it has added up
+        loss_sum: of these samples
+        seconds: of computing
     """
 
     samples: int = 0
@@ -45,7 +46,7 @@ class Throughput:
         self._since = time.perf_counter()
 
     def note(self, samples: int, loss: float) -> None:
-        """So many have been computed since the last call or :meth:`resume`."""
+        """So many have been computed since the last call or `resume`."""
         now = time.perf_counter()
         seconds, self._since = max(now - self._since, 1e-9), now
         self.work.samples += samples
@@ -73,7 +74,7 @@ class Throughput:
         self._dropped_in_a_row, self._kept_loss_sum = 0, self.work.loss_sum
 
     def drop(self, samples: int | None = None) -> bool:
-        """All samples are of no use, or so many since :meth:`keep`; true if so often that the weights may be why."""
+        """All samples are of no use, or so many since `keep`; true if so often that the weights may be why."""
         kept = (0, 0.0) if samples is None else (max(0, self.work.samples - samples), self._kept_loss_sum)
         self.work = Work(*kept, self.work.seconds)
         self._dropped_in_a_row += 1

@@ -1,6 +1,6 @@
 """What a stranger and a liar cannot do any more: honest peers train on while they are attacked.
 
-The attacks are those of ``attackers.py``. What takes time is measured by a benchmark; here nobody adopts what is false,
+The attacks are those of `attackers.py`. What takes time is measured by a benchmark; here nobody adopts what is false,
 nobody ends, no process dies, updates go on, and honest peers say who lied.
 """
 
@@ -257,7 +257,8 @@ class WidePlan(Plan):
 class Rounds(Record):
     """Also those that fail.
 
-    :param stop: a file that ends the training
+    Args:
+        stop: a file that ends the training
     """
 
     def __init__(self, line, stop):

@@ -13,7 +13,7 @@ OWN = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
 
 @pytest.fixture
 def node(tmp_path):
-    """Address of a stock ``hivemind-dht``."""
+    """Address of a stock `hivemind-dht`."""
     with reaping() as programs:
         options = ["--host_maddrs", "/ip4/127.0.0.1/tcp/0"]
         programs.append(stock := Program("hivemind.hivemind_cli.run_dht", options, tmp_path / "node.log"))

@@ -1,6 +1,6 @@
 """Container, service unit and job script: what of them can run without an engine, a service manager or a cluster, runs.
 
-Not run here: ``docker build`` and ``docker compose up`` (no engine), the second stage's ``useradd``, the download of
+Not run here: `docker build` and `docker compose up` (no engine), the second stage's `useradd`, the download of
 PyTorch's CPU build, systemd itself (`systemd-analyze verify` reads the unit where it is installed) and Slurm's queue.
 """
 

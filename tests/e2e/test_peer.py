@@ -58,7 +58,7 @@ class FinishedRun:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Iterator[FinishedRun]:
-    """``swarm demo --peers 3 --max-steps 20``, run to its end."""
+    """`swarm demo --peers 3 --max-steps 20`, run to its end."""
     output_dir = tmp_path_factory.mktemp("finished")
     with reaping() as programs:
         arguments = ["--peers", "3", "--output-dir", str(output_dir), "--run-id", "whole", "--max-steps", "20"]

@@ -40,7 +40,7 @@ from swarm.state_sync.serialization import pack, unpack
 from swarm.state_sync.squeeze import squeeze, unsqueeze
 
 LAB = ipaddress.ip_network("10.77.0.0/16")
-"""Network of the lab's namespaces (:mod:`analysis.wan.topology`)."""
+"""Network of the lab's namespaces (`analysis.wan.topology`)."""
 MOST_BYTES = 2**30
 NAME = "mallory"
 """Of all that attackers say they are."""
@@ -72,7 +72,7 @@ def listening_host() -> str:
 
 
 def check_address(address: str) -> None:
-    """:raises InputError: a multiaddress that no attacker may call"""
+    """Raises InputError: a multiaddress that no attacker may call."""
     parts = address.split("/")
     try:
         host = ipaddress.ip_address(parts[2])
@@ -83,7 +83,7 @@ def check_address(address: str) -> None:
 
 
 async def check_connections(p2p: P2P) -> None:
-    """:raises InputError: this node is connected to somebody outside this machine and outside the lab"""
+    """Raises InputError: this node is connected to somebody outside this machine and outside the lab."""
     own = set(own_addresses())
     for peer in await p2p.list_peers():
         for address in peer.addrs:
@@ -97,7 +97,8 @@ async def check_connections(p2p: P2P) -> None:
 class PeerService(ServicerBase):
     """Stands for an averaging process: its class name is that of the wire protocol.
 
-    :param hand_over: what it sends to who asks for its state
+    Args:
+        hand_over: what it sends to who asks for its state
     """
 
     def __init__(self, hand_over: HandOver):
@@ -145,8 +146,9 @@ class State:
 class Outsider:
     """A node that nobody has invited, which knows one address.
 
-    :param target: the peer behind that address
-    :param namespace: of the run: the start of all its keys
+    Args:
+        target: the peer behind that address
+        namespace: of the run: the start of all its keys
     """
 
     def __init__(self, dht: Any, p2p: P2P, target: PeerID, namespace: str, report: Report, seconds: float):
@@ -250,7 +252,8 @@ async def outsider(
 def attackers_dht(initial_peers: Sequence[str]) -> Iterator[Any]:
     """A DHT node with an identity of its own and as many open files as there may be.
 
-    :raises InputError: an address that no attacker may call
+    Raises:
+        InputError: an address that no attacker may call
     """
     for address in initial_peers:
         check_address(address)
@@ -274,7 +277,8 @@ def record(step: int, **changes: Any) -> PeerProgress:
 def offer_of(state: State, num_bytes: int | None = None) -> tuple[Offer, bytes]:
     """The offer of a state with right digests, and its bytes.
 
-    :param num_bytes: zeros of this number are offered in place of the state
+    Args:
+        num_bytes: zeros of this number are offered in place of the state
     """
     layout, packed = pack(state.tensors)
     content = packed.numpy() if num_bytes is None else torch.zeros(num_bytes, dtype=torch.uint8).numpy()

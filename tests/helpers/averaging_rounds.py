@@ -42,7 +42,7 @@ def say_goodbye(line: Line, *averagers: SwarmAverager) -> None:
 
 
 def dismiss(peers: Peers) -> dict:
-    """The other side of :func:`say_goodbye`. Returns the results."""
+    """The other side of `say_goodbye`. Returns the results."""
     assert {peers.message(name) for name in peers.peers} == {"done"}
     for peer in peers.peers.values():
         peer.tell("go on")

@@ -1,4 +1,4 @@
-"""Runs ``python -m swarm.peer`` and ``swarm demo`` as people do, and leaves no process behind."""
+"""Runs `python -m swarm.peer` and `swarm demo` as people do, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wait_until(condition: Callable[[], Value], seconds: float, what: str) -> Val
 class Program:
     """A process of ours; everything that it starts inherits a mark by which it is found, even as an orphan.
 
-    ``prefix`` is a command that runs it elsewhere, such as ``ip netns exec``; ``python`` another environment's.
+    `prefix` is a command that runs it elsewhere, such as `ip netns exec`; `python` another environment's.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Program:
 
 
 class PeerProgram(Program):
-    """``python -m swarm.peer`` under a public name."""
+    """`python -m swarm.peer` under a public name."""
 
     def __init__(
         self,

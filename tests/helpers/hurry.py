@@ -6,6 +6,6 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 
 def shorter(times: float, **seconds: float) -> Timeouts:
-    """All that a peer waits for, so many times shorter; ``seconds`` are taken as they are."""
+    """All that a peer waits for, so many times shorter; `seconds` are taken as they are."""
     shortened = {field.name: getattr(DEFAULT_TIMEOUTS, field.name) / times for field in fields(Timeouts)}
     return replace(DEFAULT_TIMEOUTS, **{**shortened, **seconds})

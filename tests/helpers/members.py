@@ -1,6 +1,6 @@
 """Lies of a member: an honest peer of which one thing is changed, in its own process and all that it forks.
 
-``LIES`` has what each changes, by name; class names, which are part of the wire protocol, stay as they are.
+`LIES` has what each changes, by name; class names, which are part of the wire protocol, stay as they are.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ LIES: dict[str, Callable[[], None]] = {
 def train(lie: str, initial_peers: Sequence[str], seconds: float, output_dir: Path) -> int:
     """Join the run as a peer that lies; returns its exit status.
 
-    :raises InputError: an address that no attacker may call
+    Raises:
+        InputError: an address that no attacker may call
     """
     for address in initial_peers:
         check_address(address)

@@ -41,8 +41,9 @@ def why_not() -> str | None:
 class Home:
     """Prefixes of commands that run there.
 
-    :param internet: where everybody can be called
-    :param home: behind the router
+    Args:
+        internet: where everybody can be called
+        home: behind the router
     """
 
     internet: tuple[str, ...]

@@ -1,6 +1,6 @@
 """Attacks of a stranger who knows an address and nothing else; each ends by itself when its time is over.
 
-Numbers of the attacks are those of the review (``f4``: many records, and so on). ``ATTACKS`` has them by name.
+Numbers of the attacks are those of the review (`f4`: many records, and so on). `ATTACKS` has them by name.
 """
 
 from __future__ import annotations
@@ -348,11 +348,14 @@ def attack(
     namespace: str | None = None,
     **sizes: int,
 ) -> None:
-    """Run one; it is over after ``seconds``, or a little later.
+    """Run one; it is over after `seconds`, or a little later.
 
-    :param namespace: of the run; by default that of the only run manifest
-    :param sizes: of the attack, if not the usual ones
-    :raises InputError: an address that no attacker may call, or that does not answer
+    Args:
+        namespace: of the run; by default that of the only run manifest
+        sizes: of the attack, if not the usual ones
+
+    Raises:
+        InputError: an address that no attacker may call, or that does not answer
     """
     attack_tools.own_name = f"{NAME} {name}"
     with attackers_dht(initial_peers) as dht:

@@ -20,9 +20,12 @@ def subkey_of(name: str) -> bytes:
 class Sign:
     """Signs any bytes as this node's record and asks all others to store it; runs in the DHT process.
 
-    :param subkey: before it is encoded
-    :param value: so many times, since Hivemind's pipe to the DHT process is not made for much at once
-    :returns: for each other node, whether it did
+    Args:
+        subkey: before it is encoded
+        value: so many times, since Hivemind's pipe to the DHT process is not made for much at once
+
+    Returns:
+        for each other node, whether it did
     """
 
     def __init__(self, key: str, subkey: object, value: tuple[int, bytes], expiration_time: float):

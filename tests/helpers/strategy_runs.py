@@ -112,7 +112,8 @@ class Update:
 class Record(L.Callback):
     """Keeps every update, and tells the test about it.
 
-    :param stop: asked with the updates so far; all peers see the same groups, so they stop at the same one
+    Args:
+        stop: asked with the updates so far; all peers see the same groups, so they stop at the same one
     """
 
     def __init__(self, line=None, stop=lambda updates: False):

@@ -54,7 +54,7 @@ class Line:
         raise TypeError("a line stays with its peer: in the test's process it would close a file that is not its own")
 
     def put(self, message: Any) -> None:
-        """Tell the test something: it turns up in :attr:`Peer.messages`."""
+        """Tell the test something: it turns up in `Peer.messages`."""
         self.send("message", message)
 
     def announce(self, address: str) -> None:
@@ -62,7 +62,7 @@ class Line:
         self.send("address", address)
 
     def get(self) -> Any:
-        """Wait for what the test tells this peer with :meth:`Peer.tell`."""
+        """Wait for what the test tells this peer with `Peer.tell`."""
         return pickle.loads(self._connection.recv_bytes())
 
     def send(self, kind: str, value: Any) -> None:
@@ -104,7 +104,7 @@ class Peer:
         return self._process.is_alive()
 
     def tell(self, message: Any) -> None:
-        """Answer a :meth:`Line.get` of this peer."""
+        """Answer a `Line.get` of this peer."""
         self.connection.send_bytes(pickle.dumps(message))
 
     def processes(self) -> list[psutil.Process]:
@@ -136,8 +136,9 @@ class Peer:
 class Peers:
     """The peers of one test; a context manager.
 
-    :param timeout_seconds: for everything together, the start of the helper process aside
-    :param invite_by_all: whoever starts is given the addresses of all who are there, not of the first one alone
+    Args:
+        timeout_seconds: for everything together, the start of the helper process aside
+        invite_by_all: whoever starts is given the addresses of all who are there, not of the first one alone
     """
 
     def __init__(self, timeout_seconds: float = 60, invite_by_all: bool = False):
@@ -158,9 +159,9 @@ class Peers:
         return self.peers[name]
 
     def start(self, name: str, function: Callable, *args) -> Peer:
-        """Run ``function(name, initial_peers, line, *args)`` in a new process.
+        """Run `function(name, initial_peers, line, *args)` in a new process.
 
-        ``initial_peers`` begins with the address that the first peer announces (waited for); none for that one itself.
+        `initial_peers` begins with the address that the first peer announces (waited for); none for that one itself.
         """
         self._deadline += _start_helper()
         first = next(iter(self.peers.values()), None)
@@ -178,8 +179,9 @@ class Peers:
     def until(self, condition: Callable[[], Any]) -> Any:
         """Take in what the peers send until the condition is true; its value.
 
-        :raises PeerFailed: a peer raised or died meanwhile
-        :raises TimeoutError: the test's time is over
+        Raises:
+            PeerFailed: a peer raised or died meanwhile
+            TimeoutError: the test's time is over
         """
         while not (value := condition()):
             open_peers = {peer.connection: peer for peer in self.peers.values() if not (peer.finished or peer.killed)}
@@ -201,7 +203,8 @@ class Peers:
     def results(self, *names: str) -> dict[str, Any]:
         """What the peers (all that were not killed, or the named ones) return.
 
-        :raises PeerFailed: also when one leaves processes behind
+        Raises:
+            PeerFailed: also when one leaves processes behind
         """
         wanted = [self.peers[name] for name in names] or [peer for peer in self.peers.values() if not peer.killed]
         self.until(lambda: all(peer.finished for peer in wanted))

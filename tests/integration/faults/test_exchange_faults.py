@@ -91,7 +91,7 @@ def one_round_within(name, initial_peers, line, vector, seconds, stops):
 
 
 def two_rounds(name, initial_peers, line, vector, samples, stops):
-    """Two rounds; in the second, this peer stops to send after its first part if it ``stops``, but lives."""
+    """Two rounds; in the second, this peer stops to send after its first part if it `stops`, but lives."""
     if stops:
         send_slowly_in(1, 3 * DEFAULT_TIMEOUTS.late_seconds)
     with running_dht(initial_peers, line) as dht:

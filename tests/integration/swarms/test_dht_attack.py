@@ -44,7 +44,8 @@ def cheap_keys():
 class Flood:
     """Asks a node to store records of many owners under one key; runs in the DHT process.
 
-    :returns: how many were stored
+    Returns:
+        how many were stored
     """
 
     def __init__(self, victim: PeerID, key: str, records: list[tuple[bytes, bytes]], expiration_time: float):

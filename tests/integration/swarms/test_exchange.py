@@ -31,7 +31,7 @@ def weighted_mean(names: str, size: int, step: int) -> np.ndarray:
 
 
 def average(name, initial_peers, line, sizes, rounds, client_mode=False):
-    """A peer that averages ``rounds`` vectors of each size. Returns {size: [(average, report), ...]}."""
+    """A peer that averages `rounds` vectors of each size. Returns {size: [(average, report), ...]}."""
     with running_dht(initial_peers, line, client_mode=client_mode) as dht:
         averagers = {
             size: SwarmAverager(torch.zeros(size).share_memory_(), dht, f"run-{size}", lambda: ({}, []))

@@ -71,8 +71,9 @@ class Weights(L.Callback):
 def take_part(name, initial_peers, line, plan, averaging, num_peers, min_peers=1, slow=False, max_steps=-1):
     """A peer, until all have made four updates together, or so many in all.
 
-    :returns: the swarm's weights after each update, and the step at which it joined; its optimizer; how many updates it
-        made up for; how often it downloaded a state
+    Returns:
+        the swarm's weights after each update, and the step at which it joined; its optimizer; how many updates it made
+        up for; how often it downloaded a state
     """
     downloads, followed = [], []
     pull, follow, fetch = Pull.run, Follower.follow, Follower.download
@@ -137,7 +138,8 @@ def test_who_downloads_slowly_follows(founders, averaging):
 def listen(name, initial_peers, line, plan, averaging):
     """A newcomer whose state takes longer than an update; the model counts as a large one.
 
-    :returns: as :func:`take_part`; the steps of the rounds that it has listened to, and gone on with as its own
+    Returns:
+        as `take_part`; the steps of the rounds that it has listened to, and gone on with as its own
     """
     taken, take = [], Listener.take
 

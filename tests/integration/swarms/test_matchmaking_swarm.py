@@ -21,7 +21,8 @@ PATIENCE_SECONDS, TIMEOUT_SECONDS = 2.0, 60.0
 def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0, size: int = 1000, rounds: int = 1):
     """So many rounds with everybody.
 
-    :returns: how often somebody knocked at this peer's door; who was in its last group, or who refused it
+    Returns:
+        how often somebody knocked at this peer's door; who was in its last group, or who refused it
     """
     knocks, serve = multiprocessing.Value("i", 0), Matchmaking.serve
 

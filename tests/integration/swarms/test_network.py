@@ -63,7 +63,7 @@ def first():
 
 
 def refusal(asked: NetworkOptions, capfd, limit_seconds: float = 30) -> str:
-    """The sentence that ``start_dht`` refuses with: in time, without a traceback or a process left."""
+    """The sentence that `start_dht` refuses with: in time, without a traceback or a process left."""
     before, start = swarm_processes(), time.monotonic()
     with pytest.raises(InputError) as caught:
         start_dht(asked)

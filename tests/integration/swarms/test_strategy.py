@@ -140,9 +140,9 @@ def union(peers: list[list[list[int]]]) -> list[int]:
 
 
 def replay(plan: Plan, steps: list[list[list[list[int]]]], together: bool):
-    """The same updates in one process: ``steps[i]`` holds each peer's micro-batches of sample indices.
+    """The same updates in one process: `steps[i]` holds each peer's micro-batches of sample indices.
 
-    ``together``: one pass over the union. Otherwise each peer's micro-batches run through a model with statistics of
+    `together`: one pass over the union. Otherwise each peer's micro-batches run through a model with statistics of
     its own (BatchNorm), whose means over samples all start the next step with.
 
     Yields (loss, weights, norm of the gradient before clipping).
@@ -335,7 +335,7 @@ def refusal(found: list):
 
 
 def try_what_cannot_work(name, initial_peers, line):
-    """Returns one (type, message) for each of ``REFUSED``, and names of the processes that were left."""
+    """Returns one (type, message) for each of `REFUSED`, and names of the processes that were left."""
     found = []
     for module, codec, options, _ in REFUSED.values():
         with refusal(found):

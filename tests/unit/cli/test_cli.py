@@ -1,4 +1,4 @@
-"""The command ``swarm``: its words, its help, and what it refuses."""
+"""The command `swarm`: its words, its help, and what it refuses."""
 
 import subprocess
 import sys

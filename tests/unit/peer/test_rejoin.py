@@ -1,4 +1,4 @@
-"""What ``--resume`` goes on with."""
+"""What `--resume` goes on with."""
 
 import os
 

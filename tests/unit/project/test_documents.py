@@ -242,7 +242,7 @@ def examples() -> list:
 
 
 def project_of_a_reader() -> types.ModuleType:
-    """What the README's example calls ``my_project``: a module and a loader."""
+    """What the README's example calls `my_project`: a module and a loader."""
     import lightning as L
     from torch.utils.data import DataLoader, TensorDataset
 

@@ -13,7 +13,7 @@ from swarm.network.peer_service import PeerService
 
 
 def attributes_set_in(kind: type) -> set[str]:
-    """Names that methods of this class, not of its bases, give to attributes of ``self``."""
+    """Names that methods of this class, not of its bases, give to attributes of `self`."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     return {
         node.attr

@@ -17,21 +17,17 @@ def test_no_page_of_the_reference_is_stale():
     assert done.returncode == 0, done.stderr
 
 
-def test_docstrings_of_both_kinds_are_read(monkeypatch):
+def test_docstrings_are_read(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     from generate.source import parse
 
-    google = parse(
+    found = parse(
         "What.\n\nMore.\n\nArgs:\n    one: first,\n        still first.\n    two: second.\n\n"
         "Raises:\n    ValueError: bad."
     )
-    sphinx = parse(
-        "What.\n\nMore.\n\n:param one: first,\n    still first.\n:param two: second.\n:raises ValueError: bad."
-    )
-    assert google == sphinx
-    assert google.params == {"one": "first, still first.", "two": "second."}
-    assert google.raises == [("ValueError", "bad.")]
-    assert google.text == "What.\n\nMore."
+    assert found.params == {"one": "first, still first.", "two": "second."}
+    assert found.raises == [("ValueError", "bad.")]
+    assert found.text == "What.\n\nMore."
 
 
 def test_what_the_site_shows_is_there():
@@ -69,3 +65,12 @@ def test_the_run_picture_is_drawn_from_run_folders(tmp_path):
     )
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: ")
+
+
+def test_docstrings_have_one_form():
+    """Google's: "Args:", "Returns:", "Raises:"; code in single backticks."""
+    other = re.compile(r"^\s*(\"\"\")?:(param|returns?|raises)\b|:(class|func|meth|attr|mod):`", re.MULTILINE)
+    for package in ("analysis", "baseline_ddp", "docs", "peers", "recipe", "swarm", "tests"):
+        for path in (DOCS.parent / package).rglob("*.py"):
+            if path.name != "test_reference.py":
+                assert not other.search(path.read_text()), path

@@ -12,8 +12,9 @@ from swarm.state_sync.download_window import MAX_WINDOW_BYTES, Window
 class LineOf:
     """A line with a queue in front of it, in virtual time, and a download over it.
 
-    :param rate: bytes per second
-    :param round_trip: seconds, without a queue
+    Args:
+        rate: bytes per second
+        round_trip: seconds, without a queue
     """
 
     def __init__(self, rate: float, round_trip: float):
@@ -27,7 +28,8 @@ class LineOf:
     def run(self, until: float, others: float = 0.0) -> None:
         """Let time pass.
 
-        :param others: bytes per second that others send meanwhile, before anything of ours
+        Args:
+            others: bytes per second that others send meanwhile, before anything of ours
         """
         while self.now < until:
             while self.window.has_room(self.on_their_way):

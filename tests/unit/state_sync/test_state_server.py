@@ -62,7 +62,7 @@ class Donor:
         return self.server.rpc_download_state(requests, context)
 
     async def serve(self, peer: str, reader, writer) -> None:
-        """A stream, as :mod:`swarm.network.hivemind_patches` does."""
+        """A stream, as `swarm.network.hivemind_patches` does."""
 
         async def requests():
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -419,7 +419,8 @@ def test_who_is_too_far_behind_gets_no_average_any_more():
 class Slow(Donor):
     """Sends so many bytes per second, in all.
 
-    :param line: that of the one who takes them, so that all share it
+    Args:
+        line: that of the one who takes them, so that all share it
     """
 
     def __init__(self, bytes_per_second: float, line: Callable[[int], Awaitable[None]] | None = None):

@@ -20,7 +20,7 @@ def weights(seed: int = 0) -> list[torch.Tensor]:
 
 
 def moved(by: float, seed: int) -> list[torch.Tensor]:
-    """Weights whose relative distance to ``weights()`` is ``by``."""
+    """Weights whose relative distance to `weights()` is `by`."""
     before, direction = weights(), weights(seed)
     norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in before))
     length = math.sqrt(sum(float(tensor.square().sum()) for tensor in direction))
