@@ -9,11 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
 
 from swarm.protocol.messages import Group
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What one round keeps between its passes.
+
+    Args:
+        given: this peer's contribution, shape [size], with what was left out before
+        columns: of each matrix, the averaged and orthogonal P
+        own: of each matrix, this peer's Q
+        exact: the average of what is no matrix
+    """
+
+    given: torch.Tensor
+    columns: Sequence[torch.Tensor] = ()
+    own: Sequence[torch.Tensor] = ()
+    exact: torch.Tensor | None = None
 
 
 class LowRank:
@@ -43,6 +61,7 @@ class LowRank:
         """Shape [size], fp32, sums over samples."""
         self._basis: list[torch.Tensor] = []
         self._basis_of = b""
+        self._passes: Passes | None = None
 
     @property
     def numbers(self) -> int:
@@ -62,38 +81,40 @@ class LowRank:
         """The first pass: all P of `vector`, a mean over `samples`, and what is no matrix."""
         lineage = group.tickets[0].lineage
         start = self._basis if all(ticket.warm for ticket in group.tickets) else self._draw(lineage)
-        self._given = vector.clone()
+        given = vector.clone()
         if samples and torch.isfinite(vector).all():
-            self._given.add_(self.left_out, alpha=1 / samples)
-        thin = [self._matrix(self._given, index) @ basis for index, basis in enumerate(start)]
-        return torch.cat([*(p.reshape(-1) for p in thin), *(self._given[part] for part in self._rest)])
+            given.add_(self.left_out, alpha=1 / samples)
+        self._passes = Passes(given)
+        thin = [self._matrix(given, index) @ basis for index, basis in enumerate(start)]
+        return torch.cat([*(p.reshape(-1) for p in thin), *(given[part] for part in self._rest)])
 
     def go_on(self, first: torch.Tensor) -> torch.Tensor:
         """The second pass, after the average of the first; shape [numbers of all Q]."""
         sizes = [rows * self.rank for _, rows, _ in self._matrices]
-        *thin, self._exact = first.split([*sizes, len(first) - sum(sizes)])
+        *thin, exact = first.split([*sizes, len(first) - sum(sizes)])
         # In float64, so that what is left of another order of summation is rounded away.
-        self._columns = [torch.linalg.qr(p.view(-1, self.rank).double()).Q.float() for p in thin]
-        self._own = [self._matrix(self._given, index).T @ p for index, p in enumerate(self._columns)]
-        return torch.cat([q.reshape(-1) for q in self._own]) if self._own else torch.zeros(1)
+        columns = [torch.linalg.qr(p.view(-1, self.rank).double()).Q.float() for p in thin]
+        own = [self._matrix(self._passes.given, index).T @ p for index, p in enumerate(columns)]
+        self._passes = replace(self._passes, columns=columns, own=own, exact=exact)
+        return torch.cat([q.reshape(-1) for q in own]) if own else torch.zeros(1)
 
     def finish(self, second: torch.Tensor, samples: int, group: Group) -> torch.Tensor:
         """The average, shape [size], after that of the second pass; the same on all peers."""
-        average = torch.empty_like(self._given)
+        passes, self._passes = self._passes, None
+        average = torch.empty_like(passes.given)
         bounds = accumulate((columns * self.rank for _, _, columns in self._matrices), initial=0)
         basis = [second[begin:end].reshape(-1, self.rank).clone() for begin, end in pairwise(bounds)]
         for index, (part, _, _) in enumerate(self._matrices):
-            average[part] = (self._columns[index].double() @ basis[index].double().T).float().reshape(-1)
+            average[part] = (passes.columns[index].double() @ basis[index].double().T).float().reshape(-1)
             if samples:
-                arrived = (self._columns[index] @ self._own[index].T).reshape(-1)
-                self.left_out[part] = (self._given[part] - arrived) * samples
+                arrived = (passes.columns[index] @ passes.own[index].T).reshape(-1)
+                self.left_out[part] = (passes.given[part] - arrived) * samples
         offset = 0
         for part in self._rest:
             length = part.stop - part.start
-            average[part] = self._exact[offset : offset + length]
+            average[part] = passes.exact[offset : offset + length]
             offset += length
         self._basis, self._basis_of = basis, group.group_id
-        del self._given, self._own, self._columns, self._exact
         return average
 
     def _matrix(self, vector: torch.Tensor, index: int) -> torch.Tensor:

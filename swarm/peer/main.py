@@ -105,6 +105,8 @@ class Peer:
         self._session = None
         self._run: list[str] = []
         self._restart: threading.Timer | None = None
+        self.reachability = None
+        """Whether others can call this peer, once that is known."""
 
     @property
     def has_joined(self) -> bool:

@@ -89,6 +89,7 @@ class MicroBatchReview(L.Callback):
         self._is_given, self._most, self._data, self._say = found.limit == "given", most, data, say
         self._rule: MicroBatchRule | None = None
         self._began: float | None = None
+        self._seconds: float | None = None
         self._step = 0
 
     def on_train_start(self, trainer, pl_module) -> None:

@@ -39,6 +39,7 @@ class GradientVector:
         num_buffers = sum(buffer.numel() for buffer in buffers)
         self.wire = torch.zeros(sum(sizes) + num_buffers, dtype=torch.float32).share_memory_()
         """Shape [n + m], fp32, shared memory: what travels."""
+        self._buffers_before: list[torch.Tensor] = []
         self.reset()
 
     @property

@@ -40,6 +40,7 @@ class PseudoGradient(GradientVector):
         """Whose gradients have not been used for a local step yet."""
         self._owed: torch.Tensor | None = None
         """Shape [n], sum over samples: what earlier roundings left out, and a round that failed took along in vain."""
+        self._good_buffers: list[torch.Tensor] = []
         super().__init__(params, buffers, overlap=True)
 
     @property

@@ -39,7 +39,7 @@ class Throughput:
         self._dropped_in_a_row, self._kept_loss_sum = 0, 0.0
         self.work = Work()
         """For the present step."""
-        self.resume()
+        self._since = time.perf_counter()
 
     def resume(self) -> None:
         """Computing begins now, or begins again."""
