@@ -5,8 +5,8 @@
 
 Each attack meets a swarm of its own, of paced peers on the loopback address. Calm and attacked times take turns, and
 which of the two comes first changes from pair to pair; between them the swarm has time to recover. The attackers are
-those of `tests/helpers/attackers.py`. A member that lies computes along, so that its swarm may well be faster than
-without it.
+those of `tests/helpers/attacks/attackers.py`. A member that lies computes along, so that its swarm may well be faster
+than without it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ATTACKS = (
     *("manifests", "waiting", "knock", "relay", "callbacks", "nan", "overflow", "bad-average", "slow", "stuck"),
     *("ahead", "false-statistics", "flip"),
 )
-ATTACKER = Path(__file__).parents[2] / "tests" / "helpers" / "attackers.py"
+ATTACKER = Path(__file__).parents[2] / "tests" / "helpers" / "attacks" / "attackers.py"
 BEGINS = ("begins", "First contribution")
 """In the output of an attacker: from here on it attacks, or trains along."""
 SETTLE_SECONDS = 20.0
@@ -58,7 +58,7 @@ class AttackOptions:
     """Measure what attacks cost."""
 
     attacks: Annotated[tyro.conf.Positional[tuple[str, ...]], arg("ATTACK ...", "all")] = ()
-    """Names of attacks, as tests/helpers/attackers.py knows them."""
+    """Names of attacks, as tests/helpers/attacks/attackers.py knows them."""
     repeat: int = 5
     """Pairs of a calm and an attacked time, for each attack."""
     seconds: float = 40.0

@@ -98,6 +98,8 @@ class AllReduce:
         self._encoded: dict[int, asyncio.Future[runtime_pb2.Tensor]] = {}
         self._left_out: dict[int, torch.Tensor] = {}
         self._lost: set[PeerID] = set()
+        self._failed: set[PeerID] = set()
+        """Reducers whose stream has ended: nothing more comes from them."""
         self._talks: dict[PeerID, asyncio.Task] = {}
         """Those in which this peer sends to a reducer."""
         self._callers: dict[PeerID, asyncio.Task | None] = {}
@@ -154,7 +156,7 @@ class AllReduce:
                 raise outcome
             if outcome is not None:
                 logger.debug(f"the averages of {reducer} are missing: {outcome!r}")
-        if missing := [reducer for reducer in self._parts if self.awaited_average(reducer) is not None]:
+        if missing := [reducer for reducer in self._parts if self._is_missing(reducer)]:
             names = ", ".join(sorted(peer.to_base58() for peer in missing))
             arrived = f"{self.parts_received} of {self.parts_expected} parts of the average arrived"
             raise RoundFailed(f"{arrived}, not all those of {names}", frozenset(self._lost))
@@ -172,9 +174,12 @@ class AllReduce:
         return self._reducer.awaited_from(peer_id)
 
     def awaited_average(self, peer_id: PeerID) -> int | None:
-        """Number of the next average that this member has to send, if there is one."""
-        received = self._num_averages[peer_id]
-        return received if received < len(self._parts.get(peer_id, ())) else None
+        """Number of the next average that this member has to send, if there is one and it can still come."""
+        return self._num_averages[peer_id] if self._is_missing(peer_id) and peer_id not in self._failed else None
+
+    def _is_missing(self, peer_id: PeerID) -> bool:
+        """Whether averages of this member have not come."""
+        return self._num_averages[peer_id] < len(self._parts.get(peer_id, ()))
 
     def lose(self, peer_id: PeerID) -> None:
         """This member is not there any more: what it has not sent is not waited for, and nothing is sent to it."""
@@ -189,22 +194,30 @@ class AllReduce:
 
     async def _send_and_receive(self, reducer: PeerID) -> None:
         """Send this peer's parts of a reducer's share, and take in the averages."""
-        messages = aiter_with_timeout(await self._stream_to(reducer), 2 * self._stream_seconds)
-        results = amap_in_executor(self._decode_average, messages, max_prefetch=1)
         try:
-            async for average, num_bytes in results:
-                if average is None:
-                    self.blamed[reducer] = Blame.SENT_A_BAD_AVERAGE
-                    raise ExchangeBroken(f"{reducer} {Blame.SENT_A_BAD_AVERAGE}")
-                self.bytes_received += num_bytes
-                self._detector.heard(reducer)
-                self._on_the_way[reducer].answered()
-                self._take_average(reducer, average)
-                if self.awaited_average(reducer) is None:
-                    return
-            raise ExchangeBroken(f"{reducer} sent {self._num_averages[reducer]} averages only")
-        finally:
-            await results.aclose()  # hangs up
+            messages = aiter_with_timeout(await self._stream_to(reducer), 2 * self._stream_seconds)
+            results = amap_in_executor(self._decode_average, messages, max_prefetch=1)
+            try:
+                await self._take_averages(reducer, results)
+            finally:
+                await results.aclose()  # hangs up
+        except BaseException:
+            self._failed.add(reducer)
+            raise
+
+    async def _take_averages(self, reducer: PeerID, results: AsyncIterator[tuple[torch.Tensor | None, int]]) -> None:
+        async for average, num_bytes in results:
+            expected = self._parts[reducer][self._num_averages[reducer]].numbers.shape
+            if average is None or average.shape != expected:
+                self.blamed[reducer] = Blame.SENT_A_BAD_AVERAGE
+                raise ExchangeBroken(f"{reducer} {Blame.SENT_A_BAD_AVERAGE}")
+            self.bytes_received += num_bytes
+            self._detector.heard(reducer)
+            self._on_the_way[reducer].answered()
+            self._take_average(reducer, average)
+            if not self._is_missing(reducer):
+                return
+        raise ExchangeBroken(f"{reducer} sent {self._num_averages[reducer]} averages only")
 
     def _take_average(self, reducer: PeerID, average: torch.Tensor) -> None:
         self._averages[reducer].append(average)
@@ -280,6 +293,7 @@ class AllReduce:
                 yield answer
         except Exception as error:
             logger.debug(f"{sender} cannot take part any more: {error!r}")
+            self._reducer.lose(sender)  # before it is told, which may take a while
             yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
         finally:
             if num_answers < len(self._own_parts):

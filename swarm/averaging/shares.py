@@ -126,9 +126,12 @@ class PartReducer:
         self._mean.cancel()
 
     def _finish_if_complete(self) -> None:
-        if not self.is_finished and self._given and self._senders <= self._given:
-            self._mean.set_result(self._sum.div_(self._weight))
-            self._begin_next()
+        if self.is_finished or not self._given or not self._senders <= self._given:
+            return
+        if self._weight == 0:  # none of those who are left has computed anything: there is no mean
+            return self.close()
+        self._mean.set_result(self._sum.div_(self._weight))
+        self._begin_next()
 
     def _begin_next(self) -> None:
         self._index += 1

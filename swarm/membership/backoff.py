@@ -38,8 +38,8 @@ class Backoff:
         """
         if len(self._seconds) >= 4 * MAX_GROUP_SIZE:  # names cost a stranger nothing
             self._seconds = {other: seconds for other, seconds in [*self._seconds.items()] if other in self}
-        _, seconds = self._seconds.get(peer, (0.0, first_seconds / 2))
-        seconds = min(2 * seconds, self._max_seconds)
+        _, before = self._seconds.get(peer, (0.0, 0.0))
+        seconds = min(max(first_seconds, 2 * before), self._max_seconds)
         self._seconds[peer] = time.monotonic() + seconds, seconds
 
     def end(self, peer: PeerID) -> None:

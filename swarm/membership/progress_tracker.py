@@ -264,5 +264,4 @@ class ProgressTracker:
 
     def close(self) -> None:
         """Stop, and tell the others that this peer has left."""
-        if self._dht.is_alive():
-            self.exchange.close()
+        self.exchange.close(says_goodbye=self._dht.is_alive())

@@ -81,8 +81,9 @@ class RecordExchange(threading.Thread):
             self.look_at_clock()
             try:
                 if self._telling is None or self._telling.done():
-                    self._told = self._own()
-                    self._telling = self._store.post(self._told)
+                    own = self._own()
+                    self._telling = self._store.post(own)
+                    self._told = own
                 self.look()
             except Exception as error:
                 logger.debug(f"could not exchange progress records: {error!r}")
@@ -110,10 +111,12 @@ class RecordExchange(threading.Thread):
         told, own = self._told, self._own()
         return 0.0 if (told.phase, told.round) != (own.phase, own.round) else self._seconds_to_round() / 2
 
-    def close(self) -> None:
-        """Stop, and tell the others that this peer has left."""
+    def close(self, says_goodbye: bool = True) -> None:
+        """Stop, and tell the others that this peer has left; not where there is nobody to tell it."""
         self._closing.set()
         self._wake.set()
+        if not says_goodbye:
+            return
         if self.is_alive():
             self.join(timeout=2)
         try:

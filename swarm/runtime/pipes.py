@@ -27,6 +27,11 @@ class WholePipe:
         os.set_blocking(self._connection.fileno(), True)  # uvloop has changed it after the pipe was made
         return self._connection.recv()
 
+    def recv_bytes(self) -> bytes:
+        """The same, as it was pickled: what fails is the pipe then, and not the message."""
+        os.set_blocking(self._connection.fileno(), True)
+        return self._connection.recv_bytes()
+
     def send(self, message: Any) -> None:
         """Write a message; waits until there is room for it."""
         with self._writing:

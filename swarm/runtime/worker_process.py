@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing as mp
+import pickle
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ class WorkerProcess(mp.get_context("fork").Process):
 
     def run(self) -> None:
         """The whole life of the process. In the main thread of a forked process torch's OpenMP may hang."""
+        self._outer.close()  # else this process would never hear that the trainer has died
         self._prepare()
         thread = threading.Thread(target=self._run_loop, daemon=True)
         thread.start()
@@ -142,7 +144,11 @@ class WorkerProcess(mp.get_context("fork").Process):
     def _take_in(self, commands: asyncio.Queue) -> None:
         try:
             while self._inner.poll():
-                commands.put_nowait(self._inner.recv())
+                message = self._inner.recv_bytes()
+                try:
+                    commands.put_nowait(pickle.loads(message))
+                except Exception:  # a future's connection, for example, which takes one more open file
+                    logger.exception("the trainer's command could not be read")
         except (EOFError, OSError):  # the trainer has died
             commands.put_nowait(Stop())
 
@@ -156,16 +162,19 @@ def _answer_for_state(pipe: Connection | WholePipe, get_state: GetState) -> None
     """In a thread of the trainer process: as long as there is a worker process that may ask."""
     while True:
         try:
-            future = pipe.recv()
-        except (EOFError, OSError):
+            message = pipe.recv_bytes()
+        except (EOFError, OSError):  # the worker process has died
             return
-        if future is None:
-            return
+        future = None
         try:
+            future = pickle.loads(message)
+            if future is None:
+                return
             future.set_result(get_state())
         except Exception as error:
             logger.warning(f"This peer cannot hand over its state: {error}")
-            future.set_exception(error)
+            with contextlib.suppress(Exception):  # nor tell that; who asks gives up after a while
+                future.set_exception(error)
 
 
 def _tell_once(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

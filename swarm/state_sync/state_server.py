@@ -205,7 +205,8 @@ class StateServer:
         return export
 
     async def _copy_state(self) -> Content:
-        description, data = await self._ask_for_state()
+        async with asyncio.timeout(self._timeouts.offer_seconds):  # nobody waits for longer
+            description, data = await self._ask_for_state()
         self._last_state_bytes = data.nbytes
         return await in_thread(content_of, description, data.numpy())
 

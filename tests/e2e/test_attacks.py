@@ -19,8 +19,8 @@ from recipe.run_folder import read_metrics
 from swarm.membership.run_manifest import read_manifests
 from swarm.network.reachability import measure_reachability
 from swarm.training.strategy import SwarmStrategy
-from tests.helpers import members, outsiders
-from tests.helpers.attack_tools import NAME, check_address
+from tests.helpers.attacks import members, outsiders
+from tests.helpers.attacks.tools import NAME, check_address
 from tests.helpers.cli import PACED, TINY, PeerProgram, reaping, wait_until
 from tests.helpers.strategy_runs import (
     FEATURES,

@@ -34,6 +34,7 @@ UPDATE_TAGS = {
 }
 VALIDATED = [*TINY, "--validate-every-steps", "10"]
 VALIDATION_TAGS = {"val/loss", "val/top1", "val/top5", "val/macro_f1", "val/precision", "val/recall"}
+IMPATIENT = "tests.helpers.programs.impatient_peer"
 
 
 def free_port() -> str:
@@ -211,7 +212,13 @@ def test_without_its_founder_a_run_goes_on(finished, tmp_path):
         programs.append(third)
         third.wait_until(lambda: "Trying again, for " in third.output, "nobody answers")
         second = PeerProgram(
-            tmp_path / "runs", "whole", "peer-2", "--port", port, *options, module="tests.helpers.impatient_peer"
+            tmp_path / "runs",
+            "whole",
+            "peer-2",
+            "--port",
+            port,
+            *options,
+            module=IMPATIENT,
         )
         programs.append(second)
         for program in (second, third):

@@ -34,6 +34,7 @@ from tests.helpers.owners import subkey_of
 pytestmark = pytest.mark.timeout(300)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 NONCE = bytes(range(NONCE_BYTES))
+IMPATIENT = "tests.helpers.programs.impatient_peer"
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +179,7 @@ def test_two_outbound_only_peers_alone_are_told_what_is_missing(dht, address, tm
     with reaping() as programs:
         names = ("ada", "ben")
         options = ["--initial-peers", address, "--client-mode", "--max-steps", "1000000"]
-        peers = [
-            PeerProgram(tmp_path, "alone", name, *options, module="tests.helpers.impatient_peer") for name in names
-        ]
+        peers = [PeerProgram(tmp_path, "alone", name, *options, module=IMPATIENT) for name in names]
         programs += peers
         assert [peer.wait(START_SECONDS) for peer in peers] == [2, 2]
     for peer in peers:

@@ -50,11 +50,17 @@ def dismiss(peers: Peers) -> dict:
 
 
 def run_round(
-    averager: SwarmAverager, members, vector: torch.Tensor, samples: int, step: int, lineage=bytes(LINEAGE_BYTES)
+    averager: SwarmAverager,
+    members,
+    vector: torch.Tensor,
+    samples: int,
+    step: int,
+    lineage=bytes(LINEAGE_BYTES),
+    patience_seconds: float = PATIENCE_SECONDS,
 ) -> RoundReport:
     averager.vector.copy_(vector)
     ticket = Ticket(step, samples, averager.client_mode, float(step), lineage)
-    return averager.run_round(ticket, members, PATIENCE_SECONDS, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
+    return averager.run_round(ticket, members, patience_seconds, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
 
 
 def averager_for(vector: torch.Tensor, dht, codec: str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> SwarmAverager:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -116,19 +117,22 @@ def rounds_of_all(name, initial_peers, line, vector):
         members, outcomes = meet_everyone(line, dht), []
         for step in range(NUM_ROUNDS):
             try:
-                outcomes.append(run_round(averager, members, vector, 10, step))
+                outcomes.append(run_round(averager, members, vector, 10, step, patience_seconds=5.0))
             except (RoundFailed, Behind) as error:  # the second: the others have met without this peer
                 outcomes.append(error)
         say_goodbye(line, averager)
         return dht.peer_id, outcomes
 
 
-def rounds_with_bad_averages(*arguments):
-    """The same, but the averages of this peer's share are not finite."""
+LIES = {"not finite": lambda average: torch.full_like(average, torch.inf), "too short": lambda average: average[:-1]}
+
+
+def rounds_with_bad_averages(lie, *arguments):
+    """The same, but the averages of this peer's share are spoilt."""
     encode = AllReduce.encode_average
 
     def spoil(self, part_index, average):
-        return encode(self, part_index, torch.full_like(average, torch.inf))
+        return encode(self, part_index, LIES[lie](average))
 
     AllReduce.encode_average = spoil
     return rounds_of_all(*arguments)
@@ -257,10 +261,11 @@ def test_who_sends_numbers_that_would_overflow_is_named_and_not_met_again():
     assert_left_out(found, found["c"][0], {Blame.SENT_NONSENSE, Blame.SENT_A_BAD_AVERAGE})
 
 
-def test_a_reducer_of_averages_that_are_not_finite_is_named_and_not_met_again():
+@pytest.mark.parametrize("lie", LIES)
+def test_a_reducer_of_averages_that_cannot_be_is_named_and_not_met_again(lie):
     with Peers(timeout_seconds=120) as peers:
         for name in "abc":
-            function = rounds_with_bad_averages if name == "c" else rounds_of_all
+            function = partial(rounds_with_bad_averages, lie) if name == "c" else rounds_of_all
             peers.start(name, function, torch.full((200_000,), float(ord(name))))
         introduce(peers)
         found = dismiss(peers)

@@ -99,3 +99,15 @@ def test_who_hangs_up_takes_the_mean_from_nobody_and_when_all_is_over_nobody_wai
             await reducer.mean_with(A, torch.ones(2), 10)
 
     asyncio.run(test())
+
+
+def test_there_is_no_mean_of_those_who_have_computed_nothing():
+    async def test():
+        reducer = PartReducer([2], [A, B])
+        listening = asyncio.ensure_future(reducer.mean_with(A, torch.zeros(2), 0))
+        await asyncio.sleep(0)
+        reducer.lose(B)
+        with pytest.raises(asyncio.CancelledError):
+            await listening
+
+    asyncio.run(test())

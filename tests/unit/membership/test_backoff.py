@@ -49,3 +49,10 @@ def test_who_keeps_its_word_is_back_at_once(clock):
     peers.add(LIAR)
     peers.end(LIAR)
     assert LIAR not in peers
+
+
+def test_who_hung_first_and_lied_then_is_left_out_for_as_long_as_a_liar(clock):
+    peers = BlameBackoff()
+    peers.blame(LIAR, Blame.STUCK)
+    peers.blame(LIAR, Blame.SENT_NONSENSE)
+    assert seconds_left_out(peers, clock) == pytest.approx(BLAME_SECONDS, abs=1.0)

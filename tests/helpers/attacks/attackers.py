@@ -1,6 +1,6 @@
 """Attacks a run of ours, on this machine or in the lab, with what the review found; tests and the benchmark use it.
 
-    python tests/helpers/attackers.py NAME --initial-peers ADDRESS [--seconds 60] [--output-dir runs]
+    python tests/helpers/attacks/attackers.py NAME --initial-peers ADDRESS [--seconds 60] [--output-dir runs]
 
 Outsiders know an address and nothing else; members train along, and one thing of what they say is false. Nothing but
 loopback and the lab's own network is ever called, and every attack ends by itself.
@@ -13,13 +13,13 @@ import os
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parents[3])]
 
 from swarm.runtime.imports import quick_imports  # noqa: E402
 
 with quick_imports():
     from recipe.errors import InputError
-    from tests.helpers import members, outsiders
+    from tests.helpers.attacks import members, outsiders
 
 MAX_SECONDS = 3600.0
 

@@ -1,4 +1,4 @@
-"""`python -m tests.helpers.failing_peer`: a peer whose third update goes wrong in a way that nobody could foresee."""
+"""A peer whose third update goes wrong in a way that nobody could foresee."""
 
 import os
 import sys

@@ -22,8 +22,8 @@ from swarm.network.reachability import NONCE_BYTES, CallMe, ReachabilityService
 from swarm.network.signed_records import OwnedRecords
 from swarm.protocol.messages import Ticket
 from swarm.state_sync.download_messages import asked_for, piece_of
-from tests.helpers import attack_tools
-from tests.helpers.attack_tools import (
+from tests.helpers.attacks import tools
+from tests.helpers.attacks.tools import (
     NAME,
     RECORD_SECONDS,
     HandOver,
@@ -357,7 +357,7 @@ def attack(
     Raises:
         InputError: an address that no attacker may call, or that does not answer
     """
-    attack_tools.own_name = f"{NAME} {name}"
+    tools.own_name = f"{NAME} {name}"
     with attackers_dht(initial_peers) as dht:
         if namespace is None:
             (manifest, *_) = read_manifests(dht, initial_peers).values()

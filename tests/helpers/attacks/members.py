@@ -24,7 +24,7 @@ from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.state_sync.state_server import StateServer
 from swarm.state_sync.training_state import SharedState
-from tests.helpers.attack_tools import check_address, listening_host
+from tests.helpers.attacks.tools import check_address, listening_host
 
 SLOW_SECONDS = 0.8
 DRIP_SECONDS = 5.0
