@@ -210,8 +210,11 @@ class ProgressTracker:
     def _call_impossible_once(self, peer: PeerID, record: PeerProgress) -> None:
         if peer not in self._called_impossible and len(self._called_impossible) < MAX_GROUP_SIZE:
             self._called_impossible.add(peer)
-            said = f"Ignoring {record.name}, which claims to be at step {record.step}: nobody else is near that"
-            logger.warning(f"{said} (if this peer was away for long, start it again)")
+            said = f"Ignoring {record.name}, which claims to be at step {record.step}"
+            if record.step > self._max_step:
+                logger.warning(f"{said}: this run ends after {self._max_step} updates")
+            else:
+                logger.warning(f"{said}: nobody else is near that (if this peer was away for long, start it again)")
 
     def met(self, group: Iterable[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
         """A group has met to end the present step: not all who were expected have come, and some were lost then."""

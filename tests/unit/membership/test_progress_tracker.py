@@ -363,11 +363,12 @@ def test_who_has_slept_for_long_believes_two_whom_it_knows(swarm):
     assert swarm.tracker.swarm.latest_step == 5003, "of two who say different things the one that says less"
 
 
-def test_nobody_is_further_than_the_run_is_long():
+def test_nobody_is_further_than_the_run_is_long(caplog):
     swarm = Swarm(max_step=1000)
     swarm.tracker.report(phase=JOINING)
     swarm.says("liar", step=1001)
     assert swarm.tracker.swarm.superiors == []
+    assert "this run ends after 1000 updates" in caplog.text
     anna = swarm.says("anna", step=1000)
     assert swarm.tracker.swarm.superiors == [anna]
 
