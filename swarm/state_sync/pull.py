@@ -68,7 +68,7 @@ class Pull:
     """
 
     def __init__(self, download: Download, open_stream: OpenStream, on_message: Callable[[], None]):
-        self._download, self._open_stream, self._on_message = download, open_stream, on_message
+        self.download, self._open_stream, self._on_message = download, open_stream, on_message
         self._streams: list[Stream] = []
         self._is_complete = asyncio.Event()
 
@@ -78,7 +78,7 @@ class Pull:
         Raises:
             RoundFailed: the donor cannot be called, has not got it, or sends what it should not
         """
-        download, attempts = self._download, 0
+        download, attempts = self.download, 0
         while not download.is_complete:
             before = download.pieces_to_come
             try:
@@ -92,7 +92,7 @@ class Pull:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _ask_over_streams(self) -> None:
-        download = self._download
+        download = self.download
         first = await self._begin()
         complete = asyncio.ensure_future(self._is_complete.wait())
         waiting = {complete, asyncio.ensure_future(self._read(first))}
@@ -114,7 +114,7 @@ class Pull:
 
     async def _begin(self) -> Stream:
         """The first stream, over which the donor offers what it has, or goes on with what it has offered."""
-        download = self._download
+        download = self.download
         is_new = download.offer is None
         stream = await self._open()
         try:
@@ -137,7 +137,7 @@ class Pull:
         return stream
 
     def _read_offer(self, message: averaging_pb2.DownloadData) -> None:
-        download = self._download
+        download = self.download
         self._on_message()
         try:
             offer = Offer.from_bytes(message.metadata, download.max_bytes)
@@ -151,7 +151,7 @@ class Pull:
 
     async def _read_one_more(self) -> None:
         """If it cannot be opened, the others do."""
-        download = self._download
+        download = self.download
         try:
             stream = await self._open()
         except (*BROKEN, TimeoutError):
@@ -167,14 +167,14 @@ class Pull:
                 await self._read(stream)
 
     async def _open(self) -> Stream:
-        seconds = self._download.timeouts.stream_seconds
+        seconds = self.download.timeouts.stream_seconds
         try:
             return Stream(*await asyncio.wait_for(self._open_stream(), seconds))
         except TimeoutError as error:
-            raise RoundFailed(f"{self._download.donor} did not answer for {seconds:.0f} s") from error
+            raise RoundFailed(f"{self.download.donor} did not answer for {seconds:.0f} s") from error
 
     async def _read(self, stream: Stream) -> None:
-        download = self._download
+        download = self.download
         self._ask()
         while True:
             message = await stream.receive()
@@ -190,5 +190,5 @@ class Pull:
 
     def _ask(self) -> None:
         """For as many pieces as may be on their way, over the streams that have the fewest."""
-        while (index := self._download.next_piece()) is not None:
+        while (index := self.download.next_piece()) is not None:
             min(self._streams, key=lambda stream: len(stream.asked)).ask(index)

@@ -34,7 +34,8 @@ def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
     assert [item["step"] for item in found["all_rounds"]] == [1, 2, 3, 4]
     assert {item["peers"] for item in found["all_rounds"]} == {2}
     of_the_machine = ("the machine was saturated", "other programs", "the router was late")
-    assert all(problem.startswith(of_the_machine) for problem in found["problems"]), "what a busy machine may do to it"
+    others = [problem for problem in found["problems"] if not problem.startswith(of_the_machine)]
+    assert others == [], "a busy machine may do no more to it"
     assert status == (1 if found["problems"] else 0)
     analysis.main(command)
     assert "1 of 1 cells have a result already" in capsys.readouterr().out
