@@ -25,8 +25,8 @@ from swarm.averaging.commands import (
     SetStep,
 )
 from swarm.averaging.compression import Codec, bytes_of_member
-from swarm.averaging.rounds import RoundSignals
-from swarm.averaging.service import AveragingOptions, AveragingService
+from swarm.averaging.rounds import AveragingOptions, RoundSignals
+from swarm.averaging.service import AveragingService
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Member, Ticket, first_members
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little

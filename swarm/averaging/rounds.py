@@ -32,7 +32,7 @@ from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, Short
 from swarm.protocol.round_report import RoundReport
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
-from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from swarm.runtime.timeouts import Timeouts
 
 logger = get_logger(__name__)
 
@@ -61,9 +61,9 @@ class RoundSignals:
         """Whether somebody has just knocked or taken over our state, and will come to the next group."""
         return time.monotonic() < self._company_until.value
 
-    def company_until(self, monotonic_seconds: float) -> None:
-        """Until then."""
-        self._company_until.value = monotonic_seconds
+    def expect_company(self, until_seconds: float) -> None:
+        """Somebody will come to the next group, until then on the monotonic clock."""
+        self._company_until.value = until_seconds
 
 
 @dataclass
@@ -79,40 +79,55 @@ class Trouble:
     kept_waiting: frozenset[PeerID] = frozenset()
 
 
-class Rounds:
-    """Of the averaging process.
+@dataclass(frozen=True)
+class AveragingOptions:
+    """What trainer and averaging process agree about.
 
     Args:
-        p2p: this peer's connection to the network
         namespace: run and recipe; peers of another one cannot reach this peer
         vector: shape [n], fp32, shared memory: what is averaged, in place
         target: a group with fewer samples disperses, and its members compute on; all members must have the same
         codec: how gradients travel; all members must have the same
         shapes: of the parameters whose gradients the vector begins with
+        client_mode: others cannot call this peer
+    """
+
+    namespace: str
+    vector: torch.Tensor
+    target: BatchTarget
+    codec: Codec
+    shapes: Sequence[Sequence[int]]
+    client_mode: bool
+    timeouts: Timeouts
+
+
+class Rounds:
+    """Of the averaging process.
+
+    Args:
+        p2p: this peer's connection to the network
+        options: what it averages, with whom, and how
         signals: to the trainer
     """
 
-    def __init__(
-        self,
-        p2p: P2P,
-        namespace: str,
-        vector: torch.Tensor,
-        target: BatchTarget,
-        codec: Codec,
-        shapes: Sequence[Sequence[int]],
-        signals: RoundSignals,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ):
-        self._p2p, self._namespace, self._vector, self._target = p2p, namespace, vector, target
-        self._signals, self._timeouts = signals, timeouts
-        self._codec = codec.make()
-        self._feedback = ErrorFeedback(self._codec, vector.numel())
-        self._low_rank = codec.low_rank(shapes, vector.numel())
+    def __init__(self, p2p: P2P, options: AveragingOptions, signals: RoundSignals):
+        self._p2p, self._options, self._signals = p2p, options, signals
+        self._vector, self._target = options.vector, options.target
+        self._codec = options.codec.make()
+        self._feedback = ErrorFeedback(self._codec, options.vector.numel())
+        self._low_rank = options.codec.low_rank(options.shapes, options.vector.numel())
         self._windows: dict[PeerID, SendWindow] = {}
         self._slow_members, self._shunned = SlowMembers(), BlameBackoff()
-        self.detector = FailureDetector(p2p, namespace, timeouts)
+        self.detector = FailureDetector(p2p, options.namespace, options.timeouts)
         self._matchmaking = Matchmaking(
-            p2p, PeerService, namespace, schema_hash(vector), target, self.detector, self._shunned, timeouts
+            p2p,
+            PeerService,
+            options.namespace,
+            schema_hash(options.vector),
+            options.target,
+            self.detector,
+            self._shunned,
+            options.timeouts,
         )
         self.groups = RunningGroups()
         self._running: asyncio.Task | None = None
@@ -133,7 +148,7 @@ class Rounds:
         """It has the state of the present step now, and comes to its round."""
         grace = self._matchmaking.grace
         grace.hold(peer_id)
-        self._signals.company_until(grace.open_until)
+        self._signals.expect_company(grace.open_until)
 
     def took_over(self) -> None:
         """This peer has other weights now: what it remembers belongs to the old ones."""
@@ -147,7 +162,7 @@ class Rounds:
         """Another peer wants to finish a step with us as its leader."""
         matchmaking = self._matchmaking
         async for reply in matchmaking.serve(request, context):
-            self._signals.company_until(matchmaking.grace.open_until)
+            self._signals.expect_company(matchmaking.grace.open_until)
             yield reply
             if reply.code == averaging_pb2.ACCEPTED and matchmaking.waits_for(matchmaking.step):
                 self._signals.waiting_step = matchmaking.step
@@ -279,8 +294,8 @@ class Rounds:
             stripes=stripes,
             detector=self.detector,
             windows=self._windows,
-            stub_of=lambda peer_id: PeerService.get_stub(self._p2p, peer_id, namespace=self._namespace),
-            stream_seconds=self._timeouts.stream_seconds,
+            stub_of=lambda peer_id: PeerService.get_stub(self._p2p, peer_id, namespace=self._options.namespace),
+            stream_seconds=self._options.timeouts.stream_seconds,
         )
         self.groups.begin(all_reduce)
         return all_reduce

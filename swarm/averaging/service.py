@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from hivemind.p2p import P2P, PeerID
 
 from swarm.averaging.commands import (
@@ -19,38 +16,13 @@ from swarm.averaging.commands import (
     RunRound,
     SetStep,
 )
-from swarm.averaging.compression import Codec
-from swarm.averaging.rounds import Rounds, RoundSignals
+from swarm.averaging.rounds import AveragingOptions, Rounds, RoundSignals
 from swarm.network.peer_service import DOWNLOAD_STATE, PeerService
-from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Group, Ticket
-from swarm.runtime.timeouts import Timeouts
 from swarm.runtime.worker_process import AskForState
 from swarm.state_sync.state_downloader import StateDownloader, streams_of
 from swarm.state_sync.state_server import StateServer
 from swarm.state_sync.transfer_status import TransferStatus
-
-
-@dataclass(frozen=True)
-class AveragingOptions:
-    """What trainer and averaging process agree about.
-
-    Args:
-        namespace: run and recipe; peers of another one cannot reach this peer
-        vector: shape [n], fp32, shared memory: what is averaged, in place
-        target: a group with fewer samples disperses, and its members compute on; all members must have the same
-        codec: how gradients travel; all members must have the same
-        shapes: of the parameters whose gradients the vector begins with
-        client_mode: others cannot call this peer
-    """
-
-    namespace: str
-    vector: torch.Tensor
-    target: BatchTarget
-    codec: Codec
-    shapes: Sequence[Sequence[int]]
-    client_mode: bool
-    timeouts: Timeouts
 
 
 class AveragingService:
@@ -72,9 +44,7 @@ class AveragingService:
     ):
         self._options, self._p2p = options, p2p
         namespace, timeouts = options.namespace, options.timeouts
-        self._rounds = Rounds(
-            p2p, namespace, options.vector, options.target, options.codec, options.shapes, signals, timeouts
-        )
+        self._rounds = Rounds(p2p, options, signals)
         self._server = StateServer(ask_for_state, self._rounds, status, timeouts)
         stream_to = streams_of(p2p, PeerService.handle_name(namespace, DOWNLOAD_STATE))
         detector = self._rounds.detector

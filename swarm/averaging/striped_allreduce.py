@@ -61,7 +61,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
     Args:
         group: the closed group
         stripes: how many, for each of the averages to come
-        others: those whose pulse is watched meanwhile
+        others: who is watched meanwhile
         register: makes a stripe known to those who send to this peer, as long as a context lasts
         make_runner: of a stripe, its part of the vector, what earlier rounds left out of it, and how many stripes there
             are; from then on those who have sent to this stripe can reach it

@@ -49,7 +49,7 @@ class WholePipe:
 
 
 def use_whole_pipes(process: Any) -> None:
-    """Let a process of Hivemind (`DHT` or averager) that has not started yet use such pipes."""
+    """Let Hivemind's DHT process, if it has not started yet, use such pipes."""
     if not isinstance(process._inner_pipe, WholePipe):
         process._inner_pipe = WholePipe(process._inner_pipe)
         process._outer_pipe = WholePipe(process._outer_pipe)

@@ -1,0 +1,262 @@
+"""How a state comes in: what broke down goes on, what is damaged is refused, and the fastest donor wins."""
+
+import asyncio
+import pickle
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from hivemind.proto.averaging_pb2 import DownloadData
+from hivemind.proto.runtime_pb2 import Tensor
+from hivemind.utils import MPFuture
+
+from swarm.protocol.messages import RoundFailed
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from swarm.state_sync import download as download_module
+from swarm.state_sync.download import Download, NoState
+from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer
+from swarm.state_sync.pull import Pull
+from swarm.state_sync.state_downloader import StateDownloader
+from swarm.state_sync.transfer_status import TransferStatus
+from tests.helpers.donors import STATE_BYTES, Donor, run, until, value_of
+from tests.helpers.hurry import shorter
+
+IN_A_RACE = replace(DEFAULT_TIMEOUTS, look_seconds=0.02, first_donor_seconds=0.1, race_seconds=0.3, alone_seconds=0.3)
+
+
+def test_a_broken_download_goes_on_with_what_is_missing(monkeypatch):
+    monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
+
+    async def test():
+        donor, breaks = Donor(), 0
+        download = Download("the donor", 10**9)
+
+        def break_down() -> None:
+            nonlocal breaks
+            if breaks < 3 and download.offer is not None and download.num_bytes > breaks * STATE_BYTES / 4:
+                breaks += 1
+                donor.hang_up()
+
+        await Pull(download, lambda: donor.open_stream("a"), break_down).run()
+        assert breaks == 3
+        assert value_of(download) == donor.exports == 1
+        sent = donor.server.uploads.of["a"].sent_bytes if "a" in donor.server.uploads.of else STATE_BYTES
+        assert sent < 2 * STATE_BYTES, "what was here was not sent again"
+
+    run(test)
+
+
+def test_what_the_donor_has_not_kept_is_downloaded_anew(monkeypatch):
+    monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
+
+    async def test():
+        donor, download, breaks = Donor(), Download("the donor", 10**9), []
+
+        def break_down() -> None:
+            if not breaks and download.num_bytes > SLICE_BYTES:
+                breaks.append(True)
+                donor.server.state_changed()
+                donor.server.uploads.of.clear()
+                donor.hang_up()
+
+        await Pull(download, lambda: donor.open_stream("a"), break_down).run()
+        assert breaks
+        assert value_of(download) == 2
+
+    run(test)
+
+
+class Newcomer:
+    """Downloads from donors in the same process."""
+
+    def __init__(self, donors: dict, timeouts: Timeouts = DEFAULT_TIMEOUTS):
+        self.donors, self.status = donors, TransferStatus()
+        self.downloader = StateDownloader(
+            lambda donor: lambda: self.donors[donor].open_stream("me"),
+            heard_from=lambda donor: None,
+            until_lost=lambda donor: asyncio.Event().wait(),
+            status=self.status,
+            timeouts=timeouts,
+        )
+
+    async def take(self, *donors: str, **wishes):
+        future = MPFuture()
+        await self.downloader.download(donors, 10**9, wishes, future)
+        return future.result(timeout=0)
+
+
+class Damaged(Donor):
+    """One bit of what this donor sends is another one when it arrives."""
+
+    async def answers(self, requests, context):
+        number = 0
+        async for message in super().answers(requests, context):
+            number += 1
+            if number == 2 and (sent := message.tensor_part.buffer):
+                message.tensor_part.buffer = bytes([sent[0] ^ 16]) + sent[1:]
+            yield message
+
+
+def test_what_arrives_is_what_was_sent():
+    async def test():
+        newcomer = Newcomer({"anna": Damaged(), "ben": Donor()})
+        with pytest.raises(NoState) as error:
+            await newcomer.take("anna")
+        assert "the digests differ" in error.value.reasons["anna"]
+        assert newcomer.downloader.broken is None, "it is of no use"
+        again = pickle.loads(pickle.dumps(error.value))
+        assert (again.reasons, str(again)) == (error.value.reasons, str(error.value))
+        donor, metadata, _, content = await newcomer.take("anna", "ben")
+        assert (donor, metadata, len(content)) == ("ben", "description", STATE_BYTES), "then another one is asked"
+
+    run(test)
+
+
+# ---- slow donors ----------------------------------------------------------------------------------------------------
+
+
+class Slow(Donor):
+    """Sends so many bytes per second, in all.
+
+    Args:
+        line: that of the one who takes them, so that all share it
+    """
+
+    def __init__(self, bytes_per_second: float, line: Callable[[int], Awaitable[None]] | None = None):
+        super().__init__()
+        self._lock, self._seconds_per_byte, self._line = asyncio.Lock(), 1 / bytes_per_second, line
+
+    async def answers(self, requests, context):
+        async for message in super().answers(requests, context):
+            if self._line is not None:
+                await self._line(len(message.tensor_part.buffer))
+            async with self._lock:
+                await asyncio.sleep(len(message.tensor_part.buffer) * self._seconds_per_byte)
+            yield message
+
+
+def in_a_hurry(monkeypatch, times: float) -> Timeouts:
+    """Times are so many times shorter, and rates as much higher."""
+    for name in ("SLOWEST_BYTES_PER_SECOND", "USUAL_BYTES_PER_SECOND"):
+        monkeypatch.setattr(download_module, name, getattr(download_module, name) * times)
+    return shorter(times)
+
+
+@pytest.mark.parametrize("is_awaited", [True, False], ids=["who joins", "who trains"])
+def test_a_donor_that_drips_is_given_up(monkeypatch, is_awaited):
+    """At 24 kB/s, of a larger state; times are 20 times shorter here."""
+    timeouts = in_a_hurry(monkeypatch, 20)
+
+    async def test():
+        newcomer = Newcomer({"anna": Slow(20 * 24_000)}, timeouts)
+        with pytest.raises(NoState) as error:
+            await newcomer.take("anna", is_awaited=is_awaited)
+        assert "kB/s" in error.value.reasons["anna"]
+        assert newcomer.status.looks > 1, "the trainer would take it for one that stands still"
+
+    run(test)
+
+
+@pytest.mark.parametrize(("is_awaited", "kilobytes"), [(True, 60), (False, 300)], ids=["who joins", "who trains"])
+def test_an_honest_donor_on_a_slow_line_is_waited_for(monkeypatch, is_awaited, kilobytes):
+    """Half a megabit per second, for who has nothing better to do, and 2.4 for who has."""
+    timeouts = in_a_hurry(monkeypatch, 20)
+
+    async def test():
+        newcomer = Newcomer({"anna": Slow(20_000.0 * kilobytes)}, timeouts)
+        donor, *_ = await newcomer.take("anna", is_awaited=is_awaited)
+        assert donor == "anna"
+
+    run(test)
+
+
+def test_who_trains_has_a_deadline_that_follows_the_bytes():
+    def began_before(seconds: float, **options) -> Download:
+        download = Download("anna", 10**12, **options)
+        download.accept(Offer(0.0, b"s" * 16, 10**9, (b"d" * 32,) * -(-(10**9) // SLICE_BYTES), b""))
+        download.began, download.wire_bytes = download.heard - seconds, 10**12
+        return download
+
+    began_before(4000).judge()
+    with pytest.raises(RoundFailed, match=r"has sent 0% of it in 40[45]"):
+        began_before(4050).judge()
+    began_before(40_000, is_awaited=True).judge()
+
+
+def test_a_faster_donor_is_found_beside_a_slow_one():
+    async def test():
+        donors = {"anna": Slow(1e5), "ben": Slow(2e5), "cleo": Slow(1.5e6), "dan": Donor()}
+        newcomer = Newcomer(donors, IN_A_RACE)
+        donor, *_ = await newcomer.take(*donors)
+        assert donor == "cleo", "three take part"
+        assert donors["dan"].exports == 0
+        await until(lambda: not any(upload.streams for upload in donors["anna"].server.uploads.of.values()))
+
+    run(test)
+
+
+def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone():
+    """The newcomer's line carries 1 MB/s. Ben has more than that, and gets less than Anna as long as they share it."""
+
+    async def test():
+        lock, donors = asyncio.Lock(), {}
+
+        async def line(num_bytes: int) -> None:
+            async with lock:
+                await asyncio.sleep(num_bytes / 1e6)
+
+        async def line_of_ben(num_bytes: int) -> None:
+            await line(num_bytes)
+            if any(upload.streams for upload in donors["anna"].server.uploads.of.values()):
+                await asyncio.sleep(num_bytes / 1e6)
+
+        donors |= {"anna": Slow(6e5, line), "ben": Slow(1e8, line_of_ben)}
+        donor, *_ = await Newcomer(donors, IN_A_RACE).take(*donors)
+        assert donor == "ben"
+
+    run(test)
+
+
+def test_nobody_else_is_asked_for_a_state_that_is_here_at_once():
+    async def test():
+        newcomer = Newcomer({"anna": Donor(), "ben": Donor()})
+        donor, *_ = await newcomer.take("anna", "ben")
+        assert donor == "anna"
+        assert newcomer.donors["ben"].exports == 0
+
+    run(test)
+
+
+def test_what_has_arrived_is_of_use_in_the_next_attempt():
+    """The donor is not there for longer than a download waits."""
+
+    async def test():
+        donor = Slow(3e6)
+        newcomer = Newcomer({"anna": donor})
+        taking = asyncio.ensure_future(newcomer.take("anna"))
+        await until(lambda: donor.exports and any(u.sent_bytes > SLICE_BYTES for u in donor.server.uploads.of.values()))
+        newcomer.downloader.cancel()
+        with pytest.raises(NoState, match="given up"):
+            await taking
+        assert newcomer.downloader.broken is not None
+        had = newcomer.downloader.broken.num_bytes
+        assert had > 0
+        donor.server.state_changed()
+        _, _, _, content = await newcomer.take("anna")
+        assert set(content.unique().tolist()) == {1}, "it is still the state of then"
+
+    run(test)
+
+
+@pytest.mark.parametrize("bit", ["size", "index"])
+def test_what_nobody_has_asked_for_is_refused(bit):
+    async def test():
+        download = Download("anna", 10**9)
+        download.accept(Offer(0.0, b"s" * 16, PIECE_BYTES, (b"d" * 32,), b""))
+        download.next_piece()
+        size = PIECE_BYTES - 1 if bit == "size" else PIECE_BYTES
+        with pytest.raises(RoundFailed, match=r"another size|digests differ"):
+            download.take(0, DownloadData(tensor_part=Tensor(buffer=bytes(size))), 0.1)
+        assert not download.is_sound
+
+    run(test)
