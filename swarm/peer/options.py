@@ -45,7 +45,7 @@ class LeavingOptions:
     """When to leave, whatever comes first. Ctrl-C leaves as well."""
 
     max_steps: Annotated[int | None, arg("UPDATES", "the recipe's total steps")] = None
-    """Leave when the swarm has made so many global updates."""
+    """Leave when the swarm has made so many global updates, before the end of the run."""
     max_time: Annotated[str | None, arg("HH:MM:SS", "no limit")] = None
     """Leave after so long."""
     target_accuracy: Annotated[float | None, arg("FRACTION", "none")] = None
@@ -142,6 +142,14 @@ class PeerOptions:
         """The recipe's fields that were given on the command line."""
         given = {item.name: getattr(self.overrides, item.name) for item in fields(self.overrides)}
         return {name: value for name, value in given.items() if value is not None}
+
+    def check_steps(self, total_steps: int) -> None:
+        """Raises InputError: --max-steps is beyond the end of the run, where no other peer would follow"""
+        if (self.leaving.max_steps or 0) > total_steps:
+            raise InputError(
+                f"--max-steps {self.leaving.max_steps} is beyond the end of the run, which has {total_steps} updates: "
+                "leave it out, or start a run with more --total-steps."
+            )
 
     def check_micro_batch(self, target_batch_size: int) -> None:
         """Raises InputError: --batch-size is more than the whole swarm needs for an update"""

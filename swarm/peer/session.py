@@ -77,6 +77,7 @@ class Session:
         self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
         self.recipe: Recipe = manifest.recipe
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
+        options.check_steps(self.recipe.total_steps)
         options.check_micro_batch(self.recipe.target_batch_size)
         if options.machine.device == "cuda" and not torch.cuda.is_available():
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
@@ -220,7 +221,7 @@ class Session:
             options=CoordinatorOptions(patience.min_peers, patience.matchmaking_time, patience.averaging_timeout),
             stop_requested=self.stop_requested,
             averaging=Averaging.of(self.recipe),
-            max_step=max(self.recipe.total_steps, self.total_steps),
+            max_step=self.recipe.total_steps,
             keep_own=self._keep_own,
         )
 

@@ -95,6 +95,10 @@ def test_a_damaged_checkpoint(refused, tmp_path):
     assert "delete the folder to begin anew" in refused("--run-id", "mine", "--public-name", "me")
 
 
+def test_more_steps_than_the_run_has(refused):
+    assert "which has 60 updates" in refused("--max-steps", "61")
+
+
 def test_weights_to_start_from_that_are_none(refused, tmp_path):
     assert "cannot be read (No such file" in refused("--start-from", str(tmp_path / "best.ckpt"))
     torch.save({"state_dict": {"model.head.weight": torch.ones(2)}, "global_step": 1}, tmp_path / "best.ckpt")

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hivemind.p2p import P2P
@@ -175,10 +176,10 @@ def test_one_outsider_does_not_use_up_what_is_for_all():
 
 def test_two_outbound_only_peers_alone_are_told_what_is_missing(dht, address, tmp_path):
     """The swarm's only reachable process does not train: it is a mere entrance."""
-    assert publish_manifest(dht, RunManifest(PROTOCOL, "alone", preset("digits")))
+    assert publish_manifest(dht, RunManifest(PROTOCOL, "alone", replace(preset("digits"), total_steps=10**6)))
     with reaping() as programs:
         names = ("ada", "ben")
-        options = ["--initial-peers", address, "--client-mode", "--max-steps", "1000000"]
+        options = ["--initial-peers", address, "--client-mode"]
         peers = [PeerProgram(tmp_path, "alone", name, *options, module=IMPATIENT) for name in names]
         programs += peers
         assert [peer.wait(START_SECONDS) for peer in peers] == [2, 2]
