@@ -38,7 +38,7 @@ logger = get_logger(__name__)
 
 # Both up to a half more or less: two who knock at each other's doors at the same moment should not do so again.
 WATCHED_SENIORS = 3  # by who follows one of them; more would be many calls in a large swarm
-STRANGER_SECONDS, STRANGER_SHARE = 6.0, 0.05
+STRANGER_SECONDS, STRANGER_SHARE = 4.0, 0.04
 """For which a leader waits for nobody but strangers: so long at once, and then this share of the time."""
 FORMING_SECONDS, FORMING_SHARE = 30.0, 0.5
 """The same while it knows nobody else."""

@@ -39,6 +39,7 @@ from swarm.runtime.hivemind_version import check_hivemind_version
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
 from swarm.runtime.processes import descendants, kill, reap
+from swarm.runtime.threads import yield_cores
 
 LEAVE_SECONDS = 10.0
 """For an orderly end without one of its processes; then this peer starts again without a checkpoint of this moment."""
@@ -65,6 +66,7 @@ def run(read: Callable[[], PeerOptions]) -> int:
         options = resumed(read())
         print("Starting; importing torch takes about 10 s …", flush=True)
         silence_libraries()
+        yield_cores()
         check_hivemind_version()
         before = trained_before(options)
 

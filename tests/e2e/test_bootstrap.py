@@ -35,7 +35,7 @@ def test_a_run_begins_on_a_neutral_node(node, tmp_path):
         assert max(first.status.num_peers, second.status.num_peers) == 2
 
 
-@pytest.mark.parametrize("given", [["--recipe", "digits"], ["--run-id", "new"], []])
+@pytest.mark.parametrize("given", [["--recipe", "digits"], []])
 def test_only_who_names_recipe_and_run_begins_there(node, refused, given):
     sentence = refused("--initial-peers", node, *OWN, *given)
     assert "The initial peers know of no run" in sentence

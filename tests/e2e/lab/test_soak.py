@@ -104,7 +104,7 @@ def test_a_swarm_gets_over_some_faults(tmp_path):
         sandbox.wrapped([])
     except InputError as error:
         pytest.skip(str(error))
-    options = ["--minutes", "2", "--every-seconds", "15", "--peers", "3", "--calm-runs", "0"]
+    options = ["--minutes", "1", "--every-seconds", "10", "--peers", "3", "--calm-runs", "0"]
     options += ["--output-dir", str(tmp_path)]
     with reaping() as programs:
         programs.append(program := Program("analysis", ["soak", *options], tmp_path / "log"))
