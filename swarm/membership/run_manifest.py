@@ -20,7 +20,7 @@ from swarm.network.known_peers import peer_of_address
 from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.run_names import is_run_id, key_prefix
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.

@@ -7,7 +7,8 @@ from hivemind.compression import CompressionInfo
 from torch import nn
 
 from recipe.errors import InputError
-from swarm.averaging.compression import CODECS, Codec, ErrorFeedback
+from swarm.averaging.compression.codec import CODECS, Codec
+from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging, LocalSteps
 from swarm.training.local_steps import PseudoGradient
