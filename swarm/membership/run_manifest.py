@@ -24,6 +24,7 @@ PROTOCOL = 14
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.
+14: the size of a part follows its bytes on the wire.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024

@@ -122,7 +122,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         has_float_buffers = any(buffer.is_floating_point() for buffer in self.lightning_module.buffers())
         if (codec := self.averaging.codec.name) in TOO_COARSE_FOR_BUFFERS and has_float_buffers:
             raise InputError(
-                f"The codec {codec} is too coarse for this model's running statistics (float buffers): use codec 'fp16'."
+                f"The codec {codec} is too coarse for this model's running statistics (float buffers): use 'fp16'."
             )
         if trainer.accumulate_grad_batches != 1:
             raise InputError("A swarm accumulates to the target batch size itself: leave accumulate_grad_batches at 1.")

@@ -28,7 +28,7 @@ CODECS: dict[str, type[CompressionBase]] = {
 }
 """How the numbers of a pass travel."""
 TOO_COARSE_FOR_BUFFERS = ("int8", "int4", "topk")
-"""Running statistics are averaged as they are, and a variance that is off by a level, or is not sent, is no variance."""
+"""Running statistics are averaged as they are: a variance that is off by a level, or is not sent, is no variance."""
 FOR_LOCAL_STEPS = ("topk",)
 """A synchronous update would be made of old gradients for the most part."""
 TOP_K_DECAY = 0.95

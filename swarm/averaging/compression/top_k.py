@@ -1,9 +1,9 @@
 """Only the largest numbers of each chunk travel, in 16 bits each: where in the chunk, and how large.
 
-After SparseLoCo (Sarfi, Thérien, Lidin, Belilovsky 2025, arXiv 2508.15706), whose peers send the largest pseudo-gradients of
-each chunk in a few bits and keep the rest for the next time (`ErrorFeedback`). There everybody collects everybody's
-message. Here the reducer sends the largest numbers of the mean, and keeps the rest of that for the next time as well: so
-all decode one message, and it is as small as that of one peer.
+After SparseLoCo (arXiv 2508.15706), whose peers send the largest pseudo-gradients of each chunk in a few bits, and keep
+the rest for the next time (`ErrorFeedback`). There each peer collects the messages of all. Here the reducer sends the
+largest numbers of the mean, and keeps the rest of that for the next time as well: so all decode one message, and it is
+as small as that of one peer.
 """
 
 from __future__ import annotations
