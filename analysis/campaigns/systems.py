@@ -107,6 +107,13 @@ SYSTEMS: dict[str, System] = {
     "ddp-every-micro-batch": System("DDP, an update every micro-batch", ddp, joins=False, every_micro_batch=True),
     "ddp": System("DDP, accumulated", ddp, joins=False),
     "ddp-fp16": System("DDP, accumulated, fp16 hook", ddp, ("--comm-hook", "fp16"), joins=False, payload_bytes=2),
+    "ddp-powersgd": System(
+        "DDP, accumulated, PowerSGD hook",
+        ddp,
+        ("--comm-hook", "powersgd", "--powersgd-warmup-steps", "2"),
+        joins=False,
+        payload_bytes=None,
+    ),
     "hivemind": System("Hivemind Optimizer, defaults", stock_hivemind),
     "hivemind-tuned": System("Hivemind Optimizer, tuned", stock_hivemind, ("--tuned",), overlaps=True, payload_bytes=2),
     "swarm": System("our swarm, synchronous", swarm),

@@ -55,9 +55,7 @@ def advice(compute_seconds: float, exchange_seconds: float, averaging: Averaging
         averaging: of the run
         has_float_buffers: whether the model has running statistics, for which small codecs are too coarse
     """
-    said = (
-        f"An average takes {exchange_seconds:.0f} s and the computing for it {compute_seconds:.0f} s: lines are slow."
-    )
+    said = f"An average takes {exchange_seconds:.0f} s and the computing for it {compute_seconds:.0f} s."
     bytes_before, bytes_after = (_bytes_of_a_number(codec) for codec in (averaging.codec, Codec(SMALLEST)))
     is_refused = has_float_buffers and SMALLEST in TOO_COARSE_FOR_BUFFERS
     if is_refused or bytes_before <= bytes_after or averaging.codec.name == "powersgd":
