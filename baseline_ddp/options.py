@@ -60,6 +60,8 @@ class ComputeOptions:
     """BatchNorm over the micro-batches of all processes; needs GPUs."""
     comm_hook: Literal["none", "fp16", "powersgd"] = "none"
     """Compress the gradients that DDP sends, with torch's own hooks; a resumed run starts powersgd's memory anew."""
+    powersgd_warmup_steps: Annotated[int, arg("UPDATES")] = 10
+    """Updates with plain averaging before powersgd starts, at least 2; torch recommends not too few."""
     num_workers: Annotated[int, arg("PROCESSES")] = 0
     """Processes per training process that load images; data sets in memory use none."""
     connect_timeout: Annotated[int, arg("SECONDS")] = 60
@@ -71,6 +73,7 @@ class ComputeOptions:
         """Raises InputError for values that cannot work."""
         at_least(self, 1, "batch_size", "lr_base_batch", "connect_timeout", "collective_timeout")
         at_least(self, 0, "num_workers")
+        at_least(self, 2, "powersgd_warmup_steps")
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,6 @@ from recipe.training.task import VisionTask
 POWERSGD_RANK = 2
 """Rank of the matrices that stand for the gradients; Vogels et al. 2019, table 3, use 1, 2 and 4."""
 
-POWERSGD_WARMUP_STEPS = 10
-"""Updates with plain averaging before PowerSGD starts, which torch recommends to be not too few."""
-
 
 def choose_strategy(options: ComputeOptions, processes: Processes, device: torch.device) -> str:
     """The strategy's name: what was asked for, else what the number of processes suggests.
@@ -57,7 +54,7 @@ def build_strategy(
     timeout = timedelta(seconds=options.collective_timeout)
     if name == "fsdp":
         return ShardedStrategy(processes.size, timeout)
-    return ReplicatedStrategy(options.comm_hook, communication, timeout)
+    return ReplicatedStrategy(options.comm_hook, options.powersgd_warmup_steps, communication, timeout)
 
 
 def cluster_environment(name: str) -> ClusterEnvironment:
@@ -83,27 +80,29 @@ class ReplicatedStrategy(DDPStrategy):
 
     Args:
         hook: none, fp16 or powersgd.
+        powersgd_warmup_steps: updates with plain averaging before powersgd starts.
         communication: what adds up the time that communication keeps the processes.
         timeout: how long a process waits for the others.
     """
 
-    def __init__(self, hook: str, communication: Stopwatch, timeout: timedelta) -> None:
+    def __init__(self, hook: str, powersgd_warmup_steps: int, communication: Stopwatch, timeout: timedelta) -> None:
         super().__init__(timeout=timeout, gradient_as_bucket_view=hook == "none")
-        self._hook_name, self._communication = hook, communication
+        self._hook_name, self._powersgd_warmup_steps = hook, powersgd_warmup_steps
+        self._communication = communication
 
     def _register_ddp_hooks(self) -> None:
-        state, hook = _communication_hook(self._hook_name)
+        state, hook = _communication_hook(self._hook_name, self._powersgd_warmup_steps)
         self.model.register_comm_hook(state, timed_hook(hook, self._communication))
 
 
-def _communication_hook(name: str):
+def _communication_hook(name: str, powersgd_warmup_steps: int):
     if name == "fp16":
         return dist.group.WORLD, default_hooks.fp16_compress_hook
     if name == "powersgd":
         state = powerSGD_hook.PowerSGDState(
             dist.group.WORLD,
             matrix_approximation_rank=POWERSGD_RANK,
-            start_powerSGD_iter=POWERSGD_WARMUP_STEPS,
+            start_powerSGD_iter=powersgd_warmup_steps,
         )
         return state, powerSGD_hook.powerSGD_hook
     return dist.group.WORLD, default_hooks.allreduce_hook

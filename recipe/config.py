@@ -123,8 +123,9 @@ class Recipe:
     """Averaging local: learning rate with which the mean of what these steps changed is applied."""
     outer_momentum: float = 0.0
     """Averaging local: Nesterov momentum of that; DiLoCo's 0.9 overshoots where averages arrive a round late."""
-    codec: Literal["none", "fp16", "int8", "powersgd"] = "none"
-    """Swarms: how gradients travel; fp16 halves the bytes, int8 quarters them, powersgd sends matrices of low rank."""
+    codec: Literal["none", "fp16", "int8", "int4", "powersgd", "topk"] = "none"
+    """Swarms: how numbers travel: fp16, int8 or int4; powersgd: matrices of low rank; topk: only the largest, and with
+    averaging local."""
     powersgd_rank: int = 8
     """Codec powersgd: rank of these matrices; bytes grow with it."""
     seed: int = 0
@@ -140,6 +141,11 @@ class Recipe:
             raise InputError(
                 f"The warm-up of {self.warmup_steps} steps does not end before total_steps {self.total_steps}: "
                 "set --warmup-steps lower or --total-steps higher."
+            )
+        if self.codec == "topk" and self.averaging != "local":
+            raise InputError(
+                f"The codec topk needs local steps, and averaging is {self.averaging}: set --averaging local, or "
+                "--codec int4."
             )
         if self.averaging == "local" and self.local_steps > self.target_batch_size:
             raise InputError(

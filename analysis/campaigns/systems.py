@@ -107,6 +107,13 @@ SYSTEMS: dict[str, System] = {
     "ddp-every-micro-batch": System("DDP, an update every micro-batch", ddp, joins=False, every_micro_batch=True),
     "ddp": System("DDP, accumulated", ddp, joins=False),
     "ddp-fp16": System("DDP, accumulated, fp16 hook", ddp, ("--comm-hook", "fp16"), joins=False, payload_bytes=2),
+    "ddp-powersgd": System(
+        "DDP, accumulated, PowerSGD hook",
+        ddp,
+        ("--comm-hook", "powersgd", "--powersgd-warmup-steps", "2"),
+        joins=False,
+        payload_bytes=None,
+    ),
     "hivemind": System("Hivemind Optimizer, defaults", stock_hivemind),
     "hivemind-tuned": System("Hivemind Optimizer, tuned", stock_hivemind, ("--tuned",), overlaps=True, payload_bytes=2),
     "swarm": System("our swarm, synchronous", swarm),
@@ -130,7 +137,14 @@ SYSTEMS: dict[str, System] = {
     "swarm-powersgd": System(
         "our swarm, synchronous, PowerSGD of rank 8", swarm, ("--codec", "powersgd"), payload_bytes=None
     ),
+    "swarm-int4": System("our swarm, synchronous, int4", swarm, ("--codec", "int4"), payload_bytes=None),
     "swarm-local": System("our swarm, 4 local steps", swarm, overlaps=True, local_steps=4),
+    "swarm-local-1-topk": System(
+        "our swarm, 1 local step, topk", swarm, ("--codec", "topk"), overlaps=True, payload_bytes=None, local_steps=1
+    ),
+    "swarm-local-4-topk": System(
+        "our swarm, 4 local steps, topk", swarm, ("--codec", "topk"), overlaps=True, payload_bytes=None, local_steps=4
+    ),
     "swarm-local-1-fp16": System(
         "our swarm, 1 local step, fp16", swarm, ("--codec", "fp16"), overlaps=True, payload_bytes=2, local_steps=1
     ),

@@ -12,7 +12,7 @@ SECTIONS = {
         "swarm.training.strategy": ["SwarmStrategy"],
         "swarm.training.averaging_mode": ["Averaging", "Averaging.sync", "Averaging.overlap", "Averaging.local"],
         "swarm.training.local_steps": ["LocalSteps"],
-        "swarm.averaging.compression": ["Codec"],
+        "swarm.averaging.compression.codec": ["Codec"],
         "swarm.training.options": ["CoordinatorOptions"],
         "swarm.runtime.timeouts": ["Timeouts"],
         "swarm.network.dht_options": ["NetworkOptions", "start_dht", "visible_addresses", "stop_dht"],

@@ -88,7 +88,7 @@ METRICS = {
 
 WRITERS = {
     "Peers and baseline": ("recipe.training.callbacks", "recipe.training.task"),
-    "Peers alone": ("swarm.peer.callbacks",),
+    "Peers alone": ("swarm.peer.callbacks.swarm_metrics",),
     "Baseline alone": ("baseline_ddp.measuring.timing", "baseline_ddp.measuring.resources"),
 }
 """Where the tags are written; the first section also has those of `VisionTask` and `StepMetrics`."""
@@ -215,8 +215,6 @@ def _tags(modules: tuple[str, ...]) -> set[str]:
     if "recipe.training.task" in modules:
         found |= {f"train/{name}" for name in _keys(find("recipe.training.task", "_running_metrics"))}
         found |= {"val/loss"} | {f"val/{name}" for name in _keys(find("recipe.training.task", "evaluation_metrics"))}
-    if "swarm.peer.callbacks" in modules:
-        found.discard("val/top1")  # read there, written by the task
     return found
 
 

@@ -24,7 +24,7 @@ from swarm.averaging.commands import (
     RunRound,
     SetStep,
 )
-from swarm.averaging.compression import Codec, bytes_of_member
+from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.rounds import AveragingOptions, RoundSignals
 from swarm.averaging.service import AveragingService
 from swarm.protocol.batch_target import BatchTarget

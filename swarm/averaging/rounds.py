@@ -17,7 +17,8 @@ from hivemind.utils import get_logger
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.commands import RunRound
-from swarm.averaging.compression import Codec, ErrorFeedback, bytes_of_member
+from swarm.averaging.compression.codec import Codec, bytes_of_member
+from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.matchmaking import Matchmaking
 from swarm.averaging.running_groups import RunningGroups
 from swarm.averaging.send_window import SendWindow
@@ -114,7 +115,7 @@ class Rounds:
         self._p2p, self._options, self._signals = p2p, options, signals
         self._vector, self._target = options.vector, options.target
         self._codec = options.codec.make()
-        self._feedback = ErrorFeedback(self._codec, options.vector.numel())
+        self._feedback = ErrorFeedback(self._codec, options.vector.numel(), options.codec.decay)
         self._low_rank = options.codec.low_rank(options.shapes, options.vector.numel())
         self._windows: dict[PeerID, SendWindow] = {}
         self._slow_members, self._shunned = SlowMembers(), BlameBackoff()

@@ -49,9 +49,8 @@ def partition(
         reducers: who averages a share, as many numbers each, give or take one
         stripes: how many such vectors travel side by side
     """
-    num_bytes = vector.numel() * vector.element_size()
     ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
-    part_bytes = part_size_bytes(num_bytes, len(reducers), stripes)
+    part_bytes = part_size_bytes(int(vector.nbytes * ratio), len(reducers), stripes)
     part_numbers = max(1, int(part_bytes / (vector.element_size() * ratio)))
     found: dict[PeerID, list[Part]] = {}
     for index, reducer in enumerate(reducers):

@@ -22,7 +22,8 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from swarm.averaging.allreduce import AllReduce
-from swarm.averaging.compression import ErrorFeedback, compact
+from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.compression.float16 import compact
 from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Blame, Group, RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES

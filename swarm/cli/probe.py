@@ -15,7 +15,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarm.averaging.compression import Codec
+from swarm.averaging.compression.codec import Codec
 from swarm.membership.progress_record import PeerProgress
 from swarm.membership.run_manifest import RunManifest
 from swarm.network.signed_records import owned_entries

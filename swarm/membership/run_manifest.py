@@ -20,10 +20,11 @@ from swarm.network.known_peers import peer_of_address
 from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.run_names import is_run_id, key_prefix
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.
+14: the size of a part follows its bytes on the wire.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024

@@ -24,10 +24,13 @@ from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read
 from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer
 from swarm.membership.run_manifest import RunManifest
-from swarm.peer.callbacks import FirstContribution, StatusReporter, SwarmMetrics
+from swarm.peer.callbacks.first_contribution import FirstContribution
+from swarm.peer.callbacks.reachable_peer_check import ReachablePeerCheck
+from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
+from swarm.peer.callbacks.status_reporter import StatusReporter
+from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
 from swarm.peer.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints
 from swarm.peer.options import PeerOptions
-from swarm.peer.reachable_peer_check import ReachablePeerCheck
 from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import Status, percent, tensorboard_command
 from swarm.peer.supervisor import Supervisor
@@ -73,7 +76,7 @@ class Session:
         clock: StartupTimer,
         on_death: Callable[[str], None],
     ):
-        self.options, self.name, self.dht, self.manifest = options, name, dht, manifest
+        self.options, self.name, self.dht, self.manifest, self.joins = options, name, dht, manifest, joins
         self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
         self.recipe: Recipe = manifest.recipe
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
@@ -234,6 +237,7 @@ class Session:
 
     def _trainer(self) -> Trainer:
         leaving = self.options.leaving
+        advice = [] if self.joins else [SlowLineAdvice(Averaging.of(self.recipe), self.reporter.say)]
         return build_trainer(
             self.recipe,
             self.folder,
@@ -247,6 +251,7 @@ class Session:
                 self.company,
                 self.supervisor,
                 self.review,
+                *advice,
                 *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
             ],
             plugins=[AtomicCheckpointIO()],

@@ -2,12 +2,14 @@
 
 Over a slow line a state takes longer than an update: when it has arrived, the swarm is further. Who then gets the
 averages of the updates that have been made meanwhile, a sixth of the bytes each (or a third), makes these updates, too.
+Of an average that is zero nearly everywhere, as with the codec topk, only the rest is kept and travels.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,7 @@ MAX_AVERAGES, MAX_HELD_BYTES = 64, 2**29
 """Most averages that are kept, and the most memory that they take."""
 MIN_AVERAGES = 6
 """Kept however large they are: a peer whose link is faster than the updates has at most so many to make up for."""
+PLACE_AND_NUMBER_BYTES = 8
 MAX_BATCH_BYTES = 2**24
 """Averages that follow each other travel together up to this size: for a small model one by one takes too long."""
 
@@ -30,13 +33,72 @@ class Average:
         step: that it ended
         before: lineage of the weights that it belongs to
         after: lineage of the weights that come out of it
-        vector: shape [n], fp32, or fp16 if nothing is lost by that
+        tensors: of which `compact` has made its vector
     """
 
     step: int
     before: bytes
     after: bytes
-    vector: torch.Tensor
+    tensors: tuple[torch.Tensor, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """As it is kept, and travels."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def compact(vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same numbers in fewer bytes, if there is a way; none is changed by a bit.
+
+    Args:
+        vector: shape [n], fp32; is copied
+
+    Returns:
+        the vector, shape [n], fp32, or fp16 if that is enough; or, where nearly all are zero, the places of the others,
+        shape [k], int32, and the others, shape [k], fp32
+    """
+    bits = vector.view(torch.int32)  # minus zero is not zero here
+    num_others = int(torch.count_nonzero(bits))
+    half = vector.half()  # what the codec fp16 has decoded, fits
+    kept = half if torch.equal(half.float(), vector) else vector
+    if num_others * PLACE_AND_NUMBER_BYTES < kept.nbytes / 2:
+        places = bits.nonzero().view(-1)
+        return places.to(torch.int32), vector[places]
+    return (kept if kept is half else vector.clone(),)
+
+
+def averages_in(tensors: Sequence[torch.Tensor], size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Divide the tensors of several averages, each of `size` numbers; the sender is not trusted.
+
+    Raises:
+        ValueError: they are no averages of this size
+    """
+    rest = iter(tensors)
+    for tensor in rest:
+        average = (tensor, next(rest, torch.empty(0))) if tensor.dtype == torch.int32 else (tensor,)
+        numbers = average[-1]
+        if not numbers.is_floating_point() or not torch.isfinite(numbers).all():
+            raise ValueError("numbers of another kind")
+        if len(average) == 1 and numbers.shape != (size,):
+            raise ValueError("a vector of another shape")
+        if len(average) == 2 and not _are_places(tensor, numbers, size):
+            raise ValueError("places that are none")
+        yield average
+
+
+def _are_places(places: torch.Tensor, numbers: torch.Tensor, size: int) -> bool:
+    """Whether each number has a place of its own, in ascending order."""
+    if places.dim() != 1 or places.shape != numbers.shape:
+        return False
+    return not len(places) or bool(places[0] >= 0 and places[-1] < size and (places[1:] > places[:-1]).all())
+
+
+def whole(average: tuple[torch.Tensor, ...], size: int) -> torch.Tensor:
+    """The vector of which `compact` has made these, shape [size]; of some it takes far more memory than they do."""
+    if len(average) == 1:
+        return average[0]
+    places, numbers = average
+    return torch.zeros(size).index_copy_(0, places.long(), numbers.float())
 
 
 class AverageLog:
@@ -57,11 +119,10 @@ class AverageLog:
         Args:
             vector: shape [n], fp32; is copied
         """
-        half = vector.half()  # what the codec fp16 has decoded, fits
-        kept = half if torch.equal(half.float(), vector) else vector.clone()
+        average = Average(step, before, after, compact(vector))
         self._averages.pop(step, None)
-        self._averages[step] = Average(step, before, after, kept)
-        most = max(MIN_AVERAGES, min(MAX_AVERAGES, MAX_HELD_BYTES // max(1, kept.nbytes)))
+        self._averages[step] = average
+        most = max(MIN_AVERAGES, min(MAX_AVERAGES, MAX_HELD_BYTES // max(1, average.num_bytes)))
         most = 1 if time.monotonic() > self.until else most
         while len(self._averages) > most:
             self._averages.popitem(last=False)
@@ -75,9 +136,9 @@ class AverageLog:
         batch, num_bytes = [], 0
         while (average := self.of(step)) is not None:
             is_next = not batch or average.before == batch[-1].after
-            if not is_next or (batch and num_bytes + average.vector.nbytes > MAX_BATCH_BYTES):
+            if not is_next or (batch and num_bytes + average.num_bytes > MAX_BATCH_BYTES):
                 break
             batch.append(average)
-            num_bytes += average.vector.nbytes
+            num_bytes += average.num_bytes
             step += 1
         return batch

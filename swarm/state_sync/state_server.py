@@ -216,9 +216,9 @@ class StateServer:
 
     def _kept_average(self, peer_id: PeerID, step: int) -> Snapshot | None:
         batch = self._average_log.batch(step)
-        if not batch or self.uploads.has_used_up(peer_id, batch[0].vector.nbytes):
+        if not batch or self.uploads.has_used_up(peer_id, batch[0].num_bytes):
             return None
-        layout, data = pack([average.vector for average in batch])
+        layout, data = pack([tensor for average in batch for tensor in average.tensors])
         lineages = [average.after for average in batch]
         description = MSGPackSerializer.dumps(((step, batch[0].before, lineages), layout))
         return Snapshot(None, asyncio.ensure_future(in_thread(content_of, description, data.numpy())), step)

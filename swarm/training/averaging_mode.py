@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from recipe.config import Recipe
 from recipe.errors import InputError
-from swarm.averaging.compression import Codec
+from swarm.averaging.compression.codec import FOR_LOCAL_STEPS, Codec
 
 MODES = ("sync", "overlap", "local")
 
@@ -43,18 +43,25 @@ class Averaging:
         codec: how numbers travel
         overlaps: a peer computes for the next update while an average is on its way
         local_steps: peers average how far their own optimizer steps have come; None: they average gradients
+
+    Raises:
+        InputError: the codec does not go with it
     """
 
     codec: Codec = field(default_factory=Codec)
     overlaps: bool = False
     local_steps: LocalSteps | None = None
 
+    def __post_init__(self):
+        if self.codec.name in FOR_LOCAL_STEPS and self.local_steps is None:
+            raise InputError(f"The codec {self.codec.name} needs local steps: set --averaging local, or another codec.")
+
     @classmethod
     def sync(cls, codec: str = "none", rank: int = 8) -> Averaging:
         """A peer waits for the average of all gradients: one model, as if one machine had the whole batch.
 
         Args:
-            codec: none (float32), fp16, int8 or powersgd
+            codec: none (float32), fp16, int8, int4 or powersgd
             rank: columns of powersgd's thin matrices
         """
         return cls(Codec(codec, rank))
@@ -87,7 +94,7 @@ class Averaging:
         """A mode, with a codec if one is given: "sync", "overlap", "local", "sync-fp16", "local-int8" …
 
         Raises:
-            InputError: there is no such mode or codec
+            InputError: there is no such mode or codec, or they do not go together
         """
         mode, _, codec = name.partition("-")
         if mode not in MODES:

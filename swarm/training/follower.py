@@ -25,7 +25,7 @@ from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
-from swarm.state_sync.average_log import MAX_AVERAGES, MAX_BATCH_BYTES
+from swarm.state_sync.average_log import MAX_AVERAGES, MAX_BATCH_BYTES, averages_in, whole
 from swarm.state_sync.download import NoState
 from swarm.state_sync.download_messages import MAX_DESCRIPTION_BYTES
 from swarm.state_sync.serialization import unpack
@@ -317,7 +317,7 @@ class Follower:
                 break
             for lineage, average in zip(lineages, averages, strict=True):
                 with self._version.lock:
-                    self._gradients.follow(average)
+                    self._gradients.follow(whole(average, self._averager.vector.numel()))
                     self._apply()
                     self._gradients.release()
                     self._version.advance(lineage)
@@ -331,34 +331,27 @@ class Follower:
 
     def fetch_averages(
         self, donors: Sequence[PeerID], waits: bool
-    ) -> Generator[Future | None, None, tuple[PeerID, list[bytes], list[torch.Tensor]]]:
-        """The averages of this peer's step and of some that follow, from one of these.
+    ) -> Generator[Future | None, None, tuple[PeerID, list[bytes], list[tuple[torch.Tensor, ...]]]]:
+        """The averages of this peer's step and of some that follow, from one of these, as they travel.
 
         Raises:
             RoundFailed: nobody has them, or they are none
         """
-        size = self._averager.vector.shape
-        most = max(size.numel() * torch.float32.itemsize, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
+        size = self._averager.vector.numel()
+        most = max(size * torch.float32.itemsize, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
         fetched = yield from self._fetch(donors, most, average_of=self._version.step, waits=waits)
         donor, description, layout, content = fetched
         try:
             step, before, lineages = description
-            averages = list(unpack(layout, content))
-            numbers = zip(lineages, averages, strict=True)
-            is_sound = all(self._is_average(lineage, average, size) for lineage, average in numbers)
+            averages = list(averages_in(unpack(layout, content), size))
+            are_named = all(type(name) is bytes and len(name) == LINEAGE_BYTES for name in lineages)
         except (TypeError, ValueError) as error:
             raise RoundFailed(f"the averages' description is malformed: {error!r}") from error
         if (step, before) != (self._version.step, self._version.lineage):
             raise RoundFailed("the averages belong to other weights")
-        if not 1 <= len(averages) <= MAX_AVERAGES or not is_sound:
+        if not 1 <= len(averages) <= MAX_AVERAGES or len(lineages) != len(averages) or not are_named:
             raise RoundFailed("they are no averages of this model")
         return donor, lineages, averages
-
-    @staticmethod
-    def _is_average(lineage: object, average: torch.Tensor, shape: torch.Size) -> bool:
-        is_named = type(lineage) is bytes and len(lineage) == LINEAGE_BYTES
-        is_vector = average.shape == shape and average.is_floating_point()
-        return is_named and is_vector and bool(torch.isfinite(average).all())
 
     def _fetch(self, donors: Sequence[PeerID], max_bytes: int, **wishes) -> Generator[Future | None, None, tuple]:
         """What the averaging process has downloaded.

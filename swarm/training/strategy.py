@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from recipe.errors import InputError
 from recipe.training.heap import keep_heap
+from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime import fault_injection as faults
@@ -119,9 +120,9 @@ class SwarmStrategy(SingleDeviceStrategy):
                 "SwarmStrategy cannot share loss scales between peers: use precision 'bf16-mixed' or '32'."
             )
         has_float_buffers = any(buffer.is_floating_point() for buffer in self.lightning_module.buffers())
-        if self.averaging.codec.name == "int8" and has_float_buffers:
+        if (codec := self.averaging.codec.name) in TOO_COARSE_FOR_BUFFERS and has_float_buffers:
             raise InputError(
-                "The codec int8 is too coarse for this model's running statistics (float buffers): use codec 'fp16'."
+                f"The codec {codec} is too coarse for this model's running statistics (float buffers): use 'fp16'."
             )
         if trainer.accumulate_grad_batches != 1:
             raise InputError("A swarm accumulates to the target batch size itself: leave accumulate_grad_batches at 1.")

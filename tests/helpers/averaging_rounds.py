@@ -3,7 +3,7 @@
 import torch
 
 from swarm.averaging.averager import SwarmAverager
-from swarm.averaging.compression import Codec
+from swarm.averaging.compression.codec import Codec
 from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES

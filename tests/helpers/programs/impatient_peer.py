@@ -8,7 +8,7 @@ from swarm.peer.main import main
 from swarm.runtime.imports import quick_imports
 
 with quick_imports():
-    from swarm.peer import reachable_peer_check as company
+    from swarm.peer.callbacks import reachable_peer_check as company
 
 if __name__ == "__main__":
     comeback.ALONE_SECONDS = 1.0

@@ -133,7 +133,8 @@ def repeat(name, initial_peers, line, vector, samples, codec, rounds):
 
 
 @pytest.mark.parametrize(
-    ("codec", "share", "size"), [("fp16", 0.5, 50_000), ("int8", 0.25, 50_000), ("fp16", 0.5, 900_001)]
+    ("codec", "share", "size"),
+    [("fp16", 0.5, 50_000), ("int8", 0.25, 50_000), ("int4", 0.129, 900_001), ("fp16", 0.5, 900_001)],
 )
 def test_what_rounding_leaves_out_comes_with_the_next_round(codec, share, size):
     vectors = {name: contribution(name, size, 0) for name in "abc"}

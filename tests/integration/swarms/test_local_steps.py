@@ -7,7 +7,8 @@ from hivemind.compression import CompressionInfo
 from torch import nn
 
 from recipe.errors import InputError
-from swarm.averaging.compression import CODECS, Codec, ErrorFeedback
+from swarm.averaging.compression.codec import CODECS, Codec
+from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging, LocalSteps
 from swarm.training.local_steps import PseudoGradient
@@ -114,7 +115,7 @@ def test_a_round_that_failed_is_sent_again_whole():
     torch.testing.assert_close(vector.wire, torch.full_like(weights(model), -2.0))
 
 
-@pytest.mark.parametrize("codec", ["fp16", "int8"])
+@pytest.mark.parametrize("codec", ["fp16", "int8", "topk"])
 def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
     """What arrives, and what waits, is what the weights have moved by and what waited before."""
     model = small_model()
@@ -261,7 +262,7 @@ def test_one_local_step_that_is_taken_over_is_a_plain_trainers():
     torch.testing.assert_close(found["a"].final, found["a"].weights[10], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("overlap", "codec"), [(False, "none"), (True, "int8"), (True, "powersgd")])
+@pytest.mark.parametrize(("overlap", "codec"), [(False, "none"), (True, "int8"), (True, "powersgd"), (True, "topk")])
 def test_two_peers_make_local_steps_and_hold_the_same_anchors(overlap, codec):
     plan = Plan(compute_seconds=0.01)
     with Peers() as peers:

@@ -6,9 +6,18 @@ from hivemind.compression import CompressionInfo, Float16Compression
 from hypothesis import given
 from hypothesis import strategies as some
 
-from swarm.averaging.compression import BLOCK, CODECS, BlockwiseInt8, Codec, ErrorFeedback
+from recipe.errors import InputError
+from swarm.averaging.compression.blockwise import BlockwiseInt4, BlockwiseInt8
+from swarm.averaging.compression.codec import CODECS, Codec
+from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.compression.top_k import CHUNK, KEPT, LARGEST_LEVEL, ChunkedTopK
+from swarm.training.averaging_mode import Averaging
 
-INT8 = BlockwiseInt8()
+INT8, INT4, TOP_K = BlockwiseInt8(), BlockwiseInt4(), ChunkedTopK()
+BLOCK = BlockwiseInt8.block
+LARGEST_LEVELS = {INT8: 127, INT4: 7}
+BYTES = {"none": 4, "fp16": 2, "int8": 1 + 4 / 1024, "int4": 0.5 + 4 / 256, "topk": (4 + 2 * KEPT) / CHUNK}
+"""Of each number."""
 
 
 def info(tensor: torch.Tensor) -> CompressionInfo:
@@ -19,41 +28,60 @@ def travelled(codec, tensor: torch.Tensor) -> torch.Tensor:
     return codec.extract(codec.compress(tensor, info(tensor)))
 
 
-@pytest.mark.parametrize(("codec", "expected"), [("none", 4), ("fp16", 2), ("int8", 1 + 4 / BLOCK)])
+@pytest.mark.parametrize(("codec", "expected"), BYTES.items())
 def test_the_expected_traffic_knows_the_codec(codec, expected):
     tensor = torch.randn(16 * BLOCK)
     assert Codec(codec).payload_bytes([(16, BLOCK)]) == pytest.approx(expected * 16 * BLOCK)
     assert len(CODECS[codec]().compress(tensor, info(tensor)).buffer) == pytest.approx(expected * tensor.numel())
 
 
-@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, 3 * BLOCK + 7])
-def test_8_bits_are_off_by_half_a_step_of_their_block(size):
+@pytest.mark.parametrize("codec", [INT8, INT4], ids=["int8", "int4"])
+@pytest.mark.parametrize("size", [1, 2, 255, BLOCK - 1, BLOCK, 3 * BLOCK + 7])
+def test_few_bits_are_off_by_half_a_level_of_their_block(codec, size):
     generator = torch.Generator().manual_seed(size)
     numbers = torch.randn(size, generator=generator) * 10.0 ** torch.randint(-6, 6, (size,), generator=generator)
-    found = travelled(INT8, numbers)
-    for block, decoded in zip(numbers.split(BLOCK), found.split(BLOCK), strict=True):
-        step = block.abs().max() / 127
-        assert ((block - decoded).abs() <= 0.5001 * step).all()
-    assert len(INT8.compress(numbers, info(numbers)).buffer) == size + 4 * -(-size // BLOCK)
-    torch.testing.assert_close(travelled(INT8, found), found, rtol=1e-6, atol=0.0)
+    found = travelled(codec, numbers)
+    for block, decoded in zip(numbers.split(codec.block), found.split(codec.block), strict=True):
+        level = block.abs().max() / LARGEST_LEVELS[codec]
+        assert ((block - decoded).abs() <= 0.5001 * level).all()
+    expected = -(-size * codec.bits // 8) + 4 * -(-size // codec.block)
+    assert len(codec.compress(numbers, info(numbers)).buffer) == expected
+    torch.testing.assert_close(travelled(codec, found), found, rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("codec", [INT8, INT4], ids=["int8", "int4"])
 @pytest.mark.parametrize("value", [0.0, 1e-44, -3e38])
-def test_8_bits_of_a_block_without_a_range(value):
-    found = travelled(INT8, torch.full((BLOCK + 1,), value))
-    torch.testing.assert_close(found, torch.full((BLOCK + 1,), value), rtol=1e-6, atol=1e-38)
+def test_few_bits_of_a_block_without_a_range(codec, value):
+    found = travelled(codec, torch.full((BLOCK + 1,), value))
+    torch.testing.assert_close(found, torch.full((BLOCK + 1,), value), rtol=1e-6, atol=1e-37)
 
 
-@given(some.binary(max_size=64), some.lists(some.integers(0, 2**31 - 1), max_size=3))
-def test_a_malformed_8_bit_message_is_a_value_error(buffer, size):
-    message = INT8.compress(torch.zeros(1), info(torch.zeros(1)))
+@pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 5])
+def test_the_largest_numbers_of_each_chunk_arrive_and_nothing_else(size):
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    found = travelled(TOP_K, numbers)
+    for chunk, decoded in zip(numbers.split(CHUNK), found.split(CHUNK), strict=True):
+        largest = chunk.abs().topk(min(KEPT, len(chunk))).indices
+        others = torch.ones(len(chunk), dtype=torch.bool).index_fill(0, largest, False)
+        level = chunk.abs().max() / LARGEST_LEVEL
+        assert ((chunk - decoded)[largest].abs() <= 0.5001 * level).all()
+        assert (decoded[others] == 0).all()
+    assert len(TOP_K.compress(numbers, info(numbers)).buffer) == -(-size // CHUNK) * (4 + 2 * KEPT)
+    torch.testing.assert_close(travelled(TOP_K, found), found, rtol=1e-6, atol=0.0)
+    assert (travelled(TOP_K, torch.zeros(size)) == 0).all()
+
+
+@pytest.mark.parametrize("codec", [INT8, INT4, TOP_K], ids=["int8", "int4", "topk"])
+@given(buffer=some.binary(max_size=600), size=some.lists(some.integers(0, 2**31 - 1), max_size=3))
+def test_a_malformed_message_is_a_value_error(codec, buffer, size):
+    message = codec.compress(torch.zeros(1), info(torch.zeros(1)))
     message.buffer = buffer
     message.size[:] = size
     try:
-        found = INT8.extract(message)
+        found = codec.extract(message)
     except ValueError:
         return
-    assert found.numel() + 4 * -(-found.numel() // BLOCK) == len(buffer)
+    assert codec.num_bytes(found.numel()) == len(buffer)
 
 
 def test_fp16_is_decoded_as_hivemind_does_it():
@@ -62,7 +90,7 @@ def test_fp16_is_decoded_as_hivemind_does_it():
     assert torch.equal(CODECS["fp16"]().extract(message), Float16Compression().extract(message))
 
 
-@pytest.mark.parametrize("name", ["fp16", "int8"])
+@pytest.mark.parametrize("name", ["fp16", "int8", "int4", "topk"])
 def test_nothing_is_lost_between_a_sender_and_a_reducer(name):
     """Whatever was given has arrived in the averages or is still waiting at one of the two."""
     codec, size, generator = CODECS[name](), 2 * BLOCK, torch.Generator().manual_seed(0)
@@ -72,7 +100,8 @@ def test_nothing_is_lost_between_a_sender_and_a_reducer(name):
         own, other = (1e-4 * torch.randn(size, generator=generator) for _ in range(2))
         given_so_far += samples * other.double() + 40 * own.double()
         sender.add_to(other, info(other), 0, samples, travels=True)
-        torch.testing.assert_close(travelled(codec, other), other, rtol=1e-6, atol=0.0 if samples else 1e-5)
+        if samples:
+            torch.testing.assert_close(travelled(codec, other), other, rtol=1e-6, atol=0.0)
         reducer.add_to(own, info(own), 0, 40, travels=False)
         average = (samples * other + 40 * own) / (samples + 40)
         encoded = travelled(codec, average)
@@ -81,6 +110,23 @@ def test_nothing_is_lost_between_a_sender_and_a_reducer(name):
     waiting = sender.left_out + reducer.left_out
     assert waiting.abs().max() > 0
     torch.testing.assert_close(arrived + waiting, given_so_far, rtol=0, atol=1e-6)
+
+
+def test_what_waits_for_long_fades_away():
+    feedback = ErrorFeedback(TOP_K, CHUNK, decay=0.5)
+    part = torch.linspace(1, 2, CHUNK)
+    feedback.add_to(part, info(part), 0, 8, travels=True)
+    waiting = feedback.left_out.clone()
+    nothing = torch.zeros(CHUNK)
+    feedback.add_to(nothing, info(nothing), 0, 8, travels=True)
+    torch.testing.assert_close(feedback.left_out + 8 * nothing, 0.5 * waiting)
+
+
+@pytest.mark.parametrize("mode", ["sync", "overlap"])
+def test_the_largest_numbers_alone_are_for_local_steps(mode):
+    with pytest.raises(InputError, match="needs local steps"):
+        Averaging.named(f"{mode}-topk")
+    assert Averaging.named("local-topk").codec.decay < 1
 
 
 def test_float32_leaves_nothing_out_and_numbers_that_are_not_finite_stay_what_they_are():

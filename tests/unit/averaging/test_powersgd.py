@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from recipe.errors import InputError
-from swarm.averaging.compression import Codec
-from swarm.averaging.powersgd import LowRank
+from swarm.averaging.compression.codec import Codec
+from swarm.averaging.compression.powersgd import LowRank
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 
-from swarm.averaging.compression import CODECS
+from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.shares import MAX_PART_BYTES, PartReducer, partition
 from swarm.protocol.messages import ExchangeBroken
 

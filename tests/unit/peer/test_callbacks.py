@@ -3,10 +3,14 @@
 import errno
 import io
 import os
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
-from swarm.peer.callbacks import PatientConsole
+from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
+from swarm.peer.callbacks.status_reporter import PatientConsole
+from swarm.training.averaging_mode import Averaging
 
 
 class Broken(io.StringIO):
@@ -31,3 +35,30 @@ def test_output_is_shown():
     console = PatientConsole(file=(file := io.StringIO()))
     console.print("step 1/20")
     assert file.getvalue() == "step 1/20\n"
+
+
+def said_after(seconds: list[tuple[float, float]], averaging: Averaging, module: nn.Module, num_peers: int = 2) -> list:
+    """What a person is told after updates with these seconds of computing and of averaging."""
+    said: list[str] = []
+    callback = SlowLineAdvice(averaging, said.append)
+    for step, (compute, exchange) in enumerate(seconds):
+        exchanged = SimpleNamespace(exchange_seconds=exchange)
+        report = SimpleNamespace(step=step, num_peers=num_peers, compute_seconds=compute, round=exchanged)
+        trainer = SimpleNamespace(strategy=SimpleNamespace(coordinator=SimpleNamespace(last_step=report)))
+        for _ in range(2):  # micro-batches of the same update
+            callback.on_train_batch_end(trainer, module, None, None, 0)
+    return said
+
+
+def test_averages_that_take_longer_than_computing_are_told_of_once_with_what_helps():
+    slow, plain, with_buffers = [(40.0, 62.0)] * 9, nn.Linear(2, 2), nn.BatchNorm1d(2)
+    fp16 = Averaging.local(1, "fp16")
+    (line,) = said_after(slow, fp16, plain)
+    assert line.startswith("An average takes 62 s and the computing for it 40 s")
+    assert "--codec topk sends 1/32 of the bytes" in line
+    for averaging, module in ((fp16, with_buffers), (Averaging.local(1, "topk"), plain)):
+        (line,) = said_after(slow, averaging, module)
+        assert "--target-batch-size" in line
+    assert said_after([(40.0, 62.0)] * 4, fp16, plain) == [], "too early to say"
+    assert said_after([(62.0, 40.0)] * 4 + slow, fp16, plain) == [], "most of the first rounds were short"
+    assert said_after(slow, fp16, plain, num_peers=1) == []

@@ -11,6 +11,7 @@ from swarm.state_sync import average_log as average_log
 from swarm.state_sync import uploads
 from swarm.state_sync.average_log import AverageLog
 from swarm.state_sync.download_messages import MAX_BUSY_SECONDS, PIECE_BYTES
+from swarm.state_sync.serialization import pack, unpack
 from swarm.state_sync.uploads import (
     MAX_SNAPSHOTS,
     MAX_STATE_UPLOADS,
@@ -140,3 +141,38 @@ def test_averages_that_follow_each_other_travel_together(monkeypatch):
     assert averages.batch(7) == []
     monkeypatch.setattr(average_log, "MAX_BATCH_BYTES", 1)
     assert [average.step for average in averages.batch(1)] == [1], "one in any case"
+
+
+@pytest.mark.parametrize("others", [0, 1, 40, 1000])
+def test_an_average_that_is_zero_nearly_everywhere_takes_few_bytes_and_loses_no_bit(others):
+    vector = torch.zeros(1000)
+    places = torch.randperm(1000, generator=torch.Generator().manual_seed(others))[:others]
+    vector[places] = torch.linspace(-1, 1, others) / 3 if others else torch.empty(0)
+    if others > 1:
+        vector[places[0]] = -0.0
+    average = average_log.compact(vector)
+    assert sum(tensor.nbytes for tensor in average) == (8 * others if others < 1000 else 4000)
+    layout, content = pack(average)
+    (received,) = average_log.averages_in(unpack(layout, content), 1000)
+    assert torch.equal(average_log.whole(received, 1000).view(torch.int32), vector.view(torch.int32))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [torch.ones(9)],
+        [torch.ones(10, dtype=torch.int64)],
+        [torch.full((10,), torch.nan)],
+        [torch.tensor([1, 2], dtype=torch.int32)],
+        [torch.tensor([1, 2], dtype=torch.int32), torch.ones(3)],
+        [torch.tensor([2, 1], dtype=torch.int32), torch.ones(2)],
+        [torch.tensor([1, 1], dtype=torch.int32), torch.ones(2)],
+        [torch.tensor([-1, 1], dtype=torch.int32), torch.ones(2)],
+        [torch.tensor([1, 10], dtype=torch.int32), torch.ones(2)],
+        [torch.tensor([[1, 2]], dtype=torch.int32), torch.ones(1, 2)],
+        [torch.tensor([1, 2], dtype=torch.int32), torch.tensor([1.0, torch.inf])],
+    ],
+)
+def test_what_is_no_average_of_ten_numbers_is_refused(tensors):
+    with pytest.raises(ValueError, match=r"number|shape|places"):
+        list(average_log.averages_in(tensors, 10))

@@ -9,7 +9,7 @@ from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
-from swarm.averaging.compression import Codec
+from swarm.averaging.compression.codec import Codec
 from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import wait_a_little

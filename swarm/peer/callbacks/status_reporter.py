@@ -1,4 +1,4 @@
-"""What a peer writes down while it trains: swarm metrics for each update, and its status for those who watch."""
+"""What a peer shows of itself: `status.json` for those who watch, a live table or lines for whoever started it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -16,15 +15,12 @@ from rich.console import Console
 from rich.live import Live
 
 from recipe.run_folder import RunFolder
-from recipe.training.loggers import JsonlFile
 from swarm.membership.progress_record import JOINING, WAITING
-from swarm.peer.startup_timer import StartupTimer
+from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
 from swarm.peer.status import Status, status_table
-from swarm.protocol.round_report import StepReport
 
 STATUS_SECONDS = 0.5
 LINE_SECONDS = 10.0
-SMOOTHING = 0.1
 LEAVING = "leaving"  # not a phase that others hear of: they are told that this peer has left
 
 
@@ -37,94 +33,6 @@ class PatientConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True  # rich would end the program
-
-
-class SwarmMetrics(L.Callback):
-    """Logs how each global update came about, and keeps the sums for the summary.
-
-    Tags: `swarm/peers`, `swarm/samples`, `swarm/own_samples`, `swarm/loss` (over all peers' samples),
-    `perf/swarm_samples_per_second` (samples of the update over its time, validation excluded),
-    `round/compute_seconds`, `round/blocked_seconds`, `round/meeting_seconds`, `round/exchange_seconds` and
-    `round/parts_received_fraction` (of the average and, as a reducer, of the others' gradients). Rounds that failed
-    are in `rounds.jsonl` as well: a line for each `RoundEvent`.
-
-    Args:
-        rounds: that file
-    """
-
-    def __init__(self, rounds: Path) -> None:
-        self._rounds = JsonlFile(rounds)
-        self.contributed = self.swarm_samples = self.updates = self.max_num_peers = 0
-        self.complete_updates = 0
-        self.rate = self.swarm_rate = self.loss = None
-        self._began: float | None = None
-        self._step = -1
-        self._since = 0.0
-        self._paused_at: float | None = None
-
-    def on_train_start(self, trainer, pl_module) -> None:
-        self._began = self._since = time.perf_counter()
-        self._step = trainer.global_step
-        trainer.strategy.coordinator.on_round = lambda event: self._rounds.append(asdict(event))
-
-    @property
-    def seconds(self) -> float:
-        """Wall time since this peer had joined, validation included."""
-        return 0.0 if self._began is None else time.perf_counter() - self._began
-
-    def on_validation_start(self, trainer, pl_module) -> None:
-        self._paused_at = time.perf_counter()
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if self._paused_at is not None:  # with the checkpoint that followed
-            self._since += time.perf_counter() - self._paused_at
-            self._paused_at = None
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        if trainer.global_step == self._step:
-            return
-        self._step = trainer.global_step
-        now = time.perf_counter()
-        seconds, self._since = now - self._since, now
-        report = trainer.strategy.coordinator.last_step
-        if report is None or report.step != self._step:
-            return  # it caught up instead of taking part
-        self._add(report, seconds)
-        for logger in trainer.loggers:
-            logger.log_metrics(self._values(report, seconds), step=self._step)
-
-    def _add(self, report: StepReport, seconds: float) -> None:
-        self.updates += 1
-        self.contributed += report.own_samples
-        self.swarm_samples += report.samples
-        self.max_num_peers = max(self.max_num_peers, report.num_peers)
-        self.complete_updates += report.round is None or report.round.complete
-        self.loss = report.loss
-        self.rate = self._smooth(self.rate, report.own_samples / seconds)
-        self.swarm_rate = self._smooth(self.swarm_rate, report.samples / seconds)
-
-    @staticmethod
-    def _smooth(old: float | None, new: float) -> float:
-        return new if old is None else (1 - SMOOTHING) * old + SMOOTHING * new
-
-    @staticmethod
-    def _values(report: StepReport, seconds: float) -> dict[str, float]:
-        values = {
-            "swarm/peers": report.num_peers,
-            "swarm/samples": report.samples,
-            "swarm/own_samples": report.own_samples,
-            "swarm/loss": report.loss,
-            "perf/swarm_samples_per_second": report.samples / seconds,
-            "round/compute_seconds": report.compute_seconds,
-            "round/blocked_seconds": report.blocked_seconds,
-        }
-        if report.round is not None:
-            values |= {
-                "round/meeting_seconds": report.round.meeting_seconds,
-                "round/exchange_seconds": report.round.exchange_seconds,
-                "round/parts_received_fraction": report.round.received_fraction,
-            }
-        return values
 
 
 class StatusReporter(L.Callback):
@@ -239,27 +147,3 @@ class StatusReporter(L.Callback):
         if news != self._last_news or time.monotonic() - self._last_line >= LINE_SECONDS:
             self._last_line, self._last_news = time.monotonic(), news
             self._console.print(status.line(), markup=False, highlight=False, soft_wrap=True)
-
-
-class FirstContribution(L.Callback):
-    """Ends the phases `state` (with `waiting` for others) and `first micro-batch` of a clock, and says so.
-
-    Args:
-        clock: whose earlier phases have ended
-        say: prints one line
-    """
-
-    def __init__(self, clock: StartupTimer, say: Callable[[str], None]):
-        self._clock, self._say = clock, say
-        self._contributed = False
-
-    def on_train_start(self, trainer, pl_module) -> None:
-        self._clock.ends("state", trainer.strategy.coordinator.waited_seconds)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        coordinator = trainer.strategy.coordinator
-        counts = coordinator.samples > 0 or coordinator.last_step is not None  # not dropped while catching up
-        if not self._contributed and counts:
-            self._contributed = True
-            self._clock.ends("first micro-batch")
-            self._say(str(self._clock))

@@ -1,0 +1,92 @@
+"""Few bits for a number, and a scale for each block of numbers.
+
+After Dettmers, Lewis, Shleifer, Zettlemoyer: 8-bit Optimizers via Block-wise Quantization (ICLR 2022), with evenly
+spaced levels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from hivemind.compression import CompressionBase, CompressionInfo
+from hivemind.proto import runtime_pb2
+from torch.nn import functional as F
+
+SMALLEST_SCALE = 1e-38
+SCALE_BYTES = 4
+
+
+class Blockwise(CompressionBase):
+    """The largest magnitude of each block becomes the largest level. A message has the scales, then the levels."""
+
+    compression_type = runtime_pb2.CompressionType.UNIFORM_8BIT  # on the wire; peers go by the codec of their recipe
+    block: int
+    """Numbers that share a scale, which is a float32."""
+    bits: int
+    """Of a level; it is a whole number between plus and minus 2 ** (bits - 1) - 1."""
+
+    def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
+        """A message of `num_bytes(n)` bytes for a finite tensor of n numbers."""
+        numbers = tensor.detach().float().reshape(-1)
+        blocks = F.pad(numbers, (0, -len(numbers) % self.block)).view(-1, self.block)
+        largest_level = 2 ** (self.bits - 1) - 1
+        scales = (blocks.abs().amax(dim=1) / largest_level).clamp_min(SMALLEST_SCALE)
+        levels = (blocks / scales[:, None]).round_().to(torch.int8).view(-1)[: len(numbers)]
+        buffer = scales.numpy().tobytes() + self._pack(levels.numpy()).tobytes()
+        return runtime_pb2.Tensor(
+            compression=self.compression_type, buffer=buffer, size=tensor.shape, dtype="float32", requires_grad=False
+        )
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
+        """The inverse, fp32.
+
+        Raises:
+            ValueError: the message does not have the length that its shape asks for
+        """
+        size = math.prod(serialized_tensor.size)
+        num_blocks = -(-size // self.block)
+        if len(serialized_tensor.buffer) != self.num_bytes(size):
+            raise ValueError(f"a message of {self.bits} bits for a number has the wrong length")
+        scales = torch.from_numpy(np.frombuffer(serialized_tensor.buffer, np.float32, num_blocks).copy())
+        packed = np.frombuffer(serialized_tensor.buffer, np.uint8, offset=SCALE_BYTES * num_blocks)
+        levels = torch.from_numpy(self._unpack(packed, size))
+        blocks = F.pad(levels.float(), (0, -size % self.block)).view(-1, self.block) * scales[:, None]
+        return blocks.view(-1)[:size].reshape(tuple(serialized_tensor.size))
+
+    def num_bytes(self, size: int) -> int:
+        """Of the message for so many numbers."""
+        return SCALE_BYTES * -(-size // self.block) + -(-size * self.bits // 8)
+
+    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
+        """Bytes of a number against the 4 of float32."""
+        return (self.bits / 8 + SCALE_BYTES / self.block) / 4
+
+    def _pack(self, levels: np.ndarray) -> np.ndarray:
+        """Levels, shape [n], int8, as bytes."""
+        return levels.view(np.uint8)
+
+    def _unpack(self, packed: np.ndarray, size: int) -> np.ndarray:
+        """The inverse: shape [size], int8."""
+        return packed.view(np.int8).copy()
+
+
+class BlockwiseInt8(Blockwise):
+    """8 bits for a number, and a scale for each 1,024."""
+
+    block, bits = 1024, 8
+
+
+class BlockwiseInt4(Blockwise):
+    """4 bits for a number, and a scale for each 256: with 15 levels, a block's largest number must not be far away."""
+
+    block, bits = 256, 4
+
+    def _pack(self, levels: np.ndarray) -> np.ndarray:
+        nibbles = np.pad(levels, (0, len(levels) % 2)).view(np.uint8) & 0xF
+        return nibbles[0::2] | nibbles[1::2] << 4
+
+    def _unpack(self, packed: np.ndarray, size: int) -> np.ndarray:
+        nibbles = np.stack([packed & 0xF, packed >> 4], axis=1).reshape(-1)[:size]
+        return (nibbles ^ 8).astype(np.int8) - 8  # the fourth bit is the sign: 0..15 become -8..7

@@ -1,0 +1,92 @@
+"""How numbers travel: the codecs, by the name that a recipe gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
+
+from recipe.errors import InputError
+from swarm.averaging.compression.blockwise import BlockwiseInt4, BlockwiseInt8
+from swarm.averaging.compression.float16 import Float16
+from swarm.averaging.compression.powersgd import LowRank
+from swarm.averaging.compression.top_k import ChunkedTopK
+
+MAX_VECTORS = 16.0
+"""That a member is thought to send in an exchange; a hub of more has a faster line."""
+
+CODECS: dict[str, type[CompressionBase]] = {
+    "none": NoCompression,
+    "fp16": Float16,
+    "int8": BlockwiseInt8,
+    "int4": BlockwiseInt4,
+    "topk": ChunkedTopK,
+    "powersgd": NoCompression,
+}
+"""How the numbers of a pass travel."""
+TOO_COARSE_FOR_BUFFERS = ("int8", "int4", "topk")
+"""Running statistics are averaged as they are: a variance that is off by a level, or is not sent, is no variance."""
+FOR_LOCAL_STEPS = ("topk",)
+"""A synchronous update would be made of old gradients for the most part."""
+TOP_K_DECAY = 0.95
+"""As in SparseLoCo, section 3: what waits for long is out of date."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How gradients travel; has to agree between peers.
+
+    Args:
+        name: none (float32), fp16, int8, int4, powersgd (matrices as products of two thin ones), or topk (the largest
+            numbers only)
+        rank: columns of these thin matrices
+
+    Raises:
+        InputError: there is no such codec
+    """
+
+    name: str = "none"
+    rank: int = 8
+
+    def __post_init__(self):
+        if self.name not in CODECS or self.rank < 1:
+            raise InputError(
+                f"There is no codec {self.name!r} of rank {self.rank}: give one of {', '.join(CODECS)}, rank 1 or more."
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.rank}" if self.name == "powersgd" else self.name
+
+    @property
+    def decay(self) -> float:
+        """What is left, a round later, of what a round has left out."""
+        return TOP_K_DECAY if self.name == "topk" else 1.0
+
+    def make(self) -> CompressionBase:
+        """What encodes the numbers of a pass."""
+        return CODECS[self.name]()
+
+    def low_rank(self, shapes: Sequence[Sequence[int]], size: int) -> LowRank | None:
+        """The two passes over a vector of parameters of these shapes; None where one pass is all."""
+        return LowRank(shapes, size, self.rank) if self.name == "powersgd" else None
+
+    def payload_bytes(self, shapes: Sequence[Sequence[int]]) -> float:
+        """One gradient, in bytes on the wire."""
+        size = sum(map(math.prod, shapes))
+        low_rank = self.low_rank(shapes, size)
+        ratio = self.make().estimate_compression_ratio(CompressionInfo.from_tensor(torch.zeros(1)))
+        return 4 * ratio * (size if low_rank is None else low_rank.numbers)
+
+
+def bytes_of_member(vector: torch.Tensor, codec: CompressionBase, num_members: int, num_reducers: int) -> float:
+    """What a member sends in an exchange, and receives: (N + F - 2) / F vectors, if F of N can be called.
+
+    Args:
+        vector: shape [n], fp32
+    """
+    ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
+    vectors = (num_members + max(1, num_reducers) - 2) / max(1, num_reducers)
+    return min(max(2.0, vectors), MAX_VECTORS) * ratio * vector.nbytes

@@ -1,0 +1,30 @@
+"""Sixteen bits for a number."""
+
+from __future__ import annotations
+
+import torch
+from hivemind.compression import Float16Compression
+from hivemind.proto import runtime_pb2
+
+
+class Float16(Float16Compression):
+    """As Hivemind's, which lets NumPy decode; torch takes less time.
+
+    The bits are the same.
+    """
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
+        """The inverse, fp32.
+
+        Raises:
+            ValueError: the message holds no numbers, or a part of one
+        """
+        numbers = torch.frombuffer(bytearray(serialized_tensor.buffer), dtype=torch.float16)
+        return numbers.float().reshape(tuple(serialized_tensor.size))
+
+
+@torch.no_grad()
+def compact(vector: torch.Tensor) -> torch.Tensor:
+    """The same numbers, shape [n], in fp16 if nothing is lost by that: if the codec fp16 has decoded them."""
+    half = vector.half()
+    return half if torch.equal(half.float(), vector) else vector

@@ -1,0 +1,68 @@
+"""Tells whoever started a run when its averages take longer than computing, and what makes them shorter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+import lightning as L
+from hivemind.compression import CompressionInfo
+from torch import empty
+
+from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS, Codec
+from swarm.training.averaging_mode import Averaging
+
+ROUNDS = 5
+"""That are looked at, before and after which nothing is said."""
+SMALLEST = "topk"
+"""The codec with the fewest bytes."""
+
+
+class SlowLineAdvice(L.Callback):
+    """Compares the two parts of an update, computing and averaging, over the first rounds with others.
+
+    Their ratio is the *granularity* of a run. Below 1, devices wait for lines, or would if they did not compute beside.
+
+    Args:
+        averaging: of the run
+        say: prints one line
+    """
+
+    def __init__(self, averaging: Averaging, say: Callable[[str], None]):
+        self._averaging, self._say = averaging, say
+        self._rounds: list[tuple[float, float]] = []
+        self._step = -1
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs, batch, batch_idx) -> None:
+        report = trainer.strategy.coordinator.last_step
+        if report is None or report.step == self._step or len(self._rounds) >= ROUNDS:
+            return
+        self._step = report.step
+        if report.round is None or report.num_peers < 2:
+            return
+        self._rounds.append((report.compute_seconds, report.round.exchange_seconds))
+        if len(self._rounds) == ROUNDS:
+            compute, exchange = (median(seconds) for seconds in zip(*self._rounds, strict=True))
+            has_float_buffers = any(buffer.is_floating_point() for buffer in pl_module.buffers())
+            if exchange > compute:
+                self._say(advice(compute, exchange, self._averaging, has_float_buffers))
+
+
+def advice(compute_seconds: float, exchange_seconds: float, averaging: Averaging, has_float_buffers: bool) -> str:
+    """What to say when an average takes longer than the computing for an update.
+
+    Args:
+        averaging: of the run
+        has_float_buffers: whether the model has running statistics, for which small codecs are too coarse
+    """
+    said = f"An average takes {exchange_seconds:.0f} s and the computing for it {compute_seconds:.0f} s."
+    bytes_before, bytes_after = (_bytes_of_a_number(codec) for codec in (averaging.codec, Codec(SMALLEST)))
+    is_refused = has_float_buffers and SMALLEST in TOO_COARSE_FOR_BUFFERS
+    if is_refused or bytes_before <= bytes_after or averaging.codec.name == "powersgd":
+        return f"{said} A run with a larger --target-batch-size needs fewer averages."
+    times = bytes_before / bytes_after
+    return f"{said} A run with --averaging local --local-steps 1 --codec {SMALLEST} sends 1/{times:.0f} of the bytes."
+
+
+def _bytes_of_a_number(codec: Codec) -> float:
+    return 4 * codec.make().estimate_compression_ratio(CompressionInfo.from_tensor(empty(1)))
