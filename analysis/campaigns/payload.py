@@ -28,7 +28,7 @@ def num_parameters(cell: Cell) -> int:
     return _num_parameters(replace(cell.full_recipe(), **alike, warmup_steps=0))
 
 
-def payload_bytes(cell: Cell) -> int | None:
+def payload_bytes(cell: Cell) -> float | None:
     """One gradient vector as the cell's system sends it; None where that is no fixed number of bytes per number."""
     each = SYSTEMS[cell.system].payload_bytes
     return None if each is None else each * num_parameters(cell)

@@ -32,7 +32,7 @@ class System:
     """Whether the other hosts need the first one's address, which it writes to its `status.json`."""
     overlaps: bool = False
     """Whether it averages while it computes the next update."""
-    payload_bytes: int | None = 4
+    payload_bytes: float | None = 4
     """Bytes that a gradient element takes on its way; None where their number depends on more."""
     every_micro_batch: bool = False
     """Whether each micro-batch is averaged and makes an update."""
@@ -103,6 +103,9 @@ def recipe_options(cell: Cell, changes: dict[str, object]) -> list[str]:
     return [word for pair in pairs for word in pair]
 
 
+TOP_K = 260 / 4096
+"""Of each 4,096 numbers the 128 largest in 2 bytes each, and a scale in 4."""
+
 SYSTEMS: dict[str, System] = {
     "ddp-every-micro-batch": System("DDP, an update every micro-batch", ddp, joins=False, every_micro_batch=True),
     "ddp": System("DDP, accumulated", ddp, joins=False),
@@ -137,13 +140,13 @@ SYSTEMS: dict[str, System] = {
     "swarm-powersgd": System(
         "our swarm, synchronous, PowerSGD of rank 8", swarm, ("--codec", "powersgd"), payload_bytes=None
     ),
-    "swarm-int4": System("our swarm, synchronous, int4", swarm, ("--codec", "int4"), payload_bytes=None),
+    "swarm-int4": System("our swarm, synchronous, int4", swarm, ("--codec", "int4"), payload_bytes=0.5 + 4 / 256),
     "swarm-local": System("our swarm, 4 local steps", swarm, overlaps=True, local_steps=4),
     "swarm-local-1-topk": System(
-        "our swarm, 1 local step, topk", swarm, ("--codec", "topk"), overlaps=True, payload_bytes=None, local_steps=1
+        "our swarm, 1 local step, topk", swarm, ("--codec", "topk"), overlaps=True, payload_bytes=TOP_K, local_steps=1
     ),
     "swarm-local-4-topk": System(
-        "our swarm, 4 local steps, topk", swarm, ("--codec", "topk"), overlaps=True, payload_bytes=None, local_steps=4
+        "our swarm, 4 local steps, topk", swarm, ("--codec", "topk"), overlaps=True, payload_bytes=TOP_K, local_steps=4
     ),
     "swarm-local-1-fp16": System(
         "our swarm, 1 local step, fp16", swarm, ("--codec", "fp16"), overlaps=True, payload_bytes=2, local_steps=1
