@@ -41,6 +41,7 @@ ATTACKS = (
     *("claim", "silent-claim", "drip", "false-state", "near-state", "streams", "buffers", "records", "sound-records"),
     *("manifests", "waiting", "knock", "relay", "callbacks", "nan", "overflow", "bad-average", "slow", "stuck"),
     *("ahead", "false-statistics", "flip"),
+    *("nested-store", "unknown-types", "nested-answers", "places", "many-keys"),
 )
 ATTACKER = Path(__file__).parents[2] / "tests" / "helpers" / "attacks" / "attackers.py"
 BEGINS = ("begins", "First contribution")

@@ -29,6 +29,11 @@ class Acquaintances:
             del self._peers[next(iter(self._peers))]
         return new
 
+    @property
+    def peers(self) -> tuple[PeerID, ...]:
+        """All of them, the latest last."""
+        return tuple(self._peers)
+
     def __contains__(self, peer: object) -> bool:
         return peer in self._peers
 

@@ -11,6 +11,8 @@
 - A search would write what it finds into what others have stored on this node, and end with the first answer that is
   said to stay for ever.
 - A node would store whatever anybody gives it, and throw away a whole answer for one record in it that is not valid.
+- A message of 2 kB would end the process that decodes it; a node could take as many places in the DHT as it likes; and
+  a question could have any number of keys (`swarm.network.dht_bounds`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
 from hivemind.proto import dht_pb2, p2pd_pb2
 from hivemind.utils import ValueWithExpiration, get_dht_time
+from hivemind.utils.serializer import MSGPackSerializer
 
+from swarm.network.dht_bounds import decoding, nodes
 from swarm.network.dht_storage import BoundedStorage, KnownKeys, store_requested
 from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.network.signed_records import MAX_LIFE_SECONDS, records_of
@@ -215,4 +219,7 @@ def repair_hivemind() -> None:
     DHTProtocol.create = classmethod(_with_bounded_storage(DHTProtocol.create.__func__))
     DHTProtocol.rpc_store = _store_some
     DHTProtocol._validate_dictionary = _drop_invalid
+    DHTProtocol.update_routing_table = nodes.update_routing_table
+    DHTProtocol.rpc_find = nodes.rpc_find
+    MSGPackSerializer.loads = staticmethod(decoding.loads)
     _SearchState.add_candidate = _add_to_a_copy(_SearchState.add_candidate)

@@ -14,9 +14,13 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from swarm.network.signed_records import peer_of, plain, records_of
+
+MEMBERS = 8
+"""That get a record wherever they are: in a swarm of nine, all the others."""
 
 
 class Push:
@@ -35,13 +39,24 @@ class Push:
         record = DHTRecord(key.to_bytes(), subkey, value, self.expiration_time)
         signed = protocol.record_validator.sign_value(record)
         protocol.storage.store(key, signed, self.expiration_time, subkey=self.subkey)
-        nearest = protocol.routing_table.get_nearest_neighbors(key, node.num_replicas)
         stores = (
             protocol.call_store(peer, [key], [signed], [self.expiration_time], subkeys=[self.subkey])
-            for _, peer in nearest
+            for peer in _receivers(node, key)
             if peer not in node.blacklist
         )
         await asyncio.gather(*stores)
+
+
+def _receivers(node: DHTNode, key: DHTID) -> list[PeerID]:
+    """The nodes next to the key, and those next to it of whom this peer has averaged with.
+
+    The first may all be strangers, who keep the record for themselves; members hear of each other all the same.
+    """
+    table, records = node.protocol.routing_table, records_of(node.protocol)
+    nearest = [peer for _, peer in table.get_nearest_neighbors(key, node.num_replicas)]
+    met = [] if records is None else [(peer, table.get(peer_id=peer)) for peer in records.met.peers]
+    members = sorted((place.xor_distance(key), peer) for peer, place in met if place is not None)
+    return list(dict.fromkeys([*nearest, *(peer for _, peer in members[:MEMBERS])]))
 
 
 class PushedHere:

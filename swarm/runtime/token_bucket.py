@@ -59,10 +59,25 @@ class TokenBuckets:
 
     def take(self, name: object) -> bool:
         """Whether this name may do it once more, which is then counted."""
+        bucket = self._bucket(name)
+        return bucket is not None and bucket.take()
+
+    def may(self, name: object) -> bool:
+        """Whether this name has anything left."""
+        bucket = self._bucket(name)
+        return bucket is not None and bucket.left > 0
+
+    def spend(self, name: object, amount: float) -> None:
+        """This name has used up so much; there may be less than nothing left."""
+        if (bucket := self._bucket(name)) is not None:
+            bucket.spend(amount)
+
+    def _bucket(self, name: object) -> TokenBucket | None:
+        """None if too many names are in use."""
         if name not in self._of:
             if len(self._of) >= self._names:
                 self._of = {other: bucket for other, bucket in self._of.items() if not bucket.is_full}
             if len(self._of) >= self._names:
-                return False
+                return None
             self._of[name] = TokenBucket(self._most, self._per_second)
-        return self._of[name].take()
+        return self._of[name]

@@ -165,6 +165,11 @@ LIARS = ("claim", "silent-claim", "drip", "false-state", "near-state", "next-sta
         ("streams", "are open", {}),
         ("sound-records", "records were stored", {}),
         ("records", "records were stored", {"count": 2500}),
+        ("nested-store", "asked 5 times", {}),
+        ("unknown-types", "asked 5 times", {}),
+        ("nested-answers", "stood in 1 places, 5 times", {}),
+        ("places", "stood in 20 places, 5 times", {}),
+        ("many-keys", "asked 5 times", {}),
     ],
 )
 def test_a_stranger_harms_nobody(run, kind, word, sizes):

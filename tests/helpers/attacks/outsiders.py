@@ -22,7 +22,7 @@ from swarm.network.reachability import NONCE_BYTES, CallMe, ReachabilityService
 from swarm.network.signed_records import OwnedRecords
 from swarm.protocol.messages import Ticket
 from swarm.state_sync.download_messages import asked_for, piece_of
-from tests.helpers.attacks import tools
+from tests.helpers.attacks import dht_nodes, tools
 from tests.helpers.attacks.tools import (
     NAME,
     RECORD_SECONDS,
@@ -337,6 +337,7 @@ ATTACKS: dict[str, Callable[[Outsider], Awaitable[None]]] = {
     "knock": knock,
     "relay": relay,
     "callbacks": callbacks,
+    **dht_nodes.ATTACKS,
 }
 
 
@@ -358,6 +359,7 @@ def attack(
         InputError: an address that no attacker may call, or that does not answer
     """
     tools.own_name = f"{NAME} {name}"
+    dht_nodes.PREPARATIONS.get(name, lambda: None)()
     with attackers_dht(initial_peers) as dht:
         if namespace is None:
             (manifest, *_) = read_manifests(dht, initial_peers).values()

@@ -230,7 +230,7 @@ class Outsider:
         for call in _calls(key, records, expiration):
             for peer in {self.target, *peers}:
                 try:
-                    response = await _dht_stub(self.p2p, peer).rpc_store(call, timeout=20)
+                    response = await dht_stub(self.p2p, peer).rpc_store(call, timeout=20)
                 except Exception as error:  # it refuses, or is gone: both are what is found out here
                     self.report(f"{peer} did not answer a store: {error!r}")
                     continue
@@ -336,7 +336,7 @@ def signed(signer: OwnedRecords, key: str, value: bytes, expiration: float) -> t
     return subkey, signer.sign_value(DHTRecord(DHTID.generate(source=key).to_bytes(), subkey, content, expiration))
 
 
-def _dht_stub(p2p: P2P, peer: PeerID) -> Any:
+def dht_stub(p2p: P2P, peer: PeerID) -> Any:
     return ServicerBase.get_stub.__func__(DHTProtocol, p2p, peer)  # DHTProtocol has one that needs a node
 
 

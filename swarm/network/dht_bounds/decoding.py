@@ -1,0 +1,55 @@
+"""Reads what strangers have encoded in Hivemind's way, which knows tuples and dictionaries of records beside msgpack.
+
+Hivemind decodes each of these by a call from within the C code of msgpack. So a message of 2 kB with 300 tuples inside
+each other overflowed the stack, and killed the process. And it wrote a line to the log for each type that it did not
+know.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgpack
+from hivemind.dht.storage import DictionaryDHTValue
+
+TUPLE, DICTIONARY = 0x40, 0x50
+"""The types that Hivemind adds to msgpack; it has others, which no peer of ours sends."""
+MAX_DEPTH = 8
+"""Of tuples and dictionaries inside each other; our messages need four."""
+MAX_ENTRIES = 2**16
+"""Of a list or a mapping: as many are made room for as a message says, before one of them is read."""
+
+
+class _Depth(threading.local):
+    """In which a thread is now."""
+
+    now = 0
+
+
+_depth = _Depth()
+
+
+def loads(data: bytes) -> Any:
+    """The inverse of Hivemind's `MSGPackSerializer.dumps`.
+
+    Raises:
+        ValueError: it cannot be read, is nested too deeply, or has types that nobody knows
+    """
+    if _depth.now >= MAX_DEPTH:
+        raise ValueError(f"more than {MAX_DEPTH} tuples or dictionaries inside each other")
+    _depth.now += 1
+    try:
+        return msgpack.unpackb(data, raw=False, ext_hook=_decode, max_array_len=MAX_ENTRIES, max_map_len=MAX_ENTRIES)
+    except (ValueError, TypeError, AssertionError, RecursionError) as error:
+        raise ValueError(f"it cannot be read: {error}") from error
+    finally:
+        _depth.now -= 1
+
+
+def _decode(code: int, data: bytes) -> Any:
+    if code == TUPLE:
+        return tuple(loads(data))
+    if code == DICTIONARY:
+        return DictionaryDHTValue.unpackb(data)  # which calls `loads`
+    raise ValueError(f"type {code} of {len(data)} bytes")

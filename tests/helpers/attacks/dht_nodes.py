@@ -1,0 +1,117 @@
+"""Attacks of a stranger as a node of the DHT: what it stores, asks, answers, and where it says that it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections.abc import Awaitable, Callable
+
+import msgpack
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import P2PContext
+from hivemind.proto import dht_pb2
+from hivemind.utils import get_dht_time
+
+from tests.helpers.attacks.tools import Outsider, dht_stub
+
+TUPLE, UNKNOWN = 0x40, 0x7F
+"""Types of Hivemind's encoding."""
+DEPTH = 300
+PLACES = 20
+
+
+def nested(depth: int = DEPTH) -> bytes:
+    """Tuples inside each other, each of one element: 6 bytes for each."""
+    message = msgpack.packb([])
+    for _ in range(depth):
+        message = b"\xc9" + struct.pack(">I", len(message)) + bytes([TUPLE]) + message
+    return message
+
+
+def of_unknown_types(count: int = 200_000) -> bytes:
+    """A list of so many elements, each of a type that nobody knows."""
+    return b"\xdd" + struct.pack(">I", count) + bytes([0xD4, UNKNOWN, 0]) * count
+
+
+async def nested_store(node: Outsider) -> None:
+    """Wants a dictionary of records to be stored that overflows the stack of whoever decodes it."""
+    await _store_again_and_again(node, nested())
+
+
+async def unknown_types(node: Outsider) -> None:
+    """The same with a dictionary that is a line of the log for each three bytes."""
+    await _store_again_and_again(node, of_unknown_types())
+
+
+async def _store_again_and_again(node: Outsider, value: bytes) -> None:
+    async for turn in node.turns(1.0):
+        for peer in {node.target, *await node.members()}:
+            call = dht_pb2.StoreRequest(
+                keys=[DHTID.generate(source=node.progress_key).to_bytes()],
+                subkeys=[DHTProtocol.IS_DICTIONARY],
+                values=[value],
+                expiration_time=[get_dht_time() + 60],
+                in_cache=[False],
+            )
+            await _answer_of(dht_stub(node.p2p, peer).rpc_store(call, timeout=5))
+        node.report(f"asked {turn + 1} times to store {len(value)} bytes")
+
+
+def answer_nested() -> None:
+    """In this process and those that it forks, a node of the DHT answers each question with nested tuples."""
+
+    async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        found = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=nested(), expiration_time=get_dht_time() + 60)
+        return dht_pb2.FindResponse(results=[found for _ in request.keys], peer=self.node_info)
+
+    DHTProtocol.rpc_find = rpc_find
+
+
+async def nested_answers(node: Outsider) -> None:
+    """Stands next to the key of the run, where all search, and answers what nobody can decode."""
+    await _stand_at(node, places=1)
+
+
+async def places(node: Outsider) -> None:
+    """Stands in the twenty places next to the key of the run, under one name, and keeps what it is given for itself."""
+    await _stand_at(node, places=PLACES)
+
+
+async def _stand_at(node: Outsider, places: int) -> None:
+    key = int(DHTID.generate(source=node.progress_key))
+    async for turn in node.turns(2.0):
+        for peer in {node.target, *await node.members()}:
+            for number in range(1, places + 1):
+                place = dht_pb2.NodeInfo(node_id=DHTID(key ^ number).to_bytes())
+                await _answer_of(dht_stub(node.p2p, peer).rpc_ping(dht_pb2.PingRequest(peer=place), timeout=5))
+        node.report(f"stood in {places} places, {turn + 1} times")
+
+
+async def many_keys(node: Outsider, keys: int = 150_000, at_once: int = 8) -> None:
+    """Asks for the same key again and again in one question."""
+    key, me = DHTID.generate(source=node.progress_key).to_bytes(), dht_pb2.NodeInfo(node_id=os.urandom(20))
+    question = dht_pb2.FindRequest(keys=[key] * keys, peer=me)
+    async for turn in node.turns(2.0):
+        calls = (dht_stub(node.p2p, node.target).rpc_find(question, timeout=40) for _ in range(at_once))
+        answers = await asyncio.gather(*map(_answer_of, calls))
+        node.report(f"asked {turn + 1} times for {keys} keys, {sum(answer is not None for answer in answers)} answers")
+
+
+async def _answer_of(call: Awaitable) -> object | None:
+    try:
+        return await call
+    except Exception:  # it refuses, or is gone: both are what is found out
+        return None
+
+
+ATTACKS: dict[str, Callable[[Outsider], Awaitable[None]]] = {
+    "nested-store": nested_store,
+    "unknown-types": unknown_types,
+    "nested-answers": nested_answers,
+    "places": places,
+    "many-keys": many_keys,
+}
+PREPARATIONS: dict[str, Callable[[], None]] = {"nested-answers": answer_nested}
+"""Before the attacker's own node begins."""
