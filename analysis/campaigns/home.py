@@ -123,7 +123,7 @@ def limit_seconds(cell: Cell, members: Sequence[Host]) -> dict[str, float]:
     rates = cell.paced_rates
     paced = sum(rates[host.number - 1] for host in members) if rates else 0.0
     vectors = 2 * (len(members) - 1) / len(members)
-    megabits = vectors * (payload_bytes(cell) or 0) * 8 / 1e6
+    megabits = vectors * (payload_bytes(cell) or 0) * 8 / 1e6  # none where the bytes are not known: computing alone
     lines = [mbps for host in members for mbps in (host.up_mbps, host.down_mbps) if mbps]
     return {
         "computing": cell.full_recipe().target_batch_size / paced if paced else 0.0,

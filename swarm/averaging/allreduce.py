@@ -18,7 +18,6 @@ finite, are far too large or have another shape ban their sender, and whoever se
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 
@@ -134,6 +133,8 @@ class AllReduce:
         """After the round has succeeded: what its encoded averages left out goes with the next contribution."""
         for part_index, left_out in self._left_out.items():
             self._feedback.keep(left_out, self._own_parts[part_index].offset, self.group.samples)
+        if self.weights[self.me]:  # else this peer has given nothing, and the next round is its first
+            self._feedback.fade()
 
     async def run(self) -> torch.Tensor:
         """Send to all reducers, reduce for all senders; the average, shape [n].
@@ -372,7 +373,8 @@ class AllReduce:
         tensor_part = message.tensor_part
         if tensor_part.dtype != "float32":  # the name of a numpy type, which could be as large as it likes
             return None, 0
-        if math.prod(tensor_part.size) > self._largest_part:  # a few bytes of some codecs are many numbers
+        shape = tensor_part.size  # of a few bytes some codecs make many numbers
+        if len(shape) != 1 or shape[0] > self._largest_part:
             return torch.empty(0), 0
         try:
             part = self.codec.extract(tensor_part).detach()

@@ -13,6 +13,8 @@ from hivemind.p2p import PeerID
 from swarm.protocol.messages import ExchangeBroken
 
 MIN_PART_BYTES, MAX_PART_BYTES = 2**14, 2**19
+MAX_PART_NUMBERS = 2**20
+"""Of one part of every stream together: a reducer holds some parts of each member, decoded."""
 
 
 def part_size_bytes(total_bytes: int, num_reducers: int, stripes: int) -> int:
@@ -21,8 +23,13 @@ def part_size_bytes(total_bytes: int, num_reducers: int, stripes: int) -> int:
     One part of every stream is 512 KiB together. They share a line, on which a record or an answer has to get through
     between them: at 10 Mbit/s that is less than half a second.
     """
-    streams = stripes * max(1, num_reducers - 1)
-    return max(MIN_PART_BYTES, min(MAX_PART_BYTES // streams, total_bytes // (4 * max(1, num_reducers))))
+    most = MAX_PART_BYTES // _streams(num_reducers, stripes)
+    return max(MIN_PART_BYTES, min(most, total_bytes // (4 * max(1, num_reducers))))
+
+
+def _streams(num_reducers: int, stripes: int) -> int:
+    """That a member sends its parts on."""
+    return stripes * max(1, num_reducers - 1)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ def partition(
     ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
     part_bytes = part_size_bytes(int(vector.nbytes * ratio), len(reducers), stripes)
     part_numbers = max(1, int(part_bytes / (vector.element_size() * ratio)))
+    part_numbers = min(part_numbers, MAX_PART_NUMBERS // _streams(len(reducers), stripes))
     found: dict[PeerID, list[Part]] = {}
     for index, reducer in enumerate(reducers):
         begin = len(vector) * index // len(reducers)

@@ -113,7 +113,8 @@ def join(arguments: list[str]) -> int:
 
 def _read_join(arguments: list[str]) -> PeerOptions:
     """Raises InputError: there is no address to join"""
-    options = read_options(JoinOptions, arguments, "swarm join").as_peer
+    words = [word for word in arguments if word.replace("_", "-") != "--initial-peers"]  # as other programs call it
+    options = read_options(JoinOptions, words, "swarm join").as_peer
     if not parse_initial_peers(options.initial_peers) and not options.resume:
         raise InputError(
             "swarm join needs an address: paste the one that the organiser's peer printed, as in swarm join ADDRESS. "

@@ -74,7 +74,9 @@ class NetworkOptions:
         except ValueError:
             raise InputError(f"--public-ip {self.public_ip} is not an IP address like 203.0.113.5.") from None
         if not self._fixed_port():
-            raise InputError("--public-ip needs a fixed --port: the one that your router forwards to this machine.")
+            raise InputError(
+                "--public-ip needs a fixed --port, or one in --host-maddrs: the one that your router forwards."
+            )
 
     def listen_addresses(self) -> list[str]:
         """Multiaddresses that p2pd listens on."""
@@ -103,8 +105,11 @@ class NetworkOptions:
             prepare_identity(self.identity_path.expanduser())
 
     def _fixed_port(self) -> int:
+        """0 if it is not fixed."""
+        if not self.host_maddrs:
+            return self.port
         ports = (parse_own_address(address, "--host-maddrs").port for address in self.host_maddrs if "/tcp/" in address)
-        return self.port or next((port for port in ports if port), 0)
+        return next((port for port in ports if port), 0)
 
 
 def start_dht(options: NetworkOptions, meanwhile: Callable[[], None] = lambda: None) -> SwarmDHT:

@@ -226,7 +226,8 @@ class Peer:
         self._restart.cancel()
         start_again(["--public-name", self.name, *self._run], time.monotonic() - self._began)
         print(
-            "error: Parts of this peer die again and again: is there enough memory? `swarm doctor` tells.",
+            "error: Parts of this peer die again and again: look above which ones. If memory is short (`swarm doctor` "
+            "tells), give it more; if not, somebody may attack this peer.",
             file=sys.stderr,
             flush=True,
         )

@@ -77,7 +77,7 @@ def averages_in(tensors: Sequence[torch.Tensor], size: int) -> Iterator[tuple[to
     for tensor in rest:
         average = (tensor, next(rest, torch.empty(0))) if tensor.dtype == torch.int32 else (tensor,)
         numbers = average[-1]
-        if not numbers.is_floating_point() or not torch.isfinite(numbers).all():
+        if numbers.dtype not in (torch.float32, torch.float16) or not torch.isfinite(numbers).all():
             raise ValueError("numbers of another kind")
         if len(average) == 1 and numbers.shape != (size,):
             raise ValueError("a vector of another shape")

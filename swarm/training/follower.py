@@ -21,6 +21,7 @@ from hivemind.utils import get_logger
 
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
+from swarm.membership.claim_bounds import MAX_APART
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.messages import RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES
@@ -36,6 +37,8 @@ from swarm.training.listener import NEAR_SECONDS, Listener
 
 logger = get_logger(__name__)
 
+FOLLOW_SECONDS = 1.0
+"""For which this peer makes others' updates without a look at anything else: averages may be many and small."""
 MAX_DONORS = 8
 """That are asked for the state in one attempt."""
 MAX_UPDATES = 1000
@@ -309,25 +312,38 @@ class Follower:
             waits: for the first one, if a donor is making it now
         """
         made, donor = 0, None
-        while donors and made < MAX_UPDATES and not self._listener.is_at(self._version.step):
+        while donors and self._may_follow(donor, made):
             try:
                 donor, lineages, averages = yield from self.fetch_averages(donors, waits and not made)
             except RoundFailed as error:  # it has not made the next one yet, or is gone
                 logger.debug(f"no further average: {error}")
                 break
+            began = time.monotonic()
             for lineage, average in zip(lineages, averages, strict=True):
                 with self._version.lock:
                     self._gradients.follow(whole(average, self._averager.vector.numel()))
                     self._apply()
                     self._gradients.release()
                     self._version.advance(lineage)
-            made += len(averages)
+                made += 1
+                if not self._may_follow(donor, made):
+                    break
+                if time.monotonic() > began + FOLLOW_SECONDS:
+                    yield None
+                    began = time.monotonic()
             self._fast_donor = donor
             donors = [donor, *(peer for peer in donors if peer != donor)]
         if made:
             name, updates = self._tracker.name_of(donor), f"{made} update{'s' * (made != 1)}"
             logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
         return made
+
+    def _may_follow(self, donor: PeerID | None, made: int) -> bool:
+        """Whether the next update can be one of the swarm's, and this peer does not listen to its round."""
+        if made >= MAX_UPDATES or self._listener.is_at(self._version.step):
+            return False
+        next_step = self._version.step + 1 - MAX_APART  # records may be that old
+        return donor is None or next_step <= 0 or self._tracker.swarm.may_hold(donor, next_step)
 
     def fetch_averages(
         self, donors: Sequence[PeerID], waits: bool

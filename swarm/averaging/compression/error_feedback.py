@@ -51,13 +51,18 @@ class ErrorFeedback:
         if self.left_out is None or samples == 0 or not torch.isfinite(part).all():
             return
         left_out = self.left_out[offset : offset + len(part)]
-        part.add_(left_out, alpha=self._decay / samples)
+        part.add_(left_out, alpha=1 / samples)
         if not travels:
             left_out.zero_()
             return
         arrives = self._codec.extract(self._codec.compress(part, info))
         torch.sub(part, arrives, out=left_out).mul_(samples)
         part.copy_(arrives)
+
+    def fade(self, rounds: int = 1) -> None:
+        """So many updates have been made; not after a round that failed, whose contribution is given again whole."""
+        if self.left_out is not None and self._decay < 1 and rounds > 0:
+            self.left_out.mul_(self._decay**rounds)
 
     @torch.no_grad()
     def keep(self, left_out: torch.Tensor, offset: int, samples: float) -> None:

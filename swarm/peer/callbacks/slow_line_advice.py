@@ -14,6 +14,8 @@ from swarm.training.averaging_mode import Averaging
 
 ROUNDS = 5
 """That are looked at, before and after which nothing is said."""
+SHORT_SECONDS = 2.0
+"""An average that takes no longer is a matter of round trips, and not of bytes."""
 SMALLEST = "topk"
 """The codec with the fewest bytes."""
 
@@ -44,7 +46,7 @@ class SlowLineAdvice(L.Callback):
         if len(self._rounds) == ROUNDS:
             compute, exchange = (median(seconds) for seconds in zip(*self._rounds, strict=True))
             has_float_buffers = any(buffer.is_floating_point() for buffer in pl_module.buffers())
-            if exchange > compute:
+            if exchange > max(compute, SHORT_SECONDS):
                 self._say(advice(compute, exchange, self._averaging, has_float_buffers))
 
 

@@ -278,6 +278,10 @@ def test_public_ip_is_announced_next_to_the_local_ones(dhts):
     [
         ({"public_ip": "203.0.113.5"}, "--public-ip needs a fixed --port"),
         ({"public_ip": "example.org", "port": 31337}, "is not an IP address"),
+        (
+            {"public_ip": "203.0.113.5", "port": 31337, "host_maddrs": ("/ip4/127.0.0.1/tcp/0",)},
+            "or one in --host-maddrs",
+        ),
         ({"host_maddrs": ("/ip4/127.0.0.1",)}, "--host-maddrs: `/ip4/127.0.0.1` cannot be used"),
         ({"announce_maddrs": ("/ip4/127.0.0.1/tcp/0",)}, "needs the port itself"),
         ({"host_maddrs": ("/ip4/203.0.113.5/tcp/0",)}, "This machine cannot listen on 203.0.113.5"),

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from recipe.command_line import read_options
-from swarm.cli import app
+from swarm.cli import app, train
 from swarm.cli.train import SECOND_PEER, JoinOptions, StartOptions
 
 ADDRESS = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -51,6 +51,14 @@ def test_join_takes_addresses_and_what_a_volunteer_gives():
     assert options.initial_peers == (ADDRESS,)
     assert (options.machine.public_name, options.machine.batch_size) == ("anna", 8)
     assert options.recipe is None, "that comes from the swarm"
+
+
+def test_join_takes_the_words_of_other_programs(monkeypatch):
+    read = []
+    monkeypatch.setattr(train, "run", lambda options: read.append(options()) or 0)
+    for word in ("--initial-peers", "--initial_peers"):
+        assert app.main(["join", word, ADDRESS, "--public-name", "anna"]) == 0
+    assert [options.initial_peers for options in read] == [(ADDRESS,)] * 2
 
 
 def test_join_without_an_address_is_refused(capsys):

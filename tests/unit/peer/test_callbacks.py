@@ -60,5 +60,6 @@ def test_averages_that_take_longer_than_computing_are_told_of_once_with_what_hel
         (line,) = said_after(slow, averaging, module)
         assert "--target-batch-size" in line
     assert said_after([(40.0, 62.0)] * 4, fp16, plain) == [], "too early to say"
+    assert said_after([(0.2, 0.3)] * 9, fp16, plain) == [], "bytes are not why"
     assert said_after([(62.0, 40.0)] * 4 + slow, fp16, plain) == [], "most of the first rounds were short"
     assert said_after(slow, fp16, plain, num_peers=1) == []
