@@ -122,6 +122,9 @@ class SwarmView:
     def warnings(self) -> list[str]:
         """What an organiser should know."""
         found, full = [], [record.name for record in self.records if not record.client_mode]
+        names = [record.name for record in self.records]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            found.append(f"Several peers call themselves {', '.join(twice)}.")
         if self.loss_has_risen:
             found.append(f"The loss has risen from {self.lowest_loss:.3f} to {self.loss:.3f}.")
         if self.records and not full:

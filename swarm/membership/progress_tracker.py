@@ -159,9 +159,12 @@ class ProgressTracker:
             return {peer: record for peer, record in self._others.items() if record.time >= oldest}
 
     def name_of(self, peer: PeerID) -> str:
-        """Its public name, or its id if it says nothing."""
+        """Its public name, with its id where another peer has the same one; its id alone if it says nothing."""
         record = self.others.get(peer)
-        return str(peer) if record is None else record.name
+        if record is None:
+            return str(peer)
+        names = [self._own.name, *(other.name for other in self.others.values())]
+        return record.name if names.count(record.name) == 1 else f"{record.name} ({peer})"
 
     def blame(self, blamed: Mapping[PeerID, Blame]) -> None:
         """These have spoilt a round or held it up: they are not met for a while, each further time for longer."""

@@ -58,6 +58,16 @@ def swarm():
     return Swarm()
 
 
+def test_a_name_that_two_peers_have_comes_with_the_id(swarm):
+    """Who lies under the name of an honest peer is not blamed under it."""
+    ada, liar, silent = swarm.says("ada"), swarm.says("liar"), peer_of(subkey_of("silent"))
+    assert [swarm.tracker.name_of(peer) for peer in (ada, silent)] == ["ada", str(silent)]
+    for name in ("ada", "own"):
+        record = PeerProgress(name, 0, 0, 0.0, get_dht_time() - 100, get_dht_time(), False, TRAINING)
+        swarm.says_bytes("liar", record.to_bytes())
+        assert swarm.tracker.name_of(liar) == f"{name} ({liar})"
+
+
 def test_the_step_is_over_with_the_target_batch(swarm):
     swarm.tracker.report(samples=40)
     swarm.says("anna", samples=59)
