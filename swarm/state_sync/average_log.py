@@ -1,7 +1,7 @@
 """The average of the last update, for who has missed it; and those before it while somebody downloads the state.
 
 Over a slow line a state takes longer than an update: when it has arrived, the swarm is further. Who then gets the
-averages of the updates that have been made meanwhile, a sixth of the bytes each (or a third), makes these updates, too.
+averages of the updates that have been made meanwhile, a third of the bytes each or less, makes these updates, too.
 Of an average that is zero nearly everywhere, as with the codec topk, only the rest is kept and travels.
 """
 
