@@ -133,8 +133,6 @@ class AllReduce:
         """After the round has succeeded: what its encoded averages left out goes with the next contribution."""
         for part_index, left_out in self._left_out.items():
             self._feedback.keep(left_out, self._own_parts[part_index].offset, self.group.samples)
-        if self.weights[self.me]:  # else this peer has given nothing, and the next round is its first
-            self._feedback.fade()
 
     async def run(self) -> torch.Tensor:
         """Send to all reducers, reduce for all senders; the average, shape [n].

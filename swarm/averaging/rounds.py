@@ -130,8 +130,6 @@ class Rounds:
             self._shunned,
             options.timeouts,
         )
-        self._fed_back_until = 0
-        """The step up to which `ErrorFeedback` has faded."""
         self.groups = RunningGroups()
         self._running: asyncio.Task | None = None
 
@@ -232,8 +230,7 @@ class Rounds:
             return RoundReport.of(group, blamed=trouble.blamed, meeting_seconds=meeting_seconds, exchange_seconds=0.0)
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
-        self._feedback.fade(ticket.step - self._fed_back_until)  # updates that this peer has made alone, or followed
-        self._fed_back_until = ticket.step
+        self._feedback.come_to(ticket.step)
         met, stripes = time.perf_counter(), self._stripes(group)
         try:
             async with stripes:
@@ -246,7 +243,6 @@ class Rounds:
                 raise RoundFailed(str(error), frozenset(stripes.lost)) from error
             raise
         exchange_seconds = time.perf_counter() - met
-        self._fed_back_until = ticket.step + 1
         if not stripes.lost:
             self.detector.exchange_took(exchange_seconds, group.peer_ids)
         self._matchmaking.met(group.peer_ids)

@@ -33,7 +33,7 @@ class Average:
         step: that it ended
         before: lineage of the weights that it belongs to
         after: lineage of the weights that come out of it
-        tensors: of which `compact` has made its vector
+        tensors: of which `shrunk` has made its vector
     """
 
     step: int
@@ -47,7 +47,7 @@ class Average:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def compact(vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def shrunk(vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The same numbers in fewer bytes, if there is a way; none is changed by a bit.
 
     Args:
@@ -94,7 +94,7 @@ def _are_places(places: torch.Tensor, numbers: torch.Tensor, size: int) -> bool:
 
 
 def whole(average: tuple[torch.Tensor, ...], size: int) -> torch.Tensor:
-    """The vector of which `compact` has made these, shape [size]; of some it takes far more memory than they do."""
+    """The vector of which `shrunk` has made these, shape [size]; of some it takes far more memory than they do."""
     if len(average) == 1:
         return average[0]
     places, numbers = average
@@ -119,7 +119,7 @@ class AverageLog:
         Args:
             vector: shape [n], fp32; is copied
         """
-        average = Average(step, before, after, compact(vector))
+        average = Average(step, before, after, shrunk(vector))
         self._averages.pop(step, None)
         self._averages[step] = average
         most = max(MIN_AVERAGES, min(MAX_AVERAGES, MAX_HELD_BYTES // max(1, average.num_bytes)))

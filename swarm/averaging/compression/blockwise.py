@@ -18,26 +18,56 @@ SMALLEST_SCALE = 1e-38
 SCALE_BYTES = 4
 
 
-class Blockwise(CompressionBase):
-    """The largest magnitude of each block becomes the largest level. A message has the scales, then the levels."""
+class ScaledBlocks(CompressionBase):
+    """Codecs whose message has a scale for each block of numbers, as float32, and then whatever the scales are for."""
 
     compression_type = runtime_pb2.CompressionType.UNIFORM_8BIT  # on the wire; peers go by the codec of their recipe
     block: int
-    """Numbers that share a scale, which is a float32."""
+    """Numbers that share a scale."""
+
+    def num_bytes(self, size: int) -> int:
+        """Of the message for so many numbers."""
+        raise NotImplementedError
+
+    def blocks_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Shape [number of blocks, block], fp32; the last one is filled up with zeros."""
+        numbers = tensor.detach().float().reshape(-1)
+        return F.pad(numbers, (0, -len(numbers) % self.block)).view(-1, self.block)
+
+    def message(self, tensor: torch.Tensor, scales: torch.Tensor, rest: np.ndarray) -> runtime_pb2.Tensor:
+        """What travels of a tensor."""
+        buffer = scales.numpy().tobytes() + rest.tobytes()
+        return runtime_pb2.Tensor(
+            compression=self.compression_type, buffer=buffer, size=tensor.shape, dtype="float32", requires_grad=False
+        )
+
+    def read(self, message: runtime_pb2.Tensor) -> tuple[int, torch.Tensor, np.ndarray]:
+        """How many numbers the tensor has, the scales of its blocks, and the bytes of the rest.
+
+        Raises:
+            ValueError: the message does not have the length that its shape asks for
+        """
+        size = math.prod(message.size)
+        if len(message.buffer) != self.num_bytes(size):
+            raise ValueError(f"{len(message.buffer)} bytes for {size} numbers")
+        num_blocks = -(-size // self.block)
+        scales = torch.from_numpy(np.frombuffer(message.buffer, np.float32, num_blocks).copy())
+        return size, scales, np.frombuffer(message.buffer, np.uint8, offset=SCALE_BYTES * num_blocks)
+
+
+class Blockwise(ScaledBlocks):
+    """The largest magnitude of each block becomes the largest level."""
+
     bits: int
     """Of a level; it is a whole number between plus and minus 2 ** (bits - 1) - 1."""
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
         """A message of `num_bytes(n)` bytes for a finite tensor of n numbers."""
-        numbers = tensor.detach().float().reshape(-1)
-        blocks = F.pad(numbers, (0, -len(numbers) % self.block)).view(-1, self.block)
+        blocks = self.blocks_of(tensor)
         largest_level = 2 ** (self.bits - 1) - 1
         scales = (blocks.abs().amax(dim=1) / largest_level).clamp_min(SMALLEST_SCALE)
-        levels = (blocks / scales[:, None]).round_().to(torch.int8).view(-1)[: len(numbers)]
-        buffer = scales.numpy().tobytes() + self._pack(levels.numpy()).tobytes()
-        return runtime_pb2.Tensor(
-            compression=self.compression_type, buffer=buffer, size=tensor.shape, dtype="float32", requires_grad=False
-        )
+        levels = (blocks / scales[:, None]).round_().to(torch.int8).view(-1)[: tensor.numel()]
+        return self.message(tensor, scales, self._pack(levels.numpy()))
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
         """The inverse, fp32.
@@ -45,14 +75,8 @@ class Blockwise(CompressionBase):
         Raises:
             ValueError: the message does not have the length that its shape asks for
         """
-        size = math.prod(serialized_tensor.size)
-        num_blocks = -(-size // self.block)
-        if len(serialized_tensor.buffer) != self.num_bytes(size):
-            raise ValueError(f"a message of {self.bits} bits for a number has the wrong length")
-        scales = torch.from_numpy(np.frombuffer(serialized_tensor.buffer, np.float32, num_blocks).copy())
-        packed = np.frombuffer(serialized_tensor.buffer, np.uint8, offset=SCALE_BYTES * num_blocks)
-        levels = torch.from_numpy(self._unpack(packed, size))
-        blocks = F.pad(levels.float(), (0, -size % self.block)).view(-1, self.block) * scales[:, None]
+        size, scales, packed = self.read(serialized_tensor)
+        blocks = self.blocks_of(torch.from_numpy(self._unpack(packed, size))) * scales[:, None]
         return blocks.view(-1)[:size].reshape(tuple(serialized_tensor.size))
 
     def num_bytes(self, size: int) -> int:

@@ -22,7 +22,7 @@ class ErrorFeedback:
     """
 
     def __init__(self, codec: CompressionBase, size: int, decay: float = 1.0):
-        self._codec, self._decay = codec, decay
+        self._codec, self._decay, self._step = codec, decay, 0
         self.left_out: torch.Tensor | None = None if isinstance(codec, NoCompression) else torch.zeros(size)
         """Shape [size], fp32, sums over samples; None if nothing is ever left out."""
 
@@ -59,10 +59,14 @@ class ErrorFeedback:
         torch.sub(part, arrives, out=left_out).mul_(samples)
         part.copy_(arrives)
 
-    def fade(self, rounds: int = 1) -> None:
-        """So many updates have been made; not after a round that failed, whose contribution is given again whole."""
-        if self.left_out is not None and self._decay < 1 and rounds > 0:
-            self.left_out.mul_(self._decay**rounds)
+    def come_to(self, step: int) -> None:
+        """Before the round of this step: what waits has faded with each update since the last one.
+
+        A round that failed and is tried again is of the same step, so what it gives is not faded twice.
+        """
+        if self.left_out is not None and self._decay < 1:
+            self.left_out.mul_(self._decay ** max(0, step - self._step))
+        self._step = step
 
     @torch.no_grad()
     def keep(self, left_out: torch.Tensor, offset: int, samples: float) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from statistics import median
 
 import lightning as L
-from hivemind.compression import CompressionInfo
-from torch import empty
 
 from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS, Codec
 from swarm.training.averaging_mode import Averaging
@@ -58,13 +56,9 @@ def advice(compute_seconds: float, exchange_seconds: float, averaging: Averaging
         has_float_buffers: whether the model has running statistics, for which small codecs are too coarse
     """
     said = f"An average takes {exchange_seconds:.0f} s and the computing for it {compute_seconds:.0f} s."
-    bytes_before, bytes_after = (_bytes_of_a_number(codec) for codec in (averaging.codec, Codec(SMALLEST)))
+    bytes_before, bytes_after = (codec.payload_bytes([(1,)]) for codec in (averaging.codec, Codec(SMALLEST)))
     is_refused = has_float_buffers and SMALLEST in TOO_COARSE_FOR_BUFFERS
     if is_refused or bytes_before <= bytes_after or averaging.codec.name == "powersgd":
         return f"{said} A run with a larger --target-batch-size needs fewer averages."
     times = bytes_before / bytes_after
     return f"{said} A run with --averaging local --local-steps 1 --codec {SMALLEST} sends 1/{times:.0f} of the bytes."
-
-
-def _bytes_of_a_number(codec: Codec) -> float:
-    return 4 * codec.make().estimate_compression_ratio(CompressionInfo.from_tensor(empty(1)))

@@ -74,6 +74,19 @@ async def nested_answers(node: Outsider) -> None:
     await _stand_at(node, places=1)
 
 
+def keep_for_itself() -> None:
+    """In this process and those that it forks, a node of the DHT takes every record and knows none."""
+
+    async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
+        return dht_pb2.StoreResponse(store_ok=[True] * len(request.keys), peer=self.node_info)
+
+    async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        nothing = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
+        return dht_pb2.FindResponse(results=[nothing for _ in request.keys], peer=self.node_info)
+
+    DHTProtocol.rpc_store, DHTProtocol.rpc_find = rpc_store, rpc_find
+
+
 async def places(node: Outsider) -> None:
     """Stands in the twenty places next to the key of the run, under one name, and keeps what it is given for itself."""
     await _stand_at(node, places=PLACES)
@@ -113,5 +126,5 @@ ATTACKS: dict[str, Callable[[Outsider], Awaitable[None]]] = {
     "places": places,
     "many-keys": many_keys,
 }
-PREPARATIONS: dict[str, Callable[[], None]] = {"nested-answers": answer_nested}
+PREPARATIONS: dict[str, Callable[[], None]] = {"nested-answers": answer_nested, "places": keep_for_itself}
 """Before the attacker's own node begins."""

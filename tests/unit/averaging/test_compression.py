@@ -117,10 +117,9 @@ def test_what_waits_for_long_fades_away():
     part = torch.linspace(1, 2, CHUNK)
     feedback.add_to(part, info(part), 0, 8, travels=True)
     waiting = feedback.left_out.clone()
-    feedback.fade(2)
-    torch.testing.assert_close(feedback.left_out, 0.25 * waiting)
-    feedback.fade(0)
-    torch.testing.assert_close(feedback.left_out, 0.25 * waiting)
+    for step in (2, 2, 1):  # the second time a round has failed
+        feedback.come_to(step)
+        torch.testing.assert_close(feedback.left_out, 0.25 * waiting)
 
 
 @pytest.mark.parametrize("mode", ["sync", "overlap"])

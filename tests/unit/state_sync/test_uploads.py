@@ -150,7 +150,7 @@ def test_an_average_that_is_zero_nearly_everywhere_takes_few_bytes_and_loses_no_
     vector[places] = torch.linspace(-1, 1, others) / 3 if others else torch.empty(0)
     if others > 1:
         vector[places[0]] = -0.0
-    average = average_log.compact(vector)
+    average = average_log.shrunk(vector)
     assert sum(tensor.nbytes for tensor in average) == (8 * others if others < 1000 else 4000)
     layout, content = pack(average)
     (received,) = average_log.averages_in(unpack(layout, content), 1000)
