@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import dataclass
 
 STAGES = ("computing", "meeting", "met", "exchanging", "giving state", "taking state")
@@ -57,4 +58,6 @@ def at(stage: str, step: int | None = None) -> None:
         fault, _planned = _planned, None  # once: who is thawed goes on
         os.kill(fault.trainer, ACTIONS[fault.action])
         if os.getpid() != fault.trainer:
-            os.kill(os.getpid(), ACTIONS[fault.action])
+            # It acts on the whole process, but begins with this thread: on a busy machine another one would hear of it
+            # late, and this one would send all the rest first.
+            signal.pthread_kill(threading.get_ident(), ACTIONS[fault.action])
