@@ -109,6 +109,7 @@ SUMMARY = {
     "updates": "Updates that this peer took part in.",
     "complete_updates": "Those whose average arrived without a missing part.",
     "micro_batch": "Samples that the device computed at once.",
+    "traffic_bytes": "Sent and received for rounds and states; headers, calls and records are not counted.",
     "start_seconds": "Seconds of each phase of the start, from the command to the first contribution.",
     "strategy": "single, ddp or fsdp.",
     "processes": "Training processes.",

@@ -37,6 +37,7 @@ from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Blame, ExchangeBroken, Group, RoundFailed
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
+from swarm.runtime.line_use import LineUse
 
 logger = get_logger(__name__)
 
@@ -63,6 +64,7 @@ class AllReduce:
         detector: is told who was heard
         windows: of each reducer: how many parts may be on their way to it
         stub_of: whose `rpc_aggregate_part` calls that of another peer
+        line: lets what this peer sends wait for its turn, and counts
         stream_seconds: a member that sends nothing for so long is given up, a reducer after twice that
     """
 
@@ -78,6 +80,7 @@ class AllReduce:
         detector: FailureDetector,
         windows: Mapping[PeerID, SendWindow],
         stub_of: Callable[[PeerID], StubBase],
+        line: LineUse,
         stream_seconds: float,
     ):
         self.me, self.group = me, group
@@ -86,7 +89,7 @@ class AllReduce:
         self.blamed: dict[PeerID, Blame] = {}
         """Who has sent what no honest peer sends, and what that was."""
         self._feedback, self.codec, self._detector = feedback, codec, detector
-        self.stub_of, self._stream_seconds = stub_of, stream_seconds
+        self.stub_of, self._line, self._stream_seconds = stub_of, line, stream_seconds
         self._on_the_way = {peer: PartsOnTheWay(window, stripes) for peer, window in windows.items()}
         reducers = [peer for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if not ticket.client_mode]
         self._parts = partition(vector, reducers, stripes, codec)
@@ -213,7 +216,7 @@ class AllReduce:
             if average is None or average.shape != expected:
                 self.blamed[reducer] = Blame.SENT_A_BAD_AVERAGE
                 raise ExchangeBroken(f"{reducer} {Blame.SENT_A_BAD_AVERAGE}")
-            self.bytes_received += num_bytes
+            self._count_received(num_bytes)
             self._detector.heard(reducer)
             self._on_the_way[reducer].answered()
             self._take_average(reducer, average)
@@ -253,7 +256,7 @@ class AllReduce:
             async for tensor_part in encoded:
                 await self._on_the_way[reducer].may_send()
                 message.tensor_part.CopyFrom(tensor_part)
-                self.bytes_sent += message.ByteSize()
+                await self._may_send(message)
                 yield message
                 faults.at("exchanging", self.group.tickets[0].step)
                 message = averaging_pb2.AveragingData()
@@ -312,7 +315,7 @@ class AllReduce:
         try:
             for part_index, size in enumerate(self._reducer.part_sizes):
                 numbers, num_bytes = await anext(inputs)
-                self.bytes_received += num_bytes
+                self._count_received(num_bytes)
                 self._detector.heard(sender)
                 if not weight:
                     numbers = torch.zeros(size)
@@ -323,7 +326,7 @@ class AllReduce:
                 self.inputs_received += 1
                 message = await self._encode_once(part_index, mean)
                 answer = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=message)
-                self.bytes_sent += answer.ByteSize()
+                await self._may_send(answer)
                 yield answer
         except StopAsyncIteration:
             raise ExchangeBroken(f"{sender} has not sent all its parts") from None
@@ -357,6 +360,18 @@ class AllReduce:
         except TimeoutError:
             for sender in self.weights.keys() - self._callers.keys() - {self.me}:
                 self._reducer.lose(sender)
+
+    # ---- the line ---------------------------------------------------------------------------------------------------
+
+    async def _may_send(self, message: averaging_pb2.AveragingData) -> None:
+        """Count a message that goes out, when it may."""
+        num_bytes = message.ByteSize()
+        self.bytes_sent += num_bytes
+        await self._line.send(num_bytes)
+
+    def _count_received(self, num_bytes: int) -> None:
+        self.bytes_received += num_bytes
+        self._line.receive(num_bytes)
 
     # ---- what arrives -----------------------------------------------------------------------------------------------
 

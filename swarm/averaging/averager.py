@@ -30,6 +30,7 @@ from swarm.averaging.service import AveragingService
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Member, Ticket, first_members
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
+from swarm.runtime.line_use import LineUse
 from swarm.runtime.processes import die_with_parent, forget, stay_small
 from swarm.runtime.sockets import use_socket_folder
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -58,6 +59,7 @@ class SwarmAverager:
         codec: how gradients travel; all members must have the same
         shapes: of the parameters whose gradients the vector begins with
         of_trainer: tensors that the trainer alone uses
+        line: what rounds and states may take of this peer's line
 
     Raises:
         InputError: the process died while it started
@@ -73,15 +75,16 @@ class SwarmAverager:
         codec: Codec | None = None,
         shapes: Sequence[Sequence[int]] = (),
         of_trainer: Sequence[torch.Tensor] = (),
+        line: LineUse | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ):
         codec = codec or Codec()
-        self.vector, self.timeouts = vector.share_memory_(), timeouts
+        self.vector, self.line, self.timeouts = vector.share_memory_(), line or LineUse(), timeouts
         self.peer_id, self.client_mode = dht.peer_id, dht.client_mode
         self._codec, self._has_memory = codec.make(), codec.low_rank(shapes, vector.numel()) is not None
         self._dead_since: float | None = None
         self._signals, self._status = RoundSignals(), TransferStatus()
-        options = AveragingOptions(namespace, vector, target, codec, shapes, dht.client_mode, timeouts)
+        options = AveragingOptions(namespace, vector, target, codec, shapes, dht.client_mode, self.line, timeouts)
         self._process = WorkerProcess(
             dht,
             partial(AveragingService, options, self._signals, self._status),

@@ -33,6 +33,7 @@ from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, Short
 from swarm.protocol.round_report import RoundReport
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
+from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import Timeouts
 
 logger = get_logger(__name__)
@@ -91,6 +92,7 @@ class AveragingOptions:
         codec: how gradients travel; all members must have the same
         shapes: of the parameters whose gradients the vector begins with
         client_mode: others cannot call this peer
+        line: what rounds and states may take of this peer's line
     """
 
     namespace: str
@@ -99,6 +101,7 @@ class AveragingOptions:
     codec: Codec
     shapes: Sequence[Sequence[int]]
     client_mode: bool
+    line: LineUse
     timeouts: Timeouts
 
 
@@ -297,6 +300,7 @@ class Rounds:
             detector=self.detector,
             windows=self._windows,
             stub_of=lambda peer_id: PeerService.get_stub(self._p2p, peer_id, namespace=self._options.namespace),
+            line=self._options.line,
             stream_seconds=self._options.timeouts.stream_seconds,
         )
         self.groups.begin(all_reduce)

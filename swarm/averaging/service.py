@@ -45,10 +45,10 @@ class AveragingService:
         self._options, self._p2p = options, p2p
         namespace, timeouts = options.namespace, options.timeouts
         self._rounds = Rounds(p2p, options, signals)
-        self._server = StateServer(ask_for_state, self._rounds, status, timeouts)
+        self._server = StateServer(ask_for_state, self._rounds, status, options.line, timeouts)
         stream_to = streams_of(p2p, PeerService.handle_name(namespace, DOWNLOAD_STATE))
         detector = self._rounds.detector
-        self._downloader = StateDownloader(stream_to, detector.heard, self._until_lost, status, timeouts)
+        self._downloader = StateDownloader(stream_to, detector.heard, self._until_lost, status, options.line, timeouts)
         self._calls = PeerService(
             namespace,
             self._rounds.rpc_join_group,

@@ -14,6 +14,9 @@ from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import PRESETS, preset
 
+MIN_UPLOAD_MBPS = 2.0
+"""What a round is given time for."""
+
 
 @dataclass(frozen=True)
 class MachineOptions:
@@ -50,11 +53,16 @@ class LeavingOptions:
     """Leave after so long."""
     target_accuracy: Annotated[float | None, arg("FRACTION", "none")] = None
     """Leave when the validation accuracy reaches this fraction, such as 0.95."""
+    max_traffic_gb: Annotated[float | None, arg("GB", "no limit")] = None
+    """Leave when this peer has sent and received so many GB (10⁹ bytes) since its start; the round that it is in then
+    is ended first."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
         at_least(self, 1, "max_steps")
         check_stops(self.max_time, self.target_accuracy)
+        if self.max_traffic_gb is not None and not self.max_traffic_gb > 0:
+            raise InputError(f"--max-traffic-gb is {self.max_traffic_gb:g}: it has to be more than 0.")
 
 
 @dataclass(frozen=True)
@@ -73,11 +81,19 @@ class ConnectionOptions:
     """Private key that fixes the peer id; made on first use."""
     client_mode: bool = False
     """Only call others, never be called (for machines that cannot be reached)."""
+    max_upload_mbps: Annotated[float | None, arg("MBIT/S", "as fast as the line is")] = None
+    """Send no faster than this, so that your line stays of use to you. With less than 4 the others may leave this peer
+    out, if they are far faster."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
         if not 0 <= self.port <= 65535:
             raise InputError(f"--port is {self.port}: give 0 (any free port) to 65535.")
+        if self.max_upload_mbps is not None and not self.max_upload_mbps >= MIN_UPLOAD_MBPS:
+            raise InputError(
+                f"--max-upload-mbps is {self.max_upload_mbps:g}: give {MIN_UPLOAD_MBPS:g} or more, the others would "
+                "give up their rounds with this peer."
+            )
 
 
 @dataclass(frozen=True)

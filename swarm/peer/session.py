@@ -29,6 +29,7 @@ from swarm.peer.callbacks.reachable_peer_check import ReachablePeerCheck
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import StatusReporter
 from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
+from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.peer.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints
 from swarm.peer.options import PeerOptions
 from swarm.peer.startup_timer import StartupTimer
@@ -114,6 +115,7 @@ class Session:
         self._begin_folder()
         self.metrics = SwarmMetrics(self.folder.rounds)
         self.company = ReachablePeerCheck(dht.client_mode, stop_requested)
+        self.traffic = TrafficLimit(options.leaving.max_traffic_gb, stop_requested)
         self.strategy = self._strategy()
         self._processes = {"The DHT process": psutil.Process(dht.pid)}
         self._processes |= {process.name(): process for process in dht.processes}
@@ -221,7 +223,12 @@ class Session:
             dht=self.dht,
             name=self.name,
             namespace=self.manifest.key_prefix,
-            options=CoordinatorOptions(patience.min_peers, patience.matchmaking_time, patience.averaging_timeout),
+            options=CoordinatorOptions(
+                patience.min_peers,
+                patience.matchmaking_time,
+                patience.averaging_timeout,
+                max_upload_mbps=self.options.connection.max_upload_mbps or math.inf,
+            ),
             stop_requested=self.stop_requested,
             averaging=Averaging.of(self.recipe),
             max_step=self.recipe.total_steps,
@@ -249,6 +256,7 @@ class Session:
                 self.reporter,
                 FirstContribution(self.clock, self.reporter.say),
                 self.company,
+                self.traffic,
                 self.supervisor,
                 self.review,
                 *advice,
@@ -263,6 +271,8 @@ class Session:
     def outcome(self, trainer: Trainer) -> str:
         if self.supervisor.found:
             return "starting again"
+        if self.traffic.is_used_up:
+            return "traffic limit reached"
         if self.stop_requested.is_set():
             return "no full peer" if self.company.complaint else "interrupted"
         accuracy = trainer.callback_metrics.get("val/top1", 0.0)
@@ -291,6 +301,7 @@ class Session:
             complete_updates=self.metrics.complete_updates,
             micro_batch=self.review.samples,
             start_seconds=self.clock.seconds,
+            traffic_bytes=self.traffic.num_bytes,
         )
 
     def _farewell(self, final: Status, seconds: float) -> str:
@@ -300,7 +311,7 @@ class Session:
             f"{final.ended.capitalize()} at step {final.step} after {seconds:.0f} s; validation accuracy "
             f"{percent(final.val_accuracy)}.\n"
             f"You gave {metrics.contributed:,} samples to {metrics.updates} updates, which is {percent(share)} of what "
-            f"the swarm computed for them.\n"
+            f"the swarm computed for them. {self.traffic.num_bytes / 1e9:.2f} GB went through your line.\n"
             f"Weights: {self.folder.checkpoints}\n"
             f"Curves:  {tensorboard_command(self.folder.path)}"
         )

@@ -10,7 +10,7 @@ from contextlib import closing
 
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-from hivemind.proto import averaging_pb2
+from hivemind.proto.averaging_pb2 import DownloadData
 
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.download import Download
@@ -41,15 +41,15 @@ class Stream:
 
     def send(self, data: bytes) -> None:
         """A wish, or a request for a piece; they are short, and few are on their way."""
-        message = averaging_pb2.DownloadData(metadata=data).SerializeToString()
+        message = DownloadData(metadata=data).SerializeToString()
         self._writer.write(P2P.MESSAGE_MARKER + len(message).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + message)
 
     def ask(self, index: int) -> None:
         self.send(ask_for(index))
         self.asked.append((index, time.monotonic()))
 
-    async def receive(self) -> averaging_pb2.DownloadData:
-        message, error = await P2P.receive_protobuf(averaging_pb2.DownloadData, self._reader)
+    async def receive(self) -> DownloadData:
+        message, error = await P2P.receive_protobuf(DownloadData, self._reader)
         if error is not None:
             raise RoundFailed(f"the donor could not send it: {error.message[:200]}")
         return message
@@ -64,10 +64,10 @@ class Pull:
     Args:
         download: what has arrived
         open_stream: to its donor
-        on_message: called when something arrives
+        on_message: called with what arrives
     """
 
-    def __init__(self, download: Download, open_stream: OpenStream, on_message: Callable[[], None]):
+    def __init__(self, download: Download, open_stream: OpenStream, on_message: Callable[[DownloadData], None]):
         self.download, self._open_stream, self._on_message = download, open_stream, on_message
         self._streams: list[Stream] = []
         self._is_complete = asyncio.Event()
@@ -136,9 +136,9 @@ class Pull:
             self._is_complete.set()
         return stream
 
-    def _read_offer(self, message: averaging_pb2.DownloadData) -> None:
+    def _read_offer(self, message: DownloadData) -> None:
         download = self.download
-        self._on_message()
+        self._on_message(message)
         try:
             offer = Offer.from_bytes(message.metadata, download.max_bytes)
         except ValueError as error:
@@ -182,7 +182,7 @@ class Pull:
                 raise RoundFailed(f"{download.donor} sent what nobody has asked for")
             index, asked_at = stream.asked.popleft()
             download.take(index, message, time.monotonic() - asked_at)
-            self._on_message()
+            self._on_message(message)
             if download.is_complete:
                 self._is_complete.set()
                 return

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from hivemind.p2p import P2P, PeerID
+from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.utils import MPFuture, MSGPackSerializer, get_logger
 
 from swarm.protocol.messages import RoundFailed
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread
+from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync.donor_race import DonorRace
 from swarm.state_sync.download import Download, NoState
@@ -33,6 +35,7 @@ class StateDownloader:
         heard_from: called when a donor has sent something
         until_lost: waits until a peer is not there any more
         status: tells the trainer how far it is
+        line: counts what arrives
     """
 
     def __init__(
@@ -41,10 +44,11 @@ class StateDownloader:
         heard_from: Callable[[PeerID], None],
         until_lost: Callable[[PeerID], Awaitable[None]],
         status: TransferStatus,
+        line: LineUse | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ):
         self._stream_to, self._heard_from, self._until_lost = stream_to, heard_from, until_lost
-        self._status, self._timeouts = status, timeouts
+        self._status, self._line, self._timeouts = status, line or LineUse(), timeouts
         self._running: asyncio.Task | None = None
         self.broken: Download | None = None
         """The last download that has failed with pieces that are of use."""
@@ -115,7 +119,8 @@ class StateDownloader:
     def _pull(self, download: Download) -> Pull:
         donor = download.donor
 
-        def on_message() -> None:
+        def on_message(message: DownloadData) -> None:
+            self._line.receive(message.ByteSize())
             self._heard_from(donor)
             faults.at("taking state")
 

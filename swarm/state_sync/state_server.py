@@ -20,6 +20,7 @@ from hivemind.utils import MSGPackSerializer, get_logger
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
+from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync.average_log import AverageLog
 from swarm.state_sync.download_messages import Offer, Wish, asked_for, piece_of
@@ -62,6 +63,7 @@ class StateServer:
         ask_for_state: what `state_to_send` returns in the trainer process
         rounds: of this peer
         status: tells the trainer whether somebody follows
+        line: lets what this peer sends wait for its turn, and counts
     """
 
     def __init__(
@@ -69,9 +71,11 @@ class StateServer:
         ask_for_state: Callable[[], Awaitable[tuple[bytes, torch.Tensor]]],
         rounds: Rounds,
         status: TransferStatus,
+        line: LineUse | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ):
         self._ask_for_state, self.rounds, self._status, self._timeouts = ask_for_state, rounds, status, timeouts
+        self._line = line or LineUse()
         self.uploads = Uploads(timeouts=timeouts)
         self._state_version = 0
         self._export: Snapshot | None = None
@@ -148,7 +152,9 @@ class StateServer:
                 self.uploads.count(peer_id, upload, len(piece))
                 if upload.is_complete:
                     self._note_taken(peer_id)
-                yield averaging_pb2.DownloadData(tensor_part=squeeze(piece))
+                message = averaging_pb2.DownloadData(tensor_part=squeeze(piece))
+                await self._line.send(message.ByteSize())
+                yield message
                 faults.at("giving state", self.rounds.step)
         except ValueError as error:
             logger.debug(f"{peer_id} asked for {error}")

@@ -28,6 +28,7 @@ from swarm.protocol.messages import Behind, Refused, RoundEnded, RoundFailed, Sh
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
+from swarm.runtime.line_use import LineUse
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging
@@ -100,6 +101,7 @@ class Coordinator:
             self.averaging.codec,
             shapes,
             of_trainer,
+            LineUse(self.options.max_upload_mbps),
             self.options.timeouts,
         )
         self.averager.set_step(step, self.version.lineage)

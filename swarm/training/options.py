@@ -1,7 +1,8 @@
-"""How patient a peer is."""
+"""What a peer decides alone: how patient it is, and how much of its line it gives."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -9,7 +10,7 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 @dataclass(frozen=True)
 class CoordinatorOptions:
-    """How patient this peer is; nothing here has to agree with the others.
+    """What this peer decides alone; nothing here has to agree with the others.
 
     Args:
         min_peers: do not begin before so many peers are there
@@ -17,6 +18,7 @@ class CoordinatorOptions:
         averaging_timeout_seconds: give up a round (and try again with those who are left) after so long, or after what
             a line of 2 Mbit/s needs for it, if that is longer
         join_timeout_seconds: give up joining when nobody hands over the state for so long
+        max_upload_mbps: Mbit/s that rounds and states may send on the average
         timeouts: everything else that this peer waits for
     """
 
@@ -24,4 +26,5 @@ class CoordinatorOptions:
     matchmaking_seconds: float = 5.0
     averaging_timeout_seconds: float = 60.0
     join_timeout_seconds: float = 120.0
+    max_upload_mbps: float = math.inf
     timeouts: Timeouts = DEFAULT_TIMEOUTS

@@ -88,6 +88,8 @@ def test_every_peer_writes_a_summary(finished):
         assert summary["seconds"] > 0
         assert 0 < summary["val_accuracy"] <= 1
         assert summary["train_loss"] > 0
+        averaged = sum(line["bytes_sent"] + line["bytes_received"] for line in read_metrics(folder.rounds))
+        assert summary["traffic_bytes"] >= averaged > 0, "and the state"
 
 
 def test_all_peers_end_with_the_same_bits(finished):

@@ -1,5 +1,7 @@
 """Rounds between real processes on loopback: what the peers of a test do, and what the test tells them."""
 
+import math
+
 import torch
 
 from swarm.averaging.averager import SwarmAverager
@@ -7,6 +9,7 @@ from swarm.averaging.compression.codec import Codec
 from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from tests.helpers.swarm_peers import Line, Peers, running_dht
 
@@ -63,7 +66,9 @@ def run_round(
     return averager.run_round(ticket, members, patience_seconds, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
 
 
-def averager_for(vector: torch.Tensor, dht, codec: str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> SwarmAverager:
+def averager_for(
+    vector: torch.Tensor, dht, codec: str, timeouts: Timeouts = DEFAULT_TIMEOUTS, line: LineUse | None = None
+) -> SwarmAverager:
     """An averager for such vectors, which PowerSGD takes for one matrix of 200 rows."""
     shapes = [(200, len(vector) // 200)] if codec == "powersgd" else []
     return SwarmAverager(
@@ -73,14 +78,15 @@ def averager_for(vector: torch.Tensor, dht, codec: str, timeouts: Timeouts = DEF
         lambda: ({}, []),
         codec=Codec(codec, 4),
         shapes=shapes,
+        line=line,
         timeouts=timeouts,
     )
 
 
-def one_round(name, initial_peers, line, vector, samples, client_mode=False, codec="none"):
+def one_round(name, initial_peers, line, vector, samples, client_mode=False, codec="none", max_upload_mbps=math.inf):
     """A peer that takes part in one round with that vector. Returns (its vector then, report or error)."""
     with running_dht(initial_peers, line, client_mode=client_mode) as dht:
-        averager = averager_for(vector, dht, codec)
+        averager = averager_for(vector, dht, codec, line=LineUse(max_upload_mbps))
         members = meet_everyone(line, dht)
         try:
             outcome = run_round(averager, members, vector, samples, 7)

@@ -26,7 +26,7 @@ class Donor:
 
     def __init__(self, timeouts: Timeouts = DEFAULT_TIMEOUTS):
         self.step, self.is_averaging = 0, False
-        self.server = StateServer(self._export, self, TransferStatus(), timeouts)
+        self.server = StateServer(self._export, self, TransferStatus(), timeouts=timeouts)
         self.exports, self.handed_over, self.lines = 0, [], []
 
     async def _export(self) -> tuple[bytes, torch.Tensor]:
@@ -70,7 +70,7 @@ class Donor:
 
 async def fetch(donor: Donor, peer: str, average_of: int | None = None, **wishes) -> Download:
     download = Download("the donor", 10**9, average_of, **wishes)
-    await Pull(download, lambda: donor.open_stream(peer), lambda: None).run()
+    await Pull(download, lambda: donor.open_stream(peer), lambda message: None).run()
     return download
 
 

@@ -103,6 +103,15 @@ def test_a_listener_receives_the_average_and_does_not_change_it():
     assert found["b"][1].bytes_sent < 0.6 * found["a"][1].bytes_sent, "the averages of its share, and no parts"
 
 
+def test_a_peer_that_gives_little_of_its_line_is_waited_for():
+    vectors = {name: contribution(name, 200_000, 0)[0] for name in "ab"}
+    found = run_one_round({"a": (vectors["a"], 10), "b": (vectors["b"], 10, False, "none", 4.0)})
+    for vector, report in found.values():
+        assert torch.equal(vector, found["a"][0])
+        assert report.complete
+        assert report.exchange_seconds > 1.0, "800 kB at 500 kB/s; the last part waits for the one before it only"
+
+
 def test_half_precision_gives_everybody_the_same_bits():
     vectors = {name: contribution(name, 50_000, 0) for name in "abc"}
     found = run_one_round({name: (vector, samples, False, "fp16") for name, (vector, samples) in vectors.items()})

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import PatientConsole
+from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.training.averaging_mode import Averaging
 
 
@@ -63,3 +65,19 @@ def test_averages_that_take_longer_than_computing_are_told_of_once_with_what_hel
     assert said_after([(0.2, 0.3)] * 9, fp16, plain) == [], "bytes are not why"
     assert said_after([(62.0, 40.0)] * 4 + slow, fp16, plain) == [], "most of the first rounds were short"
     assert said_after(slow, fp16, plain, num_peers=1) == []
+
+
+def test_a_peer_leaves_when_its_traffic_is_used_up():
+    line, asked = SimpleNamespace(num_bytes=999_999), threading.Event()
+    averager = SimpleNamespace(averager=SimpleNamespace(line=line))
+    trainer, limit = SimpleNamespace(strategy=SimpleNamespace(coordinator=averager)), TrafficLimit(0.001, asked)
+    limit.on_train_batch_end(trainer, None, None, None, 0)
+    assert not asked.is_set()
+    assert not limit.is_used_up
+    line.num_bytes = 1_000_000
+    limit.on_train_batch_end(trainer, None, None, None, 1)
+    assert asked.is_set()
+    assert limit.is_used_up
+    without = TrafficLimit(None, threading.Event())
+    without.on_train_end(trainer, None)
+    assert (without.num_bytes, without.is_used_up) == (1_000_000, False)

@@ -31,7 +31,7 @@ def test_a_broken_download_goes_on_with_what_is_missing(monkeypatch):
         donor, breaks = Donor(), 0
         download = Download("the donor", 10**9)
 
-        def break_down() -> None:
+        def break_down(message) -> None:
             nonlocal breaks
             if breaks < 3 and download.offer is not None and download.num_bytes > breaks * STATE_BYTES / 4:
                 breaks += 1
@@ -52,7 +52,7 @@ def test_what_the_donor_has_not_kept_is_downloaded_anew(monkeypatch):
     async def test():
         donor, download, breaks = Donor(), Download("the donor", 10**9), []
 
-        def break_down() -> None:
+        def break_down(message) -> None:
             if not breaks and download.num_bytes > SLICE_BYTES:
                 breaks.append(True)
                 donor.server.state_changed()
