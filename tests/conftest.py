@@ -1,4 +1,4 @@
-"""Three lanes of tests, so that no two swarms of the same kind compete for two cores; and what files share."""
+"""Lanes of tests, so that no two swarms of the same kind compete for two cores; and what files share."""
 
 import os
 import signal
@@ -11,8 +11,12 @@ from xdist.scheduler import LoadScopeScheduling
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell starts what runs in the background deaf to Ctrl-C, and so would be every program that a test interrupts."""
 
-LANES = ("tests/e2e/lab/", "tests/e2e/", "tests/integration/swarms/", "tests/integration/faults/")
-"""Folders whose tests run one after the other: the lab and what measures, other programs, forked swarms, faults."""
+LANES = (
+    *("tests/e2e/lab/", "tests/e2e/attacks/", "tests/integration/swarms/", "tests/e2e/"),
+    "tests/integration/faults/",
+)
+"""Folders whose tests run one after the other, the longest first: the lab and what measures, attacks, forked swarms,
+other programs, faults."""
 PLACES = (*LANES, "tests/integration/training/", "tests/")
 """What begins first, and what fills the lanes when the swarms are done."""
 
@@ -21,15 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: [item.nodeid.startswith(place) for place in PLACES].index(True))
 
 
-class StripedAllReduce(LoadScopeScheduling):
+class LaneScheduling(LoadScopeScheduling):
     """A worker takes a file, or all of one of the `LANES`."""
 
     def _split_scope(self, nodeid: str) -> str:
         return next((lane for lane in LANES if nodeid.startswith(lane)), nodeid.split("::")[0])
 
 
-def pytest_xdist_make_scheduler(config, log) -> StripedAllReduce:
-    return StripedAllReduce(config, log)
+def pytest_xdist_make_scheduler(config, log) -> LaneScheduling:
+    return LaneScheduling(config, log)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(400)
 def test_a_peer_beside_a_plain_process(tmp_path):
     tiny = ["--recipe", "digits", "--target-batch-size", "256", "--samples-per-second", "200", "--batch-size", "32"]
     with reaping() as programs:
-        options = [*tiny, "--seconds", "3", "--output-dir", str(tmp_path), "--averaging", "local"]
+        options = [*tiny, "--seconds", "2", "--repeat", "2", "--output-dir", str(tmp_path), "--averaging", "local"]
         programs.append(program := Program("analysis", ["footprint", *options], tmp_path / "log"))
         assert program.wait(300) == 0, program.output
     found = json.loads((tmp_path / "footprint-2.json").read_text())

@@ -1,0 +1,147 @@
+"""What a member that lies cannot do any more, each time against a swarm of two that trains.
+
+What takes time is measured by a benchmark; here nobody adopts what is false, nobody ends, updates go on, and honest
+peers say who lied.
+"""
+
+import os
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from swarm.training.strategy import SwarmStrategy
+from tests.helpers.attacks import members
+from tests.helpers.attacks.rounds_under_attack import assert_few_failed
+from tests.helpers.strategy_runs import (
+    FEATURES,
+    Outcome,
+    Plan,
+    Record,
+    Task,
+    assert_equal_updates,
+    loader,
+    patience,
+    trainer_for,
+)
+from tests.helpers.swarm_peers import Peers, running_dht
+
+pytestmark = pytest.mark.timeout(300)
+TARGET = 64
+UPDATES = 30
+NEWCOMER_UPDATES = 20
+"""Weights are compared twice meanwhile."""
+
+
+class WidePlan(Plan):
+    """Some parts for each reducer, where the other plans' models fit into one."""
+
+    def net(self) -> nn.Sequential:
+        torch.manual_seed(self.seed)
+        return nn.Sequential(nn.Linear(FEATURES, 8192), nn.ReLU(), nn.Linear(8192, 4))
+
+
+class Rounds(Record):
+    """Also those that fail.
+
+    Args:
+        stop: a file that ends the training
+    """
+
+    def __init__(self, line, stop):
+        super().__init__(line, lambda _: stop.exists())
+        self.events = []
+
+    def on_train_start(self, trainer, pl_module):
+        super().on_train_start(trainer, pl_module)
+        trainer.strategy.coordinator.on_round = self.events.append
+
+
+def member(name, initial_peers, line, folder, plan, min_peers, max_steps=UPDATES, lie=None):
+    """A peer of the tiny model, what it prints goes to a file; with a lie it is the liar, and may end as it likes."""
+    output = os.open(folder / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(output, number)
+    if lie is not None:
+        members.LIES[lie]()
+    with running_dht(initial_peers, line) as dht:
+        rounds = Rounds(line, folder / "stop")
+        strategy = SwarmStrategy(TARGET, "test", dht=dht, name=name, options=patience(min_peers))
+        task = Task(plan)
+        trainer = trainer_for(strategy, [rounds], max_steps=max_steps, gradient_clip_val=plan.clip)
+        try:
+            trainer.fit(task, loader(ord(name[0])))
+        except Exception:
+            if lie is None:
+                raise
+            line.get()  # until the test is over
+        state = {key: value.clone() for key, value in task.net.state_dict().items()}
+        outcome = Outcome(str(dht.peer_id), rounds.updates, rounds.joined_at, state, {})
+        return outcome, [event.outcome for event in rounds.events]
+
+
+def has_step(peers: Peers, name: str, step: int) -> bool:
+    return any(made >= step for made, *_ in peers[name].messages)
+
+
+@pytest.mark.parametrize("lie", ["nan", "overflow", "bad-average", "slow", "stuck"])
+def test_a_member_that_spoils_rounds_is_left_out(tmp_path, lie):
+    plan = (WidePlan if lie == "slow" else Plan)(compute_seconds=0.03)
+    with Peers(timeout_seconds=75) as peers:
+        for name in ("a", "b"):
+            peers.start(name, member, tmp_path, plan, 3)
+        peers.start("mallory", partial(member, lie=lie, max_steps=10**6), tmp_path, plan, 3)
+        found = peers.results("a", "b")
+    (a, a_rounds), (b, b_rounds) = found["a"], found["b"]
+    said = "".join((tmp_path / f"{name}.log").read_text() for name in "ab")
+    for outcome, rounds in ((a, a_rounds), (b, b_rounds)):
+        assert_few_failed(rounds)
+        assert [update.step for update in outcome.updates] == list(range(1, UPDATES + 1)), "it has made all updates"
+        assert all(torch.isfinite(weight).all() for weight in outcome.state.values())
+        assert all(update.peer_ids == {a.peer_id, b.peer_id} for update in outcome.updates[-5:])
+    assert_equal_updates(a, b)
+    assert "mallory" in said, "the liar is named"
+
+
+def test_who_has_trained_is_not_held_up_by_a_member_that_says_it_is_ahead(tmp_path):
+    """It has been in a group, so its word counts for more than a stranger's; its state would come slowly."""
+    plan = Plan(compute_seconds=0.03)
+    with Peers(timeout_seconds=75) as peers:
+        for name in ("a", "b"):
+            peers.start(name, member, tmp_path, plan, 3)
+        peers.start("mallory", partial(member, lie="ahead", max_steps=10**6), tmp_path, plan, 3)
+        found = peers.results("a", "b")
+    (a, a_rounds), (b, b_rounds) = found["a"], found["b"]
+    for outcome, rounds in ((a, a_rounds), (b, b_rounds)):
+        assert_few_failed(rounds)
+        assert [update.step for update in outcome.updates] == list(range(1, UPDATES + 1)), "it has made all updates"
+        assert all(update.own_samples > 0 for update in outcome.updates), "it has computed for each of them"
+    assert_equal_updates(a, b)
+
+
+@pytest.mark.parametrize("lie", ["flip", "false-statistics"])
+def test_a_false_donor_spoils_no_newcomer(tmp_path, lie):
+    """It says that it was here before everybody, so it is asked first."""
+    plan, endless = Plan(compute_seconds=0.03), 10**6
+    with Peers(timeout_seconds=75) as peers:
+        for name in ("a", "b"):
+            peers.start(name, partial(member, max_steps=endless), tmp_path, plan, 3)
+        peers.start("mallory", partial(member, lie=lie, max_steps=endless), tmp_path, plan, 3)
+        peers.until(lambda: has_step(peers, "a", 3))
+        c = peers.start("c", partial(member, max_steps=endless), tmp_path, plan, 1)
+        peers.until(lambda: len(c.messages) >= NEWCOMER_UPDATES)
+        (tmp_path / "stop").touch()
+        found = peers.results("a", "b", "c")
+    (a, a_rounds), (b, b_rounds), (c, _) = (found[name] for name in "abc")
+    for rounds in (a_rounds, b_rounds):
+        assert_few_failed(rounds)
+    assert_equal_updates(a, b)
+    assert sum(update.own_samples > 0 for update in c.updates) >= NEWCOMER_UPDATES / 2
+    assert_equal_updates(a, replace(c, updates=c.updates[-8:]))
+    for name in "ab":
+        said = (tmp_path / f"{name}.log").read_text()
+        assert "from mallory" not in said, "an honest peer has taken over its state"
+    said = (tmp_path / "c.log").read_text()
+    assert said.count("from mallory:") <= 1, "it is not asked again"
