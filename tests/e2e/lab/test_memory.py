@@ -29,7 +29,7 @@ def test_growth_is_told_from_noise():
 
 def test_memory_over_some_rounds(tmp_path):
     with reaping() as programs:
-        options = ["--rounds", "40", "--output-dir", str(tmp_path)]
+        options = ["--rounds", "50", "--output-dir", str(tmp_path)]
         programs.append(program := Program("analysis", ["memory", *options], tmp_path / "log"))
         assert program.wait(300) == 0, program.output
     found = json.loads((tmp_path / "memory.json").read_text())
