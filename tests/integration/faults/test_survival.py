@@ -103,11 +103,13 @@ def test_mutated_addresses_are_addresses_or_left_out():
         (0, None, 10, "over before this peer took part"),
         (0, 9, 10**6, "over before this peer took part"),
         (3, None, 9, "time is up"),
+        (3, None, 9, "traffic limit reached"),
     ],
 )
 def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, step, outcome):
     session = SimpleNamespace(
         supervisor=SimpleNamespace(found=None),
+        traffic=SimpleNamespace(is_used_up=outcome == "traffic limit reached"),
         stop_requested=Event(),
         options=SimpleNamespace(leaving=SimpleNamespace(target_accuracy=None)),
         total_steps=10,

@@ -15,7 +15,7 @@ from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(120)
 
-PATIENCE_SECONDS, TIMEOUT_SECONDS = 4.0, 60.0
+PATIENCE_SECONDS, TIMEOUT_SECONDS = 6.0, 60.0
 
 
 def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0, size: int = 1000, rounds: int = 1):
