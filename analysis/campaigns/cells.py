@@ -196,24 +196,24 @@ def _cell(settings: dict[str, Any]) -> Cell:
     return cell
 
 
-def shipped_grids() -> list[str]:
-    """Names of the experiments that come with the project."""
-    return sorted(file.stem for file in EXPERIMENTS.glob("*.toml"))
+def shipped_grids() -> dict[str, Path]:
+    """The experiments that come with the project, by name."""
+    return {file.stem: file for file in sorted(EXPERIMENTS.rglob("*.toml"), key=lambda file: file.stem)}
 
 
 def load_grid(name: str) -> Grid:
-    """A shipped experiment by its name, or a TOML file by its path; `experiments/delay.toml` explains the format.
+    """A shipped experiment by its name, or a TOML file by its path; `experiments/distance/delay.toml` explains the format.
 
     Raises:
         InputError: there is none, or one of its cells cannot work.
     """
-    file = Path(name) if name.endswith(".toml") else EXPERIMENTS / f"{name}.toml"
+    file = Path(name) if name.endswith(".toml") else shipped_grids().get(name, EXPERIMENTS / f"{name}.toml")
     try:
         data = tomllib.loads(file.read_text())
     except OSError:
         raise InputError(f"There is no experiment {name}: give {', '.join(shipped_grids())} or a .toml file.") from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{file} is no TOML ({error}): see {EXPERIMENTS / 'delay.toml'}.") from None
+        raise InputError(f"{file} is no TOML ({error}): see {shipped_grids()['delay']}.") from None
     if unknown := set(data) - {"question", "cell", "grid"}:
         raise InputError(f"{file} has an unknown entry {min(unknown)}: known are question, [cell] and [grid].")
     axes = {name: values if isinstance(values, list) else [values] for name, values in data.get("grid", {}).items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from scipy import stats
 
@@ -21,3 +22,29 @@ def interval(values: Any) -> tuple[float, float, int]:
         return mean, math.nan, n
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
     return mean, float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n), n
+
+
+class Equivalence(NamedTuple):
+    """Whether paired differences are shown to be next to nothing."""
+
+    mean: float
+    half_width: float
+    """Of the 90 % interval of the mean; NaN for fewer than three differences."""
+    n: int
+    is_shown: bool
+    """The whole interval lies within the margin: each of two one-sided tests rejects at 5 %."""
+
+
+def equivalence(differences: Sequence[float], margin: float) -> Equivalence:
+    """Two one-sided t-tests (Schuirmann 1987, "A comparison of the two one-sided tests procedure ...").
+
+    That no difference was found says nothing where there are few values; this shows that there is none to speak of.
+
+    Args:
+        differences: of pairs, such as the same seed with two systems.
+        margin: a mean difference that is smaller than this does not matter.
+    """
+    mean, half_width, n = interval(differences)
+    if n >= 3:
+        half_width *= float(stats.t.ppf(0.95, n - 1) / stats.t.ppf(0.975, n - 1))
+    return Equivalence(mean, half_width, n, n >= 3 and abs(mean) + half_width < margin)

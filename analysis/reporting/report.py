@@ -32,6 +32,7 @@ from analysis.reporting.tables import (
     agreement_table,
     communication_table,
     compares_ratios,
+    equivalence_table,
     kept_table,
     quality_table,
     ratio_table,
@@ -167,6 +168,9 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
         section.figures.append(("Time to accuracy", figures.time_to_accuracy(experiment, output)))
     if (quality := quality_table(experiment)) is not None:
         section.tables.append(("Quality at the end", quality))
+    if (same := equivalence_table(experiment)) is not None:
+        title = "Does who sends less learn as well? (accuracy within a seed: mean, 90 % interval; two one-sided tests)"
+        section.tables.append((title, same))
     if "earlier_problems" in experiment.cells:
         again = experiment.cells.dropna(subset=["earlier_problems"])
         rows = [{"cell": row["name"], "why": "; ".join(row["earlier_problems"])} for _, row in again.iterrows()]

@@ -159,6 +159,12 @@ def kept(experiment: Experiment, reference: Any) -> dict[tuple[str, Any], list[f
     return found
 
 
+def differences(experiment: Experiment, system: str, baseline: str, column: str) -> list[float]:
+    """A number of a system less the baseline's, of each repetition and value of the axis in which both ran."""
+    pairs = _rates_within_a_repetition(experiment, column).unstack("system")
+    return list((pairs[system] - pairs[baseline]).dropna())
+
+
 def _rates_within_a_repetition(experiment: Experiment, rate: str = "samples_per_second") -> pd.Series:
     run = [name for name in ("repetition", "seed") if name in experiment.valid]
     return experiment.valid.groupby([experiment.axis, *run, "system"])[rate].mean()

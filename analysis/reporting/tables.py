@@ -7,14 +7,17 @@ import math
 import statistics
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from scipy import stats
 
 from analysis.campaigns.cells import Cell
+from analysis.campaigns.statistics import equivalence
 from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting import figures
 from analysis.reporting.results import (
     Experiment,
+    differences,
     doubling,
     granularity,
     interval,
@@ -27,6 +30,8 @@ from analysis.wan.topology import Topology
 from recipe.errors import InputError
 
 AGREEMENT_PERCENT = 10.0
+MARGIN_POINTS = 0.5
+"""A smaller difference of accuracies does not matter: of 360 validation images it is not two."""
 
 
 def throughput_table(experiment: Experiment) -> pd.DataFrame:
@@ -156,6 +161,22 @@ def quality_table(experiment: Experiment) -> pd.DataFrame | None:
         row[f"seconds to {group['target_accuracy'].iloc[0]:.0%}"] = time_reached(group["seconds_to_accuracy"])
         rows.append(row)
     return pd.DataFrame(rows).rename(columns={"top1": "accuracy"})
+
+
+def equivalence_table(experiment: Experiment) -> pd.DataFrame | None:
+    """Who learns as well as the system that sends most, with how many of its bytes; None where nobody can tell."""
+    if quality_table(experiment) is None or len(experiment.systems) < 2:
+        return None
+    sent = experiment.valid.dropna(subset=["top1"]).groupby("system")["bytes_per_sample"].mean()
+    reference, rows = sent.idxmax(), []
+    for system in (name for name in experiment.systems if name in sent and name != reference):
+        found = equivalence(100 * np.array(differences(experiment, system, reference, "top1")), MARGIN_POINTS)
+        row = {"system": SYSTEMS[system].label, "compared with": SYSTEMS[reference].label, "seeds": found.n}
+        row["bytes per sample, share of those"] = f"1/{sent[reference] / sent[system]:.0f}"
+        row["accuracy, points more"] = f"{found.mean:+.2f} ± {found.half_width:.2f}"
+        row[f"the same within {MARGIN_POINTS:g} points"] = "shown" if found.is_shown else "not shown"
+        rows.append(row)
+    return pd.DataFrame(rows) if rows else None
 
 
 def time_reached(seconds: pd.Series) -> str:

@@ -11,13 +11,21 @@ import pytest
 from analysis import __main__ as analysis
 from analysis.campaigns.cells import load_grid
 from analysis.campaigns.measure import measure, rounds_of
+from analysis.campaigns.systems import SYSTEMS
 from analysis.reporting.archive import read
 from analysis.reporting.figures import part_rows
 from analysis.reporting.opening import comparisons
 from analysis.reporting.report import experiment_section, write_report
 from analysis.reporting.results import Experiment, experiments_in, ratios
 from analysis.reporting.scaling import measured_setting, predict, transfers
-from analysis.reporting.tables import agreement_table, kept_table, quality_table, survivors_table, throughput_table
+from analysis.reporting.tables import (
+    agreement_table,
+    equivalence_table,
+    kept_table,
+    quality_table,
+    survivors_table,
+    throughput_table,
+)
 from analysis.reporting.words import answer, results_table, time_to_accuracy
 from recipe.run_folder import write_json
 from tests.helpers.measured_cells import CELL, write_run
@@ -311,6 +319,24 @@ def test_quality_is_shown_where_compute_was_true(tmp_path):
     assert float(table["epoch, s"][0]) == pytest.approx(1797 * 0.7 / 256, rel=0.3), (
         "most of 1,797 digits are for training"
     )
+
+
+@pytest.mark.parametrize(("spread", "said"), [(0.001, "shown"), (0.02, "not shown")])
+def test_that_few_bytes_learn_as_well_is_shown_or_not(tmp_path, spread, said):
+    for system, bytes_per_sample in (("swarm-local-1-fp16", 3200.0), ("swarm-local-1-topk", 100.0)):
+        for seed in range(6):
+            changes = {"seed": seed, "validate_every_steps": 4}
+            cell = replace(CELL, system=system, repetition=1, target_accuracy=0.5, changes=changes)
+            cell = replace(cell, paced_samples_per_second=None)
+            write_run(folder := tmp_path / "few" / cell.name, cell)
+            result = measure(folder, cell, rounds_of(folder, cell)) | {"bytes_per_sample": bytes_per_sample}
+            top1 = 0.95 + 0.01 * seed + (spread * (-1) ** seed if "topk" in system else 0.0)
+            write_json(folder / "result.json", result | {"top1": top1})
+    (row,) = equivalence_table(Experiment(read(tmp_path / "few"))).to_dict("records")
+    assert row["system"] == SYSTEMS["swarm-local-1-topk"].label
+    assert (row["seeds"], row["bytes per sample, share of those"]) == (6, "1/32")
+    assert row["accuracy, points more"].startswith("+0.00 ±")
+    assert row["the same within 0.5 points"] == said
 
 
 def test_cells_are_measured_again_from_their_files(experiment, capsys):
