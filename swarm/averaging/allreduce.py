@@ -93,9 +93,10 @@ class AllReduce:
         self._on_the_way = {peer: PartsOnTheWay(window, stripes) for peer, window in windows.items()}
         reducers = [peer for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if not ticket.client_mode]
         self._parts = partition(vector, reducers, stripes, codec)
-        self._averages: dict[PeerID, list[torch.Tensor]] = {reducer: [] for reducer in reducers}
-        """Of each reducer, in the order of its parts."""
+        self._average = torch.empty_like(vector)
+        """Shape [n], fp32: the parts of the average that have come, each in its place."""
         self._num_averages: Counter[PeerID] = Counter()
+        """Parts of the average that each reducer has sent, in the order of its parts."""
         self._own_parts = self._parts.get(me, [])
         parts = [part for parts in self._parts.values() for part in parts]
         self._largest_part = max((len(part.numbers) for part in parts), default=0)
@@ -165,8 +166,8 @@ class AllReduce:
             names = ", ".join(sorted(peer.to_base58() for peer in missing))
             arrived = f"{self.parts_received} of {self.parts_expected} parts of the average arrived"
             raise RoundFailed(f"{arrived}, not all those of {names}", frozenset(self._lost))
-        averages, self._averages = self._averages, {}  # a copy of the vector that nobody needs any longer
-        return await in_thread(torch.cat, [part for reducer in self._parts for part in averages.pop(reducer)])
+        average, self._average = self._average, torch.empty(0)  # whoever still reads needs only the messages
+        return average
 
     def close(self) -> None:
         """Nobody needs this any more; who sends to it from now on is told so."""
@@ -225,7 +226,8 @@ class AllReduce:
         raise ExchangeBroken(f"{reducer} sent {self._num_averages[reducer]} averages only")
 
     def _take_average(self, reducer: PeerID, average: torch.Tensor) -> None:
-        self._averages[reducer].append(average)
+        part = self._parts[reducer][self._num_averages[reducer]]
+        self._average[part.offset : part.offset + len(average)] = average
         self._num_averages[reducer] += 1
         self.parts_received += 1
 
