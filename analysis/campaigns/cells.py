@@ -202,7 +202,9 @@ def shipped_grids() -> dict[str, Path]:
 
 
 def load_grid(name: str) -> Grid:
-    """A shipped experiment by its name, or a TOML file by its path; `experiments/distance/delay.toml` explains the format.
+    """A shipped experiment by its name, or a TOML file by its path.
+
+    `experiments/distance/delay.toml` explains the format.
 
     Raises:
         InputError: there is none, or one of its cells cannot work.

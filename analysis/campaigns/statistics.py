@@ -24,6 +24,10 @@ def interval(values: Any) -> tuple[float, float, int]:
     return mean, float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n), n
 
 
+MIN_PAIRS = 5
+"""Fewer may agree by chance."""
+
+
 class Equivalence(NamedTuple):
     """Whether paired differences are shown to be next to nothing."""
 
@@ -32,7 +36,7 @@ class Equivalence(NamedTuple):
     """Of the 90 % interval of the mean; NaN for fewer than three differences."""
     n: int
     is_shown: bool
-    """The whole interval lies within the margin: each of two one-sided tests rejects at 5 %."""
+    """The whole interval lies within the margin: each of two one-sided tests rejects at 5 %; there are enough pairs."""
 
 
 def equivalence(differences: Sequence[float], margin: float) -> Equivalence:
@@ -47,4 +51,4 @@ def equivalence(differences: Sequence[float], margin: float) -> Equivalence:
     mean, half_width, n = interval(differences)
     if n >= 3:
         half_width *= float(stats.t.ppf(0.95, n - 1) / stats.t.ppf(0.975, n - 1))
-    return Equivalence(mean, half_width, n, n >= 3 and abs(mean) + half_width < margin)
+    return Equivalence(mean, half_width, n, n >= MIN_PAIRS and abs(mean) + half_width < margin)

@@ -160,7 +160,7 @@ def kept(experiment: Experiment, reference: Any) -> dict[tuple[str, Any], list[f
 
 
 def differences(experiment: Experiment, system: str, baseline: str, column: str) -> list[float]:
-    """A number of a system less the baseline's, of each repetition and value of the axis in which both ran."""
+    """A number of a system less the baseline's, of each repetition (or seed) in which both ran."""
     pairs = _rates_within_a_repetition(experiment, column).unstack("system")
     return list((pairs[system] - pairs[baseline]).dropna())
 

@@ -368,8 +368,8 @@ class AllReduce:
     async def _may_send(self, message: averaging_pb2.AveragingData) -> None:
         """Count a message that goes out, when it may."""
         num_bytes = message.ByteSize()
-        self.bytes_sent += num_bytes
         await self._line.send(num_bytes)
+        self.bytes_sent += num_bytes
 
     def _count_received(self, num_bytes: int) -> None:
         self.bytes_received += num_bytes

@@ -14,8 +14,8 @@ from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import PRESETS, preset
 
-MIN_UPLOAD_MBPS = 2.0
-"""What a round is given time for."""
+MIN_UPLOAD_MBPS = 4.0
+"""Twice what a round is given time for: there is more than its bytes."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class LeavingOptions:
     target_accuracy: Annotated[float | None, arg("FRACTION", "none")] = None
     """Leave when the validation accuracy reaches this fraction, such as 0.95."""
     max_traffic_gb: Annotated[float | None, arg("GB", "no limit")] = None
-    """Leave when this peer has sent and received so many GB (10⁹ bytes) since its start; the round that it is in then
-    is ended first."""
+    """Leave when rounds and states have sent and received so many GB (10⁹ bytes, both together), after the round of
+    that moment. Data sets and progress records are not counted."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
@@ -82,7 +82,7 @@ class ConnectionOptions:
     client_mode: bool = False
     """Only call others, never be called (for machines that cannot be reached)."""
     max_upload_mbps: Annotated[float | None, arg("MBIT/S", "as fast as the line is")] = None
-    """Send no faster than this, so that your line stays of use to you. With less than 4 the others may leave this peer
+    """Send no faster than this, so that your line stays of use to you. With less than 5 the others may leave this peer
     out, if they are far faster."""
 
     def check(self) -> None:

@@ -35,6 +35,7 @@ from swarm.peer.options import PeerOptions
 from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import Status, percent, tensorboard_command
 from swarm.peer.supervisor import Supervisor
+from swarm.runtime.line_use import LineUse
 from swarm.runtime.processes import kill
 from swarm.training.averaging_mode import Averaging
 from swarm.training.batch_size_finder import MicroBatch, largest_sensible, measure_for_recipe, precision_on
@@ -115,7 +116,8 @@ class Session:
         self._begin_folder()
         self.metrics = SwarmMetrics(self.folder.rounds)
         self.company = ReachablePeerCheck(dht.client_mode, stop_requested)
-        self.traffic = TrafficLimit(options.leaving.max_traffic_gb, stop_requested)
+        self.line = LineUse(options.connection.max_upload_mbps or math.inf)
+        self.traffic = TrafficLimit(self.line, options.leaving.max_traffic_gb, stop_requested)
         self.strategy = self._strategy()
         self._processes = {"The DHT process": psutil.Process(dht.pid)}
         self._processes |= {process.name(): process for process in dht.processes}
@@ -227,7 +229,7 @@ class Session:
                 patience.min_peers,
                 patience.matchmaking_time,
                 patience.averaging_timeout,
-                max_upload_mbps=self.options.connection.max_upload_mbps or math.inf,
+                line=self.line,
             ),
             stop_requested=self.stop_requested,
             averaging=Averaging.of(self.recipe),
@@ -271,7 +273,7 @@ class Session:
     def outcome(self, trainer: Trainer) -> str:
         if self.supervisor.found:
             return "starting again"
-        if self.traffic.is_used_up:
+        if self.traffic.has_stopped and trainer.global_step < self.total_steps:
             return "traffic limit reached"
         if self.stop_requested.is_set():
             return "no full peer" if self.company.complaint else "interrupted"
@@ -311,7 +313,7 @@ class Session:
             f"{final.ended.capitalize()} at step {final.step} after {seconds:.0f} s; validation accuracy "
             f"{percent(final.val_accuracy)}.\n"
             f"You gave {metrics.contributed:,} samples to {metrics.updates} updates, which is {percent(share)} of what "
-            f"the swarm computed for them. {self.traffic.num_bytes / 1e9:.2f} GB went through your line.\n"
+            f"the swarm computed for them. Rounds and states took {self.traffic.num_bytes / 1e9:.2f} GB of your line.\n"
             f"Weights: {self.folder.checkpoints}\n"
             f"Curves:  {tensorboard_command(self.folder.path)}"
         )

@@ -6,6 +6,8 @@ import asyncio
 import math
 import multiprocessing as mp
 
+from recipe.errors import InputError
+
 BYTES_PER_SECOND_OF_MBPS = 1e6 / 8
 
 
@@ -16,13 +18,20 @@ class LineUse:
 
     Args:
         max_upload_mbps: Mbit/s that may go out on the average
+
+    Raises:
+        InputError: it is not more than 0
     """
 
     def __init__(self, max_upload_mbps: float = math.inf):
+        if not max_upload_mbps > 0:
+            raise InputError(f"An upload of {max_upload_mbps:g} Mbit/s cannot work: it has to be more than 0.")
         self._bytes_per_second = max_upload_mbps * BYTES_PER_SECOND_OF_MBPS
         self._free_at = 0.0
         """On the clock of the event loop, when all that was let go before has gone out."""
-        self._sent, self._received = mp.Value("q", 0), mp.Value("q", 0)
+        self._turn = asyncio.Lock()
+        # Each has one writer: a lock would stay taken for good if the averaging process were killed within it.
+        self._sent, self._received = mp.Value("q", 0, lock=False), mp.Value("q", 0, lock=False)
 
     @property
     def num_bytes(self) -> int:
@@ -30,13 +39,14 @@ class LineUse:
         return self._sent.value + self._received.value
 
     async def send(self, num_bytes: int) -> None:
-        """Wait until so many bytes may go out, behind all those that wait already."""
+        """Wait until so many bytes may go out, in turn; who gives up meanwhile takes nobody's time."""
+        if self._bytes_per_second < math.inf:
+            async with self._turn:
+                loop = asyncio.get_running_loop()
+                if (seconds := self._free_at - loop.time()) > 0:
+                    await asyncio.sleep(seconds)
+                self._free_at = loop.time() + num_bytes / self._bytes_per_second
         self._sent.value += num_bytes
-        now = asyncio.get_running_loop().time()
-        turn = max(now, self._free_at)
-        self._free_at = turn + num_bytes / self._bytes_per_second
-        if turn > now:
-            await asyncio.sleep(turn - now)
 
     def receive(self, num_bytes: int) -> None:
         """So many bytes have come in."""

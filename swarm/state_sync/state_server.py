@@ -148,12 +148,12 @@ class StateServer:
                 if upload.is_used_up:
                     return
                 piece = content.data[piece_of(index)]
+                message = averaging_pb2.DownloadData(tensor_part=squeeze(piece))
+                await self._line.send(message.ByteSize())
                 upload.send(index, len(piece))
                 self.uploads.count(peer_id, upload, len(piece))
                 if upload.is_complete:
                     self._note_taken(peer_id)
-                message = averaging_pb2.DownloadData(tensor_part=squeeze(piece))
-                await self._line.send(message.ByteSize())
                 yield message
                 faults.at("giving state", self.rounds.step)
         except ValueError as error:

@@ -28,7 +28,6 @@ from swarm.protocol.messages import Behind, Refused, RoundEnded, RoundFailed, Sh
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
-from swarm.runtime.line_use import LineUse
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging
@@ -101,7 +100,7 @@ class Coordinator:
             self.averaging.codec,
             shapes,
             of_trainer,
-            LineUse(self.options.max_upload_mbps),
+            self.options.line,
             self.options.timeouts,
         )
         self.averager.set_step(step, self.version.lineage)
@@ -123,6 +122,11 @@ class Coordinator:
     def step(self) -> int:
         """Global updates that the weights have seen."""
         return self.version.step
+
+    @property
+    def is_averaging(self) -> bool:
+        """Whether a round is under way."""
+        return self._inflight is not None
 
     @property
     def samples(self) -> int:

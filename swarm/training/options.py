@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 
@@ -18,7 +18,7 @@ class CoordinatorOptions:
         averaging_timeout_seconds: give up a round (and try again with those who are left) after so long, or after what
             a line of 2 Mbit/s needs for it, if that is longer
         join_timeout_seconds: give up joining when nobody hands over the state for so long
-        max_upload_mbps: Mbit/s that rounds and states may send on the average
+        line: what rounds and states may take of this peer's line, such as `LineUse(max_upload_mbps=10)`; of one peer
         timeouts: everything else that this peer waits for
     """
 
@@ -26,5 +26,5 @@ class CoordinatorOptions:
     matchmaking_seconds: float = 5.0
     averaging_timeout_seconds: float = 60.0
     join_timeout_seconds: float = 120.0
-    max_upload_mbps: float = math.inf
+    line: LineUse | None = None
     timeouts: Timeouts = DEFAULT_TIMEOUTS

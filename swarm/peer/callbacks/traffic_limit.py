@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import lightning as L
 
+from swarm.runtime.line_use import LineUse
+
+_EARLIER = "SWARM_TRAFFIC_BYTES"
+"""Environment variable: of the lives before, for a peer that starts itself again."""
+
 
 class TrafficLimit(L.Callback):
-    """Looks after each micro-batch.
+    """Looks after each micro-batch, and leaves when no round is under way: the others would have to make it again.
 
     Args:
-        max_gb: 10⁹ bytes that this peer may send and receive; None for no limit
+        line: of this peer
+        max_gb: 10⁹ bytes that it may carry; None for no limit
         stop_requested: set to leave
     """
 
-    def __init__(self, max_gb: float | None, stop_requested: threading.Event):
-        self._max_gb, self._stop_requested = max_gb, stop_requested
-        self.num_bytes = 0
-        """Sent and received since the start."""
+    def __init__(self, line: LineUse, max_gb: float | None, stop_requested: threading.Event):
+        self._line, self._max_gb, self._stop_requested = line, max_gb, stop_requested
+        self._earlier, self._step = int(os.environ.get(_EARLIER, 0)), None
+        self.has_stopped = False
+        """Whether this peer leaves because of it."""
 
     @property
-    def is_used_up(self) -> bool:
-        """Whether the limit is reached."""
-        return self._max_gb is not None and self.num_bytes >= self._max_gb * 1e9
+    def num_bytes(self) -> int:
+        """Sent and received since the start."""
+        return self._earlier + self._line.num_bytes
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self._count(trainer)
-        if self.is_used_up:
+        os.environ[_EARLIER] = str(self.num_bytes)
+        coordinator = trainer.strategy.coordinator
+        has_just_ended, self._step = coordinator.step != self._step, coordinator.step
+        is_between_rounds = has_just_ended or not coordinator.is_averaging
+        if self._max_gb is not None and self.num_bytes >= self._max_gb * 1e9 and is_between_rounds:
+            self.has_stopped = True
             self._stop_requested.set()
-
-    def on_train_end(self, trainer, pl_module) -> None:
-        self._count(trainer)
-
-    def _count(self, trainer: L.Trainer) -> None:
-        self.num_bytes = trainer.strategy.coordinator.averager.line.num_bytes

@@ -30,7 +30,7 @@ from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(300)
 TARGET = 64
-UPDATES = 30
+UPDATES = 20
 NEWCOMER_UPDATES = 20
 """Weights are compared twice meanwhile."""
 

@@ -96,20 +96,21 @@ def test_mutated_addresses_are_addresses_or_left_out():
 
 
 @pytest.mark.parametrize(
-    ("updates", "resumed_step", "step", "outcome"),
+    ("updates", "resumed_step", "step", "has_used_up", "outcome"),
     [
-        (3, None, 10, "completed"),
-        (0, 10, 10, "completed"),
-        (0, None, 10, "over before this peer took part"),
-        (0, 9, 10**6, "over before this peer took part"),
-        (3, None, 9, "time is up"),
-        (3, None, 9, "traffic limit reached"),
+        (3, None, 10, False, "completed"),
+        (3, None, 10, True, "completed"),
+        (0, 10, 10, False, "completed"),
+        (0, None, 10, False, "over before this peer took part"),
+        (0, 9, 10**6, False, "over before this peer took part"),
+        (3, None, 9, False, "time is up"),
+        (3, None, 9, True, "traffic limit reached"),
     ],
 )
-def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, step, outcome):
+def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, step, has_used_up, outcome):
     session = SimpleNamespace(
         supervisor=SimpleNamespace(found=None),
-        traffic=SimpleNamespace(is_used_up=outcome == "traffic limit reached"),
+        traffic=SimpleNamespace(has_stopped=has_used_up),
         stop_requested=Event(),
         options=SimpleNamespace(leaving=SimpleNamespace(target_accuracy=None)),
         total_steps=10,

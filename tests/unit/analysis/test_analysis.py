@@ -11,6 +11,7 @@ from analysis.campaigns.cell import network_of
 from analysis.campaigns.cells import Cell, load_grid, shipped_grids
 from analysis.campaigns.measure import measure, measured_rounds, problems, rounds_of
 from analysis.campaigns.payload import payload_bytes
+from analysis.campaigns.statistics import equivalence
 from analysis.campaigns.systems import SYSTEMS, system_of
 from analysis.reporting.archive import read
 from analysis.reporting.results import Experiment, doubling, interval, limits, transfer_seconds
@@ -277,3 +278,19 @@ def test_a_simulated_swarm_is_as_fast_as_its_parts_allow():
     assert simulate(replace(SWARM, overlaps=True), free) == pytest.approx(160, rel=0.03)
     unstable = replace(SWARM, peers=8, lifetime_seconds=60, rejoin_seconds=60)
     assert simulate(unstable, free, updates=200) == pytest.approx(simulate(replace(SWARM, peers=4), free), rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("differences", "is_shown"),
+    [
+        ([0.1, -0.1, 0.2, -0.2, 0.0, 0.0], True),
+        ([0.44, 0.46, 0.45, 0.47, 0.43, 0.45], True),
+        ([-0.49, -0.51, -0.50, -0.52, -0.48, -0.50], False),  # certainly a difference, and of just that size
+        ([0.55, 0.56, 0.54, 0.55, 0.55, 0.56], False),
+        ([0.8, -0.8, 0.9, -0.9, 0.7, -0.7], False),  # none was found, because nothing is known
+        ([0.6, -0.5, 0.55, -0.5, 0.5, -0.6], True),  # ± 0.49: the 95 % interval would be ± 0.62
+        ([0.0, 0.0, 0.0, 0.0], False),  # few, and all alike by chance
+    ],
+)
+def test_that_there_is_no_difference_to_speak_of_is_shown_or_not(differences, is_shown):
+    assert equivalence(differences, 0.5).is_shown == is_shown

@@ -12,6 +12,7 @@ from torch import nn
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import PatientConsole
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
+from swarm.runtime.line_use import LineUse
 from swarm.training.averaging_mode import Averaging
 
 
@@ -67,17 +68,25 @@ def test_averages_that_take_longer_than_computing_are_told_of_once_with_what_hel
     assert said_after(slow, fp16, plain, num_peers=1) == []
 
 
-def test_a_peer_leaves_when_its_traffic_is_used_up():
-    line, asked = SimpleNamespace(num_bytes=999_999), threading.Event()
-    averager = SimpleNamespace(averager=SimpleNamespace(line=line))
-    trainer, limit = SimpleNamespace(strategy=SimpleNamespace(coordinator=averager)), TrafficLimit(0.001, asked)
-    limit.on_train_batch_end(trainer, None, None, None, 0)
-    assert not asked.is_set()
-    assert not limit.is_used_up
-    line.num_bytes = 1_000_000
-    limit.on_train_batch_end(trainer, None, None, None, 1)
-    assert asked.is_set()
-    assert limit.is_used_up
-    without = TrafficLimit(None, threading.Event())
-    without.on_train_end(trainer, None)
-    assert (without.num_bytes, without.is_used_up) == (1_000_000, False)
+def test_a_peer_leaves_when_its_traffic_is_used_up(monkeypatch):
+    monkeypatch.delenv("SWARM_TRAFFIC_BYTES", raising=False)
+    coordinator = SimpleNamespace(step=7, is_averaging=True)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(coordinator=coordinator))
+    asked, line = threading.Event(), LineUse()
+    limit, without = TrafficLimit(line, 0.001, asked), TrafficLimit(line, None, asked)
+
+    def leaves() -> bool:
+        for callback in (limit, without):
+            callback.on_train_batch_end(trainer, None, None, None, 0)
+        assert limit.has_stopped == asked.is_set()
+        return limit.has_stopped
+
+    line.receive(999_999)
+    assert not leaves()
+    line.receive(1)
+    assert not leaves(), "a round is under way, and the others would have to make it again"
+    coordinator.step = 8
+    assert leaves(), "it has just ended, though the next one may have begun"
+    assert not without.has_stopped
+    assert without.num_bytes == 1_000_000
+    assert TrafficLimit(LineUse(), 0.001, asked).num_bytes == 1_000_000, "a peer that starts itself again counts on"

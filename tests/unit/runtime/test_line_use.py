@@ -1,18 +1,39 @@
 """What a peer takes of its owner's line."""
 
 import asyncio
+import math
 import time
 
+import pytest
+
+from recipe.errors import InputError
 from swarm.runtime.line_use import LineUse
+
+PIECE = 100_000
+"""Bytes: 0.1 s at 8 Mbit/s."""
 
 
 def test_what_goes_out_waits_for_its_turn_and_is_counted():
     async def main():
         line, began = LineUse(max_upload_mbps=8.0), time.monotonic()
-        await asyncio.gather(*(line.send(100_000) for _ in range(6)))
+        await asyncio.gather(*(line.send(PIECE) for _ in range(6)))
         assert time.monotonic() - began > 0.49, "five times 0.1 s go before the last"
         line.receive(1000)
-        assert line.num_bytes == 601_000
+        assert line.num_bytes == 6 * PIECE + 1000
+
+    asyncio.run(main())
+
+
+def test_who_gives_up_while_it_waits_takes_nobodys_time_and_is_not_counted():
+    async def main():
+        line = LineUse(max_upload_mbps=0.8)  # a second for each
+        await line.send(PIECE)
+        waiting = [asyncio.ensure_future(line.send(PIECE)) for _ in range(30)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait_for(line.send(PIECE), 15)
+        assert line.num_bytes == 2 * PIECE
 
     asyncio.run(main())
 
@@ -20,8 +41,15 @@ def test_what_goes_out_waits_for_its_turn_and_is_counted():
 def test_who_gives_all_of_its_line_does_not_wait():
     async def main():
         line = LineUse()
-        waits = asyncio.ensure_future(line.send(10**12))
+        sent = asyncio.ensure_future(line.send(10**12))
         await asyncio.sleep(0)
-        assert waits.done()
+        assert sent.done()
+        sent.result()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("mbps", [0.0, -1.0, math.nan])
+def test_a_line_that_lets_nothing_through_is_refused(mbps):
+    with pytest.raises(InputError, match="more than 0"):
+        LineUse(mbps)
