@@ -61,4 +61,5 @@ def advice(compute_seconds: float, exchange_seconds: float, averaging: Averaging
     if is_refused or bytes_before <= bytes_after or averaging.codec.name == "powersgd":
         return f"{said} A run with a larger --target-batch-size needs fewer averages."
     times = bytes_before / bytes_after
-    return f"{said} A run with --averaging local --local-steps 1 --codec {SMALLEST} sends 1/{times:.0f} of the bytes."
+    options = f"--averaging local --local-steps 1 --codec {SMALLEST}"
+    return f"{said} A run with {options} sends 1/{times:.0f} of the bytes, and may cost some accuracy."
