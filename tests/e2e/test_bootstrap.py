@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.helpers.cli import TINY, PeerProgram, Program, reaping
+from tests.helpers.cli import TINY, PeerProgram, Program, reaping, summary_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -21,18 +21,23 @@ def node(tmp_path):
         yield found.group()
 
 
-def test_a_run_begins_on_a_neutral_node(node, tmp_path):
+def test_a_run_begins_on_a_neutral_node_and_goes_on_when_the_second_peer_has_used_up_its_traffic(node, tmp_path):
     with reaping() as programs:
         given = ["--recipe", "digits", "--run-id", "new", "--initial-peers", node, *OWN, *TINY, "--min-peers", "2"]
         programs.append(first := PeerProgram(tmp_path, "new", "first", *given, "--max-steps", "12"))
         first.wait_until(lambda: "No peer trains run new there yet: this peer starts it." in first.output, "it starts")
         first.wait_until(lambda: "Started run new as first" in first.output, "it says so")
-        joining = ["--initial-peers", node, *OWN, "--max-steps", "12"]
+        joining = ["--initial-peers", node, *OWN, "--max-traffic-gb", "0.0003"]  # a few rounds
         programs.append(second := PeerProgram(tmp_path, "new", "second", *joining))
         assert second.wait(180) == 0, second.output
         assert first.wait(60) == 0, first.output
         assert "Joining run new as second" in second.output
-        assert max(first.status.num_peers, second.status.num_peers) == 2
+        assert summary_of(first.folder)["outcome"] == "completed"
+        left = summary_of(second.folder)
+        assert left["outcome"] == "traffic limit reached"
+        assert 0 < left["updates"] < 12
+        assert left["max_num_peers"] == 2
+        assert 3e5 <= left["traffic_bytes"] < 1e7
 
 
 @pytest.mark.parametrize("given", [["--recipe", "digits"], []])

@@ -158,17 +158,23 @@ def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
         for name in "ab":
             peers.start(name, partial(train_doomed, faulty.get(name, ""), min_peers=2, stop=stop), plan, 64)
         peers.until(lambda: any(step >= 5 for step, *_ in peers["b"].messages))
-        peers.start("c", partial(train_doomed, faulty.get("c", ""), stop=stop), plan, 64)
-        peers[victim].killed = True
-        peers.until(lambda: not peers[victim].is_alive)
         if victim == "a":
-            peers.until(lambda: any(num_peers == 2 for _, num_peers, _ in peers["c"].messages))
+            peers["a"].killed = True
+        for name in "cdef":  # who joins asks the one who is furthest, which is b now and then
+            newcomer = peers.start(name, partial(train_doomed, faulty.get(name, ""), stop=stop), plan, 64)
+            newcomer.killed = victim == name
+            peers.until(lambda n=newcomer: not peers[victim].is_alive or n.messages)
+            if not peers[victim].is_alive:
+                break
+        if victim == "a":
+            peers.until(lambda: any(num == len(peers.peers) - 1 for _, num, _ in newcomer.messages))
         stop_at.value = peers["b"].messages[-1][0] + 20
-        one, other = peers.results().values()
+        survivors = [*peers.results().values()]
         _, alive = psutil.wait_procs(peers[victim].processes(), timeout=10)  # torch_shm_manager goes seconds later
         assert alive == []
-    assert one.updates[-1].peer_ids == other.updates[-1].peer_ids == {one.peer_id, other.peer_id}
-    assert_same_bits(one.state, other.state)
+    for survivor in survivors:
+        assert survivor.updates[-1].peer_ids == {each.peer_id for each in survivors}
+        assert_same_bits(survivor.state, survivors[0].state)
 
 
 def host_dht(name, initial_peers, line):
