@@ -32,7 +32,7 @@ TOO_COARSE_FOR_BUFFERS = ("int8", "int4", "topk")
 FOR_LOCAL_STEPS = ("topk",)
 """A synchronous update would be made of old gradients for the most part."""
 TOP_K_DECAY = 0.9
-"""What waits for long is out of date. SparseLoCo has 0.95 (section 3), after many more local steps than ours."""
+"""What waits for long is out of date. SparseLoCo has 0.95 (section 3); which is better here was not shown."""
 
 
 @dataclass(frozen=True)
