@@ -22,11 +22,13 @@ from swarm.averaging.commands import (
     Finish,
     KeepAverage,
     RunRound,
+    SetAdmission,
     SetStep,
 )
 from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.rounds import AveragingOptions, RoundSignals
 from swarm.averaging.service import AveragingService
+from swarm.network.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Member, Ticket, first_members
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
@@ -60,6 +62,7 @@ class SwarmAverager:
         shapes: of the parameters whose gradients the vector begins with
         of_trainer: tensors that the trainer alone uses
         line: what rounds and states may take of this peer's line
+        admission: who may take part
 
     Raises:
         InputError: the process died while it started
@@ -77,6 +80,7 @@ class SwarmAverager:
         of_trainer: Sequence[torch.Tensor] = (),
         line: LineUse | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        admission: Admission = OPEN,
     ):
         codec = codec or Codec()
         self.vector, self.line, self.timeouts = vector.share_memory_(), line or LineUse(), timeouts
@@ -84,7 +88,9 @@ class SwarmAverager:
         self._codec, self._has_memory = codec.make(), codec.low_rank(shapes, vector.numel()) is not None
         self._dead_since: float | None = None
         self._signals, self._status = RoundSignals(), TransferStatus()
-        options = AveragingOptions(namespace, vector, target, codec, shapes, dht.client_mode, self.line, timeouts)
+        options = AveragingOptions(
+            namespace, vector, target, codec, shapes, dht.client_mode, self.line, timeouts, admission
+        )
         self._process = WorkerProcess(
             dht,
             partial(AveragingService, options, self._signals, self._status),
@@ -141,6 +147,10 @@ class SwarmAverager:
     def set_step(self, step: int, lineage: bytes | None = None) -> None:
         """Tell those who knock which step this peer works on, and on which weights."""
         self._process.send(SetStep(step, lineage))
+
+    def set_admission(self, certificate: bytes, removals: bytes) -> None:
+        """This peer shows another certificate from now on, or others have been removed from the run."""
+        self._process.send(SetAdmission(certificate, removals))
 
     def cancel_round(self) -> None:
         """Give up the round that is running, if any."""

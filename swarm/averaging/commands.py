@@ -86,6 +86,19 @@ class CancelDownload:
 
 
 @dataclass(frozen=True)
+class SetAdmission:
+    """What this peer shows others from now on, and who may not take part any more.
+
+    Args:
+        certificate: of this peer, as it was signed
+        removals: as they were signed; empty if nobody was removed
+    """
+
+    certificate: bytes
+    removals: bytes
+
+
+@dataclass(frozen=True)
 class Finish:
     """Tell when nobody reads from this peer any more."""
 

@@ -23,10 +23,18 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
 from swarm.averaging.joiner_grace import JoinerGrace
-from swarm.averaging.matchmaking_messages import group_reply, parse_group, parse_step, redirect, step_reply
+from swarm.averaging.matchmaking_messages import (
+    group_reply,
+    parse_group,
+    parse_step,
+    read_ticket,
+    redirect,
+    step_reply,
+)
 from swarm.membership.backoff import Backoff
 from swarm.membership.failure_detector import FailureDetector, PeerMonitor
 from swarm.network.acquaintances import Acquaintances
+from swarm.network.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
@@ -51,9 +59,14 @@ CODE = averaging_pb2
 
 @dataclass
 class Guest:
-    """Someone in the lobby who waits for the group to close."""
+    """Someone in the lobby who waits for the group to close.
+
+    Args:
+        shown: the ticket as it has shown it
+    """
 
     ticket: Ticket
+    shown: bytes
     answer: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -68,6 +81,7 @@ class Matchmaking:
         target: a group with fewer samples does not end the step: whoever is late can still come to the next one
         detector: tells who is still there
         shunned: those who are not met for now, because they have spoilt a round
+        admission: tells who may take part
     """
 
     def __init__(
@@ -80,8 +94,9 @@ class Matchmaking:
         detector: FailureDetector,
         shunned: Backoff,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        admission: Admission = OPEN,
     ):
-        self._timeouts = timeouts
+        self._timeouts, self._admission = timeouts, admission
         self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
         self._shunned, self._said_shunned_at = shunned, -math.inf
         self.stuck: set[PeerID] = set()
@@ -158,6 +173,12 @@ class Matchmaking:
             return is_at and (peer in self._known or not len(self._known))
 
         return any(counts(peer, guest) for peer, guest in self._lobby.items())
+
+    def turn_away_removed(self) -> None:
+        """Who was removed from the run does not wait for the next group any more."""
+        for peer in self._admission.removed(self._lobby):
+            if not self._lobby[peer].answer.done():
+                self._lobby[peer].answer.set_result(CODE.MessageFromLeader(code=CODE.PROTOCOL_VIOLATION))
 
     def expect(self, members: Collection[PeerID]) -> None:
         """Change whom the leader waits for, as peers come and go."""
@@ -286,14 +307,14 @@ class Matchmaking:
         return arrived
 
     def _close(self, ticket: Ticket, arrived: Collection[PeerID]) -> Group:
-        entries = [(peer, self._lobby[peer].ticket) for peer in arrived]
-        entries.append((self._p2p.peer_id, ticket))
+        entries = [(peer, self._lobby[peer].ticket, self._lobby[peer].shown) for peer in arrived]
+        entries.append((self._p2p.peer_id, ticket, self._admission.show(ticket.to_bytes())))
         random.shuffle(entries)  # no peer reduces the same share every time
-        peer_ids, tickets = zip(*entries, strict=True)
+        peer_ids, tickets, shown = zip(*entries, strict=True)
         group = Group.close(nonce := os.urandom(LINEAGE_BYTES), peer_ids, tickets)
         if self._target.is_reached_by(group.samples):
             self._closed_step, self._closed_with = ticket.step, frozenset(arrived)
-        reply = group_reply(group, nonce)
+        reply = group_reply(group, nonce, shown)
         for peer in arrived:
             if not self._lobby[peer].answer.done():
                 self._lobby[peer].answer.set_result(reply)
@@ -301,9 +322,8 @@ class Matchmaking:
 
     async def follow(self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2) -> Group | None:
         """Knock at the leader's door; None when it cannot lead us now."""
-        request = CODE.JoinRequest(
-            schema_hash=self._schema_hash, gather=ticket.to_bytes(), client_mode=ticket.client_mode
-        )
+        shown = self._admission.show(ticket.to_bytes())
+        request = CODE.JoinRequest(schema_hash=self._schema_hash, gather=shown, client_mode=ticket.client_mode)
         loop = asyncio.get_running_loop()
         stream, accepted, came_at, lost = None, False, loop.time(), self._monitor.watch(leader, can_be_called=True)
         try:
@@ -361,7 +381,7 @@ class Matchmaking:
         if reply.code != CODE.BEGIN_ALLREDUCE:
             return None
         try:
-            return parse_group(reply, leader, self._p2p.peer_id, ticket)
+            return parse_group(reply, leader, self._p2p.peer_id, ticket, self._admission)
         except ValueError as error:
             logger.warning(f"Ignoring a malformed group from {leader}: {error}")
             return None
@@ -410,7 +430,7 @@ class Matchmaking:
         try:
             if sender in self._shunned:
                 raise ValueError("it has spoilt a round")
-            ticket = Ticket.from_bytes(request.gather)
+            ticket = read_ticket(request.gather, sender, self._admission)
         except ValueError as error:
             logger.debug(f"{sender} came in vain: {error}")
             yield CODE.MessageFromLeader(code=CODE.PROTOCOL_VIOLATION)
@@ -421,7 +441,7 @@ class Matchmaking:
                 self._hold_for(sender, ticket)
             yield answer
             return
-        before, guest = self._lobby.get(sender), Guest(ticket)
+        before, guest = self._lobby.get(sender), Guest(ticket, request.gather)
         if before is not None and not before.answer.done():  # its second knock ends the first
             before.answer.set_result(CODE.MessageFromLeader(code=CODE.CANCELLED))
         self._lobby[sender] = guest

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.proto.averaging_pb2 import MessageFromLeader
 
+from swarm.network.admission import Admission
+from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, Step, from_wire, to_wire
 
 MAX_STEP_BYTES = 16
+LATE_SECONDS = 10.0
+"""For which a leader may not have heard yet that a member was removed: that group goes on."""
 _STEP = msgspec.msgpack.Decoder(tuple[Step])
 
 
@@ -35,21 +41,41 @@ def redirect(leader: PeerID) -> MessageFromLeader:
     return MessageFromLeader(code=averaging_pb2.NOT_A_LEADER, suggested_leader=leader.to_bytes())
 
 
-def group_reply(group: Group, nonce: bytes) -> MessageFromLeader:
-    """The group is closed: begin. Its name is worked out from the nonce by each member."""
+def read_ticket(shown: bytes, peer: PeerID, admission: Admission, late_seconds: float = 0.0) -> Ticket:
+    """What a member brings, as it has shown it.
+
+    Args:
+        late_seconds: as of `Admission.admit`
+
+    Raises:
+        ValueError: it is no member, or whatever is wrong with it
+    """
+    ticket = Ticket.from_bytes(admission.admit(shown, peer, Role.TRAIN, late_seconds))
+    if not ticket.client_mode:
+        admission.admit(shown, peer, Role.SERVE, late_seconds)  # others send it their parts
+    return ticket
+
+
+def group_reply(group: Group, nonce: bytes, shown: Sequence[bytes]) -> MessageFromLeader:
+    """The group is closed: begin. Its name is worked out from the nonce by each member.
+
+    Args:
+        shown: the tickets as their members have shown them
+    """
     return MessageFromLeader(
         code=averaging_pb2.BEGIN_ALLREDUCE,
         group_id=nonce,
         ordered_peer_ids=[peer.to_bytes() for peer in group.peer_ids],
-        gathered=[ticket.to_bytes() for ticket in group.tickets],
+        gathered=list(shown),
     )
 
 
-def parse_group(reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ticket) -> Group:
+def parse_group(reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ticket, admission: Admission) -> Group:
     """The group in a `group_reply`.
 
     Args:
         ticket: what this peer brought
+        admission: tells who may be in it
 
     Raises:
         ValueError: whatever is wrong with it; the leader is not trusted
@@ -58,7 +84,9 @@ def parse_group(reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ti
     if not 2 <= num_members == len(reply.gathered) <= MAX_GROUP_SIZE or len(reply.group_id) != LINEAGE_BYTES:
         raise ValueError("it has a wrong size")
     peer_ids = tuple(PeerID(peer) for peer in reply.ordered_peer_ids)
-    tickets = tuple(Ticket.from_bytes(data) for data in reply.gathered)
+    tickets = tuple(
+        read_ticket(shown, peer, admission, LATE_SECONDS) for shown, peer in zip(reply.gathered, peer_ids, strict=True)
+    )
     if len(set(peer_ids)) != len(peer_ids) or leader not in peer_ids:
         raise ValueError("a member is there twice or the leader is missing")
     if me not in peer_ids or tickets[peer_ids.index(me)] != ticket:

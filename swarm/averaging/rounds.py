@@ -26,6 +26,7 @@ from swarm.averaging.slow_members import SlowMembers
 from swarm.averaging.striped_allreduce import StripedAllReduce, count_stripes
 from swarm.membership.backoff import BlameBackoff
 from swarm.membership.failure_detector import FailureDetector
+from swarm.network.admission import Admission
 from swarm.network.peer_service import PeerService
 from swarm.network.stream_limits import limits_of
 from swarm.protocol.batch_target import BatchTarget
@@ -93,6 +94,7 @@ class AveragingOptions:
         shapes: of the parameters whose gradients the vector begins with
         client_mode: others cannot call this peer
         line: what rounds and states may take of this peer's line
+        admission: who may take part; the averaging process has its own copy
     """
 
     namespace: str
@@ -103,6 +105,7 @@ class AveragingOptions:
     client_mode: bool
     line: LineUse
     timeouts: Timeouts
+    admission: Admission
 
 
 class Rounds:
@@ -122,7 +125,7 @@ class Rounds:
         self._low_rank = options.codec.low_rank(options.shapes, options.vector.numel())
         self._windows: dict[PeerID, SendWindow] = {}
         self._slow_members, self._shunned = SlowMembers(), BlameBackoff()
-        self.detector = FailureDetector(p2p, options.namespace, options.timeouts)
+        self.detector = FailureDetector(p2p, options.namespace, options.timeouts, options.admission)
         self._matchmaking = Matchmaking(
             p2p,
             PeerService,
@@ -132,6 +135,7 @@ class Rounds:
             self.detector,
             self._shunned,
             options.timeouts,
+            options.admission,
         )
         self.groups = RunningGroups()
         self._running: asyncio.Task | None = None
@@ -183,6 +187,10 @@ class Rounds:
     def expect(self, peer_ids: Collection[PeerID]) -> None:
         """Wait for these, as peers come and go."""
         self._matchmaking.expect(peer_ids)
+
+    def turn_away_removed(self) -> None:
+        """Members have been removed from the run: they come to no further round; the one that runs goes on."""
+        self._matchmaking.turn_away_removed()
 
     def cancel(self) -> None:
         """Give up the round that is running, if any."""

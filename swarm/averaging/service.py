@@ -14,6 +14,7 @@ from swarm.averaging.commands import (
     Finish,
     KeepAverage,
     RunRound,
+    SetAdmission,
     SetStep,
 )
 from swarm.averaging.rounds import AveragingOptions, Rounds, RoundSignals
@@ -45,10 +46,12 @@ class AveragingService:
         self._options, self._p2p = options, p2p
         namespace, timeouts = options.namespace, options.timeouts
         self._rounds = Rounds(p2p, options, signals)
-        self._server = StateServer(ask_for_state, self._rounds, status, options.line, timeouts)
+        self._server = StateServer(ask_for_state, self._rounds, status, options.line, timeouts, options.admission)
         stream_to = streams_of(p2p, PeerService.handle_name(namespace, DOWNLOAD_STATE))
         detector = self._rounds.detector
-        self._downloader = StateDownloader(stream_to, detector.heard, self._until_lost, status, options.line, timeouts)
+        self._downloader = StateDownloader(
+            stream_to, detector.heard, self._until_lost, status, options.line, timeouts, options.admission
+        )
         self._calls = PeerService(
             namespace,
             self._rounds.rpc_join_group,
@@ -81,6 +84,8 @@ class AveragingService:
             case SetStep(step, lineage):
                 self._rounds.set_step(step, lineage)
                 self._server.state_changed()
+            case SetAdmission(certificate, removals):
+                self._set_admission(certificate, removals)
             case KeepAverage(step, before, after, future):
                 await self._server.keep_average(step, before, after, self._options.vector)
                 future.set_result(None)
@@ -94,6 +99,13 @@ class AveragingService:
                 future.set_result(None)
             case _:
                 raise TypeError(f"there is no such command: {command!r}")
+
+    def _set_admission(self, certificate: bytes, removals: bytes) -> None:
+        admission = self._options.admission
+        admission.certificate = certificate
+        if removals and admission.take_removals(removals):
+            self._rounds.turn_away_removed()
+            self._server.end_uploads_of_removed()
 
     async def _keep_average_of_round(self, ticket: Ticket, group: Group) -> None:
         await self._server.keep_average(ticket.step, group.lineage, group.group_id, self._options.vector)

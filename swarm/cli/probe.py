@@ -17,8 +17,10 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.averaging.compression.codec import Codec
 from swarm.membership.progress_record import PeerProgress
+from swarm.membership.progress_store import read_record
 from swarm.membership.run_manifest import RunManifest
-from swarm.network.signed_records import owned_entries
+from swarm.network.admission import Admission
+from swarm.network.signed_records import PROGRESS, owned_entries
 from swarm.protocol.messages import MAX_GROUP_SIZE
 
 ANSWER_SECONDS = 5.0
@@ -121,11 +123,13 @@ def vectors_sent(num_peers: int, num_full: int) -> float:
 
 def progress_records(dht: hivemind.DHT, manifest: RunManifest, timeout_seconds: float = 5) -> list[PeerProgress]:
     """Of everyone who trains; what makes no sense is left out."""
-    found = dht.get(f"{manifest.key_prefix}.progress", latest=True, return_future=True).result(timeout_seconds)
-    records = []
-    for _, value in owned_entries(found, MAX_GROUP_SIZE):
+    found = dht.get(f"{manifest.key_prefix}.{PROGRESS}", latest=True, return_future=True).result(timeout_seconds)
+    admission, records = Admission(manifest.authority), []
+    for peer_id, value in owned_entries(found, MAX_GROUP_SIZE):
         try:
-            records.append(PeerProgress.from_bytes(value, get_dht_time()))
+            record = read_record(value, peer_id, admission, get_dht_time())
         except ValueError:
             continue
+        if record is not None:
+            records.append(record)
     return records

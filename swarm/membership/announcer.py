@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import ClassVar
 
 import hivemind
+import msgpack
 from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
 from swarm.membership.run_manifest import RunManifest, publish_manifest
+from swarm.network.admission import OPEN, Admission
 from swarm.network.known_peers import MAX_ADDRESSES, MAX_REMEMBERED, peer_of_address, read_book, usable, write_book
-from swarm.network.signed_records import owned_entries
+from swarm.network.signed_records import ADDRESSES, owned_entries
+from swarm.protocol.certificates import EVERYTHING
 
 KEEP_SECONDS = 600.0
 """How long manifest and addresses stay after the last peer that announces them has gone."""
@@ -38,6 +41,7 @@ class Announcer:
         book: file of other peers' addresses
         keep_seconds: how long what it publishes stays
         period_seconds: longest time between two looks at who else is there
+        admission: tells whose addresses count
     """
 
     def __init__(
@@ -48,11 +52,13 @@ class Announcer:
         book: Path | None = None,
         keep_seconds: float = KEEP_SECONDS,
         period_seconds: float = PERIOD_SECONDS,
+        admission: Admission = OPEN,
     ):
+        self._admission = admission
         self._dht, self._manifest, self._addresses, self._book = dht, manifest, list(addresses)[:MAX_ADDRESSES], book
         self._keep_seconds, self._period_seconds = keep_seconds, period_seconds
         self._timeout_seconds = PUBLISH_EVERY * period_seconds
-        self._key = f"{manifest.key_prefix}.addresses"
+        self._key = f"{manifest.key_prefix}.{ADDRESSES}"
         self._stopped = threading.Event()
         self._warned = False
         self._thread = threading.Thread(target=self._keep, name="announcer", daemon=True)
@@ -94,7 +100,7 @@ class Announcer:
             self._dht.store(
                 self._key,
                 subkey=self._dht.owner,
-                value=self._addresses,
+                value=self._admission.show(msgpack.packb(self._addresses)),
                 expiration_time=get_dht_time() + self._keep_seconds,
                 return_future=True,
             ).result(self._timeout_seconds)
@@ -102,7 +108,7 @@ class Announcer:
     def _find_others(self) -> None:
         own = self._dht.peer_id
         found = self._dht.get(self._key, latest=True, return_future=True).result(self._timeout_seconds)
-        others = addresses_in(found, own, self._dht.acquaintances)
+        others = addresses_in(found, own, self._dht.acquaintances, self._admission)
         if self._book is not None:
             earlier = [address for address in read_book(self._book) if not address.endswith(own.to_base58())]
             others = list(dict.fromkeys([*others, *earlier]))[:MAX_REMEMBERED]
@@ -110,18 +116,23 @@ class Announcer:
         self._dht.run_coroutine(_Call(others), return_future=True).result(self._timeout_seconds)
 
 
-def addresses_in(found: object, own: PeerID, first: Container[PeerID] = ()) -> list[str]:
+def addresses_in(found: object, own: PeerID, first: Container[PeerID] = (), admission: Admission = OPEN) -> list[str]:
     """Addresses that others have published of themselves; anything else that is there is left out.
 
     Args:
         first: whose addresses come first
+        admission: tells whose count
     """
-    of_peers = (
-        usable(value, peer_id=peer.to_base58())[:MAX_ADDRESSES]
-        for peer, value in owned_entries(found, MAX_REMEMBERED + 1, first)
-        if peer != own
-    )
-    return [address for addresses in of_peers for address in addresses][:MAX_REMEMBERED]
+    addresses: list[str] = []
+    for peer, value in owned_entries(found, MAX_REMEMBERED + 1, first):
+        if peer == own:
+            continue
+        try:
+            said = msgpack.unpackb(admission.admit(value, peer, EVERYTHING))
+        except Exception:  # a stranger's bytes, or no member's
+            continue
+        addresses += usable(said, peer_id=peer.to_base58())[:MAX_ADDRESSES]
+    return addresses[:MAX_REMEMBERED]
 
 
 class _Call:

@@ -22,11 +22,18 @@ from hivemind.p2p.servicer import ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
+from swarm.network.admission import OPEN, Admission
+from swarm.protocol.certificates import EVERYTHING
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 logger = get_logger(__name__)
 
 MAX_REFUSALS = 2
+
+
+def question(admission: Admission) -> averaging_pb2.DownloadData:
+    """What `FailureDetector.rpc_here` is asked."""
+    return averaging_pb2.DownloadData(metadata=admission.show(b""))
 
 
 class PeerMonitor:
@@ -78,10 +85,11 @@ class FailureDetector(ServicerBase):
     Args:
         p2p: this peer's connection to the network
         namespace: run and recipe
+        admission: tells who may ask
     """
 
-    def __init__(self, p2p: P2P, namespace: str, timeouts: Timeouts = DEFAULT_TIMEOUTS):
-        self._p2p, self._namespace, self.timeouts = p2p, namespace, timeouts
+    def __init__(self, p2p: P2P, namespace: str, timeouts: Timeouts = DEFAULT_TIMEOUTS, admission: Admission = OPEN):
+        self._p2p, self._namespace, self.timeouts, self._admission = p2p, namespace, timeouts, admission
         self._answers: asyncio.Task | None = None
         self._signs: dict[PeerID, int] = {}
         self._doubted: set[PeerID] = set()
@@ -94,8 +102,9 @@ class FailureDetector(ServicerBase):
             self._answers = asyncio.ensure_future(self.add_p2p_handlers(self._p2p, namespace=self._namespace))
         await self._answers
 
-    async def rpc_here(self, request: averaging_pb2.DownloadRequest, context: P2PContext) -> averaging_pb2.DownloadData:
+    async def rpc_here(self, request: averaging_pb2.DownloadData, context: P2PContext) -> averaging_pb2.DownloadData:
         """That is all."""
+        self._admission.admit(request.metadata, context.remote_id, EVERYTHING)
         return averaging_pb2.DownloadData()
 
     def heard(self, peer: PeerID) -> None:
@@ -172,7 +181,7 @@ class FailureDetector(ServicerBase):
     async def _answers_in_time(self, peer: PeerID) -> bool:
         """Whether it answers, or sends anything, before patience ends."""
         stub = self.get_stub(self._p2p, peer, namespace=self._namespace)
-        call: asyncio.Future[Any] = asyncio.ensure_future(stub.rpc_here(averaging_pb2.DownloadRequest()))
+        call: asyncio.Future[Any] = asyncio.ensure_future(stub.rpc_here(question(self._admission)))
         signs, silent_seconds = self._signs.get(peer, 0), 0.0
         try:
             # Counted in looks, not by the clock: while this process itself stands still, nobody can be heard.

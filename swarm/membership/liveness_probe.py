@@ -18,8 +18,9 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
 from swarm.membership.backoff import Backoff
-from swarm.membership.failure_detector import FailureDetector
+from swarm.membership.failure_detector import FailureDetector, question
 from swarm.membership.progress_record import JOINING, WAITING, PeerProgress
+from swarm.network.admission import OPEN, Admission
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -32,13 +33,13 @@ MAX_CALLS = 8
 class Call:
     """Whether somebody's averaging process answers; this runs in the DHT process (`DHT.run_coroutine`)."""
 
-    def __init__(self, namespace: str, peer: PeerID, seconds: float):
-        self.namespace, self.peer, self.seconds = namespace, peer, seconds
+    def __init__(self, namespace: str, peer: PeerID, seconds: float, question: averaging_pb2.DownloadData):
+        self.namespace, self.peer, self.seconds, self.question = namespace, peer, seconds, question
 
     async def __call__(self, _dht: DHT, node: DHTNode) -> bool:
         stub = FailureDetector.get_stub(node.protocol.p2p, self.peer, namespace=self.namespace)
         try:
-            await asyncio.wait_for(stub.rpc_here(averaging_pb2.DownloadRequest()), self.seconds)
+            await asyncio.wait_for(stub.rpc_here(self.question), self.seconds)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, OSError):
             return False
         return True
@@ -51,10 +52,19 @@ class LivenessProbe:
         dht: a running DHT
         namespace: run and recipe
         on_answer: called, from any thread, when somebody has answered or not
+        admission: of this peer
     """
 
-    def __init__(self, dht: DHT, namespace: str, on_answer: Callable[[], None], timeouts: Timeouts = DEFAULT_TIMEOUTS):
+    def __init__(
+        self,
+        dht: DHT,
+        namespace: str,
+        on_answer: Callable[[], None],
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        admission: Admission = OPEN,
+    ):
         self._dht, self._namespace, self._on_answer, self._timeouts = dht, namespace, on_answer, timeouts
+        self._admission = admission
         self._there: set[PeerID] = set()
         self._calls: dict[PeerID, Future] = {}
         self._silent = Backoff()
@@ -81,7 +91,8 @@ class LivenessProbe:
         for peer in self.doubted(own, others, has_trained):
             if len(self._calls) < MAX_CALLS and peer not in self._calls and peer not in self._silent:
                 self._calls[peer] = self._dht.run_coroutine(
-                    Call(self._namespace, peer, self._timeouts.call_seconds), return_future=True
+                    Call(self._namespace, peer, self._timeouts.call_seconds, question(self._admission)),
+                    return_future=True,
                 )
                 self._calls[peer].add_done_callback(lambda _: self._on_answer())
         for peer, call in [*self._calls.items()]:

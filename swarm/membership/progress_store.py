@@ -17,8 +17,10 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
 from swarm.membership.progress_record import PeerProgress
+from swarm.network.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.network.record_push import Push, PushedHere
 from swarm.network.signed_records import owned_entries
+from swarm.protocol.certificates import EVERYTHING, Role
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -36,10 +38,11 @@ class ProgressStore:
     Args:
         dht: a running DHT, of `start_dht`
         key: of the run
+        admission: tells whose records count
     """
 
-    def __init__(self, dht: DHT, key: str, timeouts: Timeouts = DEFAULT_TIMEOUTS):
-        self._dht, self._key, self._timeouts = dht, key, timeouts
+    def __init__(self, dht: DHT, key: str, timeouts: Timeouts = DEFAULT_TIMEOUTS, admission: Admission = OPEN):
+        self._dht, self._key, self._timeouts, self._admission = dht, key, timeouts, admission
         self._found: dict[PeerID, PeerProgress] = {}
         self._searched = self._stored = -math.inf
         self._complained: set[PeerID] = set()
@@ -49,9 +52,10 @@ class ProgressStore:
 
         With somebody silent in the DHT that takes seconds, which must not keep this peer from looking.
         """
-        value = replace(record, time=max(get_dht_time(), record.joined)).to_bytes() if record is not None else None
+        content = b"" if record is None else replace(record, time=max(get_dht_time(), record.joined)).to_bytes()
+        value = self._admission.show(content) or None
         expiration = get_dht_time() + self._timeouts.record_seconds
-        if value is not None and time.monotonic() < self._stored + self._timeouts.search_seconds:
+        if record is not None and time.monotonic() < self._stored + self._timeouts.search_seconds:
             return self._dht.run_coroutine(Push(self._key, self._dht.owner, value, expiration), return_future=True)
         self._stored = time.monotonic()
         return self._dht.store(
@@ -65,7 +69,7 @@ class ProgressStore:
             search: ask all who may have them
         """
         search |= self._dht.client_mode or time.monotonic() > self._searched + self._timeouts.search_seconds
-        pushed = PushedHere(self._key, 2 * MAX_GROUP_SIZE, MAX_SIGNED_BYTES)
+        pushed = PushedHere(self._key, 2 * MAX_GROUP_SIZE, MAX_SIGNED_BYTES + SHOWN_BYTES)
         found = {} if search else self._read(self._dht.run_coroutine(pushed, return_future=True))
         expected = get_dht_time() - LATE_REPORTS * self._timeouts.report_seconds
         if not found or any(peer not in found or found[peer].time < expected for peer in self._found):
@@ -78,14 +82,41 @@ class ProgressStore:
         found = coming.result(timeout=self._timeouts.record_seconds / 3)
         now, records = get_dht_time(), {}
         for peer_id, value in owned_entries(found, 2 * MAX_GROUP_SIZE, self._dht.acquaintances):
+            if peer_id == self._dht.peer_id:
+                continue
             try:
-                if peer_id != self._dht.peer_id:
-                    records[peer_id] = PeerProgress.from_bytes(value, now)
+                record = read_record(value, peer_id, self._admission, now)
+            except NotAMember:
+                continue  # which has been said; records of members who have gone since stay for a while
             except ValueError as error:
                 self._complain_once(peer_id, error)
+                continue
+            if record is not None:
+                records[peer_id] = record
         return records
 
     def _complain_once(self, peer_id: PeerID, error: Exception) -> None:
         if peer_id not in self._complained and len(self._complained) < MAX_GROUP_SIZE:
             self._complained.add(peer_id)
             logger.warning(f"Ignoring a peer whose progress record makes no sense ({error})")
+
+
+def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float) -> PeerProgress | None:
+    """The record of a peer as the DHT holds it; None if it has left.
+
+    Nobody has been there for longer than it is a member, whatever it says.
+
+    Raises:
+        NotAMember: its record does not count
+        ValueError: for everything that no honest peer can send
+    """
+    content = admission.admit(value, peer_id, EVERYTHING)
+    if not content:
+        return None
+    record, member = PeerProgress.from_bytes(content, now), admission.member(peer_id)
+    if member is None:
+        return record
+    if not record.client_mode and Role.SERVE not in member.roles:
+        raise ValueError("a certificate with which it cannot be called")
+    joined = max(record.joined, min(member.member_since, now))  # the organiser's clock may be ahead
+    return replace(record, joined=joined, time=max(record.time, joined))

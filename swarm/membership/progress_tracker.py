@@ -27,6 +27,8 @@ from swarm.membership.progress_record import (
 )
 from swarm.membership.progress_store import ProgressStore
 from swarm.membership.record_exchange import RecordExchange
+from swarm.network.admission import OPEN, Admission
+from swarm.network.signed_records import PROGRESS
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundFailed
 from swarm.protocol.wire import MAX_STEP
@@ -44,6 +46,7 @@ class ProgressTracker:
         target: samples over all peers per global update
         name: public name
         max_step: at which the run is over; nobody is believed to be further
+        admission: tells whose records count
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class ProgressTracker:
         name: str,
         max_step: int = MAX_STEP,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        admission: Admission = OPEN,
     ):
         self._dht, self._timeouts = dht, timeouts
         self._target, self._max_step = target, max_step
@@ -72,13 +76,13 @@ class ProgressTracker:
         self._lock = threading.Lock()
         self._called_impossible: set[PeerID] = set()
         self.exchange = RecordExchange(
-            ProgressStore(dht, f"{namespace}.progress", timeouts),
+            ProgressStore(dht, f"{namespace}.{PROGRESS}", timeouts, admission),
             own=lambda: self._own,
             take_in=self._take_in,
             seconds_to_round=lambda: self.swarm.seconds_to_target,
             timeouts=timeouts,
         )
-        self._liveness = LivenessProbe(dht, namespace, self.exchange.wake, timeouts)
+        self._liveness = LivenessProbe(dht, namespace, self.exchange.wake, timeouts, admission)
 
     # ---- what this peer says ----------------------------------------------------------------------------------------
 

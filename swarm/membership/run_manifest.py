@@ -18,13 +18,15 @@ from recipe.errors import InputError
 from swarm.network.dht_storage import MAX_MANIFESTS
 from swarm.network.known_peers import peer_of_address
 from swarm.network.signed_records import RUNS_KEY, owned_entries
-from swarm.protocol.run_names import is_run_id, key_prefix
+from swarm.protocol.certificates import Authority, NotSigned, Signer
+from swarm.protocol.run_names import authority_in, is_run_id, key_prefix, signed_content
 
-PROTOCOL = 14
+PROTOCOL = 15
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.
 14: the size of a part follows its bytes on the wire.
+15: members show a certificate, where the run has an organiser.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -43,6 +45,8 @@ class RunManifest:
 
     Args:
         classes: digest of the class names of an image folder, whose order gives the labels; empty for other data
+        organiser: public key of who decides about its members; empty if everybody may join
+        signature: hers, over all the rest, as text; empty as long as it is not signed
 
     Raises:
         InputError: the run id is not a plain name (it becomes a folder on every volunteer's disk).
@@ -52,6 +56,8 @@ class RunManifest:
     run_id: str
     recipe: Recipe
     classes: str = ""
+    organiser: bytes = b""
+    signature: str = ""
 
     def __post_init__(self):
         if not is_run_id(self.run_id):
@@ -63,23 +69,38 @@ class RunManifest:
     @property
     def key_prefix(self) -> str:
         """Start of all DHT keys of this run."""
-        return key_prefix(self.run_id, self.recipe.fingerprint)
+        return key_prefix(self.run_id, self.recipe.fingerprint, self.organiser)
+
+    @property
+    def authority(self) -> Authority | None:
+        """Whose word counts in this run; None if it is open to everybody."""
+        return Authority(self.run_id, self.organiser) if self.organiser else None
+
+    def signed_by(self, signer: Signer) -> "RunManifest":
+        """The manifest of a run by invitation."""
+        content = signed_content(self._content(), signer)
+        return replace(self, organiser=signer.public_key, signature=content["signature"])
 
     def to_bytes(self) -> bytes:
         """JSON of at most 64 KiB."""
-        content = {
-            "protocol": self.protocol,
-            "run_id": self.run_id,
-            "fingerprint": self.recipe.fingerprint,
-            "recipe": json.loads(self.recipe.to_json()),
-            "classes": self.classes,
-        }
+        content = self._content()
+        if self.organiser:
+            content |= {"organiser": self.organiser.hex(), "signature": self.signature}
         data = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
         if len(data) > MAX_MANIFEST_BYTES:
             raise InputError(
                 f"The recipe takes {len(data)} bytes, a run manifest holds {MAX_MANIFEST_BYTES}: shorten its texts."
             )
         return data
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "protocol": self.protocol,
+            "run_id": self.run_id,
+            "fingerprint": self.recipe.fingerprint,
+            "recipe": json.loads(self.recipe.to_json()),
+            "classes": self.classes,
+        }
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "RunManifest":
@@ -122,7 +143,12 @@ class RunManifest:
         classes = content.get("classes", "")
         if not isinstance(classes, str) or len(classes) > MAX_DIGEST_LENGTH:
             raise InputError("The swarm holds a run manifest whose class names make no sense.")
-        return cls(protocol, content["run_id"], recipe, classes)
+        try:
+            authority = authority_in(content)
+        except NotSigned as error:
+            raise InputError(f"The swarm holds a run manifest that {error}.") from None
+        organiser = b"" if authority is None else authority.organiser
+        return cls(protocol, content["run_id"], recipe, classes, organiser, content.get("signature", ""))
 
     def with_classes(self, classes: str, data_dir: Path) -> "RunManifest":
         """The manifest of a peer whose images have these classes; who starts a run fixes them.
@@ -139,7 +165,7 @@ class RunManifest:
                 f"The class folders in {data_dir} have other names than those that run {self.run_id!r} is trained "
                 "with, so labels would be mixed up: ask its organiser for the images, or for the names."
             )
-        return replace(self, classes=classes)
+        return self if classes == self.classes else replace(self, classes=classes)
 
 
 def publish_manifest(
@@ -161,7 +187,11 @@ def publish_manifest(
 
 
 def read_manifests(
-    dht: hivemind.DHT, trusted: Sequence[str] = (), run_id: str | None = None, timeout_seconds: float = 20
+    dht: hivemind.DHT,
+    trusted: Sequence[str] = (),
+    run_id: str | None = None,
+    organiser: bytes = b"",
+    timeout_seconds: float = 20,
 ) -> dict[str, RunManifest]:
     """The manifests of the runs in this DHT by run id, as soon as there is one; empty after the timeout.
 
@@ -172,6 +202,7 @@ def read_manifests(
         trusted: addresses that a person gave: what the peers behind them say counts, if they say something, and
             otherwise what most peers say
         run_id: the run that is asked for; of no other ones then, if there is a manifest of it
+        organiser: public key of whose runs are asked for; then nobody else's word counts
 
     Raises:
         NewerProtocolError: there are manifests of a later version, and none of ours.
@@ -180,6 +211,8 @@ def read_manifests(
     peers = {PeerID.from_base58(peer_of_address(address)) for address in trusted}
     while True:
         said, refused = _valid_manifests(_fetch(dht, deadline - time.monotonic()), peers)
+        if organiser:
+            said = {peer: manifest for peer, manifest in said.items() if manifest.organiser == organiser}
         pause_seconds = min(0.5, deadline - time.monotonic())
         if said or pause_seconds <= 0:
             break

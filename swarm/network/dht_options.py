@@ -202,7 +202,7 @@ def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], N
         startup_timeout=options.startup_timeout_seconds,
         check_if_identity_free=options.check_identity,
     )
-    dht.owner = records.local_public_key
+    dht.records = records
     try:
         dht.run_in_background(await_ready=False)
         meanwhile()

@@ -13,7 +13,8 @@ from hivemind.p2p import PeerID
 from hivemind.utils.mpfuture import MPFuture
 
 from swarm.network.acquaintances import Acquaintances
-from swarm.network.signed_records import Meet
+from swarm.network.signed_records import Meet, NewestRemovals, OwnedRecords, TakePart
+from swarm.protocol.certificates import Authority
 from swarm.runtime.pipes import use_whole_pipes
 from swarm.runtime.processes import descendants, die_with_parent, kill, leave_terminal, stay_small
 from swarm.runtime.sockets import make_socket_folder, use_socket_folder
@@ -28,8 +29,8 @@ class SwarmDHT(hivemind.DHT):
     The kernel tells the process when the *thread* that made it dies, so only the main thread may start one.
     """
 
-    owner: bytes
-    """Subkey of this peer's own records."""
+    records: OwnedRecords
+    """Signs this peer's records and checks those of others."""
     processes: tuple[psutil.Process, ...] = ()
     """Everything below the DHT process (p2pd), noted when it was up."""
 
@@ -52,6 +53,35 @@ class SwarmDHT(hivemind.DHT):
         with contextlib.suppress(OSError):  # who notices that the process has died starts this peer again
             for begin in range(0, len(new), MEET_AT_ONCE):
                 self.run_coroutine(Meet(new[begin : begin + MEET_AT_ONCE]), return_future=True)
+
+    @property
+    def owner(self) -> bytes:
+        """Subkey of this peer's own records."""
+        return self.records.local_public_key
+
+    def take_part(self, prefix: str, authority: Authority, certificate: bytes, timeout_seconds: float = 30) -> None:
+        """This peer is a member of this run, or shows another certificate there.
+
+        Args:
+            prefix: of the run's keys
+
+        Raises:
+            concurrent.futures.TimeoutError: the DHT process did not answer
+        """
+        self.run_coroutine(TakePart(prefix, authority, certificate), return_future=True).result(timeout_seconds)
+
+    @property
+    def removals_number(self) -> int:
+        """Of the newest list of removed members that the DHT process has heard of; 0 if there is none."""
+        return self.records.removals_number.value
+
+    def newest_removals(self, timeout_seconds: float = 30) -> bytes:
+        """That list, as it was signed.
+
+        Raises:
+            concurrent.futures.TimeoutError: the DHT process did not answer
+        """
+        return self.run_coroutine(NewestRemovals(), return_future=True).result(timeout_seconds)
 
     def run(self) -> None:
         """The life of the DHT process."""

@@ -23,8 +23,10 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.timed_storage import TimedStorage
 
-from swarm.network.signed_records import MAX_LIFE_SECONDS, RUNS_ID, OwnedRecords, peer_of, plain
-from swarm.protocol.run_names import key_prefix
+from swarm.network.admission import Admission
+from swarm.network.signed_records import MAX_LIFE_SECONDS, RUNS_ID, OwnedRecords, keys_of, peer_of, plain
+from swarm.protocol.certificates import Authority
+from swarm.protocol.run_names import authority_in, key_prefix
 
 logger = get_logger(__name__)
 
@@ -74,17 +76,20 @@ class KnownKeys:
 
     def note_manifest(self, manifest: Any, expiration_time: float) -> None:
         """A run manifest was stored: its run is known as long as it stays, if there are not too many already."""
-        prefix = _prefix_in(manifest)
-        if prefix is None:
+        found = _run_in(manifest)
+        if found is None:
             return
+        prefix, authority = found
         if prefix not in self.until:
             self._forget_over()
-            keys = {DHTID.generate(source=f"{prefix}.{kind}"): kind for kind in ("progress", "addresses")}
+            keys = keys_of(prefix)
             others = sum(not self._is_own_run(other) for other in self.until)
             if others >= MAX_OTHER_RUNS and not any(self.is_own(key) for key in keys):
                 return
             self._prefixes.update(dict.fromkeys(keys, prefix))
             self._progress.update(key for key, kind in keys.items() if kind == "progress")
+            if authority is not None:
+                self.records.admit_by(Admission(authority), prefix)
         self.until[prefix] = max(expiration_time, self.until.get(prefix, 0.0))
 
     def _is_own_run(self, prefix: str) -> bool:
@@ -96,14 +101,20 @@ class KnownKeys:
         self.until = {prefix: until for prefix, until in self.until.items() if prefix not in over}
         for key in [key for key, prefix in self._prefixes.items() if prefix in over]:
             del self._prefixes[key]
+            self.records.forget_admission(key.to_bytes())
             self._progress.discard(key)
 
 
-def _prefix_in(manifest: Any) -> str | None:
-    """Where the records of a run are, as its manifest says, also one of another version of this program."""
+def _run_in(manifest: Any) -> tuple[str, Authority | None] | None:
+    """Where the records of a run are, and whose word counts there, as its manifest says.
+
+    Also one of another version of this program.
+    """
     try:
         content = json.loads(manifest)
-        return key_prefix(content["run_id"], content["fingerprint"])
+        authority = authority_in(content)
+        organiser = b"" if authority is None else authority.organiser
+        return key_prefix(content["run_id"], content["fingerprint"], organiser), authority
     except (ValueError, TypeError, KeyError, RecursionError):  # a stranger's bytes
         return None
 

@@ -7,6 +7,7 @@ have. In a swarm where every node knows every other one, that is known already, 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from hivemind import DHT
@@ -19,6 +20,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from swarm.network.signed_records import peer_of, plain, records_of
 
+MORE_RECEIVERS = 64
 MEMBERS = 8
 """That get a record wherever they are: in a swarm of nine, all the others."""
 
@@ -28,10 +30,12 @@ class Push:
 
     Args:
         subkey: of this peer's own records
+        to: further nodes, of which as many get it as are asked at once
     """
 
-    def __init__(self, key: str, subkey: bytes, value: Any, expiration_time: float):
+    def __init__(self, key: str, subkey: bytes, value: Any, expiration_time: float, to: Sequence[PeerID] = ()):
         self.key, self.subkey, self.value, self.expiration_time = key, subkey, value, expiration_time
+        self.to = tuple(to)[-MORE_RECEIVERS:]
 
     async def __call__(self, _dht: DHT, node: DHTNode) -> None:
         protocol, key = node.protocol, DHTID.generate(source=self.key)
@@ -41,8 +45,8 @@ class Push:
         protocol.storage.store(key, signed, self.expiration_time, subkey=self.subkey)
         stores = (
             protocol.call_store(peer, [key], [signed], [self.expiration_time], subkeys=[self.subkey])
-            for peer in _receivers(node, key)
-            if peer not in node.blacklist
+            for peer in dict.fromkeys([*_receivers(node, key), *self.to])
+            if peer not in node.blacklist and peer != node.peer_id
         )
         await asyncio.gather(*stores)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import multiprocessing as mp
 import os
 import re
 from collections import OrderedDict
@@ -30,6 +31,8 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
+from swarm.network.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
+from swarm.protocol.certificates import EVERYTHING, MAX_REMOVALS_BYTES, Authority, NotSigned
 from swarm.runtime.token_bucket import TokenBucket
 
 _OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/]{100,1400}={0,2})\]")
@@ -44,14 +47,23 @@ RUNS_KEY = "swarm.runs"
 MAX_SUBKEY_BYTES = 2000
 MAX_MANIFEST_VALUE_BYTES = 2**16 + 2**11
 """A run manifest, and its signature."""
-MAX_VALUE_BYTES = 2**11 + 2**9
-"""Anything else, and its signature."""
+MAX_VALUE_BYTES = 2**11 + 2**9 + SHOWN_BYTES
+"""Anything else, its signature, and the certificate of who says it."""
+MAX_REMOVALS_VALUE_BYTES = MAX_REMOVALS_BYTES + 2**11
+"""The members who may not take part any more, and the signature of who passes it on."""
+PROGRESS, ADDRESSES, REMOVED = KINDS = ("progress", "addresses", "removed")
+"""What there is of a run beside its manifest: the last parts of its keys."""
 MAX_LIFE_SECONDS = 3600.0
 """What nobody renews is gone after so long."""
 MAX_CHECKED, STRANGERS_PER_SECOND = 8192, 1000.0
 """Signatures that are remembered, and how many of strangers are checked; one takes about 0.1 ms."""
 MAX_WRITTEN = 64
 RUNS_ID = DHTID.generate(source=RUNS_KEY)
+
+
+def keys_of(prefix: str) -> dict[DHTID, str]:
+    """The keys of a run, and what is there."""
+    return {DHTID.generate(source=f"{prefix}.{kind}"): kind for kind in KINDS}
 
 
 class OwnedRecords(RSASignatureValidator):
@@ -70,6 +82,12 @@ class OwnedRecords(RSASignatureValidator):
         """Hashes of the keys under which this peer itself has written."""
         self._checked: OrderedDict[bytes, bool] = OrderedDict()
         self.strangers = TokenBucket(MAX_CHECKED, STRANGERS_PER_SECOND)
+        self.own_run = OPEN
+        """Of the run in which this peer takes part, as this process knows it."""
+        self.removals_number = mp.Value("q", 0)
+        """Of the newest list of removed members of that run, for the trainer, who is another process."""
+        self._admissions: dict[bytes, Admission] = {}
+        self._removal_keys: set[bytes] = set()
 
     def sign_value(self, record: DHTRecord) -> bytes:
         if len(self.written) < MAX_WRITTEN:
@@ -79,21 +97,65 @@ class OwnedRecords(RSASignatureValidator):
     def validate(self, record: DHTRecord) -> bool:
         """Whether it may be stored, passed on and read; what costs least is looked at first."""
         most = MAX_MANIFEST_VALUE_BYTES if record.key == RUNS_ID.to_bytes() else MAX_VALUE_BYTES
+        if record.key in self._removal_keys:
+            most = MAX_REMOVALS_VALUE_BYTES
         if not isinstance(record.value, bytes) or not isinstance(record.expiration_time, float):
             return False
         if record.subkey is None or len(record.subkey) > MAX_SUBKEY_BYTES or len(record.value) > most:
             return False
         if not record.expiration_time <= get_dht_time() + MAX_LIFE_SECONDS:  # nor NaN
             return False
+        owner = _owner_in(record.subkey)
+        admission = self._admissions.get(record.key, OPEN)
+        if owner is None or admission.is_removed(owner):
+            return False
         digest = hashlib.sha256(MSGPackSerializer.dumps(astuple(record))).digest()
         if digest not in self._checked:  # the same record comes from several nodes, and is read again and again
-            owner = _owner_in(record.subkey)
-            if owner is None or not (owner == self.own or owner in self.met or self.strangers.take()):
+            if not (owner == self.own or owner in self.met or self.strangers.take()):
                 return False
-            self._checked[digest] = self._is_sound(record)
+            self._checked[digest] = self._is_admitted(record, owner, admission) and self._is_sound(record)
             if len(self._checked) > MAX_CHECKED:
                 self._checked.popitem(last=False)
         return self._checked[digest]
+
+    def admit_by(self, admission: Admission, prefix: str) -> None:
+        """Who may write under the keys of this run is known from now on, if it was not before."""
+        for key, kind in keys_of(prefix).items():
+            self._admissions.setdefault(key.to_bytes(), admission)
+            if kind == REMOVED:
+                self._removal_keys.add(key.to_bytes())
+
+    def forget_admission(self, key: bytes) -> None:
+        """Nobody writes under this key any more; in the own run that may change."""
+        if self._admissions.get(key) is not self.own_run:
+            self._admissions.pop(key, None)
+            self._removal_keys.discard(key)
+
+    def take_part(self, admission: Admission, prefix: str) -> None:
+        """This peer is a member of this run."""
+        self.own_run = admission
+        for key in keys_of(prefix):
+            self._admissions.pop(key.to_bytes(), None)
+            self.written.add(key.to_bytes())  # it will
+        self.admit_by(admission, prefix)
+
+    def _is_admitted(self, record: DHTRecord, owner: PeerID, admission: Admission) -> bool:
+        """Whether its owner may say something in this run; the list of those who may not, everybody may pass on."""
+        if admission.is_open:
+            return True
+        try:
+            said = plain(self.strip_value(record))
+            if record.key not in self._removal_keys:
+                admission.admit(said, owner, EVERYTHING)
+                self.met.add([owner])
+                return True
+            if admission.take_removals(said) and admission is self.own_run:
+                self.removals_number.value = admission.removals.number
+            return said == admission.signed_removals
+        except (NotAMember, NotSigned):
+            return False
+        except Exception:  # a stranger's bytes
+            return False
 
     def _is_sound(self, record: DHTRecord) -> bool:
         try:
@@ -117,6 +179,36 @@ class Meet:
         records = records_of(node.protocol)
         if records is not None:
             records.met.add(self.peers)
+
+
+class TakePart:
+    """Tell the DHT process in which run this peer is a member, and what it shows there (`DHT.run_coroutine`).
+
+    Args:
+        prefix: of the run's keys
+        authority: whose word counts there
+        certificate: of this peer
+    """
+
+    def __init__(self, prefix: str, authority: Authority, certificate: bytes):
+        self.prefix, self.authority, self.certificate = prefix, authority, certificate
+
+    async def __call__(self, _dht: Any, node: Any) -> None:
+        records = records_of(node.protocol)
+        if records is None:
+            return
+        if records.own_run.authority == self.authority:
+            records.own_run.certificate = self.certificate
+        else:
+            records.take_part(Admission(self.authority, self.certificate), self.prefix)
+
+
+class NewestRemovals:
+    """Fetch the list of removed members that the DHT process has heard of last, as it was signed."""
+
+    async def __call__(self, _dht: Any, node: Any) -> bytes:
+        records = records_of(node.protocol)
+        return b"" if records is None else records.own_run.signed_removals
 
 
 def records_of(protocol: Any) -> OwnedRecords | None:

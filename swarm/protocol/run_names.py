@@ -1,11 +1,18 @@
-"""What runs are called, and where in the DHT their records are."""
+"""What runs are called, where in the DHT their records are, and whether their organiser has signed what they are."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import re
+from collections.abc import Mapping
+from typing import Any
+
+from swarm.protocol.certificates import KEY_BYTES, MANIFEST, Authority, NotSigned, Signer
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MAX_SIGNATURE_BYTES = 256
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -14,8 +21,11 @@ def is_run_id(name: object) -> bool:
     return isinstance(name, str) and _RUN_ID.fullmatch(name) is not None
 
 
-def key_prefix(run_id: str, fingerprint: str) -> str:
+def key_prefix(run_id: str, fingerprint: str, organiser: bytes = b"") -> str:
     """Start of all DHT keys of a run. Other recipes get others; no dots, they have a meaning to hivemind.
+
+    Args:
+        organiser: her public key, so that nobody else's run of the same name is meant; empty if the run is open
 
     Raises:
         ValueError: one of them is no such thing
@@ -25,4 +35,37 @@ def key_prefix(run_id: str, fingerprint: str) -> str:
     name = run_id
     if "." in name:  # "a.b" must not meet "a-b"
         name = f"{name.replace('.', '-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return f"{name}-{fingerprint}"
+    return f"{name}-{fingerprint}" + (f"-{hashlib.sha256(organiser).hexdigest()[:32]}" if organiser else "")
+
+
+def signed_content(content: Mapping[str, Any], signer: Signer) -> dict[str, Any]:
+    """What is said of a run, with its organiser's key and signature; `authority_in` checks them."""
+    with_key = {**content, "organiser": signer.public_key.hex()}
+    return {**with_key, "signature": base64.b64encode(signer.sign(MANIFEST, _digest(with_key))).decode()}
+
+
+def authority_in(content: Mapping[str, Any]) -> Authority | None:
+    """Whose word counts in the run that is described; None if it is open to everybody.
+
+    Raises:
+        NotSigned: it names an organiser who has not signed it
+    """
+    if "organiser" not in content:
+        return None
+    try:
+        organiser = bytes.fromhex(content["organiser"])
+        signature = base64.b64decode(content["signature"], validate=True)
+    except (KeyError, TypeError, ValueError):
+        raise NotSigned("names an organiser who has not signed it") from None
+    if len(organiser) != KEY_BYTES or not is_run_id(content.get("run_id")):
+        raise NotSigned("names no organiser, or no run")
+    authority = Authority(content["run_id"], organiser)
+    signed = authority.read(MANIFEST, signature, MAX_SIGNATURE_BYTES)
+    if signed != _digest({name: value for name, value in content.items() if name != "signature"}):
+        raise NotSigned("is not what its organiser has signed")
+    return authority
+
+
+def _digest(content: Mapping[str, Any]) -> bytes:
+    """The same for the same content, however it was written."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).digest()

@@ -12,6 +12,7 @@ from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto.averaging_pb2 import DownloadData
 
+from swarm.network.admission import OPEN
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.download import Download
 from swarm.state_sync.download_messages import Offer, Wish, ask_for
@@ -65,10 +66,17 @@ class Pull:
         download: what has arrived
         open_stream: to its donor
         on_message: called with what arrives
+        show: puts this peer's certificate before a wish
     """
 
-    def __init__(self, download: Download, open_stream: OpenStream, on_message: Callable[[DownloadData], None]):
-        self.download, self._open_stream, self._on_message = download, open_stream, on_message
+    def __init__(
+        self,
+        download: Download,
+        open_stream: OpenStream,
+        on_message: Callable[[DownloadData], None],
+        show: Callable[[bytes], bytes] = OPEN.show,
+    ):
+        self.download, self._open_stream, self._on_message, self._show = download, open_stream, on_message, show
         self._streams: list[Stream] = []
         self._is_complete = asyncio.Event()
 
@@ -119,7 +127,7 @@ class Pull:
         stream = await self._open()
         try:
             snapshot = b"" if is_new else download.offer.snapshot
-            stream.send(Wish(download.average_of, snapshot, download.waits).to_bytes())
+            stream.send(self._show(Wish(download.average_of, snapshot, download.waits).to_bytes()))
             for index in range(FIRST_PIECES if is_new else 0):
                 stream.ask(index)  # which saves a round trip; those that there are not, are not sent
             self._read_offer(await stream.receive())
@@ -158,7 +166,7 @@ class Pull:
             return
         with closing(stream):
             try:
-                stream.send(Wish(download.average_of, download.offer.snapshot).to_bytes())
+                stream.send(self._show(Wish(download.average_of, download.offer.snapshot).to_bytes()))
                 offer = Offer.from_bytes((await stream.receive()).metadata, download.max_bytes)
             except (*BROKEN, ValueError, RoundFailed):
                 return

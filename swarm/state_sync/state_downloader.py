@@ -11,6 +11,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.utils import MPFuture, MSGPackSerializer, get_logger
 
+from swarm.network.admission import OPEN, Admission
 from swarm.protocol.messages import RoundFailed
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread
@@ -36,6 +37,7 @@ class StateDownloader:
         until_lost: waits until a peer is not there any more
         status: tells the trainer how far it is
         line: counts what arrives
+        admission: of this peer
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class StateDownloader:
         status: TransferStatus,
         line: LineUse | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        admission: Admission = OPEN,
     ):
+        self._admission = admission
         self._stream_to, self._heard_from, self._until_lost = stream_to, heard_from, until_lost
         self._status, self._line, self._timeouts = status, line or LineUse(), timeouts
         self._running: asyncio.Task | None = None
@@ -124,7 +128,7 @@ class StateDownloader:
             self._heard_from(donor)
             faults.at("taking state")
 
-        return Pull(download, self._stream_to(donor), on_message)
+        return Pull(download, self._stream_to(donor), on_message, self._admission.show)
 
     async def _unpacked(self, download: Download) -> tuple[PeerID, Any, Layout, torch.Tensor]:
         donor = download.donor

@@ -17,6 +17,8 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
+from swarm.network.admission import OPEN, Admission
+from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
@@ -64,6 +66,7 @@ class StateServer:
         rounds: of this peer
         status: tells the trainer whether somebody follows
         line: lets what this peer sends wait for its turn, and counts
+        admission: tells who may ask
     """
 
     def __init__(
@@ -73,7 +76,9 @@ class StateServer:
         status: TransferStatus,
         line: LineUse | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        admission: Admission = OPEN,
     ):
+        self._admission = admission
         self._ask_for_state, self.rounds, self._status, self._timeouts = ask_for_state, rounds, status, timeouts
         self._line = line or LineUse()
         self.uploads = Uploads(timeouts=timeouts)
@@ -123,7 +128,8 @@ class StateServer:
         """
         peer_id = context.remote_id
         try:
-            wish = Wish.from_bytes((await asyncio.wait_for(anext(requests), self._timeouts.open_seconds)).metadata)
+            first = await asyncio.wait_for(anext(requests), self._timeouts.open_seconds)
+            wish = Wish.from_bytes(self._admission.admit(first.metadata, peer_id, Role.TRAIN | Role.WATCH))
         except (ValueError, TimeoutError, StopAsyncIteration) as error:
             logger.debug(f"{peer_id} asked for {error!r}")
             return
@@ -161,6 +167,11 @@ class StateServer:
         finally:
             upload.streams.discard(stream)
             self.uploads.sweep()
+
+    def end_uploads_of_removed(self) -> None:
+        """Who was removed from the run gets nothing more, also of what has begun."""
+        for peer_id in self._admission.removed(self.uploads.of):
+            self.uploads.of.pop(peer_id).end()
 
     async def _until_made(self, step: int | None) -> None:
         """Wait for the average that ends this step, if this peer's round is making it; not for long."""

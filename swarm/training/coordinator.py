@@ -88,7 +88,9 @@ class Coordinator:
         self.last_step: StepReport | None = None
         self.waited_seconds = 0.0  # for others, before it began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
-        self.tracker = ProgressTracker(dht, namespace, self.target, name, max_step, self.options.timeouts)
+        self.tracker = ProgressTracker(
+            dht, namespace, self.target, name, max_step, self.options.timeouts, self.options.admission
+        )
         shapes = [param.shape for param in self._gradients.params]
         of_trainer = [*model.parameters(), *model.buffers(), *self._gradients.own_tensors]
         self.averager = SwarmAverager(
@@ -102,6 +104,7 @@ class Coordinator:
             of_trainer,
             self.options.line,
             self.options.timeouts,
+            self.options.admission,
         )
         self.averager.set_step(step, self.version.lineage)
         self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarm.network.admission import OPEN, Admission
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -19,6 +20,7 @@ class CoordinatorOptions:
             a line of 2 Mbit/s needs for it, if that is longer
         join_timeout_seconds: give up joining when nobody hands over the state for so long
         line: what rounds and states may take of this peer's line, such as `LineUse(max_upload_mbps=10)`; of one peer
+        admission: who may take part; by default everybody
         timeouts: everything else that this peer waits for
     """
 
@@ -27,4 +29,5 @@ class CoordinatorOptions:
     averaging_timeout_seconds: float = 60.0
     join_timeout_seconds: float = 120.0
     line: LineUse | None = None
+    admission: Admission = OPEN
     timeouts: Timeouts = DEFAULT_TIMEOUTS

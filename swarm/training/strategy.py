@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from recipe.errors import InputError
 from recipe.training.heap import keep_heap
 from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS
+from swarm.network.admission import OPEN
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime import fault_injection as faults
@@ -137,6 +138,9 @@ class SwarmStrategy(SingleDeviceStrategy):
             self._join()
 
     def _join(self) -> None:
+        admission = self.options.admission if self.options is not None else OPEN
+        if not admission.is_open:
+            self.dht.take_part(self.namespace, admission.authority, admission.certificate)
         with keep_signal_handlers():
             kind = Coordinator if self.averaging.local_steps is None else LocalCoordinator
             self.coordinator = kind(

@@ -10,6 +10,7 @@ import warnings
 from threading import Event
 from types import SimpleNamespace
 
+import msgpack
 import pytest
 import torch
 
@@ -70,12 +71,20 @@ def test_addresses_of_strangers_are_bounded_and_their_own():
     subkey, me = subkey_of("anna"), peer_of(subkey_of("me"))
     anna = peer_of(subkey)
     address = f"/ip4/203.0.113.5/tcp/31337/p2p/{anna}"
-    assert addresses_in(Entry({subkey: Entry([address])}), me) == [address]
-    assert addresses_in(Entry({subkey: Entry([address])}), anna) == []
-    assert addresses_in(Entry({subkey: Entry([ADDRESS])}), me) == [], "an address of somebody else"
+    assert addresses_in(Entry({subkey: Entry(msgpack.packb([address]))}), me) == [address]
+    assert addresses_in(Entry({subkey: Entry(msgpack.packb([address]))}), anna) == []
+    assert addresses_in(Entry({subkey: Entry(msgpack.packb([ADDRESS]))}), me) == [], "an address of somebody else"
     many = [f"/ip4/203.0.113.5/tcp/{port}/p2p/{anna}" for port in range(1, 999)]
-    assert 0 < len(addresses_in(Entry({subkey: Entry(many)}), me)) < MAX_REMEMBERED
-    for nonsense in (None, 7, {7: Entry([address])}, {subkey: 7}, {subkey: Entry(address)}, {subkey: Entry([[]])}):
+    assert 0 < len(addresses_in(Entry({subkey: Entry(msgpack.packb(many))}), me)) < MAX_REMEMBERED
+    for nonsense in (
+        None,
+        7,
+        {7: Entry(msgpack.packb([address]))},
+        {subkey: 7},
+        {subkey: Entry(address)},
+        {subkey: Entry(b"\xc1")},
+        {subkey: Entry([[]])},
+    ):
         assert addresses_in(Entry(nonsense), me) == []
 
 

@@ -22,6 +22,7 @@ from swarm.membership.announcer import addresses_in
 from swarm.membership.progress_record import PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network.addresses import parse_initial_peers
+from swarm.network.admission import OPEN
 from swarm.network.known_peers import MAX_REMEMBERED, read_book, usable
 from swarm.network.reachability import NONCE_BYTES, Called, CallMe
 from swarm.network.signed_records import owned_entries
@@ -145,13 +146,13 @@ def test_messages(name):
     some.just(GROUP.group_id) | some.binary(max_size=20),
 )
 def test_groups(peers, tickets, group_id):
-    reply = group_reply(GROUP, NONCE)
-    assert parse_group(reply, PEERS[0], PEERS[1], TICKET) == GROUP
+    reply = group_reply(GROUP, NONCE, [ticket.to_bytes() for ticket in GROUP.tickets])
+    assert parse_group(reply, PEERS[0], PEERS[1], TICKET, OPEN) == GROUP
     for field, values in ((reply.ordered_peer_ids, peers), (reply.gathered, tickets)):
         del field[:]
         field.extend(values)
     reply.group_id = group_id
-    if not refused(lambda reply: parse_group(reply, PEERS[0], PEERS[1], TICKET), reply):
+    if not refused(lambda reply: parse_group(reply, PEERS[0], PEERS[1], TICKET, OPEN), reply):
         assert 2 <= len(peers) == len(set(peers)) == len(tickets) <= MAX_GROUP_SIZE
 
 

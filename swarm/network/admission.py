@@ -1,0 +1,180 @@
+"""Who may take part in a run: every message that opens something carries its sender's certificate.
+
+A certificate names a peer id, and libp2p proves the id of who calls. So a certificate needs no secrecy, and no other
+signature: `Admission.show` puts it before what is sent, and `Admission.admit` takes it off again where it arrives. In a
+run that is open to everybody both do nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time, get_logger
+from msgspec import Meta
+
+from swarm.protocol.certificates import MAX_CERTIFICATE_BYTES, Authority, Certificate, NotSigned, Removals, Role
+from swarm.protocol.wire import from_wire, to_wire
+
+SHOWN_BYTES = MAX_CERTIFICATE_BYTES + 16
+"""By which a message grows at most."""
+MAX_REMEMBERED = 8192
+MAX_SHOWN_BYTES = 2**17
+MAX_COMPLAINTS = 16
+
+logger = get_logger(__name__)
+
+_SHOWN = msgspec.msgpack.Decoder(tuple[Annotated[bytes, Meta(max_length=MAX_CERTIFICATE_BYTES)], bytes])
+
+
+class NotAMember(ValueError):  # noqa: N818 (reads as what it says)
+    """This peer may not do that. The text is the end of a sentence that begins with its name."""
+
+
+class Admission:
+    """What one process knows of the members of a run; each process of a peer has its own.
+
+    Args:
+        authority: whose word counts; None: the run is open to everybody
+        certificate: of this peer; empty for one that only stores what members say
+        removals: the newest list of those who may not take part any more, as it was signed
+    """
+
+    def __init__(self, authority: Authority | None = None, certificate: bytes = b"", removals: bytes = b""):
+        self.authority, self.certificate = authority, certificate
+        self.removals = Removals(authority.run_id if authority else "", 0, {})
+        self.signed_removals = b""
+        """As it was signed; empty as long as nobody was removed."""
+        self._read: OrderedDict[bytes, Certificate | str] = OrderedDict()
+        self._members: OrderedDict[PeerID, Certificate] = OrderedDict()
+        self._complaints: set[str] = set()
+        self._took_removals_at = -math.inf
+        if removals:
+            self.take_removals(removals)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody may take part."""
+        return self.authority is None
+
+    def show(self, content: bytes) -> bytes:
+        """The content as this peer sends it."""
+        return content if self.is_open else to_wire(self.certificate, content)
+
+    def admit(self, shown: bytes, peer: PeerID, role: Role = Role.TRAIN, late_seconds: float = 0.0) -> bytes:
+        """The content of what a peer has sent.
+
+        Args:
+            peer: who has sent it, or, in what others pass on, who is said to have
+            role: that it needs
+            late_seconds: a list of the removed does not count yet that is known for no longer, where somebody else may
+                not know it
+
+        Raises:
+            NotAMember: it may not do that
+        """
+        if self.is_open:
+            return shown
+        try:
+            try:
+                certificate, content = from_wire(_SHOWN, shown, MAX_SHOWN_BYTES)
+            except ValueError:
+                raise NotAMember("shows no certificate") from None
+            self._check(certificate, peer, role, late_seconds)
+        except NotAMember as error:
+            self._complain_once(peer, str(error))
+            raise
+        return content
+
+    def _complain_once(self, peer: PeerID, why: str) -> None:
+        if why not in self._complaints and len(self._complaints) < MAX_COMPLAINTS:
+            self._complaints.add(why)
+            logger.warning(f"{peer} is refused: it {why} (said once)")
+
+    def content_of(self, shown: bytes) -> bytes:
+        """The same, of something that was admitted before."""
+        return shown if self.is_open else from_wire(_SHOWN, shown, MAX_SHOWN_BYTES)[1]
+
+    def _check(self, certificate: bytes, peer: PeerID, role: Role, late_seconds: float) -> None:
+        found = self._certificate(certificate)
+        if found.peer_id != peer:
+            raise NotAMember("shows the certificate of another peer")
+        try:
+            found.check_time(get_dht_time())
+        except NotSigned as error:
+            raise NotAMember(f"shows a certificate that {error}") from None
+        if found.serial in self.removals.removed and time.monotonic() > self._took_removals_at + late_seconds:
+            raise NotAMember(f"was removed by the organiser: {self.removals.why(found.serial)}")
+        if not found.roles & role:
+            raise NotAMember("shows a certificate that does not allow this")
+        self._members[peer] = found
+        self._members.move_to_end(peer)
+        if len(self._members) > MAX_REMEMBERED:
+            self._members.popitem(last=False)
+
+    def _certificate(self, data: bytes) -> Certificate:
+        """What is written in it; its signature is checked once."""
+        digest = hashlib.sha256(data).digest()
+        if digest not in self._read:
+            try:
+                self._read[digest] = Certificate.read(data, self.authority, get_dht_time())
+            except NotSigned as error:
+                self._read[digest] = str(error)
+            if len(self._read) > MAX_REMEMBERED:
+                self._read.popitem(last=False)
+        found = self._read[digest]
+        if isinstance(found, str):
+            raise NotAMember(f"shows a certificate that {found}")
+        return found
+
+    # ---- members ----------------------------------------------------------------------------------------------------
+
+    def member(self, peer: PeerID) -> Certificate | None:
+        """The certificate that it has shown last; None in an open run, and of who has shown none."""
+        return self._members.get(peer)
+
+    def is_removed(self, peer: PeerID) -> bool:
+        """Whether it was a member and may not take part any more."""
+        certificate = self._members.get(peer)
+        return certificate is not None and certificate.serial in self.removals.removed
+
+    def removed(self, peers: Iterable[PeerID]) -> list[PeerID]:
+        """Those of these who may not take part any more."""
+        return [peer for peer in peers if self.is_removed(peer)]
+
+    @property
+    def own(self) -> Certificate | None:
+        """What this peer's certificate says."""
+        return self._certificate(self.certificate) if self.certificate and not self.is_open else None
+
+    @property
+    def why_this_peer_was_removed(self) -> str | None:
+        """The organiser's reason; None as long as this peer may take part."""
+        own = self.own
+        if own is None or own.serial not in self.removals.removed:
+            return None
+        return self.removals.why(own.serial)
+
+    def take_removals(self, signed: bytes) -> bool:
+        """Whether this list is newer than the one that was known; then it counts from now on.
+
+        Raises:
+            NotSigned: it is no list of this run
+        """
+        if self.is_open:
+            raise NotSigned("is of no use: the run is open to everybody")
+        removals = Removals.read(signed, self.authority, get_dht_time())
+        if removals.number <= self.removals.number:
+            return False
+        self.removals, self.signed_removals, self._took_removals_at = removals, signed, time.monotonic()
+        return True
+
+
+OPEN = Admission()
+"""Of a run that everybody may join."""

@@ -1,0 +1,154 @@
+"""While a member trains: it hears who was removed, tells its other processes, and renews its certificate in time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time
+
+from recipe.errors import InputError
+from swarm.network.admission import Admission
+from swarm.network.dht_process import SwarmDHT
+from swarm.network.record_push import Push
+from swarm.network.signed_records import MAX_LIFE_SECONDS, REMOVED
+from swarm.protocol.certificates import NotSigned
+
+LOOK_SECONDS = 0.5
+SEARCH_SECONDS = 5.0
+"""How often a peer asks others for the newest list; who stands next to it in the DHT is told at once."""
+PASS_ON_SECONDS = 600.0
+"""How often a member stores the list again, which is forgotten after an hour."""
+RENEW_SHARE = 0.5
+"""Of a certificate's life, after which it is renewed."""
+RENEW_AGAIN_SECONDS = 60.0
+SAY_AGAIN_SECONDS = 3600.0
+ANSWER_SECONDS = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class MemberWatch(threading.Thread):
+    """Of the trainer.
+
+    Args:
+        dht: of this peer, which takes part in the run
+        admission: of the trainer
+        prefix: of the run's keys
+        tell: called with the certificate and the list of the removed, both as they were signed, when one is new
+        renew: asks the organiser for a new certificate; raises InputError if that fails
+        on_end: called once with a sentence when this peer may not take part any more
+    """
+
+    def __init__(
+        self,
+        dht: SwarmDHT,
+        admission: Admission,
+        prefix: str,
+        tell: Callable[[bytes, bytes], None],
+        renew: Callable[[], bytes],
+        on_end: Callable[[str], None],
+    ):
+        super().__init__(name="member", daemon=True)
+        self._dht, self._admission, self._prefix = dht, admission, prefix
+        self._tell, self._renew, self._on_end = tell, renew, on_end
+        self._stopped = threading.Event()
+        now = time.monotonic()
+        self._search_at, self._pass_on_at, self._renew_at, self._say_at = now, now, now, now
+
+    def stop(self) -> None:
+        """Watch no more; waits at most a second."""
+        self._stopped.set()
+        if self.is_alive():
+            self.join(1)
+
+    def run(self) -> None:
+        while not self._stopped.wait(LOOK_SECONDS):
+            try:
+                self.look()
+            except (TimeoutError, CancelledError, OSError, RuntimeError) as error:
+                logger.debug("the DHT process does not answer: %r", error)  # it may be ending; the supervisor knows
+
+    def look(self) -> None:
+        """Once."""
+        now = time.monotonic()
+        if now >= self._search_at:
+            self._search_at = now + SEARCH_SECONDS
+            self._search()
+        self._take_removals()
+        if self._admission.signed_removals and now >= self._pass_on_at:
+            self._pass_on()
+        if self._is_to_be_renewed() and now >= self._renew_at:
+            self._renew_at = now + RENEW_AGAIN_SECONDS
+            self._take_certificate()
+        self._end_if_over()
+
+    # ---- who was removed --------------------------------------------------------------------------------------------
+
+    def _search(self) -> None:
+        """What is found goes through the DHT process, which notes a newer list."""
+        self._dht.get(f"{self._prefix}.{REMOVED}", latest=True, return_future=True).result(ANSWER_SECONDS)
+
+    def _take_removals(self) -> None:
+        if self._dht.removals_number <= self._admission.removals.number:
+            return
+        try:
+            is_newer = self._admission.take_removals(self._dht.newest_removals(ANSWER_SECONDS))
+        except NotSigned as error:  # its deputy's warrant has ended this moment
+            logger.warning("The list of removed members %s", error)
+            return
+        if is_newer:
+            self._tell(self._admission.certificate, self._admission.signed_removals)
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._pass_on_at = time.monotonic() + PASS_ON_SECONDS
+        push_removals(self._dht, self._prefix, self._admission.signed_removals, self._dht.acquaintances.peers)
+
+    # ---- this peer's certificate ------------------------------------------------------------------------------------
+
+    def _is_to_be_renewed(self) -> bool:
+        own = self._admission.own
+        return own is not None and get_dht_time() > own.begin + RENEW_SHARE * (own.end - own.begin)
+
+    def _take_certificate(self) -> None:
+        try:
+            certificate = self._renew()
+        except InputError as error:
+            if time.monotonic() >= self._say_at:
+                self._say_at = time.monotonic() + SAY_AGAIN_SECONDS
+                end = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self._admission.own.end))
+                logger.warning("This peer's certificate, which ends on %s, could not be renewed: %s", end, error)
+            return
+        self._admission.certificate = certificate
+        self._dht.take_part(self._prefix, self._admission.authority, certificate)
+        self._tell(certificate, self._admission.signed_removals)
+
+    def _end_if_over(self) -> None:
+        why = self._admission.why_this_peer_was_removed
+        own = self._admission.own
+        if why is not None:
+            self._end(f"The organiser has removed this peer from the run: {why}.")
+        elif own is not None and get_dht_time() > own.end:
+            self._end(
+                "This peer's certificate has ended and could not be renewed: ask the organiser whether her peer or "
+                "`swarm enrol` runs, and join again with a join line."
+            )
+
+    def _end(self, sentence: str) -> None:
+        self._stopped.set()
+        self._on_end(sentence)
+
+
+def push_removals(dht: SwarmDHT, prefix: str, signed: bytes, to: tuple[PeerID, ...] = ()) -> None:
+    """Store the list of removed members where others look for it, and at these peers.
+
+    Raises:
+        TimeoutError: the DHT process did not answer
+    """
+    push = Push(f"{prefix}.{REMOVED}", dht.owner, signed, get_dht_time() + MAX_LIFE_SECONDS - 60, to)
+    dht.run_coroutine(push, return_future=True).result(ANSWER_SECONDS)

@@ -1,0 +1,284 @@
+"""What the organiser of a run signs: who may take part, who may not any more, and who may sign in her place.
+
+Keys and signatures are Ed25519 (RFC 8032), those of `cryptography`. What is signed begins with its kind: a signature
+counts for nothing else than what it was made for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Annotated
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from hivemind.p2p import PeerID
+from msgspec import Meta
+
+from swarm.protocol.wire import from_wire, to_wire
+
+KEY_BYTES, SIGNATURE_BYTES = 32, 64
+MAX_RUN_ID_BYTES = 64
+MAX_NAME_LENGTH = 64
+MAX_REASON_LENGTH = 120
+MAX_REMOVED = 400
+"""Of a list; when there are more, the earliest are left out, whose certificates have ended long ago."""
+MAX_WARRANT_BYTES = 320
+MAX_CERTIFICATE_BYTES = 896
+MAX_REMOVALS_BYTES = 2**16
+LATEST_SECONDS = 2**33
+"""The year 2242: no time is later."""
+
+CERTIFICATE, REMOVALS, WARRANT, MANIFEST = (f"swarm {kind} 1" for kind in ("certificate", "removals", "warrant", "run"))
+"""Kinds of what is signed."""
+
+_Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+_Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+_RunId = Annotated[str, Meta(min_length=1, max_length=MAX_RUN_ID_BYTES)]
+_PeerBytes = Annotated[bytes, Meta(min_length=32, max_length=64)]
+_Serial = Annotated[int, Meta(ge=0, lt=2**53)]
+_Flags = Annotated[int, Meta(ge=0, lt=2**16)]
+_Seconds = Annotated[int, Meta(ge=0, le=LATEST_SECONDS)]
+_Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+_Reason = Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
+
+_SIGNED = msgspec.msgpack.Decoder(tuple[bytes, _Signature, Annotated[bytes, Meta(max_length=MAX_WARRANT_BYTES)]])
+_WARRANT = msgspec.msgpack.Decoder(tuple[_RunId, _Key, _Flags, _Seconds, _Seconds])
+_CERTIFICATE = msgspec.msgpack.Decoder(tuple[_RunId, _PeerBytes, _Serial, _Flags, _Seconds, _Seconds, _Name])
+_REMOVALS = msgspec.msgpack.Decoder(
+    tuple[_RunId, _Serial, Annotated[list[tuple[_Serial, _Reason]], Meta(max_length=MAX_REMOVED)]]
+)
+
+
+class Role(IntFlag):
+    """What a member may do."""
+
+    TRAIN = 1
+    """Give gradients, and take part in rounds."""
+    SERVE = 2
+    """Lead groups, average shares for others, and hand over the state."""
+    WATCH = 4
+    """Download the state and read who is there."""
+
+
+EVERYTHING = Role.TRAIN | Role.SERVE | Role.WATCH
+
+
+class Right(IntFlag):
+    """What somebody may sign in the organiser's place."""
+
+    ENROL = 1
+    """Certificates of members."""
+    REMOVE = 2
+    """The list of those who may not take part any more."""
+
+
+class NotSigned(ValueError):  # noqa: N818 (reads as what it says)
+    """Nobody whose word counts has signed this. The text is the end of a sentence that begins with what it is."""
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A private key, and by what right it signs.
+
+    Args:
+        key: the organiser's, or a deputy's
+        warrant: with which the organiser made this key a deputy's; empty for her own
+    """
+
+    key: Ed25519PrivateKey
+    warrant: bytes = b""
+
+    @property
+    def public_key(self) -> bytes:
+        """32 bytes."""
+        return self.key.public_key().public_bytes_raw()
+
+    def sign(self, kind: str, content: bytes) -> bytes:
+        """The content with its signature; `Authority.read` reads it."""
+        return to_wire(content, self.key.sign(_text(kind, content)), self.warrant)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Whose word counts in a run.
+
+    Args:
+        run_id: the run
+        organiser: her public key, 32 bytes
+    """
+
+    run_id: str
+    organiser: bytes
+
+    def read(self, kind: str, data: bytes, most_bytes: int, right: Right | None = None, now: float = 0.0) -> bytes:
+        """The content that was signed, if the organiser has signed it, or a deputy of hers.
+
+        Args:
+            kind: what it has to be
+            right: that a deputy needs; None where only the organiser's own word counts
+            now: seconds since 1970; 0 for this machine's clock
+
+        Raises:
+            NotSigned: it is anything else
+        """
+        content, signature, warrant = _fields(_SIGNED, data, most_bytes)
+        key = self.organiser
+        if warrant:
+            key, rights, begin, end = self._read_warrant(warrant)
+            if right is None or not rights & right:
+                raise NotSigned("was signed by a deputy who has no right to")
+            _check_time(begin, end, now, "was signed by a deputy whose warrant")
+        _check_signature(key, signature, _text(kind, content))
+        return content
+
+    def _read_warrant(self, warrant: bytes) -> tuple[bytes, int, int, int]:
+        content, signature, above = _fields(_SIGNED, warrant, MAX_WARRANT_BYTES)
+        if above:
+            raise NotSigned("was signed by the deputy of a deputy")
+        _check_signature(self.organiser, signature, _text(WARRANT, content))
+        run_id, key, rights, begin, end = _fields(_WARRANT, content, MAX_WARRANT_BYTES)
+        self.check_run(run_id)
+        return key, rights, begin, end
+
+    def check_run(self, run_id: str) -> None:
+        """Raises NotSigned: that is another run"""
+        if run_id != self.run_id:
+            raise NotSigned(f"is for run {run_id!r}, not for {self.run_id!r}")
+
+
+def warrant(organiser: Signer, run_id: str, deputy: bytes, rights: Right, begin: int, end: int) -> bytes:
+    """Makes another key a deputy's.
+
+    Args:
+        deputy: its public key, 32 bytes
+        begin, end: between which it may sign, seconds since 1970
+    """
+    return organiser.sign(WARRANT, to_wire(run_id, deputy, int(rights), begin, end))
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Says that a peer is a member of a run.
+
+    Args:
+        run_id: of which run
+        peer_id: only the peer with this id can use it
+        serial: number of this member, which stays the same when the certificate is renewed: the time of its enrolment
+            in milliseconds since 1970, or a little later where several came at once
+        roles: what it may do
+        begin, end: between which it counts, seconds since 1970
+        name: under which the organiser knows it
+    """
+
+    run_id: str
+    peer_id: PeerID
+    serial: int
+    roles: Role
+    begin: int
+    end: int
+    name: str
+
+    @property
+    def member_since(self) -> float:
+        """Seconds since 1970: earlier than that it cannot have been there."""
+        return self.serial / 1000
+
+    def signed_by(self, signer: Signer) -> bytes:
+        """As members show it, at most 896 bytes."""
+        peer = self.peer_id.to_bytes()
+        fields = (self.run_id, peer, self.serial, int(self.roles), self.begin, self.end, self.name)
+        return signer.sign(CERTIFICATE, to_wire(*fields))
+
+    @classmethod
+    def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Certificate:
+        """Raises NotSigned: it is none of this run; whether it counts at this time is asked by `check_time`"""
+        content = authority.read(CERTIFICATE, data, MAX_CERTIFICATE_BYTES, Right.ENROL, now)
+        run_id, peer, serial, roles, begin, end, name = _fields(_CERTIFICATE, content, MAX_CERTIFICATE_BYTES)
+        authority.check_run(run_id)
+        if not name.isprintable():
+            raise NotSigned("has a name that is not printable")
+        return cls(run_id, PeerID(peer), serial, Role(roles & EVERYTHING), begin, end, name)
+
+    def check_time(self, now: float = 0.0) -> None:
+        """Raises NotSigned: it does not count yet, or not any more"""
+        _check_time(self.begin, self.end, now, "")
+
+
+@dataclass(frozen=True)
+class Removals:
+    """Members who may not take part any more.
+
+    Args:
+        run_id: of which run
+        number: the list with the greatest counts; milliseconds since 1970 when it was made
+        removed: by the member's serial, why
+    """
+
+    run_id: str
+    number: int
+    removed: dict[int, str]
+
+    def signed_by(self, signer: Signer) -> bytes:
+        """As members pass it on, at most 64 KiB."""
+        latest = list(self.removed.items())[-MAX_REMOVED:]
+        return signer.sign(REMOVALS, to_wire(self.run_id, self.number, latest))
+
+    @classmethod
+    def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Removals:
+        """Raises NotSigned: it is no list of this run"""
+        content = authority.read(REMOVALS, data, MAX_REMOVALS_BYTES, Right.REMOVE, now)
+        run_id, number, removed = _fields(_REMOVALS, content, MAX_REMOVALS_BYTES)
+        authority.check_run(run_id)
+        return cls(run_id, number, dict(removed))
+
+    def why(self, serial: int) -> str:
+        """Why this member was removed, as the end of a sentence."""
+        return self.removed[serial] or "no reason given"
+
+    def with_removed(self, serials: Iterable[int], why: str) -> Removals:
+        """The list that comes after this one."""
+        number = max(self.number + 1, int(1000 * time.time()))
+        reason = "".join(letter for letter in why if letter.isprintable())[:MAX_REASON_LENGTH]
+        return Removals(self.run_id, number, self.removed | dict.fromkeys(serials, reason))
+
+    def without(self, serials: Iterable[int]) -> Removals:
+        """The list that comes after this one, in which these may take part again."""
+        back = set(serials)
+        kept = {serial: why for serial, why in self.removed.items() if serial not in back}
+        return Removals(self.run_id, max(self.number + 1, int(1000 * time.time())), kept)
+
+
+def _text(kind: str, content: bytes) -> bytes:
+    """What is signed."""
+    return to_wire(kind, content)
+
+
+def _fields(decoder, data: bytes, most_bytes: int):
+    try:
+        return from_wire(decoder, data, most_bytes)
+    except ValueError as error:
+        raise NotSigned(f"cannot be read ({error})") from None
+
+
+def _check_signature(key: bytes, signature: bytes, text: bytes) -> None:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
+    except (InvalidSignature, ValueError):
+        raise NotSigned("was not signed by the organiser of this run") from None
+
+
+def _check_time(begin: int, end: int, now: float, what: str) -> None:
+    now = now or time.time()
+    said = f"{what} " if what else ""
+    if now < begin:
+        raise NotSigned(f"{said}begins on {_date(begin)}, and it is {_date(now)} here: are both clocks right?")
+    if now > end:
+        raise NotSigned(f"{said}has ended on {_date(end)}")
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -1,0 +1,100 @@
+"""Who may take part in a run by invitation, and who is told that it may not."""
+
+import logging
+
+import pytest
+
+from swarm.network.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
+from swarm.network.signed_records import peer_of
+from swarm.protocol.certificates import NotSigned, Role
+from tests.helpers.members import Organiser
+from tests.helpers.owners import subkey_of
+
+ADA, BOB = (peer_of(subkey_of(name)) for name in ("ada", "bob"))
+ORGANISER = Organiser()
+
+
+@pytest.fixture
+def here() -> Admission:
+    """Of a process that is asked."""
+    return Admission(ORGANISER.authority)
+
+
+def test_in_an_open_run_nothing_is_shown_and_everybody_is_admitted():
+    assert OPEN.show(b"hello") == OPEN.admit(b"hello", ADA) == b"hello"
+    assert OPEN.is_open
+    assert not OPEN.is_removed(ADA)
+    assert OPEN.why_this_peer_was_removed is None
+
+
+def test_a_member_shows_its_certificate_with_what_it_sends(here):
+    ada = ORGANISER.admission(ADA)
+    shown = ada.show(b"hello")
+    assert here.admit(shown, ADA) == here.content_of(shown) == b"hello"
+    assert len(shown) <= SHOWN_BYTES + len(b"hello")
+    assert here.member(ADA) == ada.own
+    assert here.member(BOB) is None
+
+
+@pytest.mark.parametrize(
+    ("show", "said"),
+    [
+        (lambda: b"hello", "shows no certificate"),
+        (lambda: ORGANISER.admission(BOB).show(b"hello"), "of another peer"),
+        (lambda: Organiser().admission(ADA).show(b"hello"), "was not signed by the organiser"),
+        (lambda: Organiser("other").admission(ADA).show(b"hello"), "was not signed by the organiser"),
+        (lambda: ORGANISER.admission(ADA, end=-1).show(b"hello"), "has ended"),
+        (lambda: ORGANISER.admission(ADA, roles=Role.WATCH).show(b"hello"), "does not allow this"),
+        (lambda: ORGANISER.admission(ADA, roles=Role(0)).show(b"hello"), "does not allow this"),
+    ],
+)
+def test_who_is_no_member_is_refused_and_said_so_once(here, show, said, caplog):
+    shown = show()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            with pytest.raises(NotAMember, match=said):
+                here.admit(shown, ADA)
+    assert sum(said in line for line in caplog.messages) <= 1
+
+
+def test_a_removed_member_is_refused_and_told_why(here):
+    ada, bob = ORGANISER.admission(ADA), ORGANISER.admission(BOB)
+    shown = ada.show(b"hello")
+    here.admit(shown, ADA)
+    signed = ORGANISER.remove(ada, why="it sent noise")
+    assert here.take_removals(signed)
+    assert here.is_removed(ADA)
+    assert here.removed([ADA, BOB]) == [ADA]
+    with pytest.raises(NotAMember, match="removed by the organiser: it sent noise"):
+        here.admit(shown, ADA)
+    assert here.admit(bob.show(b"hello"), BOB) == b"hello"
+    assert ada.take_removals(signed)
+    assert ada.why_this_peer_was_removed == "it sent noise"
+    assert bob.why_this_peer_was_removed is None
+
+
+def test_an_older_list_changes_nothing(here):
+    ada, bob = ORGANISER.admission(ADA), ORGANISER.admission(BOB)
+    older, newer = ORGANISER.remove(ada), ORGANISER.remove(bob)
+    assert here.take_removals(newer)
+    assert not here.take_removals(older)
+    assert not here.take_removals(newer)
+    assert here.signed_removals == newer
+    with pytest.raises(NotAMember):
+        here.admit(bob.show(b""), BOB)
+
+
+def test_a_list_of_somebody_else_is_refused(here):
+    other = Organiser()
+    with pytest.raises(NotSigned):
+        here.take_removals(other.remove(other.admission(ADA)))
+    with pytest.raises(NotSigned):
+        OPEN.take_removals(ORGANISER.remove())
+
+
+def test_who_comes_with_certificates_by_the_thousand_takes_no_more_memory(here):
+    ada = ORGANISER.admission(ADA)
+    for number in range(200):
+        with pytest.raises(NotAMember):
+            here.admit(ORGANISER.admission(BOB).show(bytes(number)), ADA)
+    assert here.admit(ada.show(b"hello"), ADA) == b"hello"
