@@ -27,6 +27,7 @@ ROOMS = {
     "training": "one peer's step loop: accumulate, average, apply, catch up",
     "averaging": "forms a group and averages one vector",
     "membership": "who is in the run, how far, and who is alive",
+    "enrolment": "makes members of those who are invited",
     "state_sync": "hands the training state to joiners",
     "network": "this peer's DHT process: addresses, identity, reachability",
     "protocol": "the words of a round: messages, errors, reports",

@@ -23,7 +23,7 @@ from peers.platforms import Platform, detect
 from recipe.durations import positive
 from recipe.errors import InputError
 from recipe.run_folder import check_name, make_writable
-from swarm.network.addresses import parse_initial_peers
+from swarm.enrolment.join_line import whom_to_join
 from swarm.peer.status import Status
 from swarm.runtime.processes import die_with_parent
 
@@ -181,12 +181,14 @@ class _Volunteer:
 def _addresses(address: str | Sequence[str]) -> list[str]:
     values = [address] if isinstance(address, str) else list(address)
     try:
-        found = parse_initial_peers([value for value in values if value.strip()] or None)
+        found, line = whom_to_join([value for value in values if value.strip()] or None)
     except InputError as error:
         raise CannotJoin(str(error)) from None
     if not found:
-        raise CannotJoin("There is no address yet: ask the organiser for one, it looks like /ip4/…/tcp/…/p2p/….")
-    return found
+        raise CannotJoin(
+            "There is no join line yet: ask the organiser for one, it looks like swarm://… or /ip4/…/tcp/…/p2p/…."
+        )
+    return found if line is None else [str(line)]
 
 
 def _kept_name(folder: Path, public_name: str | None) -> str:

@@ -27,6 +27,7 @@ class RunFolder:
         self.status = self.path / "status.json"
         self.peers = self.path / "peers.json"
         self.leftovers = self.path / "leftovers.json"
+        self.membership = self.path / "membership.json"
 
     @classmethod
     def create(cls, output_dir: str | Path, run_id: str, peer_name: str) -> "RunFolder":

@@ -22,6 +22,11 @@ FILES = {
     "checkpoints": ("all", "Weights with the optimizer's statistics; see below."),
     "status": ("peers", "What the peer does now, replaced twice a second: [status](metrics.md#statusjson)."),
     "peers": ("peers", "Addresses of peers that this one has met; a peer that comes back tries them."),
+    "membership": (
+        "peers",
+        "In a run by invitation: the peer's certificate, the list of removed members, the signed run manifest, and the "
+        "join line without its invitation. Keep it with the identity: a peer that comes back needs both.",
+    ),
     "leftovers": ("peers", "Names of temporary files of this peer; its next start deletes those that a kill left."),
     "summary": (
         "all",

@@ -55,11 +55,27 @@ RECORDS = [
     ("`swarm.runs`", "Run manifests: one per peer, under its public key."),
     ("`RUN-FINGERPRINT.progress`", "Progress records: one per peer of the run."),
     ("`RUN-FINGERPRINT.addresses`", "Addresses at which a peer of the run can be dialled."),
+    (
+        "`RUN-FINGERPRINT.removed`",
+        "In a run by invitation: the list of members who may not take part any more, passed on by every member.",
+    ),
 ]
+
+MEMBERS = """\
+Where a run has an organiser, the prefix of its keys and calls ends with a hash of her public key. A record of progress or
+addresses, a ticket, a wish and the question whether a peer is there are then wrapped: MessagePack of (certificate,
+content). The certificate must name the peer that libp2p or the record's signature proves, count now, and not be on the
+list of removed members. A group in which one ticket has no such certificate is refused by its members.
+
+What an organiser signs is MessagePack of (content, signature, warrant). The signature is Ed25519 over MessagePack of
+(kind, content). A warrant is empty, or makes another key a deputy's.
+"""
 
 MESSAGES = [
     ("Progress record", "swarm.membership.progress_record", "PeerProgress", "PeerProgress.from_bytes"),
     ("Run manifest", "swarm.membership.run_manifest", "RunManifest", "RunManifest._read"),
+    ("Certificate", "swarm.protocol.certificates", "Certificate", None),
+    ("Removed members", "swarm.protocol.certificates", "Removals", None),
     ("Ticket", "swarm.protocol.messages", "Ticket", "Ticket.from_bytes"),
     ("Group", "swarm.protocol.messages", "Group", None),
     ("Wish", "swarm.state_sync.download_messages", "Wish", "Wish.from_bytes"),
@@ -74,6 +90,8 @@ REPLIES = ["step_reply", "redirect", "group_reply"]
 BOUNDS = [
     "swarm.protocol.wire",
     "swarm.protocol.messages",
+    "swarm.protocol.certificates",
+    "swarm.protocol.admission",
     "swarm.membership.progress_record",
     "swarm.membership.progress_store",
     "swarm.membership.claim_bounds",
@@ -99,6 +117,8 @@ def page() -> str:
         "## Records in the DHT\n",
         "Each record is signed with the key that its owner's peer id is the hash of. A node refuses other records.\n",
         table(("key", "what is there"), RECORDS),
+        "## Members\n",
+        MEMBERS,
         "## Messages\n",
         "All are read as a stranger's word. What breaks a rule is refused, and nothing of it is used. Messages are",
         "MessagePack tuples in the order of the fields. The run manifest is JSON, and a group travels as one of",

@@ -28,7 +28,7 @@ from swarm.averaging.commands import (
 from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.rounds import AveragingOptions, RoundSignals
 from swarm.averaging.service import AveragingService
-from swarm.network.admission import OPEN, Admission
+from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Member, Ticket, first_members
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little

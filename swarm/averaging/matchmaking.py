@@ -34,7 +34,7 @@ from swarm.averaging.matchmaking_messages import (
 from swarm.membership.backoff import Backoff
 from swarm.membership.failure_detector import FailureDetector, PeerMonitor
 from swarm.network.acquaintances import Acquaintances
-from swarm.network.admission import OPEN, Admission
+from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES

@@ -9,7 +9,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.proto.averaging_pb2 import MessageFromLeader
 
-from swarm.network.admission import Admission
+from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, Step, from_wire, to_wire

@@ -26,9 +26,9 @@ from swarm.averaging.slow_members import SlowMembers
 from swarm.averaging.striped_allreduce import StripedAllReduce, count_stripes
 from swarm.membership.backoff import BlameBackoff
 from swarm.membership.failure_detector import FailureDetector
-from swarm.network.admission import Admission
 from swarm.network.peer_service import PeerService
 from swarm.network.stream_limits import limits_of
+from swarm.protocol.admission import Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundReport

@@ -29,7 +29,8 @@ from recipe.errors import InputError
 from swarm.cli.checks import Check, check_data, check_micro_batch, check_shared_memory, judged, machine_checks
 from swarm.cli.demo import wide_console
 from swarm.cli.image_check import check_images
-from swarm.network.addresses import check_reachable, parse_initial_peers, reachable
+from swarm.enrolment.join_line import JoinLine, whom_to_join
+from swarm.network.addresses import check_reachable, connects, reachable
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
 from swarm.runtime.processes import descendants, kill
@@ -81,7 +82,7 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     if options.check_images:
         yield check_images(options.data_dir.expanduser(), lambda line: print(line, file=sys.stderr, flush=True))
     try:
-        peers = parse_initial_peers(options.given)
+        peers, line = whom_to_join(options.given)
     except InputError as error:
         yield Check("addresses", "failed", str(error), "paste the whole address that the organiser's peer printed")
         return
@@ -97,7 +98,9 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
         return
     yield clock_check(max((found.clock_ahead_seconds for found in answering), key=abs))
     yield _inbound(peers, options)
-    yield from _run(peers, options)
+    if line is not None and line.server_endpoints:
+        yield _enrolment(line)
+    yield from _run(peers, line, options)
 
 
 def _probed(address: str) -> ProbeResult:
@@ -138,7 +141,17 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
     return Check("inbound port", "warning", text, fix)
 
 
-def _run(peers: list[str], options: DoctorOptions) -> Iterator[Check]:
+def _enrolment(line: JoinLine) -> Check:
+    """Whether somebody could become a member now; nothing is used up."""
+    found = {f"{host}:{port}": connects(host, port, CONNECT_SECONDS) for host, port in line.server_endpoints}
+    answering = [endpoint for endpoint, trouble in found.items() if trouble is None]
+    if answering:
+        return Check("enrolment", "ok", f"answers at {answering[0]}")
+    tried = ", ".join(f"{endpoint} ({trouble})" for endpoint, trouble in found.items())
+    return Check("enrolment", "warning", tried, "who is a member can join; else ask the organiser whether it runs")
+
+
+def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Iterator[Check]:
     from recipe.model import build_model
     from swarm.cli.probe import expected_traffic
     from swarm.membership.run_manifest import choose_manifest, read_manifests
@@ -150,7 +163,8 @@ def _run(peers: list[str], options: DoctorOptions) -> Iterator[Check]:
         yield Check("joining", "failed", str(error), "see the sentence itself")
         return
     try:
-        manifest = choose_manifest(read_manifests(dht, peers, options.run_id), options.run_id)
+        run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
+        manifest = choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id)
         recipe = manifest.recipe
         yield Check("run manifest", "ok", f"run {manifest.run_id}: {recipe.model} on {recipe.dataset}")
         model = build_model(replace(recipe, pretrained=False))

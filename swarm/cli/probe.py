@@ -19,8 +19,8 @@ from swarm.averaging.compression.codec import Codec
 from swarm.membership.progress_record import PeerProgress
 from swarm.membership.progress_store import read_record
 from swarm.membership.run_manifest import RunManifest
-from swarm.network.admission import Admission
 from swarm.network.signed_records import PROGRESS, owned_entries
+from swarm.protocol.admission import Admission
 from swarm.protocol.messages import MAX_GROUP_SIZE
 
 ANSWER_SECONDS = 5.0

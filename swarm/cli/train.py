@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +12,17 @@ from recipe.command_line import arg, read_options
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides
 from recipe.presets import PRESETS
-from swarm.network.addresses import parse_initial_peers
+from swarm.enrolment.join_line import whom_to_join
+from swarm.network.addresses import is_loopback
 from swarm.peer.main import run
-from swarm.peer.options import ConnectionOptions, LeavingOptions, MachineOptions, PatienceOptions, PeerOptions
+from swarm.peer.options import (
+    ConnectionOptions,
+    LeavingOptions,
+    MachineOptions,
+    MembershipOptions,
+    PatienceOptions,
+    PeerOptions,
+)
 
 SECOND_PEER = 2
 """`swarm start` waits for one volunteer before it trains: a small run would be over before anybody had joined."""
@@ -25,7 +33,9 @@ class JoinOptions:
     """Join a swarm. Your computer trains with the others until you press Ctrl-C; the recipe comes from the swarm."""
 
     addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
-    """Addresses of peers of the swarm, as they print them."""
+    """The join line that the organiser has sent, or addresses of peers as they print them."""
+    certificate: Annotated[str | None, arg("TEXT", "the organiser is asked for one")] = None
+    """Your certificate, where the organiser has made one for this peer (swarm invite --peer-id)."""
     run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
     """The run, where several share the addresses."""
     resume: bool = False
@@ -44,6 +54,7 @@ class JoinOptions:
         """The same options as `python -m swarm.peer` reads them."""
         return PeerOptions(
             initial_peers=self.addresses or None,
+            certificate=self.certificate,
             run_id=self.run_id,
             resume=self.resume,
             machine=self.machine,
@@ -59,6 +70,15 @@ class StartPatience(PatienceOptions):
 
     min_peers: Annotated[int, arg("PEERS")] = SECOND_PEER
     """Do not begin to train before so many peers are there, this one included; 1 begins at once."""
+
+
+@dataclass(frozen=True)
+class StartMembership(MembershipOptions):
+    """Who may take part."""
+
+    by_invitation: bool = True
+    """Only members take part: whoever has an invitation of yours. You can remove them again. Without this, anyone with
+    the address can join, and can spoil the run."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +101,18 @@ class StartOptions:
         default_factory=ConnectionOptions
     )
     patience: Annotated[StartPatience, tyro.conf.arg(name="advanced: patience")] = field(default_factory=StartPatience)
+    membership: Annotated[StartMembership, tyro.conf.arg(name="who may join")] = field(default_factory=StartMembership)
     overrides: Annotated[
         RecipeOverrides, tyro.conf.arg(name="advanced: changes to the recipe"), tyro.conf.FlagConversionOff
     ] = field(default_factory=RecipeOverrides)
+
+    @property
+    def _membership(self) -> MembershipOptions:
+        """Nobody needs an invitation for a swarm that stays on this machine."""
+        listening = self.connection.host_maddrs
+        if listening and all(is_loopback(address) for address in listening):
+            return replace(self.membership, by_invitation=False)
+        return self.membership
 
     @property
     def as_peer(self) -> PeerOptions:
@@ -97,6 +126,7 @@ class StartOptions:
             leaving=self.leaving,
             connection=self.connection,
             patience=self.patience,
+            membership=self._membership,
             overrides=self.overrides,
         )
 
@@ -115,9 +145,9 @@ def _read_join(arguments: list[str]) -> PeerOptions:
     """Raises InputError: there is no address to join"""
     words = [word for word in arguments if word.replace("_", "-") != "--initial-peers"]  # as other programs call it
     options = read_options(JoinOptions, words, "swarm join").as_peer
-    if not parse_initial_peers(options.initial_peers) and not options.resume:
+    if not whom_to_join(options.initial_peers)[0] and not options.resume:
         raise InputError(
-            "swarm join needs an address: paste the one that the organiser's peer printed, as in swarm join ADDRESS. "
-            "(swarm start begins a new swarm.)"
+            "swarm join needs a join line or an address: paste the one that the organiser sent, as in swarm join "
+            "swarm://... (swarm start begins a new swarm.)"
         )
     return options

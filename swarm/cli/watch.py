@@ -32,7 +32,8 @@ from recipe.command_line import arg
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from swarm.cli.demo import wide_console
-from swarm.network.addresses import check_reachable, parse_initial_peers
+from swarm.enrolment.join_line import whom_to_join
+from swarm.network.addresses import check_reachable
 from swarm.peer.status import percent, shown, shown_rate
 from swarm.runtime.hivemind_version import check_hivemind_version
 from swarm.runtime.imports import quick_imports
@@ -201,12 +202,13 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
     raise_again()  # from now on it is the usual end
-    peers = parse_initial_peers(options.given)
+    peers, line = whom_to_join(options.given)
+    run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
     if not peers:
         raise InputError("Whom to ask is not known: give --initial-peers ADDRESS, as a running peer prints it.")
     dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(peers)), client_mode=True))
     try:
-        view = SwarmView(choose_manifest(read_manifests(dht, peers, options.run_id), options.run_id))
+        view = SwarmView(choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id))
         ends = view.began_at + (math.inf if options.seconds is None else options.seconds)
         while True:
             began = time.monotonic()

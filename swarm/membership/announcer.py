@@ -16,9 +16,9 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
 from swarm.membership.run_manifest import RunManifest, publish_manifest
-from swarm.network.admission import OPEN, Admission
 from swarm.network.known_peers import MAX_ADDRESSES, MAX_REMEMBERED, peer_of_address, read_book, usable, write_book
 from swarm.network.signed_records import ADDRESSES, owned_entries
+from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.certificates import EVERYTHING
 
 KEEP_SECONDS = 600.0

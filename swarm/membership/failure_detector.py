@@ -22,7 +22,7 @@ from hivemind.p2p.servicer import ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
-from swarm.network.admission import OPEN, Admission
+from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.certificates import EVERYTHING
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 

@@ -20,7 +20,7 @@ from hivemind.utils import get_logger
 from swarm.membership.backoff import Backoff
 from swarm.membership.failure_detector import FailureDetector, question
 from swarm.membership.progress_record import JOINING, WAITING, PeerProgress
-from swarm.network.admission import OPEN, Admission
+from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 

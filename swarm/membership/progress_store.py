@@ -17,9 +17,9 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
 from swarm.membership.progress_record import PeerProgress
-from swarm.network.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.network.record_push import Push, PushedHere
 from swarm.network.signed_records import owned_entries
+from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import EVERYTHING, Role
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts

@@ -27,8 +27,8 @@ from swarm.membership.progress_record import (
 )
 from swarm.membership.progress_store import ProgressStore
 from swarm.membership.record_exchange import RecordExchange
-from swarm.network.admission import OPEN, Admission
 from swarm.network.signed_records import PROGRESS
+from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundFailed
 from swarm.protocol.wire import MAX_STEP

@@ -93,8 +93,15 @@ def parse_own_address(value: str, option: str) -> Endpoint:
 def reachable(address: str, timeout_seconds: float) -> str | None:
     """Why nobody listens at a TCP address, or None if somebody does (UDP tells nothing, so it is None as well)."""
     endpoint = _parse(address, own=False)
-    if endpoint.transport == "udp":
-        return None
+    return None if endpoint.transport == "udp" else _trouble(endpoint, timeout_seconds)
+
+
+def connects(host: str, port: int, timeout_seconds: float) -> str | None:
+    """Why nobody listens at a TCP port of a host, or None if somebody does."""
+    return _trouble(Endpoint("dns", host, "tcp", port), timeout_seconds)
+
+
+def _trouble(endpoint: Endpoint, timeout_seconds: float) -> str | None:
     try:
         _connect(endpoint, timeout_seconds)
     except socket.gaierror:
@@ -159,6 +166,14 @@ def classify(address: str) -> Literal["loopback", "private", "public"]:
     return "public" if ip.is_global else "private"
 
 
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can call there; an address that cannot be read is refused elsewhere."""
+    try:
+        return classify(address) == "loopback"
+    except ValueError:
+        return False
+
+
 def join_commands(visible: Sequence[str], program: str = "swarm join", public_ip: str | None = None) -> str:
     """Commands to paste elsewhere, one for each kind of network, and a warning if the internet is not among them.
 
@@ -172,13 +187,28 @@ def join_commands(visible: Sequence[str], program: str = "swarm join", public_ip
     for kind, members in groups.items():
         if members:
             lines += [f"# {titles[kind]}", f"{program} {' '.join(members)}"]
-    if visible and not groups["public"]:
-        endpoint = _parse(visible[0], own=True)
-        lines.append(
-            f"# Nobody on the internet can join: forward {endpoint.transport.upper()} port {endpoint.port} of your "
-            f"router to this machine and start with --public-ip YOUR.PUBLIC.IP --port {endpoint.port}."
-        )
+    if warning := closed_ports(visible, public_ip):
+        lines.append(warning)
     return "\n".join(lines)
+
+
+def closed_ports(visible: Sequence[str], public_ip: str | None = None, enrolment_port: int = 0) -> str:
+    """What to do where nobody on the internet can call; empty if somebody can.
+
+    Args:
+        enrolment_port: a further port that has to be open
+    """
+    if not visible or any(address.split("/")[2] == public_ip or classify(address) == "public" for address in visible):
+        return ""
+    endpoint = _parse(visible[0], own=True)
+    ports = f"{endpoint.transport.upper()} port {endpoint.port}"
+    also, option = "", ""
+    if enrolment_port:
+        also, option = f" and TCP port {enrolment_port}", f" --enrolment-port {enrolment_port}"
+    return (
+        f"# Nobody on the internet can join: forward {ports}{also} of your router to this machine and start with "
+        f"--public-ip YOUR.PUBLIC.IP --port {endpoint.port}{option}."
+    )
 
 
 def check_port_free(port: int, host: str = "0.0.0.0") -> None:

@@ -23,8 +23,8 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.timed_storage import TimedStorage
 
-from swarm.network.admission import Admission
 from swarm.network.signed_records import MAX_LIFE_SECONDS, RUNS_ID, OwnedRecords, keys_of, peer_of, plain
+from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import Authority
 from swarm.protocol.run_names import authority_in, key_prefix
 

@@ -16,9 +16,9 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
-from hivemind.utils.timed_storage import ValueWithExpiration
+from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
-from swarm.network.signed_records import peer_of, plain, records_of
+from swarm.network.signed_records import MAX_LIFE_SECONDS, REMOVED, peer_of, plain, records_of
 
 MORE_RECEIVERS = 64
 MEMBERS = 8
@@ -92,3 +92,18 @@ class PushedHere:
             said = plain(node.protocol.record_validator.strip_value(record))
             entries[subkey] = ValueWithExpiration(said, expiration)
         return ValueWithExpiration(entries, found.expiration_time)
+
+
+def push_removals(dht: Any, prefix: str, signed: bytes, to: Sequence[PeerID] = (), timeout_seconds: float = 10) -> None:
+    """Store the list of removed members where others look for it, and at further peers.
+
+    Args:
+        dht: of `start_dht`
+        prefix: of the run's keys
+        signed: the list
+
+    Raises:
+        concurrent.futures.TimeoutError: the DHT process did not answer
+    """
+    push = Push(f"{prefix}.{REMOVED}", dht.owner, signed, get_dht_time() + MAX_LIFE_SECONDS - 60, to)
+    dht.run_coroutine(push, return_future=True).result(timeout_seconds)

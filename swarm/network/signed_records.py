@@ -31,7 +31,7 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
-from swarm.network.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
+from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import EVERYTHING, MAX_REMOVALS_BYTES, Authority, NotSigned
 from swarm.runtime.token_bucket import TokenBucket
 

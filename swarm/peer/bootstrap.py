@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recipe.config import Recipe
 from recipe.errors import InputError
+from swarm.enrolment.join_line import JoinLine, whom_to_join
 from swarm.network.addresses import NobodyAnswers, check_reachable, parse_initial_peers
 from swarm.network.known_peers import met_before
 from swarm.peer.options import PeerOptions, own_recipe
@@ -24,6 +25,23 @@ class Bootstrap:
     addresses: tuple[str, ...]
     joins: bool
     new_recipe: Recipe | None
+
+
+def unfolded(options: PeerOptions) -> tuple[PeerOptions, JoinLine | None]:
+    """The options with what a join line says, if one was given in place of addresses: addresses, and the run.
+
+    Raises:
+        InputError: the line, or an address, is malformed; or the line is of another run
+    """
+    addresses, line = whom_to_join(options.initial_peers)
+    if line is None:
+        return options, None
+    if options.run_id not in (None, line.run_id):
+        raise InputError(
+            f"The join line is of run {line.run_id}, and --run-id says {options.run_id}: leave --run-id out, or ask "
+            "for the other run's join line."
+        )
+    return replace(options, initial_peers=tuple(addresses), run_id=line.run_id), line
 
 
 def resolve_bootstrap(options: PeerOptions, stored: Recipe | None = None) -> Bootstrap:

@@ -24,13 +24,16 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from recipe.run_folder import check_name, make_writable
+from swarm.enrolment.join_line import JoinLine
 from swarm.network.addresses import (
     NobodyAnswers,
     OthersAnswer,
     check_port_free,
+    closed_ports,
     join_commands,
 )
-from swarm.peer.bootstrap import resolve_bootstrap
+from swarm.peer.bootstrap import resolve_bootstrap, unfolded
+from swarm.peer.membership.entry import Entry, watched
 from swarm.peer.options import PeerOptions, own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed, trained_before
 from swarm.peer.startup_timer import StartupTimer
@@ -63,7 +66,8 @@ def run(read: Callable[[], PeerOptions]) -> int:
     reap()
     try:
         raise_again()
-        options = resumed(read())
+        options, line = unfolded(read())
+        options = resumed(options)
         print("Starting; importing torch takes about 10 s …", flush=True)
         silence_libraries()
         yield_cores()
@@ -71,7 +75,8 @@ def run(read: Callable[[], PeerOptions]) -> int:
         before = trained_before(options)
 
         def make_peer(alone: bool) -> Peer:
-            return Peer(replace(options, run_id=before[0]), clock, before[1]) if alone else Peer(options, clock)
+            stored = before[1] if alone else None
+            return Peer(replace(options, run_id=before[0]) if alone else options, clock, stored, line)
 
         return come_back(make_peer, clock.again, before is not None, _leave_at_once)
     except InputError as error:
@@ -89,13 +94,17 @@ class Peer:
         options: the command line
         clock: times the start
         stored: recipe of the run that it goes on with if nobody answers; None: then it does not
+        line: join line, if it was invited
 
     Raises:
         InputError: also from `run`, when something that a person gave cannot work
     """
 
-    def __init__(self, options: PeerOptions, clock: StartupTimer, stored: Recipe | None = None):
+    def __init__(
+        self, options: PeerOptions, clock: StartupTimer, stored: Recipe | None = None, line: JoinLine | None = None
+    ):
         self.options, self.clock = options, clock
+        self._entry = Entry(options, line)
         self.name = check_name(options.machine.public_name or f"peer-{secrets.token_hex(3)}", "--public-name")
         self.stop_requested = threading.Event()
         self._interrupt = _leave_at_once
@@ -136,11 +145,13 @@ class Peer:
         dht = self._dht()
         try:
             manifest, addresses = self._manifest(dht), tuple(visible_addresses(dht))
+            self._entry.take_part(dht, manifest, addresses)
             self.clock.ends("join")
             return self._train(dht, manifest, addresses)
         finally:
             if self._restart is not None:
                 self._start_again()
+            self._entry.stop()
             stop_dht(dht)
 
     def _dht(self):
@@ -166,19 +177,19 @@ class Peer:
     def _manifest(self, dht):
         from swarm.membership.run_manifest import (
             PROTOCOL,
-            RunManifest,
             check_overrides,
             choose_manifest,
             read_manifests,
         )
 
         recipe, run_id = self._new_recipe, self.options.run_id
-        manifests = read_manifests(dht, self.initial_peers, run_id) if self.initial_peers else {}
+        organiser = self._entry.organiser
+        manifests = read_manifests(dht, self.initial_peers, run_id, organiser) if self.initial_peers else {}
         if recipe is not None and run_id not in manifests:
             if self.joins:
                 print(f"No peer trains run {run_id} there yet: this peer starts it.", flush=True)
             self.joins = False
-            return RunManifest(PROTOCOL, run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}", recipe)
+            return self._entry.new_manifest(PROTOCOL, recipe)
         self.joins = True
         manifest = choose_manifest(manifests, run_id)
         check_overrides(manifest, vars(own_recipe(self.options)) if self.options.recipe else self.options.wanted_recipe)
@@ -198,10 +209,13 @@ class Peer:
             self.stop_requested,
             self.clock,
             self._part_died,
+            self._entry,
         )
         self._introduce(session)
         self._run = ["--run-id", manifest.run_id]
-        announcer = Announcer(dht, session.manifest, addresses, session.folder.peers)
+        announcer = Announcer(dht, session.manifest, addresses, session.folder.peers, admission=session.admission)
+        prefix = session.manifest.key_prefix
+        watch = watched(self._entry, dht, session.admission, prefix, session.tell_members, session.end)
         try:
             self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
             _say(f"\n{session.train()}")
@@ -209,6 +223,8 @@ class Peer:
         finally:
             self._interrupt = _raise_interrupt
             announcer.stop()
+            if watch is not None:
+                watch.stop()
             if session.supervisor.found and self._restart is None:
                 self._part_died(session.supervisor.found)
 
@@ -246,6 +262,8 @@ class Peer:
             identity = machine.output_dir / "identities" / f"{self.name}.key"
         identity = identity.expanduser()
         prepare_identity(identity)
+        self._entry.ask_to_be_let_in(identity, self.name)
+        may_serve = self._entry.may_serve
         network = NetworkOptions(
             initial_peers=tuple(self.initial_peers),
             port=connection.port,
@@ -253,9 +271,10 @@ class Peer:
             announce_maddrs=connection.announce_maddrs,
             public_ip=connection.public_ip,
             identity_path=identity,
-            client_mode=connection.client_mode,
+            client_mode=connection.client_mode or not may_serve,
         )
-        self.reachability, network = measured(network)
+        why = "--client-mode was given" if may_serve else "the organiser has not given it the role to serve others"
+        self.reachability, network = measured(network, why)
         return network
 
     def _introduce(self, session) -> None:
@@ -277,14 +296,26 @@ class Peer:
             weights = session.started_from or "not those of --start-from, but the run's, which is there already"
             print(f"Weights to start from: {weights}.")
         print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
-        if addresses and not self.joins:
+        invitation = self._entry.invitation()
+        if addresses and (invitation is not None or not self.joins):
             title = " Others join with this line "
             print(f"{title:=^80}\n")
-            print(join_commands(addresses, f"{program('swarm')} join", self.options.connection.public_ip))
+            if invitation is None:
+                print(join_commands(addresses, f"{program('swarm')} join", self.options.connection.public_ip))
+            else:
+                self._print_invitation(addresses, *invitation)
             print(f"\n{'=' * 80}")
             if (missing := self.options.patience.min_peers - 1) > 0:
                 peers = "another peer" if missing == 1 else f"{missing} other peers"
                 print(f"Waiting for {peers}; --min-peers 1 begins at once.", flush=True)
+
+    def _print_invitation(self, addresses: tuple[str, ...], line: JoinLine, what: str) -> None:
+        run_id = line.run_id
+        print(f"{program('swarm')} join {line}\n")
+        print(f"# {what} swarm invite --run-id {run_id} makes another one,")
+        print(f"# swarm members --run-id {run_id} shows who has joined, swarm remove NAME closes the door to somebody.")
+        if warning := closed_ports(addresses, self.options.connection.public_ip, line.enrolment_port):
+            print(warning)
 
     def _on_hangup(self, signal_number: int, frame) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)  # the terminal is closed: whoever writes to it would fail

@@ -14,6 +14,7 @@ from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import PRESETS, preset
 
+MAX_INVITE_DAYS = 3650
 MIN_UPLOAD_MBPS = 4.0
 """Twice what a round is given time for: there is more than its bytes."""
 
@@ -122,6 +123,32 @@ class PatienceOptions:
 
 
 @dataclass(frozen=True)
+class MembershipOptions:
+    """Who may take part in a new run."""
+
+    by_invitation: bool = False
+    """Only members take part: whoever has an invitation of yours. You can remove them again."""
+    open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Whoever sees the join line may become a member: its invitation has no limit. You can still remove them."""
+    invite: Annotated[int, arg("PEOPLE")] = 20
+    """How many may join with the line that is printed; `swarm invite` makes further lines."""
+    invite_days: Annotated[float, arg("DAYS")] = 30.0
+    """For how long they may."""
+    organiser_key: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/organiser/RUN_ID/organiser.key")] = None
+    """Your key as the organiser; made if it is not there. Keep a copy: without it nobody can be invited or removed."""
+    enrolment_port: Annotated[int, arg("PORT", "the one after --port")] = 0
+    """TCP port where newcomers become members; open it as you open --port."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work"""
+        at_least(self, 1, "invite")
+        if not 0 < self.invite_days <= MAX_INVITE_DAYS:
+            raise InputError(f"--invite-days is {self.invite_days:g}: give more than 0 and at most {MAX_INVITE_DAYS}.")
+        if not 0 <= self.enrolment_port <= 65535:
+            raise InputError(f"--enrolment-port is {self.enrolment_port}: give 0 (chosen for you) to 65535.")
+
+
+@dataclass(frozen=True)
 class PeerOptions:
     """Train with a swarm: join one with --initial-peers, or start a new one from --recipe.
 
@@ -131,7 +158,9 @@ class PeerOptions:
     initial_peers: Annotated[
         tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS; without it, a new swarm")
     ] = None
-    """Addresses of peers that are there already, as they print them."""
+    """Addresses of peers that are there already, as they print them; or a join line."""
+    certificate: Annotated[str | None, arg("TEXT", "the organiser is asked for one")] = None
+    """Your certificate, where the organiser has made one for this peer (swarm invite --peer-id)."""
     recipe: Annotated[
         str | None, arg("NAME", "digits", f"What a new swarm trains: {', '.join(PRESETS)}, or a recipe.json.")
     ] = None
@@ -148,6 +177,7 @@ class PeerOptions:
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     patience: PatienceOptions = field(default_factory=PatienceOptions)
+    membership: MembershipOptions = field(default_factory=MembershipOptions)
     overrides: Annotated[RecipeOverrides, tyro.conf.arg(name="recipe"), tyro.conf.FlagConversionOff] = field(
         default_factory=RecipeOverrides
     )

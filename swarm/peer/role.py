@@ -9,14 +9,19 @@ from swarm.network.dht_options import NetworkOptions, own_addresses
 from swarm.network.reachability import Reachability, measure_reachability
 
 
-def measured(network: NetworkOptions) -> tuple[Reachability, NetworkOptions]:
+def measured(
+    network: NetworkOptions, why_client: str = "--client-mode was given"
+) -> tuple[Reachability, NetworkOptions]:
     """How this peer takes part, and the network options that go with it.
+
+    Args:
+        why_client: why it is in client mode, if it is
 
     Raises:
         InputError: the port is taken, or a running peer uses the identity
     """
     if network.client_mode:
-        return Reachability("outbound-only", "because --client-mode was given"), network
+        return Reachability("outbound-only", f"because {why_client}"), network
     if not network.initial_peers:
         return Reachability("full", "because it is the first one: nobody is there to call it"), network
     if network.host_maddrs or network.announce_maddrs:

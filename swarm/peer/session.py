@@ -31,10 +31,12 @@ from swarm.peer.callbacks.status_reporter import StatusReporter
 from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.peer.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints
+from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions
 from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import Status, percent, tensorboard_command
 from swarm.peer.supervisor import Supervisor
+from swarm.protocol.admission import OPEN
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.processes import kill
 from swarm.training.averaging_mode import Averaging
@@ -61,6 +63,7 @@ class Session:
         stop_requested: when set, this peer leaves at the next opportunity
         clock: times the start
         on_death: called, from another thread, with the name of a process of this peer that has died alone
+        entry: how this peer was let in
 
     Raises:
         InputError: something that a person gave cannot work
@@ -77,6 +80,7 @@ class Session:
         stop_requested: threading.Event,
         clock: StartupTimer,
         on_death: Callable[[str], None],
+        entry: Entry,
     ):
         self.options, self.name, self.dht, self.manifest, self.joins = options, name, dht, manifest, joins
         self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
@@ -96,7 +100,10 @@ class Session:
         self.data = VisionData(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
         self.data.prepare_data()
         self.data.setup("fit")
-        self.manifest = manifest.with_classes(self.data.classes_digest, machine.data_dir)
+        self.manifest = entry.signed(manifest.with_classes(self.data.classes_digest, machine.data_dir))
+        self.admission = OPEN if entry.membership is None else entry.membership.admission
+        """Who may take part, as the trainer knows it."""
+        self._entry, self._why_ended = entry, ""
         if earlier is not None:  # a peer that comes back goes on with its samples
             self.data.load_state_dict(earlier[VisionData.__qualname__])
         self.task = VisionTask(self.recipe)
@@ -114,6 +121,7 @@ class Session:
         )
         self.data.batch_size = self.micro_batch.samples
         self._begin_folder()
+        entry.keep(self.admission, self.manifest, self.folder)
         self.metrics = SwarmMetrics(self.folder.rounds)
         self.company = ReachablePeerCheck(dht.client_mode, stop_requested)
         self.line = LineUse(options.connection.max_upload_mbps or math.inf)
@@ -199,8 +207,8 @@ class Session:
             self._write_summary(final, seconds)
         except OSError as error:
             self._not_written(error)
-        if self.company.complaint:
-            raise InputError(self.company.complaint)
+        if complaint := self._why_ended or self.company.complaint:
+            raise InputError(complaint)
         return self._farewell(final, seconds)
 
     def _current_processes(self) -> dict[str, psutil.Process]:
@@ -217,6 +225,19 @@ class Session:
             kill([averaging])  # it would only complain that it cannot leave in order
         self._on_death(name)
 
+    def tell_members(self, certificate: bytes, removals: bytes) -> bool:
+        """The averaging process hears of a new certificate or of removed members; False if there is none yet."""
+        if (coordinator := self.strategy.coordinator) is None:
+            return False
+        coordinator.averager.set_admission(certificate, removals)
+        self._entry.keep(self.admission, self.manifest, self.folder)
+        return True
+
+    def end(self, why: str) -> None:
+        """This peer may not take part any more; called from another thread."""
+        self._why_ended = why
+        self.stop_requested.set()
+
     def _strategy(self) -> SwarmStrategy:
         patience = self.options.patience
         return SwarmStrategy(
@@ -230,6 +251,7 @@ class Session:
                 patience.matchmaking_time,
                 patience.averaging_timeout,
                 line=self.line,
+                admission=self.admission,
             ),
             stop_requested=self.stop_requested,
             averaging=Averaging.of(self.recipe),
@@ -275,6 +297,8 @@ class Session:
             return "starting again"
         if self.traffic.has_stopped and trainer.global_step < self.total_steps:
             return "traffic limit reached"
+        if self._why_ended:
+            return "no member any more"
         if self.stop_requested.is_set():
             return "no full peer" if self.company.complaint else "interrupted"
         accuracy = trainer.callback_metrics.get("val/top1", 0.0)

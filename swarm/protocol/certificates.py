@@ -29,6 +29,8 @@ MAX_REMOVED = 400
 MAX_WARRANT_BYTES = 320
 MAX_CERTIFICATE_BYTES = 896
 MAX_REMOVALS_BYTES = 2**16
+CLOCK_SECONDS = 24 * 3600
+"""By which the clock of who signs may be ahead."""
 LATEST_SECONDS = 2**33
 """The year 2242: no time is later."""
 
@@ -81,6 +83,24 @@ class NotSigned(ValueError):  # noqa: N818 (reads as what it says)
 
 
 @dataclass(frozen=True)
+class Signed:
+    """What was signed.
+
+    Args:
+        content: as it was given to `Signer.sign`
+        begin, end: between which its signer has the right to, seconds since 1970
+    """
+
+    content: bytes
+    begin: int
+    end: int
+
+    def check_time(self, now: float = 0.0) -> None:
+        """Raises NotSigned: its signer has no right to at this time"""
+        _check_time(self.begin, self.end, now, "was signed by a deputy whose warrant")
+
+
+@dataclass(frozen=True)
 class Signer:
     """A private key, and by what right it signs.
 
@@ -114,26 +134,24 @@ class Authority:
     run_id: str
     organiser: bytes
 
-    def read(self, kind: str, data: bytes, most_bytes: int, right: Right | None = None, now: float = 0.0) -> bytes:
-        """The content that was signed, if the organiser has signed it, or a deputy of hers.
+    def read(self, kind: str, data: bytes, most_bytes: int, right: Right | None = None) -> Signed:
+        """What was signed, if the organiser has signed it, or a deputy of hers.
 
         Args:
             kind: what it has to be
             right: that a deputy needs; None where only the organiser's own word counts
-            now: seconds since 1970; 0 for this machine's clock
 
         Raises:
             NotSigned: it is anything else
         """
         content, signature, warrant = _fields(_SIGNED, data, most_bytes)
-        key = self.organiser
+        key, begin, end = self.organiser, 0, LATEST_SECONDS
         if warrant:
             key, rights, begin, end = self._read_warrant(warrant)
             if right is None or not rights & right:
                 raise NotSigned("was signed by a deputy who has no right to")
-            _check_time(begin, end, now, "was signed by a deputy whose warrant")
         _check_signature(key, signature, _text(kind, content))
-        return content
+        return Signed(content, begin, end)
 
     def _read_warrant(self, warrant: bytes) -> tuple[bytes, int, int, int]:
         content, signature, above = _fields(_SIGNED, warrant, MAX_WARRANT_BYTES)
@@ -194,13 +212,18 @@ class Certificate:
         return signer.sign(CERTIFICATE, to_wire(*fields))
 
     @classmethod
-    def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Certificate:
-        """Raises NotSigned: it is none of this run; whether it counts at this time is asked by `check_time`"""
-        content = authority.read(CERTIFICATE, data, MAX_CERTIFICATE_BYTES, Right.ENROL, now)
-        run_id, peer, serial, roles, begin, end, name = _fields(_CERTIFICATE, content, MAX_CERTIFICATE_BYTES)
+    def read(cls, data: bytes, authority: Authority) -> Certificate:
+        """A member's certificate; one of a deputy's begins and ends with the deputy's warrant, if not within it.
+
+        Raises:
+            NotSigned: it is none of this run; whether it counts at this time is asked by `check_time`
+        """
+        signed = authority.read(CERTIFICATE, data, MAX_CERTIFICATE_BYTES, Right.ENROL)
+        run_id, peer, serial, roles, begin, end, name = _fields(_CERTIFICATE, signed.content, MAX_CERTIFICATE_BYTES)
         authority.check_run(run_id)
         if not name.isprintable():
             raise NotSigned("has a name that is not printable")
+        begin, end = max(begin, signed.begin), min(end, signed.end)
         return cls(run_id, PeerID(peer), serial, Role(roles & EVERYTHING), begin, end, name)
 
     def check_time(self, now: float = 0.0) -> None:
@@ -229,10 +252,17 @@ class Removals:
 
     @classmethod
     def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Removals:
-        """Raises NotSigned: it is no list of this run"""
-        content = authority.read(REMOVALS, data, MAX_REMOVALS_BYTES, Right.REMOVE, now)
-        run_id, number, removed = _fields(_REMOVALS, content, MAX_REMOVALS_BYTES)
+        """A list counts for good, also one of a deputy whose warrant has ended since.
+
+        Raises:
+            NotSigned: it is no list of this run, or one of the future, after which no other could come
+        """
+        signed = authority.read(REMOVALS, data, MAX_REMOVALS_BYTES, Right.REMOVE)
+        run_id, number, removed = _fields(_REMOVALS, signed.content, MAX_REMOVALS_BYTES)
         authority.check_run(run_id)
+        if number / 1000 > (now or time.time()) + CLOCK_SECONDS:
+            raise NotSigned("was made in the future: are both clocks right?")
+        signed.check_time(number / 1000)
         return cls(run_id, number, dict(removed))
 
     def why(self, serial: int) -> str:

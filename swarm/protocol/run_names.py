@@ -61,7 +61,7 @@ def authority_in(content: Mapping[str, Any]) -> Authority | None:
         raise NotSigned("names no organiser, or no run")
     authority = Authority(content["run_id"], organiser)
     signed = authority.read(MANIFEST, signature, MAX_SIGNATURE_BYTES)
-    if signed != _digest({name: value for name, value in content.items() if name != "signature"}):
+    if signed.content != _digest({name: value for name, value in content.items() if name != "signature"}):
         raise NotSigned("is not what its organiser has signed")
     return authority
 

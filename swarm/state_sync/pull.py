@@ -12,7 +12,7 @@ from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto.averaging_pb2 import DownloadData
 
-from swarm.network.admission import OPEN
+from swarm.protocol.admission import OPEN
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.download import Download
 from swarm.state_sync.download_messages import Offer, Wish, ask_for

@@ -11,7 +11,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.utils import MPFuture, MSGPackSerializer, get_logger
 
-from swarm.network.admission import OPEN, Admission
+from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.messages import RoundFailed
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread

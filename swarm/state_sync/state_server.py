@@ -17,7 +17,7 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
-from swarm.network.admission import OPEN, Admission
+from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime import fault_injection as faults

@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from recipe.errors import InputError
 from recipe.training.heap import keep_heap
 from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS
-from swarm.network.admission import OPEN
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
+from swarm.protocol.admission import OPEN
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers

@@ -7,12 +7,13 @@ from threading import Event
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarm.network.admission import OPEN, Admission
-from swarm.peer.member_watch import MemberWatch, push_removals
+from swarm.network.record_push import push_removals
+from swarm.peer.membership.member_watch import MemberWatch
+from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.certificates import EVERYTHING, Authority, Certificate, Removals, Signer
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
-from tests.helpers.members import DAY_SECONDS
+from tests.helpers.owners import DAY_SECONDS
 from tests.helpers.strategy_runs import Outcome, Plan, Record, Task, assert_equal_updates, loader, trainer_for
 from tests.helpers.swarm_peers import Peers, running_dht
 
@@ -53,8 +54,10 @@ def train(name, initial_peers, line, key, serial=None, max_steps=-1, min_peers=1
             removed.set()
 
         def tell(certificate, removals):
-            if strategy.coordinator is not None:
-                strategy.coordinator.averager.set_admission(certificate, removals)
+            if strategy.coordinator is None:
+                return False
+            strategy.coordinator.averager.set_admission(certificate, removals)
+            return True
 
         watch = MemberWatch(dht, admission, NAMESPACE, tell, lambda: admission.certificate, on_end)
         if serial is not None:

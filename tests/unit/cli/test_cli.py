@@ -63,7 +63,7 @@ def test_join_takes_the_words_of_other_programs(monkeypatch):
 
 def test_join_without_an_address_is_refused(capsys):
     assert app.main(["join"]) == 2
-    assert capsys.readouterr().err.startswith("error: swarm join needs an address")
+    assert capsys.readouterr().err.startswith("error: swarm join needs a join line or an address")
 
 
 def test_start_waits_for_a_second_peer():

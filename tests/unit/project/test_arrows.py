@@ -23,7 +23,7 @@ FLOORS = [
     {"peer"},
     {"training"},
     {"averaging"},
-    {"membership", "state_sync"},
+    {"membership", "state_sync", "enrolment"},
     {"network"},
     {"protocol", "runtime"},
     {"recipe"},

@@ -9,6 +9,7 @@ from hypothesis import strategies as some
 
 from swarm.network.signed_records import peer_of
 from swarm.protocol.certificates import (
+    CERTIFICATE,
     EVERYTHING,
     MAX_CERTIFICATE_BYTES,
     MAX_REMOVALS_BYTES,
@@ -24,8 +25,7 @@ from swarm.protocol.certificates import (
     warrant,
 )
 from swarm.protocol.run_names import authority_in, signed_content
-from tests.helpers.members import DAY_SECONDS, Organiser
-from tests.helpers.owners import subkey_of
+from tests.helpers.owners import DAY_SECONDS, Organiser, subkey_of
 
 ADA, BOB = (peer_of(subkey_of(name)) for name in ("ada", "bob"))
 ORGANISER = Organiser("night-1")
@@ -78,7 +78,7 @@ def test_a_certificate_of_another_run_of_the_same_organiser_is_refused():
 
 def test_a_deputy_signs_what_it_has_the_right_to():
     assert read(ORGANISER.certificate(ADA, signer=deputy(Right.ENROL))).peer_id == ADA
-    list_of = Removals("night-1", 7, {3: "why"})
+    list_of = Removals("night-1", int(1000 * time.time()), {3: "why"})
     assert Removals.read(list_of.signed_by(deputy(Right.REMOVE)), ORGANISER.authority) == list_of
 
 
@@ -86,8 +86,8 @@ def test_a_deputy_signs_what_it_has_the_right_to():
     ("signer", "said"),
     [
         (lambda: deputy(Right.REMOVE), "no right to"),
-        (lambda: deputy(Right.ENROL, end=-1), "whose warrant has ended"),
-        (lambda: deputy(Right.ENROL, begin=900), "whose warrant begins"),
+        (lambda: deputy(Right.ENROL, end=-1), "has ended"),
+        (lambda: deputy(Right.ENROL, begin=900), "begins on"),
         (lambda: deputy(Right.ENROL, run_id="night-2"), "is for run 'night-2'"),
         (lambda: Signer(Ed25519PrivateKey.generate(), deputy(Right.ENROL).warrant), "not signed by"),
         (lambda: Signer(Ed25519PrivateKey.generate(), b"no warrant"), "cannot be read"),
@@ -96,6 +96,19 @@ def test_a_deputy_signs_what_it_has_the_right_to():
 def test_who_is_no_such_deputy_signs_nothing(signer, said):
     with pytest.raises(NotSigned, match=said):
         read(ORGANISER.certificate(ADA, signer=signer()))
+
+
+def test_a_list_of_the_removed_counts_for_good_and_none_comes_from_the_future():
+    """Or those who were removed would be back as soon as the deputy's time is over."""
+    now = int(1000 * time.time())
+    former = deputy(Right.REMOVE, begin=-100, end=-50)
+    then = Removals("night-1", now - 75_000, {3: "why"})
+    assert Removals.read(then.signed_by(former), ORGANISER.authority) == then
+    for number in (now, 2**53 - 1):
+        with pytest.raises(NotSigned):
+            Removals.read(Removals("night-1", number, {}).signed_by(former), ORGANISER.authority)
+    with pytest.raises(NotSigned, match="in the future"):
+        Removals.read(Removals("night-1", 2**53 - 1, {}).signed_by(ORGANISER.signer), ORGANISER.authority)
 
 
 def test_a_deputy_appoints_no_deputy():
@@ -108,9 +121,8 @@ def test_a_deputy_appoints_no_deputy():
 
 def test_a_signature_counts_for_nothing_else():
     """The bytes of a list that was signed as a list are no certificate, even if they can be read as one."""
-    content = ORGANISER.authority.read(
-        "swarm certificate 1", ORGANISER.certificate(ADA), MAX_CERTIFICATE_BYTES, Right.ENROL
-    )
+    certificate = ORGANISER.certificate(ADA)
+    content = ORGANISER.authority.read(CERTIFICATE, certificate, MAX_CERTIFICATE_BYTES, Right.ENROL).content
     with pytest.raises(NotSigned, match="not signed by"):
         read(ORGANISER.signer.sign(REMOVALS, content))
 

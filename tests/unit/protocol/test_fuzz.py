@@ -22,12 +22,12 @@ from swarm.membership.announcer import addresses_in
 from swarm.membership.progress_record import PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network.addresses import parse_initial_peers
-from swarm.network.admission import OPEN
 from swarm.network.known_peers import MAX_REMEMBERED, read_book, usable
 from swarm.network.reachability import NONCE_BYTES, Called, CallMe
 from swarm.network.signed_records import owned_entries
 from swarm.peer.session import newest_checkpoint
 from swarm.peer.status import Status
+from swarm.protocol.admission import OPEN
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.state_sync.download_messages import SLICE_BYTES, Offer, Wish

@@ -123,9 +123,9 @@ class Admission:
         digest = hashlib.sha256(data).digest()
         if digest not in self._read:
             try:
-                self._read[digest] = Certificate.read(data, self.authority, get_dht_time())
+                self._read[digest] = Certificate.read(data, self.authority)
             except NotSigned as error:
-                self._read[digest] = str(error)
+                self._read[digest] = str(error).partition(" (")[0]  # without details that a stranger chooses
             if len(self._read) > MAX_REMEMBERED:
                 self._read.popitem(last=False)
         found = self._read[digest]

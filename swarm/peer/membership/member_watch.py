@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 
-from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from recipe.errors import InputError
-from swarm.network.admission import Admission
 from swarm.network.dht_process import SwarmDHT
-from swarm.network.record_push import Push
-from swarm.network.signed_records import MAX_LIFE_SECONDS, REMOVED
+from swarm.network.record_push import push_removals
+from swarm.network.signed_records import REMOVED
+from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import NotSigned
 
 LOOK_SECONDS = 0.5
@@ -39,7 +38,8 @@ class MemberWatch(threading.Thread):
         dht: of this peer, which takes part in the run
         admission: of the trainer
         prefix: of the run's keys
-        tell: called with the certificate and the list of the removed, both as they were signed, when one is new
+        tell: called with the certificate and the list of the removed, both as they were signed, when one is new, until
+            it returns True
         renew: asks the organiser for a new certificate; raises InputError if that fails
         on_end: called once with a sentence when this peer may not take part any more
     """
@@ -49,7 +49,7 @@ class MemberWatch(threading.Thread):
         dht: SwarmDHT,
         admission: Admission,
         prefix: str,
-        tell: Callable[[bytes, bytes], None],
+        tell: Callable[[bytes, bytes], bool],
         renew: Callable[[], bytes],
         on_end: Callable[[str], None],
     ):
@@ -57,6 +57,8 @@ class MemberWatch(threading.Thread):
         self._dht, self._admission, self._prefix = dht, admission, prefix
         self._tell, self._renew, self._on_end = tell, renew, on_end
         self._stopped = threading.Event()
+        self._told = False
+        """Whether the averaging process knows the newest; it is started after this thread."""
         now = time.monotonic()
         self._search_at, self._pass_on_at, self._renew_at, self._say_at = now, now, now, now
 
@@ -85,6 +87,8 @@ class MemberWatch(threading.Thread):
         if self._is_to_be_renewed() and now >= self._renew_at:
             self._renew_at = now + RENEW_AGAIN_SECONDS
             self._take_certificate()
+        if not self._told:
+            self._told = self._tell(self._admission.certificate, self._admission.signed_removals)
         self._end_if_over()
 
     # ---- who was removed --------------------------------------------------------------------------------------------
@@ -102,7 +106,7 @@ class MemberWatch(threading.Thread):
             logger.warning("The list of removed members %s", error)
             return
         if is_newer:
-            self._tell(self._admission.certificate, self._admission.signed_removals)
+            self._told = False
             self._pass_on()
 
     def _pass_on(self) -> None:
@@ -126,7 +130,7 @@ class MemberWatch(threading.Thread):
             return
         self._admission.certificate = certificate
         self._dht.take_part(self._prefix, self._admission.authority, certificate)
-        self._tell(certificate, self._admission.signed_removals)
+        self._told = False
 
     def _end_if_over(self) -> None:
         why = self._admission.why_this_peer_was_removed
@@ -142,13 +146,3 @@ class MemberWatch(threading.Thread):
     def _end(self, sentence: str) -> None:
         self._stopped.set()
         self._on_end(sentence)
-
-
-def push_removals(dht: SwarmDHT, prefix: str, signed: bytes, to: tuple[PeerID, ...] = ()) -> None:
-    """Store the list of removed members where others look for it, and at these peers.
-
-    Raises:
-        TimeoutError: the DHT process did not answer
-    """
-    push = Push(f"{prefix}.{REMOVED}", dht.owner, signed, get_dht_time() + MAX_LIFE_SECONDS - 60, to)
-    dht.run_coroutine(push, return_future=True).result(ANSWER_SECONDS)

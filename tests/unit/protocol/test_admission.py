@@ -4,11 +4,10 @@ import logging
 
 import pytest
 
-from swarm.network.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.network.signed_records import peer_of
+from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import NotSigned, Role
-from tests.helpers.members import Organiser
-from tests.helpers.owners import subkey_of
+from tests.helpers.owners import Organiser, subkey_of
 
 ADA, BOB = (peer_of(subkey_of(name)) for name in ("ada", "bob"))
 ORGANISER = Organiser()

@@ -1,0 +1,136 @@
+"""Let people become members of your run while your own peer does not run, until Ctrl-C.
+
+    swarm enrol
+    swarm enrol --run-id digits-20260728-140312
+
+Your own peer does the same as long as it runs. Members get their new certificates here, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from recipe.command_line import arg, exit_status, read_options
+from recipe.errors import InputError
+from swarm.cli.organiser_options import OrganiserOptions
+
+if TYPE_CHECKING:
+    from swarm.enrolment.organiser_folder import OrganiserFolder
+
+HOST = "0.0.0.0"
+
+
+@dataclass(frozen=True)
+class EnrolOptions:
+    """Let people become members of your run while your own peer does not run, until Ctrl-C."""
+
+    port: Annotated[int | None, arg("PORT", "the one that your join lines name")] = None
+    """TCP port to listen on; 0 takes any free one."""
+    certificate_days: Annotated[float, arg("DAYS")] = 7.0
+    """For how long a certificate counts; members renew theirs when half of it is over."""
+    organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work"""
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise InputError(f"--port is {self.port}: give 0 (any free port) to 65535.")
+        if not self.certificate_days > 0:
+            raise InputError(f"--certificate-days is {self.certificate_days:g}: it has to be more than 0.")
+
+
+def wait_for_ctrl_c() -> None:
+    """For ever; KeyboardInterrupt ends it."""
+    threading.Event().wait()
+
+
+def main(arguments: list[str], say: Callable[[str], None] = print, wait: Callable[[], None] = wait_for_ctrl_c) -> int:
+    """Returns the exit status: 0 after Ctrl-C, or 2 for input that cannot work.
+
+    Args:
+        wait: called while the server runs, until KeyboardInterrupt
+    """
+
+    def run() -> None:
+        options = read_options(EnrolOptions, arguments, "swarm enrol")
+        options.check()
+        _enrol(options, say, wait)
+
+    return exit_status(run)
+
+
+def _enrol(options: EnrolOptions, say: Callable[[str], None], wait: Callable[[], None]) -> None:
+    folder = options.organiser.opened()
+    from swarm.enrolment.server import EnrolmentServer
+
+    registry, authority, named = folder.registry, folder.authority, folder.enrolment_port
+    port = named if options.port is None else options.port
+    server = EnrolmentServer(
+        registry, folder.signer(), authority, HOST, port, certificate_days=options.certificate_days
+    )
+    with _shown(EnrolmentServer.__module__):
+        port = server.start()
+        try:
+            with _sigterm_is_ctrl_c():
+                if port != named:
+                    folder.note_contact(authority.organiser, folder.addresses, port)
+                say(_where(folder, port, named))
+                invitations = registry.invitations()
+                say(_how_many(len(invitations), sum(invitation.uses_left for invitation in invitations)))
+                say("Ctrl-C ends it.")
+                sys.stdout.flush()  # it may be a file, and the next line may come tomorrow
+                wait()
+        except KeyboardInterrupt:
+            say("Nobody can enrol here any more; members stay members as long as their certificates count.")
+        finally:
+            server.stop()
+
+
+def _where(folder: OrganiserFolder, port: int, named: int) -> str:
+    endpoints = " ".join(
+        f"[{host}]:{at}" if ":" in host else f"{host}:{at}" for host, at in folder.join_line().server_endpoints
+    )
+    said = f"People enrol for run {folder.run_id} at {endpoints}; this machine listens on TCP port {port}."
+    if port != named:
+        said += f" Join lines that were made before name port {named}: make new ones with swarm invite."
+    return said
+
+
+def _how_many(num_invitations: int, uses_left: int) -> str:
+    if not num_invitations:
+        return "No invitation is open: swarm invite makes one."
+    invitations = "1 invitation is open" if num_invitations == 1 else f"{num_invitations} invitations are open"
+    return f"{invitations}, for {uses_left} {'person' if uses_left == 1 else 'people'}."
+
+
+@contextlib.contextmanager
+def _shown(name: str) -> Iterator[None]:
+    """What this logger says of who enrols is shown meanwhile, with the time."""
+    logger, handler = logging.getLogger(name), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _sigterm_is_ctrl_c() -> Iterator[None]:
+    """A service manager ends this program politely, too."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

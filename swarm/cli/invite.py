@@ -1,0 +1,202 @@
+"""Invite people into your run: print the line with which they join.
+
+    swarm invite --name ada
+    swarm invite --uses 30 --days 7                      # one line for a whole group
+    swarm invite --peer-id QmYyQSo1c1... --name ada      # a certificate, for who cannot reach your machine
+
+Whoever has the line can use it. It is shown once: only a digest of it is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import importlib.util
+import io
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from recipe.command_line import arg, at_least, exit_status, read_options
+from recipe.errors import InputError
+from swarm.cli.organiser_options import OrganiserOptions, RoleName, date, role_of, roles_shown, short
+from swarm.network.addresses import EXAMPLE, parse_initial_peers
+
+if TYPE_CHECKING:
+    from hivemind.p2p import PeerID
+
+    from swarm.enrolment.organiser_folder import OrganiserFolder
+    from swarm.enrolment.registry import Member, Registry
+
+QR_PACKAGE = "segno"
+DAY_SECONDS = 24 * 3600
+MAX_CERTIFICATE_DAYS = 365.0
+"""As at the enrolment server, which takes seconds to import."""
+
+
+def _is_shown_by_default() -> bool:
+    return sys.stdout.isatty() and importlib.util.find_spec(QR_PACKAGE) is not None
+
+
+@dataclass(frozen=True)
+class InviteOptions:
+    """Invite people into your run. It prints the line with which they join."""
+
+    name: Annotated[str, arg("NAME", "whoever uses it chooses")] = ""
+    """Who is invited: under this name you see them, and can remove them."""
+    uses: Annotated[int, arg("PEOPLE")] = 1
+    """How many may become members with it."""
+    days: Annotated[float, arg("DAYS")] = 30.0
+    """For how long the invitation can be used; with --peer-id, for how long the certificate counts."""
+    roles: RoleName = "everything"
+    """What they may do: everything; train, but never be called by others; or only watch and download the weights."""
+    peer_id: Annotated[str | None, arg("QM...", "none: they become members when they join")] = None
+    """Make a certificate for the peer with this id instead, for a volunteer who cannot reach your enrolment port."""
+    qr: Annotated[
+        bool, tyro.conf.arg(help_behavior_hint="(default: in a terminal, if the package segno is installed)")
+    ] = field(default_factory=_is_shown_by_default)
+    """Show the join line as a QR code, too."""
+    organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work"""
+        at_least(self, 1, "uses")
+        if not self.days > 0:
+            raise InputError(f"--days is {self.days:g}: it has to be more than 0.")
+        if self.peer_id is not None:
+            self._check_peer()
+
+    def _check_peer(self) -> None:
+        if not _is_peer_id(self.peer_id):
+            raise InputError(
+                f"--peer-id {ascii(self.peer_id)[:80]} is no peer id: it has 46 letters and digits and begins with Qm, "
+                f"such as {EXAMPLE.rpartition('/')[2]}."
+            )
+        if self.uses != 1:
+            raise InputError("A certificate is for one peer: leave out --uses, or --peer-id.")
+        if self.days > MAX_CERTIFICATE_DAYS:
+            raise InputError(f"--days is {self.days:g}: a certificate counts for at most {MAX_CERTIFICATE_DAYS:g}.")
+
+
+def _is_peer_id(text: str) -> bool:
+    """Whether it is that of an RSA key, as peers of a swarm have them."""
+    try:
+        return text.startswith("Qm") and text.isalnum() and bool(parse_initial_peers([f"/dns/a/tcp/1/p2p/{text}"], {}))
+    except InputError:
+        return False
+
+
+def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
+    """Returns the exit status: 0, or 2 for input that cannot work."""
+    return exit_status(lambda: _invite(read_options(InviteOptions, arguments, "swarm invite"), say))
+
+
+def _invite(options: InviteOptions, say: Callable[[str], None]) -> None:
+    options.check()
+    draw = _drawing() if options.qr and options.peer_id is None else None
+    folder = options.organiser.opened()
+    registry = folder.registry
+    folder.join_line()  # before anything is written: where nobody has started the run yet, there is none
+    _check_name(options.name)
+    if options.peer_id is not None:
+        _certify(options, folder, registry, say)
+        return
+    token = registry.invite(options.name, options.days, options.uses, role_of(options.roles))
+    line = str(folder.join_line(token))
+    if draw is not None:
+        say(draw(line))
+    say(f"swarm join {line}\n")
+    say(_about_line(options, folder.run_id))
+
+
+def _check_name(name: str) -> None:
+    from swarm.enrolment.messages import printable
+
+    if printable(name) != name.strip():
+        raise InputError("--name has letters that cannot be shown, or more than 64: choose another one.")
+
+
+def _about_line(options: InviteOptions, run_id: str) -> str:
+    who = "One person" if options.uses == 1 else f"{options.uses} people"
+    until = date(time.time() + options.days * DAY_SECONDS)
+    name = shlex.quote(options.name.strip()) if options.name.strip() else "NAME"
+    return (
+        f"{who} can join run {run_id} with this line until {until}: whoever has it can use it, and if something goes "
+        f"wrong, `swarm remove {name}` closes the door to them."
+    )
+
+
+# ---- without the enrolment server -----------------------------------------------------------------------------------
+
+
+def _certify(options: InviteOptions, folder: OrganiserFolder, registry: Registry, say: Callable[[str], None]) -> None:
+    """Make somebody a member who cannot reach this machine."""
+    from hivemind.p2p import PeerID
+
+    from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
+    from swarm.protocol.certificates import Certificate, Right
+
+    signer, authority, now = folder.signer(), folder.authority, time.time()
+    check_right(signer, authority, Right.ENROL)
+    member = _enrolled(options, registry, PeerID.from_base58(options.peer_id))
+    begin, end = int(now - CLOCK_SECONDS), int(now + options.days * DAY_SECONDS)
+    made = Certificate(folder.run_id, member.peer_id, member.serial, member.roles, begin, end, member.name)
+    text = base64.b64encode(made.signed_by(signer)).decode()
+    registry.note_certificate(member.serial, end)
+    say(f"swarm join {folder.join_line()} --certificate {text}\n")
+    say(
+        f"{member.name} ({short(member.peer_id)}) is a member of run {folder.run_id} (roles: "
+        f"{roles_shown(member.roles)}): with this line its volunteer joins until {date(end)}, and no other peer can "
+        f"use it; `swarm remove {shlex.quote(member.name)}` closes the door."
+    )
+
+
+def _enrolled(options: InviteOptions, registry: Registry, peer_id: PeerID) -> Member:
+    """The peer as a member; who is one already stays what it is."""
+    from swarm.enrolment.registry import NotInvited
+
+    member = registry.member_of(peer_id)
+    if member is None:
+        try:
+            token = registry.invite(options.name, 1, 1, role_of(options.roles))
+            return registry.use_invitation(token, peer_id, options.name)
+        except NotInvited as error:
+            raise InputError(f"No certificate can be made, for {error}.") from None
+    if member.why_removed is not None:
+        raise InputError(
+            f"{member.name} ({short(peer_id)}) was removed: `swarm remove {peer_id} --restore` takes that back, then "
+            "make the certificate."
+        )
+    return member
+
+
+# ---- QR code --------------------------------------------------------------------------------------------------------
+
+
+def _drawing() -> Callable[[str], str]:
+    """Draws a line as a QR code, or says that there is no room for it.
+
+    Raises:
+        InputError: the package is missing
+    """
+    try:
+        package = importlib.import_module(QR_PACKAGE)
+    except ImportError:
+        raise InputError(f"--qr needs a package that is missing: pip install {QR_PACKAGE}.") from None
+
+    def draw(line: str) -> str:
+        code = package.make(line, error="l", micro=False)
+        width, _ = code.symbol_size(border=2)
+        if width > shutil.get_terminal_size().columns:
+            return f"(For a QR code the terminal needs {width} columns.)"
+        drawn = io.StringIO()
+        code.terminal(drawn, border=2, compact=True)
+        return drawn.getvalue()
+
+    return draw

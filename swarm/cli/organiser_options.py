@@ -1,0 +1,137 @@
+"""What the organiser's commands have in common: which run is meant, and how its members are shown."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from recipe.command_line import arg
+from recipe.errors import InputError
+from recipe.interrupts import raise_again
+from recipe.run_folder import check_name
+from swarm.runtime.hivemind_version import check_hivemind_version
+from swarm.runtime.imports import quick_imports
+from swarm.runtime.log_filters import silence_libraries
+
+if TYPE_CHECKING:
+    from hivemind.p2p import PeerID
+
+    from swarm.enrolment.organiser_folder import OrganiserFolder
+    from swarm.protocol.certificates import Role
+
+RoleName = Literal["everything", "train", "watch"]
+SHORT_ID_LETTERS = 8
+MAX_NAMES = 20
+"""In a sentence."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Your run."""
+
+    run_id: Annotated[str | None, arg("NAME", "the one that you have started last")] = None
+    """Name of the run."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
+    """As swarm start had it: members and invitations are in OUTPUT_DIR/organiser/RUN_ID."""
+
+    def opened(self) -> OrganiserFolder:
+        """The organiser's folder of that run. From here on Ctrl-C raises KeyboardInterrupt.
+
+        Raises:
+            InputError: there is no such run
+        """
+        return _opened(self, None)
+
+
+@dataclass(frozen=True)
+class OrganiserOptions(RunOptions):
+    """Your run and your key."""
+
+    organiser_key: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/organiser/RUN_ID/organiser.key")] = None
+    """Your key as the organiser, if it lies somewhere else."""
+
+    def opened(self) -> OrganiserFolder:
+        """As for any run; its key may lie somewhere else."""
+        return _opened(self, self.organiser_key)
+
+
+def _opened(options: RunOptions, key: Path | None) -> OrganiserFolder:
+    silence_libraries()
+    check_hivemind_version()
+    with quick_imports():
+        from swarm.enrolment.organiser_folder import FOLDER, OrganiserFolder
+    raise_again()  # a passphrase may be asked for: whoever is killed then leaves a terminal that shows no letters
+    run_id = _chosen(options.output_dir.expanduser() / FOLDER, options.run_id)
+    return OrganiserFolder(options.output_dir, run_id, key)
+
+
+def _chosen(folder: Path, run_id: str | None) -> str:
+    """The run that is meant. Nothing is made here: a run that was mistyped must not leave a folder."""
+    there = _started_at(folder)
+    if not there:
+        raise InputError(
+            f"No run of yours is in {folder}: start one with swarm start, or give the --output-dir with which it was "
+            "started."
+        )
+    if run_id is None:
+        return max(there, key=lambda name: (there[name], name))
+    if check_name(run_id, "--run-id") not in there:
+        raise InputError(f"No run {run_id} of yours is in {folder}: give --run-id one of {listed(sorted(there))}.")
+    return run_id
+
+
+def _started_at(folder: Path) -> dict[str, float]:
+    """By the name of a run: when the organiser's peer has started last; 0 if it never did."""
+    from swarm.enrolment.organiser_folder import CONTACT_FILE
+    from swarm.enrolment.registry import FILE_NAME
+
+    found = {}
+    try:
+        for path in folder.iterdir():
+            contact = path / CONTACT_FILE
+            if contact.is_file():
+                found[path.name] = contact.stat().st_mtime
+            elif (path / FILE_NAME).is_file():
+                found[path.name] = 0.0
+    except OSError:  # not there, or not a folder
+        pass
+    return found
+
+
+def listed(names: list[str]) -> str:
+    """Names in a sentence; not all, if there are very many."""
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def date(seconds: float) -> str:
+    """A day, as it is called here.
+
+    Args:
+        seconds: since 1970
+    """
+    return time.strftime("%Y-%m-%d", time.localtime(seconds))
+
+
+def short(peer_id: PeerID | str) -> str:
+    """The end of a peer id, in which peers differ."""
+    return f"…{str(peer_id)[-SHORT_ID_LETTERS:]}"
+
+
+def role_of(name: RoleName) -> Role:
+    """What a member may do of whom the command line says this."""
+    from swarm.protocol.certificates import EVERYTHING, Role
+
+    return {"everything": EVERYTHING, "train": Role.TRAIN | Role.WATCH, "watch": Role.WATCH}[name]
+
+
+def roles_shown(roles: Role) -> str:
+    """The word of the command line for that, or one word for each role."""
+    from swarm.protocol.certificates import Role
+
+    for name in ("everything", "train", "watch"):
+        if role_of(name) == roles:
+            return name
+    return ", ".join(role.name.lower() for role in Role if role in roles)

@@ -1,0 +1,275 @@
+"""Remove a member from your run: the others refuse what it sends from then on, and it leaves.
+
+    swarm remove ada --why "sends nonsense"
+    swarm remove QmYyQSo1c1...                # where several have one name; swarm members --json shows peer ids
+    swarm remove ada --restore                # it may take part again
+
+You sign a new list of removed members. The peers of the run pass it on among themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from recipe.command_line import arg, exit_status, read_options
+from recipe.errors import InputError
+from swarm.cli.organiser_options import OrganiserOptions, listed, short
+from swarm.network.addresses import check_reachable, parse_initial_peers
+
+if TYPE_CHECKING:
+    from hivemind.p2p import PeerID
+
+    from swarm.enrolment.organiser_folder import OrganiserFolder
+    from swarm.enrolment.registry import Member, Registry
+    from swarm.membership.run_manifest import RunManifest
+    from swarm.network.dht_process import SwarmDHT
+    from swarm.protocol.certificates import Authority, Signer
+
+ANSWER_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class RemoveOptions:
+    """Remove a member from your run: the others refuse what it sends from then on, and it leaves."""
+
+    who: tyro.conf.Positional[Annotated[str, arg("WHO")]]
+    """Name, peer id or serial number of a member; swarm members --json shows them."""
+    why: Annotated[str, arg("TEXT", "no reason given")] = ""
+    """The reason, for the member and for your books."""
+    restore: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Take a removal back: it may take part again."""
+    offline: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Only sign the new list and keep it; it goes out with the next one, or when your peer starts."""
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "where your peer was last")] = None
+    """Addresses of peers of the run, any that answer."""
+    organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
+
+    def check(self) -> None:
+        """Raises InputError: options that do not go together"""
+        if self.restore and self.why:
+            raise InputError("--why is the reason of a removal, and --restore takes one back: leave out one of them.")
+        if self.offline and self.initial_peers is not None:
+            raise InputError("With --offline nobody is called: leave it out, or --initial-peers.")
+
+
+class NotTold(Exception):  # noqa: N818 (reads as what it says)
+    """The swarm has not got the list. The text is a sentence that says why."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to happen to a member.
+
+    Args:
+        registry: the organiser's books
+        signer: her key
+        authority: the run
+        member: whom it is about
+        why: for the member
+        restores: whether it may take part again
+    """
+
+    registry: Registry
+    signer: Signer
+    authority: Authority
+    member: Member
+    why: str
+    restores: bool
+
+    @cached_property
+    def signed(self) -> bytes:
+        """The new list, which is in the books as soon as somebody asks for it.
+
+        Raises:
+            InputError: it cannot be signed or kept
+        """
+        if self.restores:
+            return self.registry.restore([self.member.serial], self.signer, self.authority)
+        return self.registry.remove([self.member.serial], self.why, self.signer, self.authority)
+
+    def made(self) -> str:
+        """Sign the list, if that is not done yet; what has happened, as a sentence.
+
+        Raises:
+            InputError: as `signed`
+        """
+        _ = self.signed
+        who, run_id = f"{self.member.name} ({short(self.member.peer_id)})", self.authority.run_id
+        if self.restores:
+            return f"{who} may take part in run {run_id} again."
+        return f"{who} is removed from run {run_id}: {self.why or 'no reason given'}."
+
+
+def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
+    """Returns the exit status: 0; 1 if the list is kept, and nobody has got it; 2 for input that cannot work."""
+    return exit_status(
+        lambda: _remove(read_options(RemoveOptions, arguments, "swarm remove"), say),
+        "Interrupted: swarm members shows whether the list is signed; the same command hands it out again.",
+    )
+
+
+def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
+    options.check()
+    addresses = None if options.initial_peers is None else parse_initial_peers(options.initial_peers)
+    folder = options.organiser.opened()
+    change = _change(options, folder)
+    if options.offline:
+        say(change.made())
+        say("The new list is kept: it goes out with the next one, or when your peer starts.")
+        return 0
+    try:
+        num_peers = hand_out(change, addresses or folder.addresses)
+    except NotTold as error:
+        say(change.made())
+        print(
+            f"error: The swarm has not heard of it. {error} The new list is kept: it goes out when your peer starts, "
+            "or when you run swarm remove again.",
+            file=sys.stderr,
+        )
+        return 1
+    say(change.made())
+    peers = "1 peer" if num_peers == 1 else f"{num_peers} peers"
+    say(
+        f"The new list was handed to {peers}, and everybody passes it on."
+        if num_peers
+        else "Nobody trains there now: the new list lies there for an hour, and goes out again when your peer starts."
+    )
+    return 0
+
+
+def _change(options: RemoveOptions, folder: OrganiserFolder) -> Change:
+    """Everything that a person may have got wrong is refused before somebody is called.
+
+    Raises:
+        InputError: there is no such member, or the key cannot be used
+    """
+    from swarm.enrolment.organiser_key import check_right
+    from swarm.protocol.certificates import MAX_REASON_LENGTH, Right
+
+    if len(options.why) > MAX_REASON_LENGTH or not options.why.isprintable():
+        raise InputError(f"--why has to be one line of at most {MAX_REASON_LENGTH} letters: say it more briefly.")
+    registry, authority = folder.registry, folder.authority
+    member = find_member(registry, options.who, folder.run_id)
+    signer = folder.signer()
+    check_right(signer, authority, Right.REMOVE)
+    why = options.why or member.why_removed or ""  # who runs the command again need not repeat it
+    return Change(registry, signer, authority, member, why, options.restore)
+
+
+def find_member(registry: Registry, who: str, run_id: str) -> Member:
+    """The one member that a person means. A whole peer id means its owner, whatever others call themselves.
+
+    Args:
+        who: name, peer id or serial number
+
+    Raises:
+        InputError: there is none, or there are several
+    """
+    found = registry.find(who)
+    found = [member for member in found if str(member.peer_id) == who] or found
+    if len(found) > 1:
+        peers = [f"{member.peer_id}{' (removed)' * (member.why_removed is not None)}" for member in found]
+        raise InputError(f"{len(found)} members of run {run_id} are called {who}: give a peer id, {listed(peers)}.")
+    if found:
+        return found[0]
+    names = listed(sorted({member.name for member in registry.members()}))
+    there = f"give one of {names}" if names else "nobody has become a member yet"
+    raise InputError(f"No member of run {run_id} is called {ascii(who)[:80]}: {there}.")
+
+
+# ---- the swarm ------------------------------------------------------------------------------------------------------
+
+
+def hand_out(change: Change, addresses: Sequence[str]) -> int:
+    """Sign the new list and give it to the peers of the run, after what they know was taken into the books.
+
+    Args:
+        addresses: of peers of the run
+
+    Returns:
+        how many peers it was handed to
+
+    Raises:
+        NotTold: they have not got it; whether it was signed is open
+        InputError: it cannot be signed or kept
+    """
+    dht = _called(addresses)
+    from swarm.network.dht_options import stop_dht
+    from swarm.network.record_push import MORE_RECEIVERS, push_removals
+
+    try:
+        manifest = _manifest(dht, addresses, change.authority)
+        dht.take_part(manifest.key_prefix, change.authority, b"")
+        _keep_newest(dht, manifest, change)
+        peers = _who_trains(dht, manifest)[:MORE_RECEIVERS]
+        push_removals(dht, manifest.key_prefix, change.signed, tuple(peers))
+        return len(peers)
+    except (TimeoutError, CancelledError, OSError, RuntimeError):
+        raise NotTold("The peers there are too busy to answer.") from None
+    finally:
+        stop_dht(dht)
+
+
+def _called(addresses: Sequence[str]) -> SwarmDHT:
+    """Raises NotTold: nobody answers"""
+    from swarm.network.dht_options import NetworkOptions, start_dht
+
+    try:
+        return start_dht(NetworkOptions(initial_peers=tuple(check_reachable(addresses)), client_mode=True))
+    except InputError as error:  # the clock may be wrong, too: that must not keep the organiser from signing
+        raise NotTold(str(error)) from None
+
+
+def _manifest(dht: SwarmDHT, addresses: Sequence[str], authority: Authority) -> RunManifest:
+    """Raises NotTold: nobody trains this run there"""
+    from swarm.membership.run_manifest import read_manifests
+
+    run_id = authority.run_id
+    try:
+        found = read_manifests(dht, addresses, run_id, authority.organiser)
+    except InputError as error:
+        raise NotTold(str(error)) from None
+    if run_id not in found:
+        raise NotTold(f"The peers at {' '.join(addresses)} know nothing of your run {run_id}.")
+    return found[run_id]
+
+
+def _keep_newest(dht: SwarmDHT, manifest: RunManifest, change: Change) -> None:
+    """A list that was signed on another machine must not be lost."""
+    from swarm.network.signed_records import REMOVED
+    from swarm.protocol.certificates import NotSigned
+
+    dht.get(f"{manifest.key_prefix}.{REMOVED}", latest=True, return_future=True).result(ANSWER_SECONDS)
+    if signed := dht.newest_removals(ANSWER_SECONDS):
+        try:
+            change.registry.keep_removals(signed, change.authority)
+        except NotSigned:  # its deputy's time has ended this moment
+            pass
+
+
+def _who_trains(dht: SwarmDHT, manifest: RunManifest) -> list[PeerID]:
+    """Peers that can be called; the others ask for the list every few seconds."""
+    from hivemind.utils import get_dht_time
+
+    from swarm.membership.progress_store import read_record
+    from swarm.network.signed_records import PROGRESS, owned_entries
+    from swarm.protocol.admission import Admission
+    from swarm.protocol.messages import MAX_GROUP_SIZE
+
+    found = dht.get(f"{manifest.key_prefix}.{PROGRESS}", latest=True, return_future=True).result(ANSWER_SECONDS)
+    admission, peers = Admission(manifest.authority), []
+    for peer_id, value in owned_entries(found, MAX_GROUP_SIZE):
+        try:
+            record = read_record(value, peer_id, admission, get_dht_time())
+        except ValueError:
+            continue
+        if record is not None and not record.client_mode:
+            peers.append(peer_id)
+    return peers

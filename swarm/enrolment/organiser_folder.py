@@ -1,0 +1,154 @@
+"""Everything that an organiser has of a run, in one folder: her key, her books, and where her peer can be found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from recipe.errors import InputError
+from recipe.run_folder import check_name, write_json
+from swarm.enrolment.join_line import MAX_ADDRESSES, JoinLine
+from swarm.enrolment.organiser_key import make_key, passphrase_from, read_key
+from swarm.enrolment.registry import Registry
+from swarm.enrolment.tls import fingerprint_in
+from swarm.protocol.certificates import Authority, Signer
+
+FOLDER = "organiser"
+"""Of all runs, in the folder of runs."""
+KEY_FILE, CONTACT_FILE = "organiser.key", "contact.json"
+
+
+class OrganiserFolder:
+    """`OUTPUT_DIR/organiser/RUN_ID`. The key may lie somewhere else, on a stick for instance.
+
+    Args:
+        output_dir: where the folders of runs are
+        run_id: of the run
+        key: file of the key; None: in the folder
+
+    Raises:
+        InputError: the run id is no plain name
+    """
+
+    def __init__(self, output_dir: Path, run_id: str, key: Path | None = None):
+        self.run_id = check_name(run_id, "--run-id")
+        self.path = output_dir.expanduser() / FOLDER / self.run_id
+        self.key = self.path / KEY_FILE if key is None else key.expanduser()
+        self._contact = self.path / CONTACT_FILE
+
+    @property
+    def registry(self) -> Registry:
+        """Her books.
+
+        Raises:
+            InputError: they cannot be used
+        """
+        return Registry(self.path)
+
+    def make_signer(self, passphrase: Callable[[], str] | None = None) -> Signer:
+        """The key, which is made if there is none: with the passphrase of SWARM_KEY_PASSPHRASE, if that is set.
+
+        Raises:
+            InputError: it cannot be made, or read
+        """
+        if self.key.exists():
+            return self.signer(passphrase)
+        try:
+            self.key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.key.parent} cannot be made ({error.strerror}): name another folder.") from None
+        given = os.environ.get("SWARM_KEY_PASSPHRASE")
+        return make_key(self.key, given or None)
+
+    def signer(self, passphrase: Callable[[], str] | None = None) -> Signer:
+        """The key that is there already.
+
+        Args:
+            passphrase: asked if the file needs one; by default the terminal is
+
+        Raises:
+            InputError: it is not there, or cannot be read
+        """
+        if not self.key.exists():
+            raise InputError(
+                f"The organiser's key {self.key} is not there: give --organiser-key FILE, or the --output-dir and the "
+                "--run-id with which the run was started."
+            )
+        return read_key(self.key, passphrase or (lambda: passphrase_from(os.environ, f"Passphrase of {self.key}: ")))
+
+    def note_contact(self, organiser: bytes, addresses: Sequence[str], enrolment_port: int) -> None:
+        """Keep what a join line needs, for `swarm invite`.
+
+        Args:
+            organiser: public key
+            addresses: of a peer that newcomers can call
+            enrolment_port: where its host enrols them
+
+        Raises:
+            InputError: it cannot be written
+        """
+        kept = {"organiser": organiser.hex(), "addresses": list(addresses), "enrolment_port": enrolment_port}
+        try:
+            write_json(self._contact, kept)
+        except OSError as error:
+            raise InputError(f"{self._contact} cannot be written ({error.strerror}): make room.") from None
+
+    @property
+    def authority(self) -> Authority:
+        """The run, and the organiser's public key.
+
+        Raises:
+            InputError: no peer of this folder has started the run yet
+        """
+        return Authority(self.run_id, bytes.fromhex(self._read_contact()["organiser"]))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the organiser's peer was last.
+
+        Raises:
+            InputError: as `authority`
+        """
+        return tuple(self._read_contact()["addresses"])
+
+    @property
+    def enrolment_port(self) -> int:
+        """Where newcomers enrol.
+
+        Raises:
+            InputError: as `authority`
+        """
+        return int(self._read_contact()["enrolment_port"])
+
+    def join_line(self, token: bytes = b"") -> JoinLine:
+        """The line with which others join.
+
+        Args:
+            token: of an invitation
+
+        Raises:
+            InputError: as `authority`
+        """
+        contact = self._read_contact()
+        return JoinLine(
+            self.run_id,
+            bytes.fromhex(contact["organiser"]),
+            tuple(contact["addresses"])[:MAX_ADDRESSES],
+            token,
+            int(contact["enrolment_port"]),
+            fingerprint_in(self.path),
+        )
+
+    def _read_contact(self) -> dict:
+        try:
+            contact = json.loads(self._contact.read_text())
+            if len(bytes.fromhex(contact["organiser"])) == 32 and contact["addresses"] and contact["enrolment_port"]:
+                return contact
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            pass
+        raise InputError(
+            f"{self._contact} does not say where run {self.run_id} can be joined: give the --output-dir and the "
+            "--run-id with which it was started here, or start it first (swarm start)."
+        )

@@ -1,0 +1,228 @@
+"""The keys of those who sign for a run, as files: the organiser's own, and her deputies'.
+
+A key is a PKCS8 PEM file, with a passphrase or without. A deputy's has a file beside it, with the same name and
+`.warrant` at its end, in which the organiser has signed what the deputy may do.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from recipe.errors import InputError
+from swarm.protocol.certificates import (
+    CERTIFICATE,
+    MAX_CERTIFICATE_BYTES,
+    MAX_REMOVALS_BYTES,
+    MAX_WARRANT_BYTES,
+    REMOVALS,
+    Authority,
+    NotSigned,
+    Right,
+    Signer,
+    warrant,
+)
+
+VARIABLE = "SWARM_KEY_PASSPHRASE"
+"""Environment variable: the passphrase, for whoever has no terminal."""
+MAX_PASSPHRASE_BYTES = 1023  # of `cryptography`
+MAX_KEY_FILE_BYTES = 2**14
+MAX_DEPUTY_DAYS = 3650
+CLOCK_SECONDS = 600
+"""A clock may be so far behind the signer's."""
+_PROBES = {Right.ENROL: (CERTIFICATE, MAX_CERTIFICATE_BYTES), Right.REMOVE: (REMOVALS, MAX_REMOVALS_BYTES)}
+"""By the right: what is signed with it."""
+
+
+def make_key(path: Path, passphrase: str | None) -> Signer:
+    """A new key in a new file, which only this user can read.
+
+    Args:
+        passphrase: that is asked for wherever the key is used; None for a file that needs none
+
+    Raises:
+        InputError: the file is there already, or cannot be written; or the passphrase cannot be used
+    """
+    key = Ed25519PrivateKey.generate()
+    encryption = NoEncryption() if passphrase is None else BestAvailableEncryption(_checked(passphrase))
+    _write_new(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    return Signer(key)
+
+
+def make_deputy(
+    organiser: Signer, run_id: str, rights: Right, days: float, path: Path, passphrase: str | None
+) -> Signer:
+    """A key for somebody who may sign in the organiser's place, and beside it the file that says so.
+
+    Args:
+        rights: what the deputy may sign
+        days: from now on
+
+    Raises:
+        InputError: as `make_key`; or the key is not the organiser's own, or there are no rights or days
+    """
+    if organiser.warrant:
+        raise InputError("A deputy cannot make deputies: use the organiser's own key.")
+    if not rights:
+        raise InputError("A deputy without any right can do nothing: give at least one.")
+    if not 0 < days <= MAX_DEPUTY_DAYS:
+        raise InputError(f"A deputy cannot be made for {days:g} days: give more than 0 and at most {MAX_DEPUTY_DAYS}.")
+    if warrant_path(path).exists():
+        raise InputError(f"{warrant_path(path)} is there already: choose another name, or move that file away.")
+    deputy = make_key(path, passphrase)
+    now = time.time()
+    signed = warrant(
+        organiser, run_id, deputy.public_key, rights, int(now - CLOCK_SECONDS), int(now + days * 24 * 3600)
+    )
+    try:
+        _write_new(warrant_path(path), signed)
+    except InputError:
+        path.unlink(missing_ok=True)
+        raise
+    return Signer(deputy.key, signed)
+
+
+def read_key(path: Path, passphrase: Callable[[], str] | None = None) -> Signer:
+    """The key in a file; a deputy's with its warrant.
+
+    Args:
+        passphrase: asked only if the file needs one
+
+    Raises:
+        InputError: the file is not there or holds no such key, or the passphrase is missing or wrong
+    """
+    key = _decoded(path, _read(path, MAX_KEY_FILE_BYTES), passphrase)
+    beside = warrant_path(path)
+    return Signer(key, _read(beside, MAX_WARRANT_BYTES) if beside.exists() else b"")
+
+
+def warrant_path(path: Path) -> Path:
+    """Where the warrant of a deputy's key file is."""
+    return path.with_name(f"{path.name}.warrant")
+
+
+def check_right(signer: Signer, authority: Authority, right: Right, now: float = 0.0) -> None:
+    """See whether what this key signs counts in a run.
+
+    Args:
+        right: that it needs if it is a deputy's
+        now: seconds since 1970; 0 for this machine's clock
+
+    Raises:
+        InputError: it does not
+    """
+    kind, most_bytes = _PROBES[right]
+    try:
+        authority.read(kind, signer.sign(kind, b""), most_bytes, right).check_time(now)
+    except NotSigned as error:
+        raise InputError(
+            f"This key cannot be used for run {authority.run_id}, for what it signs {error}: take the organiser's "
+            "key, or that of a deputy who has the right and whose time is not over."
+        ) from None
+
+
+def passphrase_from(environment: Mapping[str, str], prompt: str) -> str:
+    """The passphrase, from the variable SWARM_KEY_PASSPHRASE or else from whoever sits at the terminal.
+
+    Raises:
+        InputError: there is neither, or it is empty
+    """
+    if VARIABLE in environment:
+        passphrase = environment[VARIABLE]
+    elif sys.stdin is not None and sys.stdin.isatty():
+        try:
+            passphrase = getpass.getpass(prompt)
+        except EOFError:
+            passphrase = ""
+    else:
+        raise InputError(f"The key needs a passphrase, and there is no terminal to ask at: set {VARIABLE}.")
+    if not passphrase:
+        raise InputError(f"The passphrase is empty: type one, or set {VARIABLE}.")
+    return passphrase
+
+
+def _checked(passphrase: str) -> bytes:
+    encoded = passphrase.encode(errors="surrogateescape")
+    if not 1 <= len(encoded) <= MAX_PASSPHRASE_BYTES:
+        raise InputError(f"A passphrase has 1 to {MAX_PASSPHRASE_BYTES} bytes, and this has {len(encoded)}: change it.")
+    return encoded
+
+
+def _decoded(path: Path, content: bytes, passphrase: Callable[[], str] | None) -> Ed25519PrivateKey:
+    try:
+        try:
+            key = load_pem_private_key(content, password=None)
+        except TypeError:  # it needs a passphrase
+            if passphrase is None:
+                raise InputError(f"The key in {path} needs its passphrase: set {VARIABLE}.") from None
+            key = _unlocked(path, content, _checked(passphrase()))
+    except InputError:
+        raise
+    except (ValueError, UnsupportedAlgorithm):
+        raise _not_a_key(path) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _not_a_key(path)
+    return key
+
+
+def _unlocked(path: Path, content: bytes, passphrase: bytes):
+    try:
+        return load_pem_private_key(content, password=passphrase)
+    except ValueError:
+        raise InputError(f"The passphrase of {path} is wrong: try again with the one it was made with.") from None
+
+
+def _not_a_key(path: Path) -> InputError:
+    return InputError(
+        f"{path} does not hold an Ed25519 private key in PEM: name the organiser's key file, or restore it from a copy."
+    )
+
+
+def _read(path: Path, most_bytes: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(most_bytes + 1)
+    except FileNotFoundError:
+        raise InputError(f"There is no key {path}: name the file, or make a key first.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): give this user the right to.") from None
+    if not 1 <= len(content) <= most_bytes:
+        raise InputError(f"{path} is empty or too long: restore it from a copy.")
+    return content
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Never over a file that is there, and nothing of it stays if that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        if path.exists():
+            raise InputError(f"{path} is there already: choose another name, or move that file away.") from None
+        raise _not_writable(path, error) from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise _not_writable(path, error) from None
+
+
+def _not_writable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path} cannot be written ({error.strerror}): name a file in a folder you may write to.")

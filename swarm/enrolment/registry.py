@@ -1,0 +1,356 @@
+"""The organiser's books of a run: whom she has invited, who is a member, and who may not take part any more.
+
+One SQLite file, since several processes write at the same time: the enrolment server, and the organiser's commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+from hivemind.p2p import PeerID
+
+from recipe.errors import InputError
+from swarm.enrolment.join_line import TOKEN_BYTES
+from swarm.enrolment.messages import printable
+from swarm.enrolment.organiser_key import check_right
+from swarm.protocol.certificates import MAX_REMOVED, Authority, Removals, Right, Role, Signer
+
+FILE_NAME = "members.db"
+VERSION = 1
+BUSY_SECONDS = 10.0
+"""For which a process waits while others write."""
+MAX_MEMBERS = 100_000
+MAX_DAYS = 3650
+NO_NAME = "unnamed"
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS invitations (
+        token_sha256 BLOB PRIMARY KEY, name TEXT NOT NULL, roles INTEGER NOT NULL, uses_left INTEGER NOT NULL,
+        expires_at REAL NOT NULL, created_at REAL NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS members (
+        serial INTEGER PRIMARY KEY, peer_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL, roles INTEGER NOT NULL,
+        enrolled_at REAL NOT NULL, certificate_ends_at INTEGER NOT NULL)""",
+    "CREATE TABLE IF NOT EXISTS removed (place INTEGER PRIMARY KEY, serial INTEGER NOT NULL UNIQUE, why TEXT NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS removal_list (
+        only_one INTEGER PRIMARY KEY CHECK (only_one = 1), number INTEGER NOT NULL, signed BLOB NOT NULL)""",
+)
+_MEMBERS = """SELECT members.serial, peer_id, name, roles, enrolled_at, certificate_ends_at, why
+    FROM members LEFT JOIN removed ON removed.serial = members.serial"""
+
+
+class NotInvited(ValueError):  # noqa: N818 (reads as what it says)
+    """This volunteer does not become a member. The text is the end of a sentence for the volunteer."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """Who has enrolled.
+
+    Args:
+        serial: number of this member, in all its certificates
+        peer_id: who alone can use them
+        name: under which the organiser knows it
+        roles: what it may do
+        enrolled_at: seconds since 1970
+        certificate_ends_at: of its newest certificate, seconds since 1970; 0 before the first
+        why_removed: the organiser's reason; None as long as it may take part
+    """
+
+    serial: int
+    peer_id: PeerID
+    name: str
+    roles: Role
+    enrolled_at: float
+    certificate_ends_at: int
+    why_removed: str | None
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Somebody may still enrol.
+
+    Args:
+        name: of who is invited; empty: members choose their own
+        roles: what they may do then
+        uses_left: how many can enrol with it
+        expires_at: seconds since 1970
+    """
+
+    name: str
+    roles: Role
+    uses_left: int
+    expires_at: float
+
+
+class Registry:
+    """Every method is one transaction. Any number of threads and processes may use the same folder.
+
+    Args:
+        folder: of this run; made if it is missing
+        clock: seconds since 1970
+
+    Raises:
+        InputError: the books cannot be used; so do all methods
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time):
+        self.folder, self._clock = folder, clock
+        self._path = folder / FILE_NAME
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # The log of changes cannot be switched on while others write, so one process after the other may try.
+            with FileLock(folder / f"{FILE_NAME}.lock", timeout=BUSY_SECONDS, mode=0o600):
+                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+                self._prepare()
+        except OSError as error:
+            raise InputError(
+                f"The organiser's books {self._path} cannot be used ({error.strerror or error}): see that this user "
+                "may read and write there."
+            ) from None
+
+    # ---- invitations ------------------------------------------------------------------------------------------------
+
+    def invite(self, name: str, days: float, uses: int, roles: Role) -> bytes:
+        """A new invitation: 16 bytes, which are not kept here.
+
+        Args:
+            name: of who is invited; empty: members choose their own
+            days: for which it can be used, from now on
+            uses: how many may enrol with it
+
+        Raises:
+            InputError: as the class, or a number is out of bounds
+        """
+        if not 0 < days <= MAX_DAYS:
+            raise InputError(
+                f"An invitation for {days:g} days cannot be made: give more than 0 and at most {MAX_DAYS}."
+            )
+        if not 1 <= uses <= MAX_MEMBERS:
+            raise InputError(f"An invitation for {uses} members cannot be made: give 1 to {MAX_MEMBERS}.")
+        if not roles:
+            raise InputError("An invitation without any role lets nobody do anything: give at least one.")
+        token, now = secrets.token_bytes(TOKEN_BYTES), self._clock()
+        with self._books() as books:
+            books.execute(
+                "INSERT INTO invitations VALUES (?, ?, ?, ?, ?, ?)",
+                (_digest(token), printable(name), int(roles), uses, now + days * 24 * 3600, now),
+            )
+        return token
+
+    def invitations(self) -> list[Invitation]:
+        """Those that can still be used, in the order in which they were made; not what they are used with."""
+        with self._books() as books:
+            rows = books.execute(
+                "SELECT name, roles, uses_left, expires_at FROM invitations WHERE uses_left > 0 AND expires_at >= ? "
+                "ORDER BY created_at, rowid",
+                (self._clock(),),
+            ).fetchall()
+        return [Invitation(name, Role(roles), uses_left, expires_at) for name, roles, uses_left, expires_at in rows]
+
+    def use_invitation(self, token: bytes, peer_id: PeerID, name: str) -> Member:
+        """Makes the peer a member, which costs one use of the invitation; a member already stays what it is.
+
+        Args:
+            name: that it gives itself; counts only if the invitation is for nobody in particular
+
+        Raises:
+            NotInvited: why not
+        """
+        with self._books() as books:
+            member = _one_member(books, peer_id)
+            if member is not None and member.why_removed is not None:
+                raise NotInvited(removed_sentence(member))
+            found = books.execute(
+                "SELECT name, roles, uses_left, expires_at FROM invitations WHERE token_sha256 = ?", (_digest(token),)
+            ).fetchone()
+            if found is None:
+                raise NotInvited("this invitation is not known here: ask the organiser for a new join line")
+            if member is not None:
+                return member
+            given, roles, uses_left, expires_at = found
+            if self._clock() > expires_at:
+                raise NotInvited("this invitation has expired: ask the organiser for a new join line")
+            if uses_left < 1:
+                raise NotInvited("this invitation has been used up: ask the organiser for a new join line")
+            if books.execute("SELECT COUNT(*) FROM members").fetchone()[0] >= MAX_MEMBERS:
+                raise NotInvited(f"this run has {MAX_MEMBERS} members, more cannot be kept")
+            self._enrol(books, peer_id, given or printable(name) or NO_NAME, roles)
+            books.execute("UPDATE invitations SET uses_left = uses_left - 1 WHERE token_sha256 = ?", (_digest(token),))
+            return _one_member(books, peer_id)
+
+    def _enrol(self, books: sqlite3.Connection, peer_id: PeerID, name: str, roles: int) -> None:
+        now = self._clock()
+        greatest = books.execute("SELECT COALESCE(MAX(serial), 0) FROM members").fetchone()[0]
+        serial = max(int(1000 * now), greatest + 1)
+        books.execute("INSERT INTO members VALUES (?, ?, ?, ?, ?, 0)", (serial, peer_id.to_base58(), name, roles, now))
+
+    # ---- members ----------------------------------------------------------------------------------------------------
+
+    def member_of(self, peer_id: PeerID) -> Member | None:
+        """The member with this peer id; None if it has never enrolled here."""
+        with self._books() as books:
+            return _one_member(books, peer_id)
+
+    def members(self) -> list[Member]:
+        """All, in the order in which they have enrolled; those who were removed as well."""
+        with self._books() as books:
+            return _members(books, "ORDER BY members.serial")
+
+    def find(self, name_or_peer_id_or_serial: str) -> list[Member]:
+        """The members that this may mean; several may have the same name."""
+        wanted = name_or_peer_id_or_serial
+        if not wanted.isprintable():  # as all names are; SQLite takes no half characters
+            return []
+        with self._books() as books:
+            return _members(
+                books,
+                "WHERE name = ?1 OR peer_id = ?1 OR CAST(members.serial AS TEXT) = ?1 ORDER BY members.serial",
+                wanted,
+            )
+
+    def note_certificate(self, serial: int, ends_at: int) -> None:
+        """This member has got a certificate.
+
+        Args:
+            ends_at: seconds since 1970
+        """
+        with self._books() as books:
+            books.execute("UPDATE members SET certificate_ends_at = ? WHERE serial = ?", (ends_at, serial))
+
+    # ---- those who may not take part any more -----------------------------------------------------------------------
+
+    def remove(self, serials: Iterable[int], why: str, signer: Signer, authority: Authority) -> bytes:
+        """These may not take part any more.
+
+        Args:
+            why: for the members themselves
+            signer: the organiser's key, or that of a deputy who may do this
+
+        Returns:
+            the new list, signed
+
+        Raises:
+            InputError: as the class, or this key cannot sign the list
+        """
+        return self._sign(signer, authority, lambda list_: list_.with_removed(serials, why))
+
+    def restore(self, serials: Iterable[int], signer: Signer, authority: Authority) -> bytes:
+        """These may take part again; the rest as `remove`."""
+        return self._sign(signer, authority, lambda list_: list_.without(serials))
+
+    def removals(self) -> bytes:
+        """The newest list of those who may not take part any more, as it was signed; empty if nobody ever was."""
+        with self._books() as books:
+            return _newest(books)[1]
+
+    def keep_removals(self, signed: bytes, authority: Authority) -> bool:
+        """Whether this list, which came from elsewhere, is newer than the one here; then it is kept in its place.
+
+        Raises:
+            NotSigned: it is no list of this run
+        """
+        list_ = Removals.read(signed, authority, self._clock())
+        with self._books() as books:
+            if list_.number <= _newest(books)[0]:
+                return False
+            # A full list leaves out the earliest, which nobody has restored.
+            before = _removed(books) if len(list_.removed) >= MAX_REMOVED else {}
+            _keep(books, list_.number, signed, before | list_.removed)
+            return True
+
+    def _sign(self, signer: Signer, authority: Authority, change: Callable[[Removals], Removals]) -> bytes:
+        check_right(signer, authority, Right.REMOVE, self._clock())
+        with self._books() as books:
+            list_ = change(Removals(authority.run_id, _newest(books)[0], _removed(books)))
+            signed = list_.signed_by(signer)
+            _keep(books, list_.number, signed, list_.removed)
+        return signed
+
+    # ---- the file ---------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        with self._connected() as books:
+            books.execute("PRAGMA journal_mode = WAL")
+            books.execute("BEGIN IMMEDIATE")
+            version = books.execute("PRAGMA user_version").fetchone()[0]
+            if version > VERSION:
+                raise InputError(
+                    f"The organiser's books {self._path} were written by a later version of this program: update it."
+                )
+            for table in _TABLES:
+                books.execute(table)
+            books.execute(f"PRAGMA user_version = {VERSION}")
+            books.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _books(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it happens, or nothing."""
+        with self._connected() as books:
+            books.execute("BEGIN IMMEDIATE")
+            yield books
+            books.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one use: none is ever shared with another thread, or with a forked process."""
+        try:
+            with contextlib.closing(
+                sqlite3.connect(
+                    f"{self._path.resolve().as_uri()}?mode=rw", BUSY_SECONDS, isolation_level=None, uri=True
+                )
+            ) as books:
+                yield books
+        except sqlite3.OperationalError as error:
+            raise InputError(
+                f"The organiser's books {self._path} cannot be used ({error}): see that the file is there, that this "
+                "user may write it, and that the disk has room."
+            ) from None
+        except sqlite3.DatabaseError as error:
+            raise InputError(
+                f"The organiser's books {self._path} are damaged ({error}): restore the file from a copy."
+            ) from None
+
+
+def removed_sentence(member: Member) -> str:
+    """What a volunteer reads who was removed; the end of a sentence."""
+    return f"the organiser has removed this peer: {member.why_removed or 'no reason given'}"
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+def _members(books: sqlite3.Connection, which: str, *values: str) -> list[Member]:
+    rows = books.execute(f"{_MEMBERS} {which}", values).fetchall()
+    return [
+        Member(serial, PeerID.from_base58(peer_id), name, Role(roles), enrolled_at, ends_at, why)
+        for serial, peer_id, name, roles, enrolled_at, ends_at, why in rows
+    ]
+
+
+def _one_member(books: sqlite3.Connection, peer_id: PeerID) -> Member | None:
+    return next(iter(_members(books, "WHERE peer_id = ?", peer_id.to_base58())), None)
+
+
+def _newest(books: sqlite3.Connection) -> tuple[int, bytes]:
+    """Number and bytes of the signed list."""
+    return books.execute("SELECT number, signed FROM removal_list").fetchone() or (0, b"")
+
+
+def _removed(books: sqlite3.Connection) -> dict[int, str]:
+    """By the member's serial, why; the earliest first."""
+    return dict(books.execute("SELECT serial, why FROM removed ORDER BY place").fetchall())
+
+
+def _keep(books: sqlite3.Connection, number: int, signed: bytes, removed: dict[int, str]) -> None:
+    books.execute("INSERT OR REPLACE INTO removal_list VALUES (1, ?, ?)", (number, signed))
+    books.execute("DELETE FROM removed")
+    books.executemany("INSERT INTO removed (serial, why) VALUES (?, ?)", removed.items())

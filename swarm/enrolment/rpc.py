@@ -1,0 +1,21 @@
+"""What both ends of an enrolment agree on, and how gRPC is loaded."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+SERVICE = "swarm.Enrolment"
+ENROL, RENEW = "Enrol", "Renew"
+
+
+def load_grpc() -> ModuleType:
+    """gRPC, set up for a process that forks later and whose children do not use it.
+
+    It looks at these variables when it is imported, and otherwise writes its own troubles to the screen.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import grpc
+
+    return grpc

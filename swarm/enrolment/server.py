@@ -1,0 +1,272 @@
+"""Where volunteers become members, and members get new certificates: a small gRPC server beside the organiser's key."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from recipe.errors import InputError
+from swarm.enrolment.messages import MAX_REQUEST_BYTES, EnrolAnswer, EnrolRequest, Server
+from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
+from swarm.enrolment.registry import Member, NotInvited, Registry, removed_sentence
+from swarm.enrolment.rpc import ENROL, RENEW, SERVICE, load_grpc
+from swarm.enrolment.tls import ensure_tls, fingerprint_in
+from swarm.protocol.certificates import Authority, Certificate, NotSigned, Right, Signer
+from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
+
+if TYPE_CHECKING:
+    import grpc
+
+logger = get_logger(__name__)
+
+THREADS = 4
+MAX_CALLS = 32
+"""At a time; further ones are refused."""
+MAX_CONNECTIONS = 256
+CALLS_PER_MINUTE = 60
+"""Of all."""
+CALLS_OF_A_HOST, CALLS_OF_A_HOST_PER_MINUTE = 10, 5
+"""Of one IP address at once, and then in a minute; there may be a whole laboratory behind it."""
+REQUEST_SECONDS = 5.0
+"""In which a request is complete: it is a few hundred bytes."""
+STOP_SECONDS = 2.0
+MAX_DAYS = 365.0
+LATEST_RENEWAL_SECONDS = 30 * 24 * 3600
+"""So long after its end a certificate can be renewed."""
+MAX_COMPLAINTS = 16
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # or two servers would share a port without a word
+    ("grpc.max_receive_message_length", 2 * MAX_REQUEST_BYTES),
+    ("grpc.max_metadata_size", 2**13),
+    ("grpc.absolute_max_metadata_size", 2**14),
+    ("grpc.max_concurrent_streams", 4),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    # A volunteer needs a connection for a second. Who keeps one for longer is not missed.
+    ("grpc.max_connection_idle_ms", 10_000),
+    ("grpc.max_connection_age_ms", 30_000),
+    ("grpc.max_connection_age_grace_ms", 5_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+_PEER = re.compile(r"ipv[46]:\[?([^\]]+?)\]?:\d+")
+
+
+class TooManyCalls(ValueError):  # noqa: N818 (reads as what it says)
+    """The caller may try again later. The text is the end of a sentence for the volunteer."""
+
+
+class CallLimits:
+    """How often the server does something, for one IP address and for all.
+
+    Args:
+        per_minute: for all, and as many at once
+    """
+
+    def __init__(self, per_minute: float = CALLS_PER_MINUTE):
+        self._lock = threading.Lock()  # several threads serve
+        self._all = TokenBucket(per_minute, per_minute / 60)
+        self._of_hosts = TokenBuckets(CALLS_OF_A_HOST, CALLS_OF_A_HOST_PER_MINUTE / 60)
+
+    def may_call(self, caller: str) -> bool:
+        """Whether this caller may do it once more, which is then counted.
+
+        Args:
+            caller: as gRPC writes it, such as `ipv4:203.0.113.5:40000`
+        """
+        with self._lock:
+            host = _host_of(caller)
+            # On this machine a whole swarm may start.
+            if (host is None or not host.is_loopback) and not self._of_hosts.take(_network_of(host)):
+                return False
+            return self._all.take()
+
+
+class EnrolmentServer:
+    """Makes members of those who have an invitation. It runs in threads of this process, between `start` and `stop`.
+
+    Start it after the last fork: a forked process keeps the port open when this one is killed.
+
+    Args:
+        registry: the organiser's books of this run
+        signer: her key, or that of a deputy who may do this
+        authority: the run, and her public key
+        host: IP address to listen on, such as `0.0.0.0`
+        port: 0 for any free one
+        certificate_days: for which a certificate counts
+        clock: seconds since 1970
+        limits: of calls
+
+    Raises:
+        InputError: this key cannot sign certificates of this run; or the organiser's folder cannot be used
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        signer: Signer,
+        authority: Authority,
+        host: str,
+        port: int,
+        certificate_days: float = 7.0,
+        clock: Callable[[], float] = time.time,
+        limits: CallLimits | None = None,
+    ):
+        if not 0 < certificate_days <= MAX_DAYS:
+            raise InputError(
+                f"Certificates for {certificate_days:g} days cannot be made: give more than 0 and at most {MAX_DAYS:g}."
+            )
+        check_right(signer, authority, Right.ENROL, clock())
+        self._registry, self._signer, self._authority = registry, signer, authority
+        self._host, self._port, self._certificate_days, self._clock = host, port, certificate_days, clock
+        self._limits = limits or CallLimits()
+        self._identity = Server(authority.organiser, fingerprint_in(registry.folder))
+        self._grpc = load_grpc()
+        self._server: grpc.Server | None = None
+        self._complaints: set[str] = set()
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Of the TLS certificate, as join lines carry it."""
+        return self._identity.fingerprint
+
+    def start(self) -> int:
+        """Listens from now on.
+
+        Returns:
+            the port
+
+        Raises:
+            InputError: the port cannot be listened on
+        """
+        grpc = self._grpc
+        server = grpc.server(
+            ThreadPoolExecutor(THREADS, "enrolment"), options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
+        )
+        methods = {ENROL: self._enrol, RENEW: self._renew}
+        handlers = {name: grpc.stream_unary_rpc_method_handler(self._answers(grant)) for name, grant in methods.items()}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            credentials = grpc.ssl_server_credentials([ensure_tls(self._registry.folder)])
+            port = server.add_secure_port(f"{host}:{self._port}", credentials)
+        except RuntimeError:
+            server.stop(0)
+            raise InputError(
+                f"Nobody could enrol, because this machine cannot listen on {self._host} at port {self._port}: choose "
+                "another port for enrolment, 0 for any, or stop what listens there."
+            ) from None
+        server.start()
+        self._server = server
+        return port
+
+    def stop(self) -> None:
+        """Finishes what has begun and closes the port."""
+        if self._server is not None:
+            self._server.stop(STOP_SECONDS).wait()
+            self._server = None
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def _answers(self, grant: Callable[[EnrolRequest, PeerID], EnrolAnswer]) -> Callable[[Iterator[bytes], Any], bytes]:
+        """Serves calls. For gRPC a call has many messages; so we see who calls before anything is read."""
+
+        def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            code = self._grpc.StatusCode
+            try:
+                if not self._limits.may_call(context.peer()):
+                    raise TooManyCalls("too many want to enrol at this moment: try again in a few minutes")
+                request = EnrolRequest.from_bytes(_first(messages, context))
+                return grant(request, request.check(self._identity)).to_bytes()
+            except TooManyCalls as error:
+                status, why = code.RESOURCE_EXHAUSTED, str(error)
+            except NotInvited as error:
+                status, why = code.PERMISSION_DENIED, str(error)
+            except InputError as error:  # of the organiser's own files
+                self._complain_once(str(error))
+                return context.abort(code.INTERNAL, "its own files or its key cannot be used")
+            except ValueError as error:
+                self._complain_once("Somebody has sent what is no request to enrol here.")
+                return context.abort(code.INVALID_ARGUMENT, f"the request cannot be used: {error}")
+            self._complain_once(f"An enrolment was refused: {why}.")
+            return context.abort(status, why)
+
+        return answer
+
+    def _enrol(self, request: EnrolRequest, peer_id: PeerID) -> EnrolAnswer:
+        if not request.token:
+            raise NotInvited("there is no invitation: ask the organiser for a join line with one")
+        member = self._registry.use_invitation(request.token, peer_id, request.name)
+        answer = self._certified(member)
+        logger.info(f"{member.name} has enrolled: {peer_id}")
+        return answer
+
+    def _renew(self, request: EnrolRequest, peer_id: PeerID) -> EnrolAnswer:
+        try:
+            shown = Certificate.read(request.certificate, self._authority)
+        except NotSigned as error:
+            raise NotInvited(f"the certificate {error}") from None
+        if shown.peer_id != peer_id:
+            raise NotInvited("the certificate is of another peer")
+        member = self._registry.member_of(peer_id)
+        if member is None:
+            raise NotInvited("this server does not know the peer: ask the organiser for a new join line")
+        if member.why_removed is not None:
+            raise NotInvited(removed_sentence(member))
+        if self._clock() > shown.end + LATEST_RENEWAL_SECONDS:
+            raise NotInvited("the certificate ended too long ago: ask the organiser for a new join line")
+        return self._certified(member)
+
+    def _certified(self, member: Member) -> EnrolAnswer:
+        """What is in the books counts, whatever the member says of itself."""
+        now = self._clock()
+        check_right(self._signer, self._authority, Right.ENROL, now)  # a deputy's time may be over by now
+        begin, end = int(now - CLOCK_SECONDS), int(now + self._certificate_days * 24 * 3600)
+        certificate = Certificate(
+            self._authority.run_id, member.peer_id, member.serial, member.roles, begin, end, member.name
+        )
+        answer = EnrolAnswer(certificate.signed_by(self._signer), self._registry.removals())
+        self._registry.note_certificate(member.serial, end)
+        return answer
+
+    def _complain_once(self, about: str) -> None:
+        if about not in self._complaints and len(self._complaints) < MAX_COMPLAINTS:
+            self._complaints.add(about)
+            logger.warning(about)
+
+
+def _first(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    """The request, or nothing; whoever is slow with it loses the call, since a thread waits for it."""
+    timer = threading.Timer(REQUEST_SECONDS, context.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        return next(messages, b"")
+    finally:
+        timer.cancel()
+
+
+def _host_of(caller: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address of a caller; None if it cannot be told."""
+    found = _PEER.fullmatch(unquote(caller))
+    try:
+        address = ipaddress.ip_address(found[1]) if found else None
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _network_of(host: ipaddress.IPv4Address | ipaddress.IPv6Address | None) -> object:
+    """Whose limit counts: an IPv6 customer has 2**64 addresses."""
+    if host is None or host.version == 4:
+        return host
+    return ipaddress.ip_network((host, 64), strict=False)

@@ -1,0 +1,228 @@
+"""How a peer takes part in a run by invitation: with whose certificate, and what it keeps to come back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hivemind.p2p import PeerID
+
+from recipe.errors import InputError
+from recipe.run_folder import RunFolder, write_json
+from swarm.enrolment.client import TryLater, enrol, renew
+from swarm.enrolment.join_line import JoinLine
+from swarm.enrolment.organiser_folder import OrganiserFolder
+from swarm.membership.run_manifest import RunManifest
+from swarm.network.signed_records import read_key
+from swarm.protocol.admission import Admission
+from swarm.protocol.certificates import (
+    EVERYTHING,
+    MAX_CERTIFICATE_BYTES,
+    MAX_REMOVALS_BYTES,
+    Authority,
+    Certificate,
+    NotSigned,
+    Role,
+    Signer,
+)
+
+ORGANISERS_DAYS = 365
+"""For which the organiser's own peers are members; they renew it themselves."""
+CLOCK_SECONDS = 600
+DAY_SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a member keeps on its disk.
+
+    Args:
+        line: join line without its invitation
+        certificate: as it was signed
+        removals: newest list of those who may not take part any more, as it was signed; empty if there is none
+        manifest: of the run, as its organiser has signed it; empty before this peer has seen it
+    """
+
+    line: JoinLine
+    certificate: bytes
+    removals: bytes = b""
+    manifest: bytes = b""
+
+    def write(self, path: Path) -> None:
+        """Raises OSError: the disk is full, for instance"""
+        kept = {
+            name: base64.b64encode(getattr(self, name)).decode() for name in ("certificate", "removals", "manifest")
+        }
+        write_json(path, {"line": str(self.line), **kept})
+
+    @classmethod
+    def read(cls, path: Path) -> Credentials | None:
+        """None if there are none, or they cannot be read."""
+        try:
+            content = json.loads(path.read_text())
+            kept = {name: base64.b64decode(content[name]) for name in ("certificate", "removals", "manifest")}
+            return cls(JoinLine.parse(content["line"]), **kept)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, InputError):
+            return None
+
+    def certificate_of(self, peer_id: PeerID) -> Certificate | None:
+        """What the certificate says; None if it is of another peer, or no certificate of this run."""
+        try:
+            found = Certificate.read(self.certificate, Authority(self.line.run_id, self.line.organiser))
+        except NotSigned:
+            return None
+        return found if found.peer_id == peer_id else None
+
+
+@dataclass(frozen=True)
+class Membership:
+    """This peer's, in one run.
+
+    Args:
+        credentials: what it shows and keeps
+        renew: gets a new certificate; raises InputError if that fails
+        sign: makes a manifest the organiser's word; None except at the organiser's own peer
+    """
+
+    credentials: Credentials
+    renew: Callable[[], bytes]
+    sign: Callable[[RunManifest], RunManifest] | None = None
+
+    @property
+    def admission(self) -> Admission:
+        """Who may take part, as a new process of this peer knows it."""
+        line = self.credentials.line
+        authority = Authority(line.run_id, line.organiser)
+        try:
+            return Admission(authority, self.credentials.certificate, self.credentials.removals)
+        except NotSigned:  # of a deputy whose time is over; others in the swarm may have a better one
+            return Admission(authority, self.credentials.certificate)
+
+
+def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, given: str | None = None) -> Membership:
+    """Take the certificate that this peer has already, or the one that a person gave, or ask the organiser for one.
+
+    Args:
+        line: join line
+        identity: file of the peer's private key
+        name: public name
+        folder: of this peer in the run
+        given: a certificate that the organiser has made for this peer, as text
+
+    Raises:
+        InputError: there is none, and the organiser gives none
+    """
+    key, peer_id, path = read_key(identity), PeerID.from_identity(identity.read_bytes()), folder.membership
+    kept = Credentials.read(path)
+    bare = replace(line, token=b"")
+    if given is not None:
+        kept = _with_given(bare, given, peer_id)
+    elif kept is not None and (kept.line.run_id, kept.line.organiser) != (line.run_id, line.organiser):
+        kept = None  # another organiser's run of the same name
+    elif kept is not None:
+        kept = replace(kept, line=bare)  # the newest one knows best where the organiser is
+    has = None if kept is None else kept.certificate_of(peer_id)
+    if has is None or has.end <= time.time():
+        answer = _ask(line, key, name, kept if has is not None else None)
+        kept = replace(kept or Credentials(bare, b""), certificate=answer.certificate, removals=answer.removals)
+    elif has.begin > time.time():
+        has.check_time()
+    return member_by(kept, identity, name, folder)
+
+
+def _with_given(line: JoinLine, given: str, peer_id: PeerID) -> Credentials:
+    try:
+        made = Credentials(line, base64.b64decode("".join(given.split()), validate=True))
+        if len(made.certificate) > MAX_CERTIFICATE_BYTES:
+            raise NotSigned("is too long")
+        found = Certificate.read(made.certificate, Authority(line.run_id, line.organiser))
+        found.check_time()
+        if found.peer_id != peer_id:
+            raise NotSigned(
+                f"is for peer {found.peer_id}, and this one is {peer_id} (--public-name or --identity-path)"
+            )
+    except ValueError as error:
+        said = error if isinstance(error, NotSigned) else "cannot be read"
+        raise InputError(f"The --certificate {said}: ask the organiser for another one.") from None
+    return made
+
+
+def _ask(line: JoinLine, key, name: str, before: Credentials | None):
+    """With the invitation, or, where this peer was a member before, without one."""
+    if before is not None:
+        try:
+            return renew(line, key, name, before.certificate)
+        except TryLater:
+            raise
+        except InputError:
+            if not line.token:
+                raise
+    return enrol(line, key, name)
+
+
+def member_by(credentials: Credentials, identity: Path, name: str, folder: RunFolder) -> Membership:
+    """A member that asks the organiser for its new certificates."""
+    key, latest = read_key(identity), [credentials]
+
+    def again() -> bytes:
+        answer = renew(credentials.line, key, name, latest[0].certificate)
+        latest[0] = replace(latest[0], certificate=answer.certificate)
+        return answer.certificate
+
+    return Membership(credentials, again)
+
+
+def organisers_own(
+    folder: OrganiserFolder, signer: Signer, addresses: Sequence[str], port: int, peer_id: PeerID, name: str
+) -> Membership:
+    """Of a peer on the organiser's machine, which signs its own certificate.
+
+    Args:
+        folder: of the organiser
+        addresses: of this peer
+        port: where newcomers enrol
+
+    Raises:
+        InputError: the folder cannot be used; or this peer was removed, or no other machine could call it
+    """
+    registry = folder.registry
+    member = registry.member_of(peer_id)
+    if member is None:
+        token = registry.invite(name, 1, 1, EVERYTHING)
+        member = registry.use_invitation(token, peer_id, name)
+    if member.why_removed is not None:
+        raise InputError(f"This peer was removed from the run: swarm remove {name} --restore lets it in again.")
+    folder.note_contact(signer.public_key, addresses, port)
+
+    def make() -> bytes:
+        now = int(time.time())
+        end = now + ORGANISERS_DAYS * DAY_SECONDS
+        made = Certificate(
+            folder.run_id, peer_id, member.serial, Role(EVERYTHING), now - CLOCK_SECONDS, end, member.name
+        )
+        registry.note_certificate(member.serial, end)
+        return made.signed_by(signer)
+
+    credentials = Credentials(folder.join_line(), make(), registry.removals()[:MAX_REMOVALS_BYTES])
+    return Membership(credentials, make, lambda manifest: manifest.signed_by(signer))
+
+
+def keep(membership: Membership, admission: Admission, manifest: RunManifest, folder: RunFolder) -> None:
+    """Write down what this peer needs to come back.
+
+    Raises:
+        OSError: the disk is full, for instance
+    """
+    newest = replace(
+        membership.credentials,
+        certificate=admission.certificate,
+        removals=admission.signed_removals,
+        manifest=manifest.to_bytes(),
+    )
+    newest.write(folder.membership)
+    os.chmod(folder.membership, 0o600)

@@ -1,0 +1,232 @@
+"""How a peer is let into its run; and, at the organiser's machine, how it lets others in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.run_folder import RunFolder
+from swarm.enrolment.join_line import JoinLine
+from swarm.peer.options import PeerOptions
+
+OPEN_USES = 100_000
+"""Of an invitation without a limit: as many as there may be members."""
+
+
+class Entry:
+    """One peer's way in.
+
+    Args:
+        options: the command line
+        line: join line, if it was invited
+    """
+
+    def __init__(self, options: PeerOptions, line: JoinLine | None):
+        self.options, self.line = options, line
+        self.membership = None
+        """This peer's; None in a run that is open to everybody."""
+        self._identity, self._name = Path(), ""
+        self._enrolment = None
+        self._signer = None
+        self._run_id = line.run_id if line is not None else options.run_id
+
+    @property
+    def lets_others_in(self) -> bool:
+        """Whether this is the organiser's peer, and the run one by invitation."""
+        return self._enrolment is not None
+
+    @property
+    def organiser(self) -> bytes:
+        """Public key of whose run this peer wants to join; empty if it would join anybody's."""
+        if self.line is not None:
+            return self.line.organiser
+        if self._organisers_folder is not None:
+            try:
+                return self._organisers_folder.authority.organiser
+            except InputError:  # she has not started it yet
+                pass
+        return b""
+
+    @property
+    def _organisers_folder(self):
+        from swarm.enrolment.organiser_folder import OrganiserFolder
+
+        if not self.options.membership.by_invitation or self._run_id is None:
+            return None
+        return OrganiserFolder(self.options.machine.output_dir, self._run_id, self.options.membership.organiser_key)
+
+    @property
+    def _folder(self) -> RunFolder:
+        return RunFolder(self.options.machine.output_dir.expanduser() / self._run_id / self._name)
+
+    def ask_to_be_let_in(self, identity: Path, name: str) -> None:
+        """Become a member, if this peer was invited: who is not let in hears so before anything else is started.
+
+        Args:
+            identity: file of this peer's private key
+            name: public name
+
+        Raises:
+            InputError: the organiser does not let it in, or cannot be asked
+        """
+        from swarm.peer.membership.credentials import become_member
+
+        self._identity, self._name = identity, name
+        if self.line is not None:
+            self.membership = become_member(self.line, identity, name, self._folder, self.options.certificate)
+        elif self.options.certificate is not None:
+            raise InputError("--certificate goes with a join line: give that as well (swarm join swarm://...).")
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether others may call this peer, as far as the organiser says."""
+        from swarm.protocol.certificates import Role
+
+        own = None if self.membership is None else self.membership.admission.own
+        return own is None or Role.SERVE in own.roles
+
+    def new_manifest(self, protocol: int, recipe: Recipe):
+        """Of a run that nobody trains yet, or that this peer goes on with alone.
+
+        Raises:
+            InputError: the organiser's key cannot be made or read
+        """
+        from swarm.membership.run_manifest import RunManifest
+        from swarm.peer.membership.credentials import Credentials
+
+        self._run_id = self._run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if (folder := self._organisers_folder) is not None:
+            self._signer = folder.make_signer()
+            return RunManifest(protocol, self._run_id, recipe, organiser=self._signer.public_key)
+        kept = Credentials.read(self._folder.membership)
+        if kept is not None and kept.manifest:
+            return RunManifest.from_bytes(kept.manifest)
+        return RunManifest(protocol, self._run_id, recipe)
+
+    def take_part(self, dht, manifest, addresses: Sequence[str]) -> None:
+        """This peer becomes a member of the run of this manifest, whose other processes hear of it.
+
+        Args:
+            dht: this peer's
+            addresses: where it can be called
+
+        Raises:
+            InputError: it has not been invited; or, at the organiser's machine, nobody could be let in
+        """
+        if manifest.authority is None:
+            return
+        self._run_id = manifest.run_id
+        if self.membership is None:
+            self.membership = self._organisers_own(dht, manifest, addresses) or self._kept(manifest, dht.peer_id)
+        admission = self.membership.admission
+        if (why := admission.why_this_peer_was_removed) is not None:
+            raise InputError(f"The organiser has removed this peer from run {manifest.run_id}: {why}.")
+        dht.take_part(manifest.key_prefix, manifest.authority, admission.certificate)
+        if admission.signed_removals:
+            from swarm.network.record_push import push_removals
+
+            push_removals(dht, manifest.key_prefix, admission.signed_removals)
+
+    def _organisers_own(self, dht, manifest, addresses: Sequence[str]):
+        """The membership of the organiser's own peer, which lets others in from now on; None if this is not hers."""
+        from swarm.peer.membership.credentials import organisers_own
+        from swarm.peer.membership.enrolment_process import EnrolmentProcess
+
+        folder = self._organisers_folder
+        if folder is None or not (self._signer or folder.key.exists()):
+            return None
+        signer = self._signer or folder.signer()
+        if signer.public_key != manifest.organiser:
+            return None
+        if not addresses:
+            raise InputError("The organiser's peer has to be one that others can call: give it a --port that is open.")
+        self._enrolment = EnrolmentProcess(folder, signer, manifest.authority, self._enrolment_port(folder))
+        return organisers_own(folder, signer, addresses, self._enrolment.port, dht.peer_id, self._name)
+
+    def _enrolment_port(self, folder) -> int:
+        """As given; or the one of before, which join lines name; or the one after the port of the peer; or any."""
+        membership, port = self.options.membership, self.options.connection.port
+        if membership.enrolment_port:
+            return membership.enrolment_port
+        if port:
+            return port + 1
+        try:
+            return folder.enrolment_port if _is_free(folder.enrolment_port) else 0
+        except InputError:
+            return 0
+
+    def _kept(self, manifest, peer_id):
+        """As a member that comes back without its join line."""
+        from swarm.peer.membership.credentials import Credentials, become_member
+
+        kept = Credentials.read(self._folder.membership)
+        if kept is None or kept.line.organiser != manifest.organiser or kept.certificate_of(peer_id) is None:
+            raise InputError(
+                f"Run {manifest.run_id} is by invitation: ask its organiser for a join line, and give that in place of "
+                "the address (swarm join swarm://...)."
+            )
+        return become_member(kept.line, self._identity, self._name, self._folder)
+
+    def signed(self, manifest):
+        """The manifest as it is published: with the organiser's signature, where this is her peer."""
+        if self.membership is None or self.membership.sign is None:
+            return manifest
+        return self.membership.sign(manifest)
+
+    def keep(self, admission, manifest, folder: RunFolder) -> None:
+        """Write down what this peer needs to come back; a full disk does not keep it from training."""
+        from swarm.peer.membership.credentials import keep
+
+        if self.membership is not None:
+            try:
+                keep(self.membership, admission, manifest, folder)
+            except OSError:
+                pass  # the session says that the folder cannot be written
+
+    def invitation(self) -> tuple[JoinLine, str] | None:
+        """A new join line for the screen, and what to know of it; None except at the organiser's peer.
+
+        Raises:
+            InputError: the organiser's folder cannot be used
+        """
+        from swarm.protocol.certificates import EVERYTHING
+
+        folder, membership = self._organisers_folder, self.options.membership
+        if not self.lets_others_in or folder is None:
+            return None
+        uses = OPEN_USES if membership.open else membership.invite
+        token = folder.registry.invite("", membership.invite_days, uses, EVERYTHING)
+        until = time.strftime("%Y-%m-%d", time.localtime(time.time() + membership.invite_days * 86400))
+        who = "Whoever has this line can join" if membership.open else f"{uses} people can join with this line"
+        if uses == 1 and not membership.open:
+            who = "One person can join with this line"
+        return folder.join_line(token), f"{who}, until {until}."
+
+    def stop(self) -> None:
+        """Nobody is let in any more."""
+        if self._enrolment is not None:
+            self._enrolment.stop()
+
+
+def _is_free(port: int) -> bool:
+    from swarm.network.addresses import check_port_free
+
+    try:
+        check_port_free(port)
+    except InputError:
+        return False
+    return True
+
+
+def watched(entry: Entry, dht, admission, prefix: str, tell: Callable, on_end: Callable[[str], None]):
+    """Hear who is removed, and renew the certificate, while this peer trains; None in a run that is open to all."""
+    from swarm.peer.membership.member_watch import MemberWatch
+
+    if entry.membership is None:
+        return None
+    watch = MemberWatch(dht, admission, prefix, tell, entry.membership.renew, on_end)
+    watch.start()
+    return watch

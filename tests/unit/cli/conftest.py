@@ -1,0 +1,59 @@
+"""An organiser who has started a run, and members in her books."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hivemind.p2p import PeerID
+
+from swarm.enrolment.organiser_folder import OrganiserFolder
+from swarm.enrolment.registry import Member
+from swarm.protocol.certificates import EVERYTHING, Role
+
+NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+"""Where no peer answers."""
+
+
+class OrganisersRun:
+    """What is on her disk."""
+
+    def __init__(self, output_dir: Path, run_id: str = "digits"):
+        self.output_dir, self.folder = output_dir, OrganiserFolder(output_dir, run_id)
+        self.signer = self.folder.make_signer()
+        self.folder.note_contact(self.signer.public_key, [NOBODY], 31338)
+
+    def another(self, run_id: str) -> OrganisersRun:
+        """A further run of hers."""
+        return OrganisersRun(self.output_dir, run_id)
+
+    def add(self, name: str, roles: Role = EVERYTHING) -> Member:
+        """A new member."""
+        registry = self.folder.registry
+        return registry.use_invitation(registry.invite(name, 1, 1, roles), PeerID(b"\x12\x20" + os.urandom(32)), name)
+
+    def options(self, *arguments: str) -> list[str]:
+        """A command line for this run."""
+        return [*arguments, "--output-dir", str(self.output_dir)]
+
+
+@pytest.fixture
+def her_run(tmp_path, monkeypatch) -> OrganisersRun:
+    monkeypatch.delenv("SWARM_KEY_PASSPHRASE", raising=False)
+    monkeypatch.setenv("HIVEMIND_LOGLEVEL", "WARNING")
+    return OrganisersRun(tmp_path / "runs")
+
+
+@pytest.fixture
+def refusal(capsys) -> Callable[..., str]:
+    """Runs a command, which has to refuse in one sentence; returns it."""
+
+    def run(main: Callable[[list[str]], int], arguments: list[str]) -> str:
+        assert main(arguments) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert line.startswith("error: ")
+        return line.removeprefix("error: ")
+
+    return run

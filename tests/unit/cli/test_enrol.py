@@ -1,0 +1,61 @@
+"""`swarm enrol`: people become members until Ctrl-C."""
+
+import signal
+
+import pytest
+from hivemind.utils.crypto import RSAPrivateKey
+
+from swarm.cli.enrol import main
+from swarm.enrolment.client import enrol
+from swarm.protocol.certificates import EVERYTHING
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_people_enrol_until_it_is_told_to_end(her_run, number, capsys):
+    registry, said = her_run.folder.registry, []
+    tokens = [registry.invite(name, 1, 1, EVERYTHING) for name in ("ada", "")]
+
+    def wait() -> None:
+        enrol(her_run.folder.join_line(tokens[0]), RSAPrivateKey(), "Ada")
+        signal.raise_signal(number)
+
+    assert main(her_run.options("--port", "0"), said.append, wait) == 0
+    port = her_run.folder.enrolment_port
+    assert said == [
+        f"People enrol for run digits at 127.0.0.1:{port}; this machine listens on TCP port {port}. Join lines that "
+        "were made before name port 31338: make new ones with swarm invite.",
+        "2 invitations are open, for 2 people.",
+        "Ctrl-C ends it.",
+        "Nobody can enrol here any more; members stay members as long as their certificates count.",
+    ]
+    (member,) = registry.members()
+    assert member.name == "ada"
+    assert f"ada has enrolled: {member.peer_id}" in capsys.readouterr().err
+
+
+def test_the_port_of_the_join_lines_is_taken_again(her_run):
+    """Somebody who has a line from before can use it."""
+
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    main(her_run.options("--port", "0"), lambda _: None, end)
+    said = []
+    assert main(her_run.options(), said.append, end) == 0
+    port = her_run.folder.enrolment_port
+    assert said[0] == f"People enrol for run digits at 127.0.0.1:{port}; this machine listens on TCP port {port}."
+    assert said[1] == "No invitation is open: swarm invite makes one."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--port", "70000"], "--port is 70000: give 0 (any free port) to 65535."),
+        (["--certificate-days", "0"], "--certificate-days is 0: it has to be more than 0."),
+        (["--certificate-days", "1000"], "Certificates for 1000 days cannot be made"),
+        (["--organiser-key", "no.key"], "The organiser's key no.key is not there"),
+        (["--run-id", "letters"], "No run letters of yours is in"),
+    ],
+)
+def test_bad_input_is_refused(her_run, refusal, arguments, sentence):
+    assert refusal(main, her_run.options(*arguments)).startswith(sentence)

@@ -1,0 +1,142 @@
+"""`swarm invite`: the line that is printed can be used, and what cannot be made is refused."""
+
+import base64
+import os
+import sys
+import time
+import types
+
+import pytest
+from hivemind.p2p import PeerID
+
+from swarm.cli.invite import main
+from swarm.cli.organiser_options import date
+from swarm.enrolment.join_line import JoinLine
+from swarm.protocol.certificates import EVERYTHING, Certificate, Role
+
+PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+DAY = 24 * 3600
+
+
+def invited(arguments: list[str]) -> tuple[list[str], str]:
+    """The words of the command to paste, and the sentence after it."""
+    said: list[str] = []
+    assert main(arguments, said.append) == 0
+    command, sentence = "\n".join(said).split("\n\n")
+    words = command.split()
+    assert words[:2] == ["swarm", "join"]
+    return words[2:], sentence
+
+
+def test_the_line_makes_somebody_a_member(her_run):
+    (line,), sentence = invited(her_run.options("--name", "Ada Byron", "--roles", "train"))
+    assert sentence == (
+        f"One person can join run digits with this line until {date(time.time() + 30 * DAY)}: whoever has it can use "
+        "it, and if something goes wrong, `swarm remove 'Ada Byron'` closes the door to them."
+    )
+    peer_id = PeerID(b"\x12\x20" + os.urandom(32))
+    member = her_run.folder.registry.use_invitation(JoinLine.parse(line).token, peer_id, "another name")
+    assert (member.name, member.roles) == ("Ada Byron", Role.TRAIN | Role.WATCH)
+
+
+def test_a_line_for_many(her_run):
+    _, sentence = invited(her_run.options("--uses", "30", "--days", "7"))
+    assert sentence.startswith(f"30 people can join run digits with this line until {date(time.time() + 7 * DAY)}:")
+    assert "`swarm remove NAME`" in sentence
+    (invitation,) = her_run.folder.registry.invitations()
+    assert (invitation.name, invitation.uses_left, invitation.roles) == ("", 30, EVERYTHING)
+
+
+def test_a_certificate_for_who_cannot_reach_the_enrolment_server(her_run):
+    (line, option, text), sentence = invited(her_run.options("--peer-id", PEER, "--name", "ada", "--days", "10"))
+    assert option == "--certificate"
+    assert JoinLine.parse(line) == her_run.folder.join_line(), "nobody else can join with it"
+    certificate = Certificate.read(base64.b64decode(text, validate=True), her_run.folder.authority)
+    certificate.check_time()
+    assert (str(certificate.peer_id), certificate.name, certificate.roles) == (PEER, "ada", EVERYTHING)
+    assert certificate.end - time.time() == pytest.approx(10 * DAY, abs=60)
+    assert f"joins until {date(certificate.end)}, and no other peer can use it" in sentence
+    (member,) = her_run.folder.registry.members()
+    assert (member.serial, member.certificate_ends_at) == (certificate.serial, certificate.end)
+    assert her_run.folder.registry.invitations() == []
+    (_, _, text), sentence = invited(her_run.options("--peer-id", PEER, "--name", "eve", "--roles", "watch"))
+    again = Certificate.read(base64.b64decode(text), her_run.folder.authority)
+    assert (again.serial, again.name, again.roles) == (certificate.serial, "ada", EVERYTHING), "the books count"
+    assert sentence.startswith("ada (…7DWjhx5N) is a member of run digits (roles: everything)")
+
+
+def test_who_was_removed_gets_no_certificate(her_run, refusal):
+    member = her_run.add("ada")
+    registry, peer_id = her_run.folder.registry, str(member.peer_id)
+    registry.remove([member.serial], "sends noise", her_run.signer, her_run.folder.authority)
+    assert f"was removed: `swarm remove {peer_id} --restore`" in refusal(main, her_run.options("--peer-id", peer_id))
+
+
+def test_the_newest_run_is_meant_unless_one_is_named(her_run):
+    older = her_run.another("older")
+    os.utime(older.folder.path / "contact.json", (1, 1))
+    (her_run.output_dir / "organiser" / "not-a-run").mkdir()
+    assert JoinLine.parse(invited(her_run.options())[0][0]).run_id == "digits"
+    assert JoinLine.parse(invited(her_run.options("--run-id", "older"))[0][0]).run_id == "older"
+
+
+def test_runs_that_are_not_there(her_run, refusal, tmp_path):
+    assert refusal(main, her_run.options("--run-id", "digit")) == (
+        f"No run digit of yours is in {her_run.output_dir}/organiser: give --run-id one of digits."
+    )
+    assert "cannot name a folder: give --run-id" in refusal(main, her_run.options("--run-id", "../digits"))
+    assert "start one with swarm start" in refusal(main, ["--output-dir", str(tmp_path / "elsewhere")])
+    assert not (tmp_path / "elsewhere").exists()
+    (her_run.folder.path / "contact.json").unlink()
+    assert her_run.folder.registry.members() == []
+    assert "does not say where run digits can be joined" in refusal(main, her_run.options())
+    assert her_run.folder.registry.invitations() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--uses", "0"], "--uses is 0: it has to be at least 1"),
+        (["--uses", "1000000"], "An invitation for 1000000 members cannot be made"),
+        (["--days", "0"], "--days is 0: it has to be more than 0"),
+        (["--days", "nan"], "--days is nan: it has to be more than 0"),
+        (["--days", "5000"], "An invitation for 5000 days cannot be made"),
+        (["--name", "a" * 65], "--name has letters that cannot be shown, or more than 64"),
+        (["--name", "\x1b[31m"], "--name has letters that cannot be shown"),
+        (["--peer-id", "QmX"], "--peer-id 'QmX' is no peer id: it has 46 letters"),
+        (["--peer-id", f"{PEER}/p2p-circuit/p2p/{PEER}"], "--peer-id 'QmYyQSo1c1Y"),
+        (["--peer-id", PEER, "--uses", "2"], "A certificate is for one peer: leave out --uses"),
+        (["--peer-id", PEER, "--days", "400"], "--days is 400: a certificate counts for at most 365"),
+        (["--peer-id", PEER, "--organiser-key", "no.key"], "The organiser's key no.key is not there"),
+    ],
+)
+def test_bad_input_is_refused(her_run, refusal, arguments, sentence):
+    assert refusal(main, her_run.options(*arguments)).startswith(sentence)
+    assert her_run.folder.registry.invitations() == []
+
+
+class FakeCode:
+    """As the package `segno` has it."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def symbol_size(self, border):
+        return 61, 61
+
+    def terminal(self, out, border, compact):
+        out.write(f"QR of {self.text}\n")
+
+
+def test_the_line_as_a_qr_code(her_run, monkeypatch, refusal):
+    monkeypatch.setitem(sys.modules, "segno", types.SimpleNamespace(make=lambda text, error, micro: FakeCode(text)))
+    for columns, shown in ((80, "QR of swarm://"), (60, "(For a QR code the terminal needs 61 columns.)")):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        said: list[str] = []
+        assert main(her_run.options("--qr"), said.append) == 0
+        assert said[0].startswith(shown)
+        assert said[1].startswith("swarm join swarm://")
+        assert said[0] == shown or said[0].split()[2] == said[1].split()[2]
+    monkeypatch.setitem(sys.modules, "segno", None)
+    assert refusal(main, her_run.options("--qr")) == "--qr needs a package that is missing: pip install segno."
+    assert len(her_run.folder.registry.invitations()) == 2

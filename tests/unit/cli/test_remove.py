@@ -1,0 +1,113 @@
+"""`swarm remove`: who is meant, what is signed, and what is said when nobody hears of it."""
+
+import pytest
+
+from swarm.cli.remove import main
+from swarm.enrolment.organiser_key import make_deputy, make_key
+from swarm.protocol.certificates import Removals, Right
+
+NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+def list_of(her_run) -> dict[int, str]:
+    """The signed list in her books."""
+    return Removals.read(her_run.folder.registry.removals(), her_run.folder.authority).removed
+
+
+def ran(arguments: list[str], status: int = 0) -> list[str]:
+    said: list[str] = []
+    assert main(arguments, said.append) == status
+    return said
+
+
+def test_a_removal_is_signed_and_kept(her_run):
+    ada, _ = her_run.add("ada"), her_run.add("ben")
+    said = ran(her_run.options("ada", "--why", "sends noise", "--offline"))
+    assert said == [
+        f"ada (…{str(ada.peer_id)[-8:]}) is removed from run digits: sends noise.",
+        "The new list is kept: it goes out with the next one, or when your peer starts.",
+    ]
+    assert list_of(her_run) == {ada.serial: "sends noise"}
+    ran(her_run.options(str(ada.serial), "--offline"))
+    assert list_of(her_run) == {ada.serial: "sends noise"}, "once more: the reason need not be said again"
+    said = ran(her_run.options(str(ada.peer_id), "--restore", "--offline"))
+    assert said[0] == f"ada (…{str(ada.peer_id)[-8:]}) may take part in run digits again."
+    assert list_of(her_run) == {}
+
+
+def test_a_list_that_nobody_gets_is_kept(her_run, capsys):
+    ada = her_run.add("ada")
+    (sentence,) = ran(her_run.options("ada"), status=1)
+    assert sentence.endswith("is removed from run digits: no reason given.")
+    error = capsys.readouterr().err
+    assert error.startswith("error: The swarm has not heard of it. None of the --initial-peers can be reached: 127.0.0")
+    assert "The new list is kept: it goes out when your peer starts, or when you run swarm remove again." in error
+    assert list_of(her_run) == {ada.serial: ""}
+
+
+def test_several_members_of_one_name(her_run, refusal):
+    first, second = her_run.add("ada"), her_run.add("ada")
+    ran(her_run.options(str(first.peer_id), "--offline"))
+    assert refusal(main, her_run.options("ada", "--offline")) == (
+        f"2 members of run digits are called ada: give a peer id, {first.peer_id} (removed), {second.peer_id}."
+    )
+
+
+def test_who_calls_himself_as_another_peer_protects_nobody(her_run):
+    ada = her_run.add("ada")
+    her_run.add(str(ada.peer_id))
+    ran(her_run.options(str(ada.peer_id), "--offline"))
+    assert list_of(her_run).keys() == {ada.serial}
+
+
+def test_nobody_is_called_so(her_run, refusal):
+    assert refusal(main, her_run.options("eve")) == (
+        "No member of run digits is called 'eve': nobody has become a member yet."
+    )
+    for number in range(23):
+        her_run.add(f"peer-{number:02}")
+    sentence = refusal(main, her_run.options("\x1b[31meve"))
+    assert sentence.startswith("No member of run digits is called '\\x1b[31meve': give one of peer-00, peer-01,")
+    assert sentence.endswith("peer-19 and 3 more.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["ada", "--restore", "--why", "sorry"], "--why is the reason of a removal"),
+        (["ada", "--offline", "--initial-peers", NOBODY], "With --offline nobody is called"),
+        (["ada", "--initial-peers", "127.0.0.1:31337"], "--initial-peers: `127.0.0.1:31337` cannot be used"),
+        (["ada", "--why", "a" * 121], "--why has to be one line of at most 120 letters"),
+        (["ada", "--why", "a\nb"], "--why has to be one line"),
+        (["ada", "--run-id", "letters"], "No run letters of yours is in"),
+        (["ada", "--organiser-key", "no.key"], "The organiser's key no.key is not there"),
+    ],
+)
+def test_bad_input_is_refused(her_run, refusal, arguments, sentence):
+    her_run.add("ada")
+    assert refusal(main, her_run.options(*arguments)).startswith(sentence)
+    assert her_run.folder.registry.removals() == b""
+
+
+def test_keys_that_cannot_sign(her_run, refusal, tmp_path):
+    her_run.add("ada")
+    make_key(tmp_path / "other.key", None)
+    make_deputy(her_run.signer, "digits", Right.ENROL, 1, tmp_path / "deputy.key", None)
+    for name in ("other.key", "deputy.key"):
+        sentence = refusal(main, her_run.options("ada", "--organiser-key", str(tmp_path / name)))
+        assert sentence.startswith("This key cannot be used for run digits")
+    assert her_run.folder.registry.removals() == b""
+
+
+def test_a_key_with_a_passphrase(her_run, refusal, monkeypatch):
+    monkeypatch.setenv("SWARM_KEY_PASSPHRASE", "open sesame")
+    locked = her_run.another("locked")
+    ada = locked.add("ada")
+    arguments = locked.options("ada", "--run-id", "locked", "--offline")
+    monkeypatch.setenv("SWARM_KEY_PASSPHRASE", "open barley")
+    assert "is wrong: try again" in refusal(main, arguments)
+    monkeypatch.delenv("SWARM_KEY_PASSPHRASE")
+    assert "The key needs a passphrase" in refusal(main, arguments)
+    monkeypatch.setenv("SWARM_KEY_PASSPHRASE", "open sesame")
+    ran(arguments)
+    assert list_of(locked) == {ada.serial: ""}

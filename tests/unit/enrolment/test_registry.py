@@ -1,0 +1,286 @@
+"""The organiser's books: who was invited, who is a member, who was removed; with several processes writing."""
+
+import hashlib
+import multiprocessing
+import stat
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hivemind.p2p import PeerID
+
+from recipe.errors import InputError
+from swarm.enrolment.organiser_key import make_deputy
+from swarm.enrolment.registry import FILE_NAME, NO_NAME, NotInvited, Registry
+from swarm.protocol.certificates import (
+    EVERYTHING,
+    MAX_NAME_LENGTH,
+    MAX_REMOVED,
+    Authority,
+    NotSigned,
+    Removals,
+    Right,
+    Role,
+    Signer,
+)
+
+SIGNER = Signer(Ed25519PrivateKey.generate())
+AUTHORITY = Authority("digits", SIGNER.public_key)
+
+
+def peer(number: int) -> PeerID:
+    return PeerID(b"\x12\x20" + hashlib.sha256(str(number).encode()).digest())
+
+
+def enrolled(registry: Registry, *numbers: int, name: str = "Ana"):
+    token = registry.invite("", 1.0, len(numbers), EVERYTHING)
+    return [registry.use_invitation(token, peer(number), name) for number in numbers]
+
+
+def why_not(registry: Registry, token: bytes, number: int = 1) -> str:
+    with pytest.raises(NotInvited) as caught:
+        registry.use_invitation(token, peer(number), "Ana")
+    return str(caught.value)
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return Registry(tmp_path / "digits")
+
+
+# ---- invitations ----------------------------------------------------------------------------------------------------
+
+
+def test_an_invitation_makes_a_member(registry):
+    before = time.time()
+    token = registry.invite("", 1.0, 1, Role.TRAIN | Role.WATCH)
+    assert len(token) == 16
+    member = registry.use_invitation(token, peer(1), "Ana")
+    assert (member.peer_id, member.name, member.roles) == (peer(1), "Ana", Role.TRAIN | Role.WATCH)
+    assert before - 0.001 <= member.serial / 1000 <= time.time()
+    assert member.certificate_ends_at == 0
+    assert member.why_removed is None
+    assert registry.member_of(peer(1)) == member
+    assert registry.member_of(peer(2)) is None
+
+
+def test_the_same_peer_twice_uses_one_use(registry):
+    token = registry.invite("", 1.0, 2, EVERYTHING)
+    first = registry.use_invitation(token, peer(1), "Ana")
+    assert registry.use_invitation(token, peer(1), "another name") == first
+    registry.use_invitation(token, peer(2), "Ben")
+    assert registry.use_invitation(token, peer(1), "Ana") == first
+    assert "used up" in why_not(registry, token, 3)
+
+
+def test_who_is_not_invited(tmp_path):
+    now = [1_700_000_000.0]
+    registry = Registry(tmp_path, lambda: now[0])
+    token = registry.invite("", 1.0, 1, EVERYTHING)
+    assert "not known here" in why_not(registry, bytes(16))
+    assert "not known here" in why_not(registry, b"")
+    now[0] += 24 * 3600 + 1
+    assert "expired" in why_not(registry, token)
+    assert registry.members() == []
+
+
+def test_a_run_has_an_end_of_members(registry, monkeypatch):
+    monkeypatch.setattr("swarm.enrolment.registry.MAX_MEMBERS", 2)
+    token = registry.invite("", 1.0, 2, EVERYTHING)
+    enrolled(registry, 1, 2)
+    assert "more cannot be kept" in why_not(registry, token, 3)
+
+
+def test_the_name_is_the_organisers_or_else_the_volunteers_own(registry):
+    for given, own, name in (
+        ("Lab 3", "Ana", "Lab 3"),
+        ("", "Ana", "Ana"),
+        ("", " \n\x1b[31mAna\u202e ", "[31mAna"),
+        ("", "\n", NO_NAME),
+        ("", "ü" * 100, "ü" * MAX_NAME_LENGTH),
+    ):
+        token = registry.invite(given, 1.0, 1, EVERYTHING)
+        number = len(registry.members())
+        assert registry.use_invitation(token, peer(number), own).name == name
+
+
+@pytest.mark.parametrize(
+    ("days", "uses", "roles"),
+    [(0, 1, EVERYTHING), (float("nan"), 1, EVERYTHING), (1e9, 1, EVERYTHING), (1, 0, EVERYTHING), (1, 1, Role(0))],
+)
+def test_invitations_that_cannot_be_made(registry, days, uses, roles):
+    with pytest.raises(InputError, match=r"An invitation .*: give"):
+        registry.invite("", days, uses, roles)
+
+
+def test_tokens_are_not_in_the_file(registry):
+    token = registry.invite("", 1.0, 1, EVERYTHING)
+    registry.use_invitation(token, peer(1), "Ana")
+    assert all(token not in path.read_bytes() for path in registry.folder.iterdir())
+
+
+# ---- members --------------------------------------------------------------------------------------------------------
+
+
+def test_members_are_found_by_name_peer_id_or_serial(registry):
+    ana, ben, other_ana = (
+        enrolled(registry, number, name=name)[0] for number, name in enumerate(("Ana", "Ben", "Ana"))
+    )
+    assert registry.members() == [ana, ben, other_ana]
+    assert registry.find("Ana") == [ana, other_ana]
+    assert registry.find(ben.peer_id.to_base58()) == registry.find(str(ben.serial)) == [ben]
+    for nobody in ("ana", "", "0", "'; DROP TABLE members; --", "\ud800"):
+        assert registry.find(nobody) == []
+
+
+def test_serials_differ_even_when_the_clock_stands_still(tmp_path):
+    registry = Registry(tmp_path, lambda: 1_700_000_000.0)
+    serials = [member.serial for member in enrolled(registry, 1, 2, 3)]
+    assert serials == [1_700_000_000_000 + number for number in range(3)]
+
+
+def test_the_end_of_a_certificate_is_noted(registry):
+    (member,) = enrolled(registry, 1)
+    registry.note_certificate(member.serial, 1_800_000_000)
+    assert registry.member_of(peer(1)).certificate_ends_at == 1_800_000_000
+
+
+# ---- removals -------------------------------------------------------------------------------------------------------
+
+
+def test_members_are_removed_and_restored(registry):
+    ana, ben = enrolled(registry, 1, 2)
+    assert registry.removals() == b""
+    signed = registry.remove([ana.serial], "spoils rounds", SIGNER, AUTHORITY)
+    assert registry.removals() == signed
+    first = Removals.read(signed, AUTHORITY)
+    assert first.removed == {ana.serial: "spoils rounds"}
+    assert registry.member_of(peer(1)).why_removed == "spoils rounds"
+    token = registry.invite("", 1.0, 1, EVERYTHING)
+    assert why_not(registry, token) == "the organiser has removed this peer: spoils rounds"
+
+    second = Removals.read(registry.remove([ben.serial], "", SIGNER, AUTHORITY), AUTHORITY)
+    assert second.removed == {ana.serial: "spoils rounds", ben.serial: ""}
+    assert why_not(registry, token, 2) == "the organiser has removed this peer: no reason given"
+
+    third = Removals.read(registry.restore([ana.serial], SIGNER, AUTHORITY), AUTHORITY)
+    assert third.removed == {ben.serial: ""}
+    assert first.number < second.number < third.number
+    assert registry.use_invitation(token, peer(1), "Ana").serial == ana.serial
+    assert [member.why_removed for member in registry.members()] == [None, ""]
+
+
+def test_a_newer_list_from_elsewhere_is_kept(registry):
+    ana, ben = enrolled(registry, 1, 2)
+    old = Removals.read(registry.remove([ana.serial], "here", SIGNER, AUTHORITY), AUTHORITY)
+    new = old.with_removed([ben.serial, 7], "elsewhere").without([ana.serial])
+    assert registry.keep_removals(new.signed_by(SIGNER), AUTHORITY)
+    assert not registry.keep_removals(new.signed_by(SIGNER), AUTHORITY)
+    assert not registry.keep_removals(old.signed_by(SIGNER), AUTHORITY)
+    assert [member.why_removed for member in registry.members()] == [None, "elsewhere"]
+    assert Removals.read(registry.remove([8], "", SIGNER, AUTHORITY), AUTHORITY).removed.keys() == {ben.serial, 7, 8}
+
+
+def test_a_full_list_restores_nobody(registry):
+    (ana,) = enrolled(registry, 1)
+    old = Removals.read(registry.remove([ana.serial], "early", SIGNER, AUTHORITY), AUTHORITY)
+    full = old.with_removed(range(MAX_REMOVED), "late")
+    assert registry.keep_removals(full.signed_by(SIGNER), AUTHORITY)
+    assert registry.member_of(peer(1)).why_removed == "early"
+
+
+def test_lists_of_others_are_not_kept(registry):
+    for signer, run in ((Signer(Ed25519PrivateKey.generate()), "digits"), (SIGNER, "other")):
+        with pytest.raises(NotSigned):
+            registry.keep_removals(Removals(run, 5, {1: ""}).signed_by(signer), AUTHORITY)
+    with pytest.raises(NotSigned):
+        registry.keep_removals(b"garbage", AUTHORITY)
+    assert registry.removals() == b""
+
+
+def test_only_who_has_the_right_removes(registry, tmp_path):
+    (ana,) = enrolled(registry, 1)
+    may = make_deputy(SIGNER, "digits", Right.REMOVE, 1, tmp_path / "may.pem", None)
+    may_not = make_deputy(SIGNER, "digits", Right.ENROL, 1, tmp_path / "may_not.pem", None)
+    with pytest.raises(InputError, match="was signed by a deputy who has no right to"):
+        registry.remove([ana.serial], "", may_not, AUTHORITY)
+    with pytest.raises(InputError, match="was not signed by the organiser"):
+        registry.remove([ana.serial], "", Signer(Ed25519PrivateKey.generate()), AUTHORITY)
+    assert registry.removals() == b""
+    assert ana.serial in Removals.read(registry.remove([ana.serial], "", may, AUTHORITY), AUTHORITY).removed
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def test_only_this_user_can_read_it(registry):
+    enrolled(registry, 1)
+    assert stat.S_IMODE(registry.folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in registry.folder.iterdir()} == {0o600}
+
+
+def test_it_is_there_after_a_restart(registry):
+    (member,) = enrolled(registry, 1)
+    assert Registry(registry.folder).members() == [member]
+
+
+def test_damaged_books(registry, tmp_path):
+    for path in registry.folder.iterdir():
+        path.unlink()
+    with pytest.raises(InputError, match=r"cannot be used .*: see that the file is there"):
+        registry.members()
+    (registry.folder / FILE_NAME).write_bytes(b"no database at all " * 100)
+    for use in (lambda: Registry(registry.folder), registry.members, registry.removals):
+        with pytest.raises(InputError, match=r"are damaged .*: restore the file from a copy"):
+            use()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="see that this user may read and write there"):
+        Registry(tmp_path / "file")
+
+
+def test_books_of_a_later_version(registry, monkeypatch):
+    monkeypatch.setattr("swarm.enrolment.registry.VERSION", 0)
+    with pytest.raises(InputError, match="were written by a later version of this program: update it"):
+        Registry(registry.folder)
+
+
+def test_many_threads_use_up_an_invitation_exactly(tmp_path):
+    token = Registry(tmp_path).invite("", 1.0, 10, EVERYTHING)
+    together = threading.Barrier(8)
+
+    def enrol(lane: int) -> int:
+        together.wait()
+        registry, members = Registry(tmp_path), 0
+        for number in range(lane * 4, lane * 4 + 4):
+            try:
+                members += registry.use_invitation(token, peer(number), "Ana") is not None
+            except NotInvited:
+                pass
+        return members
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(enrol, range(8))) == 10
+    assert len({member.serial for member in Registry(tmp_path).members()}) == 10
+
+
+def test_two_processes_write_at_the_same_time(tmp_path):
+    folder, fork = tmp_path / "run", multiprocessing.get_context("fork")  # a new interpreter takes seconds
+
+    def work(lane: int) -> None:
+        registry = Registry(folder)
+        for number in range(10):
+            (member,) = enrolled(registry, 10 * lane + number)
+            registry.remove([member.serial], f"lane {lane}", SIGNER, AUTHORITY)
+
+    workers = [fork.Process(target=work, args=(lane,)) for lane in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    members = Registry(folder).members()
+    assert len(members) == 20
+    signed = Removals.read(Registry(folder).removals(), AUTHORITY)
+    assert signed.removed == {member.serial: member.why_removed for member in members}
