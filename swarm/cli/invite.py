@@ -58,6 +58,8 @@ class InviteOptions:
     """What they may do: everything; train, but never be called by others; or only watch and download the weights."""
     peer_id: Annotated[str | None, arg("QM...", "none: they become members when they join")] = None
     """Make a certificate for the peer with this id instead, for a volunteer who cannot reach your enrolment port."""
+    close: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Close all invitations that were made so far, and make no new one."""
     qr: Annotated[
         bool, tyro.conf.arg(help_behavior_hint="(default: in a terminal, if the package segno is installed)")
     ] = field(default_factory=_is_shown_by_default)
@@ -102,6 +104,11 @@ def _invite(options: InviteOptions, say: Callable[[str], None]) -> None:
     draw = _drawing() if options.qr and options.peer_id is None else None
     folder = options.organiser.opened()
     registry = folder.registry
+    if options.close:
+        closed = registry.close_invitations()
+        what = "1 invitation" if closed == 1 else f"{closed} invitations"
+        say(f"{what} of run {folder.run_id} can be used no more. Members stay members.")
+        return
     folder.join_line()  # before anything is written: where nobody has started the run yet, there is none
     _check_name(options.name)
     if options.peer_id is not None:
@@ -128,7 +135,7 @@ def _about_line(options: InviteOptions, run_id: str) -> str:
     name = shlex.quote(options.name.strip()) if options.name.strip() else "NAME"
     return (
         f"{who} can join run {run_id} with this line until {until}: whoever has it can use it, and if something goes "
-        f"wrong, `swarm remove {name}` closes the door to them."
+        f"wrong, `swarm remove {name}` takes the member out again."
     )
 
 

@@ -45,6 +45,8 @@ class RemoveOptions:
     """The reason, for the member and for your books."""
     restore: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Take a removal back: it may take part again."""
+    close: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Close its invitation, too: nobody else can join with that line, nor this member under another name."""
     offline: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Only sign the new list and keep it; it goes out with the next one, or when your peer starts."""
     initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "where your peer was last")] = None
@@ -55,6 +57,8 @@ class RemoveOptions:
         """Raises InputError: options that do not go together"""
         if self.restore and self.why:
             raise InputError("--why is the reason of a removal, and --restore takes one back: leave out one of them.")
+        if self.restore and self.close:
+            raise InputError("--close goes with a removal, and --restore takes one back: leave out one of them.")
         if self.offline and self.initial_peers is not None:
             raise InputError("With --offline nobody is called: leave it out, or --initial-peers.")
 
@@ -120,12 +124,26 @@ def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
     addresses = None if options.initial_peers is None else parse_initial_peers(options.initial_peers)
     folder = options.organiser.opened()
     change = _change(options, folder)
+    if options.close:
+        change.registry.close_invitation_of(change.member.serial)
+    status = _make(options, change, addresses or folder.addresses, say)
+    if not options.restore and (uses := change.registry.uses_left_of(change.member.serial)):
+        people = "one more person" if uses == 1 else f"{uses:,} more people"
+        say(
+            f"{change.member.name} came with an invitation that {people} can use: to close that as well, "
+            f"`swarm remove {change.member.serial} --close`."
+        )
+    return status
+
+
+def _make(options: RemoveOptions, change: Change, addresses: Sequence[str], say: Callable[[str], None]) -> int:
+    """Sign the list and hand it out; the exit status."""
     if options.offline:
         say(change.made())
         say("The new list is kept: it goes out with the next one, or when your peer starts.")
         return 0
     try:
-        num_peers = hand_out(change, addresses or folder.addresses)
+        num_peers = hand_out(change, addresses)
     except NotTold as error:
         say(change.made())
         print(

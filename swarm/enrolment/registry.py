@@ -37,11 +37,12 @@ _TABLES = (
         expires_at REAL NOT NULL, created_at REAL NOT NULL)""",
     """CREATE TABLE IF NOT EXISTS members (
         serial INTEGER PRIMARY KEY, peer_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL, roles INTEGER NOT NULL,
-        enrolled_at REAL NOT NULL, certificate_ends_at INTEGER NOT NULL)""",
+        enrolled_at REAL NOT NULL, certificate_ends_at INTEGER NOT NULL, token_sha256 BLOB NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS removed (place INTEGER PRIMARY KEY, serial INTEGER NOT NULL UNIQUE, why TEXT NOT NULL)",
     """CREATE TABLE IF NOT EXISTS removal_list (
         only_one INTEGER PRIMARY KEY CHECK (only_one = 1), number INTEGER NOT NULL, signed BLOB NOT NULL)""",
 )
+_OF_MEMBER = "token_sha256 = (SELECT token_sha256 FROM members WHERE serial = ?)"
 _MEMBERS = """SELECT members.serial, peer_id, name, roles, enrolled_at, certificate_ends_at, why
     FROM members LEFT JOIN removed ON removed.serial = members.serial"""
 
@@ -182,15 +183,50 @@ class Registry:
                 raise NotInvited("this invitation has been used up: ask the organiser for a new join line")
             if books.execute("SELECT COUNT(*) FROM members").fetchone()[0] >= MAX_MEMBERS:
                 raise NotInvited(f"this run has {MAX_MEMBERS} members, more cannot be kept")
-            self._enrol(books, peer_id, given or printable(name) or NO_NAME, roles)
+            self._enrol(books, peer_id, given or printable(name) or NO_NAME, roles, _digest(token))
             books.execute("UPDATE invitations SET uses_left = uses_left - 1 WHERE token_sha256 = ?", (_digest(token),))
             return _one_member(books, peer_id)
 
-    def _enrol(self, books: sqlite3.Connection, peer_id: PeerID, name: str, roles: int) -> None:
+    def close_invitation_of(self, serial: int) -> int:
+        """Nobody else can use the invitation with which this member came.
+
+        Returns:
+            how many could have used it until now
+        """
+        with self._books() as books:
+            uses = self._uses_left(books, serial)
+            books.execute(f"UPDATE invitations SET uses_left = 0 WHERE {_OF_MEMBER}", (serial,))
+        return uses
+
+    def close_invitations(self) -> int:
+        """Nobody can use any invitation that was made so far.
+
+        Returns:
+            how many could be used until now
+        """
+        num_open = len(self.invitations())
+        with self._books() as books:
+            books.execute("UPDATE invitations SET uses_left = 0")
+        return num_open
+
+    def uses_left_of(self, serial: int) -> int:
+        """How many may still join with the invitation with which this member came."""
+        with self._books() as books:
+            return self._uses_left(books, serial)
+
+    def _uses_left(self, books: sqlite3.Connection, serial: int) -> int:
+        found = books.execute(
+            f"SELECT uses_left FROM invitations WHERE {_OF_MEMBER} AND expires_at >= ?", (serial, self._clock())
+        ).fetchone()
+        return found[0] if found else 0
+
+    def _enrol(self, books: sqlite3.Connection, peer_id: PeerID, name: str, roles: int, token: bytes) -> None:
         now = self._clock()
         greatest = books.execute("SELECT COALESCE(MAX(serial), 0) FROM members").fetchone()[0]
         serial = max(int(1000 * now), greatest + 1)
-        books.execute("INSERT INTO members VALUES (?, ?, ?, ?, ?, 0)", (serial, peer_id.to_base58(), name, roles, now))
+        books.execute(
+            "INSERT INTO members VALUES (?, ?, ?, ?, ?, 0, ?)", (serial, peer_id.to_base58(), name, roles, now, token)
+        )
 
     # ---- members ----------------------------------------------------------------------------------------------------
 

@@ -5,110 +5,21 @@ false, nobody ends, no process dies, updates go on.
 """
 
 import socket
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from recipe.errors import InputError
-from recipe.run_folder import read_metrics
 from swarm.membership.run_manifest import read_manifests
 from swarm.network.reachability import measure_reachability
 from tests.helpers.attacks import outsiders
-from tests.helpers.attacks.rounds_under_attack import assert_few_failed
+from tests.helpers.attacks.attacked_run import TOGETHER, Attacked, Seen
 from tests.helpers.attacks.tools import NAME, check_address
-from tests.helpers.cli import PACED, TINY, PeerProgram, reaping, wait_until
+from tests.helpers.cli import reaping, wait_until
 from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(300)
-LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
-FEW_FILES = ("bash", "-c", 'ulimit -Sn 1024; exec "$@"', "few")
-"""Runs a peer with as many open files as a system usually allows."""
-SMALL = [*TINY[:-1], "1024"]
-"""The model that makes a few updates a second, with half the samples for each."""
-TOGETHER = 10
-"""Updates of both honest peers that a swarm has to make under attack."""
 ATTACK_SECONDS = 120.0
 """At most; it ends when the honest peers have made their updates."""
-
-
-@dataclass
-class Seen:
-    """What a peer was like before an attack."""
-
-    lines: int
-    output: int
-    processes: set[int]
-    files: int
-    bytes: int
-
-    @classmethod
-    def of(cls, peer: PeerProgram) -> "Seen":
-        alive = peer.alive()
-        files, rss = max(process.num_fds() for process in alive), sum(process.memory_info().rss for process in alive)
-        return cls(len(rounds_of(peer)), len(peer.output), {process.pid for process in alive}, files, rss)
-
-
-def rounds_of(peer: PeerProgram) -> list[dict]:
-    return read_metrics(peer.folder.rounds) if peer.folder.rounds.exists() else []
-
-
-class Attacked:
-    """A run of two peers that train on and on; a new one if an earlier attack has ended or divided it."""
-
-    def __init__(self, folder: Path, programs: list):
-        self._folder, self._programs, self._runs = folder, programs, 0
-        self.peers: list[PeerProgram] = []
-        self.healthy = False
-
-    def begin(self) -> "Attacked":
-        """Both are there and make updates with each other."""
-        if not self.healthy:
-            for program in self._programs:
-                program.reap()
-            self._runs += 1
-            folder = self._folder / str(self._runs)
-            folder.mkdir()
-            options = ["--run-id", "live", "--total-steps", "100000", "--validate-every-steps", "100000", *SMALL]
-            first = PeerProgram(folder, "live", "first", *options, *LOOPBACK, prefix=FEW_FILES, **PACED)
-            self._programs.append(first)
-            second = PeerProgram(
-                folder, "live", "second", "--initial-peers", first.address, *LOOPBACK, prefix=FEW_FILES, **PACED
-            )
-            self._programs.append(second)
-            self.peers = [first, second]
-            for peer in self.peers:
-                peer.wait_until(lambda peer=peer: len(self._together(peer, 0)) >= 3, "updates with the other peer")
-        self.healthy = False  # until an attack has done no harm
-        self.before = [Seen.of(peer) for peer in self.peers]
-        return self
-
-    @property
-    def address(self) -> str:
-        return self.peers[0].address
-
-    @staticmethod
-    def _together(peer: PeerProgram, since: int) -> list[dict]:
-        return [line for line in rounds_of(peer)[since:] if line["outcome"] == "averaged" and line["group_size"] == 2]
-
-    def trains_on(self, updates: int = TOGETHER) -> None:
-        """Both make so many further updates together, and nothing of what should not happen has happened."""
-        begin = [len(rounds_of(peer)) for peer in self.peers]
-        for peer, since in zip(self.peers, begin, strict=True):
-            peer.wait_until(lambda p=peer, s=since: len(self._together(p, s)) >= updates, "updates under attack", 60)
-        for peer, before in zip(self.peers, self.before, strict=True):
-            lines = rounds_of(peer)[before.lines :]
-            assert_few_failed(line["outcome"] for line in lines)
-            assert max(line["step"] for line in lines) < outsiders.FALSE_STEP / 10
-            assert before.processes <= {process.pid for process in peer.alive()}, peer.output
-            assert not peer.status.ended, peer.output
-            said = peer.output[before.output :]
-            assert "Took over step" not in said, said
-        self.healthy = True
-
-    def said(self) -> str:
-        """What both have said since the attack began."""
-        return "".join(peer.output[seen.output :] for peer, seen in zip(self.peers, self.before, strict=True))
 
 
 @pytest.fixture(scope="module")

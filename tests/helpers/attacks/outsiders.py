@@ -10,16 +10,18 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from hivemind.p2p import P2P
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
 from swarm.averaging.matchmaking_messages import parse_step
-from swarm.membership.failure_detector import FailureDetector
+from swarm.membership.failure_detector import FailureDetector, question
 from swarm.membership.run_manifest import PROTOCOL, RUNS_KEY, RunManifest, read_manifests
 from swarm.network.reachability import NONCE_BYTES, CallMe, ReachabilityService
 from swarm.network.signed_records import OwnedRecords
+from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.messages import Ticket
 from swarm.state_sync.download_messages import asked_for, piece_of
 from tests.helpers.attacks import dht_nodes, tools
@@ -263,7 +265,7 @@ async def knock(node: Outsider) -> None:
     async def once() -> None:
         nonlocal step
         ticket = Ticket(step, 64, False, 1.0, random_lineage())
-        request = averaging_pb2.JoinRequest(schema_hash=schema_hash, gather=ticket.to_bytes())
+        request = averaging_pb2.JoinRequest(schema_hash=schema_hash, gather=node.admission.show(ticket.to_bytes()))
         stream = await node.averager(node.target).rpc_join_group(request)
         try:
             reply = await stream.__anext__()
@@ -282,6 +284,32 @@ async def knock(node: Outsider) -> None:
         if turn % 50 == 49:
             node.report(f"knocked {turn + 1} times: {answers}")
     node.report(f"answers to all knocks: {answers}")
+
+
+async def thief(node: Outsider) -> None:
+    """Takes whatever it can get: the state, a place in a round, an answer whether the peer is there."""
+    bytes_of_state = answers = 0
+    replies: set[str] = set()
+    members = await node.members()
+
+    async def come_to_a_round() -> None:
+        ticket = Ticket(max((record.step for record in members.values()), default=0), 64, False, 1.0, random_lineage())
+        request = averaging_pb2.JoinRequest(schema_hash=bytes(32), gather=node.admission.show(ticket.to_bytes()))
+        async for reply in await node.averager(node.target).rpc_join_group(request):
+            replies.add(averaging_pb2.MessageCode.Name(reply.code))
+
+    async for _ in node.turns(1.0):
+        with contextlib.suppress(Exception):  # it is refused: that is what is found out
+            state = await asyncio.wait_for(node.steal_state(), 3)
+            bytes_of_state += sum(tensor.nbytes for tensor in state.tensors)
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(come_to_a_round(), 2)
+        with contextlib.suppress(Exception):
+            stub = FailureDetector.get_stub(node.p2p, node.target, namespace=node.namespace)
+            await asyncio.wait_for(stub.rpc_here(question(node.admission)), 2)
+            answers += 1
+        await node.say(record(FALSE_STEP))
+        node.report(f"got {bytes_of_state} bytes of the state, {answers} answers, and {sorted(replies)} to knocks")
 
 
 async def relay(node: Outsider) -> None:
@@ -335,6 +363,7 @@ ATTACKS: dict[str, Callable[[Outsider], Awaitable[None]]] = {
     "manifests": manifests,
     "waiting": waiting,
     "knock": knock,
+    "thief": thief,
     "relay": relay,
     "callbacks": callbacks,
     **dht_nodes.ATTACKS,
@@ -347,11 +376,14 @@ def attack(
     seconds: float,
     report: Callable[[str], None],
     namespace: str | None = None,
+    identity: Path | None = None,
+    certificate: bytes = b"",
     **sizes: int,
 ) -> None:
     """Run one; it is over after `seconds`, or a little later.
 
     Args:
+        identity, certificate: of somebody who was a member
         namespace: of the run; by default that of the only run manifest
         sizes: of the attack, if not the usual ones
 
@@ -360,13 +392,15 @@ def attack(
     """
     tools.own_name = f"{NAME} {name}"
     dht_nodes.PREPARATIONS.get(name, lambda: None)()
-    with attackers_dht(initial_peers) as dht:
+    admission = OPEN
+    with attackers_dht(initial_peers, identity) as dht:
         if namespace is None:
             (manifest, *_) = read_manifests(dht, initial_peers).values()
             namespace = manifest.key_prefix
+            admission = Admission(manifest.authority, certificate)
 
         async def run() -> None:
-            async with outsider(dht, initial_peers, namespace, report, seconds) as node:
+            async with outsider(dht, initial_peers, namespace, report, seconds, admission) as node:
                 report("begins")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ATTACKS[name](node, **sizes), seconds + 10)

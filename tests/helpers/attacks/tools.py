@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator as Iterating
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
@@ -33,8 +34,10 @@ from hivemind.utils.crypto import RSAPrivateKey
 from recipe.errors import InputError
 from swarm.averaging.rounds import schema_hash
 from swarm.membership.progress_record import TRAINING, PeerProgress
+from swarm.membership.progress_store import read_record
 from swarm.network.dht_options import NetworkOptions, own_addresses, start_dht, stop_dht
 from swarm.network.signed_records import OwnedRecords, owned_entries
+from swarm.protocol.admission import OPEN, Admission
 from swarm.state_sync.download_messages import Offer, Wish, ask_for, asked_for, digests_of, name_of_snapshot, piece_of
 from swarm.state_sync.serialization import pack, unpack
 from swarm.state_sync.squeeze import squeeze, unsqueeze
@@ -149,10 +152,21 @@ class Outsider:
     Args:
         target: the peer behind that address
         namespace: of the run: the start of all its keys
+        admission: what it knows of the members of the run, and the certificate that it shows, if it has one
     """
 
-    def __init__(self, dht: Any, p2p: P2P, target: PeerID, namespace: str, report: Report, seconds: float):
+    def __init__(
+        self,
+        dht: Any,
+        p2p: P2P,
+        target: PeerID,
+        namespace: str,
+        report: Report,
+        seconds: float,
+        admission: Admission = OPEN,
+    ):
         self.dht, self.p2p, self.target, self.namespace, self.report = dht, p2p, target, namespace, report
+        self.admission = admission
         self._end = time.monotonic() + seconds
         self.stolen: State | None = None
 
@@ -178,13 +192,14 @@ class Outsider:
         records = {}
         for peer, value in owned_entries(found, 1000):
             with contextlib.suppress(ValueError):
-                records[peer] = PeerProgress.from_bytes(value, get_dht_time())
+                if (said := read_record(value, peer, self.admission, get_dht_time())) is not None:
+                    records[peer] = said
         return {peer: record for peer, record in records.items() if not record.name.startswith(NAME)}
 
     async def say(self, record: PeerProgress) -> None:
         """Store a record in this node's own name."""
         expiration = get_dht_time() + RECORD_SECONDS
-        key, subkey, value = self.progress_key, self.dht.owner, record.to_bytes()
+        key, subkey, value = self.progress_key, self.dht.owner, self.admission.show(record.to_bytes())
         await self.dht.store(key, subkey=subkey, value=value, expiration_time=expiration, return_future=True)
 
     def averager(self, peer: PeerID) -> Any:
@@ -202,7 +217,7 @@ class Outsider:
         num_pieces = asyncio.get_running_loop().create_future()
 
         async def requests() -> Messages:
-            yield averaging_pb2.DownloadData(metadata=Wish().to_bytes())
+            yield averaging_pb2.DownloadData(metadata=self.admission.show(Wish().to_bytes()))
             for index in range(await num_pieces):
                 yield averaging_pb2.DownloadData(metadata=ask_for(index))
             await asyncio.sleep(60)  # until everything is here, and the stream is closed
@@ -240,17 +255,25 @@ class Outsider:
 
 @contextlib.asynccontextmanager
 async def outsider(
-    dht: Any, initial_peers: Sequence[str], namespace: str, report: Report, seconds: float
+    dht: Any,
+    initial_peers: Sequence[str],
+    namespace: str,
+    report: Report,
+    seconds: float,
+    admission: Admission = OPEN,
 ) -> Iterating[Outsider]:
     p2p = await dht.replicate_p2p()
     await check_connections(p2p)
     target = PeerID.from_base58(initial_peers[0].rsplit("/", 1)[1])
-    yield Outsider(dht, p2p, target, namespace, report, seconds)
+    yield Outsider(dht, p2p, target, namespace, report, seconds, admission)
 
 
 @contextlib.contextmanager
-def attackers_dht(initial_peers: Sequence[str]) -> Iterator[Any]:
+def attackers_dht(initial_peers: Sequence[str], identity: Path | None = None) -> Iterator[Any]:
     """A DHT node with an identity of its own and as many open files as there may be.
+
+    Args:
+        identity: private key of somebody who was a member
 
     Raises:
         InputError: an address that no attacker may call
@@ -260,7 +283,7 @@ def attackers_dht(initial_peers: Sequence[str]) -> Iterator[Any]:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     host_maddrs = (f"/ip4/{listening_host()}/tcp/0",)
-    dht = start_dht(NetworkOptions(initial_peers=tuple(initial_peers), host_maddrs=host_maddrs))
+    dht = start_dht(NetworkOptions(initial_peers=tuple(initial_peers), host_maddrs=host_maddrs, identity_path=identity))
     try:
         yield dht
     finally:

@@ -32,7 +32,7 @@ def test_the_line_makes_somebody_a_member(her_run):
     (line,), sentence = invited(her_run.options("--name", "Ada Byron", "--roles", "train"))
     assert sentence == (
         f"One person can join run digits with this line until {date(time.time() + 30 * DAY)}: whoever has it can use "
-        "it, and if something goes wrong, `swarm remove 'Ada Byron'` closes the door to them."
+        "it, and if something goes wrong, `swarm remove 'Ada Byron'` takes the member out again."
     )
     peer_id = PeerID(b"\x12\x20" + os.urandom(32))
     member = her_run.folder.registry.use_invitation(JoinLine.parse(line).token, peer_id, "another name")

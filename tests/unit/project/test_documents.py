@@ -28,6 +28,10 @@ from swarm.cli import app
 from swarm.cli.bench import BenchOptions
 from swarm.cli.demo import DemoOptions
 from swarm.cli.doctor import DoctorOptions
+from swarm.cli.enrol import EnrolOptions
+from swarm.cli.invite import InviteOptions
+from swarm.cli.members import MembersOptions
+from swarm.cli.remove import RemoveOptions
 from swarm.cli.train import JoinOptions, StartOptions
 from swarm.cli.watch import WatchOptions
 from swarm.peer.options import PeerOptions, parse_options
@@ -54,6 +58,10 @@ OPTIONS = {
     "doctor": DoctorOptions,
     "demo": DemoOptions,
     "bench": BenchOptions,
+    "invite": InviteOptions,
+    "members": MembersOptions,
+    "remove": RemoveOptions,
+    "enrol": EnrolOptions,
 }
 FOREIGN_OPTIONS = {"--shm-size"}
 FOREIGN = {

@@ -1,0 +1,83 @@
+"""What somebody can do to a run by invitation who has no invitation, or was removed: nothing, and gets nothing."""
+
+import re
+
+import pytest
+
+from swarm.cli import remove
+from swarm.peer.membership.credentials import Credentials
+from tests.helpers.attacks import outsiders
+from tests.helpers.attacks.attacked_run import LOOPBACK, TOGETHER, Attacked, Seen
+from tests.helpers.cli import PACED, PeerProgram, reaping
+from tests.helpers.swarm_peers import Peers
+
+pytestmark = pytest.mark.timeout(300)
+ATTACK_SECONDS = 120.0
+"""At most; it ends when the honest peers have made their updates."""
+NOTHING = re.compile(r"got 0 bytes of the state, 0 answers, and \[('PROTOCOL_VIOLATION')?\] to knocks")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with reaping() as programs:
+        yield Attacked(tmp_path_factory.mktemp("attacked"), programs, by_invitation=True)
+
+
+def attacker(_name, _initial_peers, line, kind, address, sizes, identity=None, certificate=b""):
+    outsiders.attack(kind, [address], ATTACK_SECONDS, line.put, identity=identity, certificate=certificate, **sizes)
+
+
+def assert_gets_nothing(run, peers, mallory) -> None:
+    """It tries while the honest peers make updates, and some times more."""
+    peers.until(lambda: any("to knocks" in message for message in mallory.messages))
+    run.trains_on()
+    mallory.messages.clear()
+    peers.until(lambda: len(mallory.messages) >= 2)
+    assert all(NOTHING.fullmatch(message) for message in mallory.messages), mallory.messages
+    assert "FALSE" not in run.said()
+    assert len(run.said()) < 20_000, "said once, not each time"
+
+
+def test_an_outsider_gets_nothing(run):
+    run.begin()
+    with Peers(timeout_seconds=150) as peers:
+        assert_gets_nothing(run, peers, peers.start("thief", attacker, "thief", run.address, {}))
+
+
+def test_a_removed_member_gets_nothing(run):
+    """With the key and the certificate that it had; its machine knows everybody's address."""
+    run.begin()
+    with reaping() as programs, Peers(timeout_seconds=150) as peers:
+        options = ["--initial-peers", run.invitation, *LOOPBACK]
+        member = PeerProgram(run.folder, "live", "mallory", *options, **PACED)
+        programs.append(member)
+        member.wait_for_contribution()
+        said = ["mallory", "--why", "it sent noise", "--output-dir", str(run.folder), "--run-id", "live"]
+        assert remove.main(said) == 0
+        assert member.wait(30) == 2
+        assert "The organiser has removed this peer from the run: it sent noise." in member.output
+        certificate = Credentials.read(member.folder.membership).certificate
+        identity = run.folder / "identities" / "mallory.key"
+        run.begin_again()
+        mallory = peers.start("thief", attacker, "thief", run.address, {}, identity, certificate)
+        assert_gets_nothing(run, peers, mallory)
+
+
+@pytest.mark.parametrize(
+    ("kind", "done", "sizes"),
+    [
+        ("claim", "says that it is at step", {}),
+        ("waiting", "0 of 20 identities were stored", {}),
+        ("sound-records", "0 of 2500 records were stored", {}),
+        ("streams", "are open", {}),
+    ],
+)
+def test_an_outsider_stops_nothing(run, kind, done, sizes):
+    run.begin()
+    with Peers(timeout_seconds=150) as peers:
+        mallory = peers.start(kind, attacker, kind, run.address, sizes)
+        peers.until(lambda: any(done in message for message in mallory.messages))
+        run.trains_on(TOGETHER)
+        for peer, before in zip(run.peers, run.before, strict=True):
+            assert Seen.of(peer).bytes < before.bytes + 100 * 2**20
+    assert "Ignoring" not in run.said(), "its records are not even read"
