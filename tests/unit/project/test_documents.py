@@ -349,9 +349,10 @@ def test_pages_tell_no_history():
             assert not re.search(r"\bcommits? [0-9a-f]{7}", text), page
 
 
-def test_who_starts_a_swarm_is_told_that_anyone_can_join():
+def test_who_starts_a_swarm_is_told_who_can_spoil_it():
     start = README.split("\n## Start\n")[1].split("\n## ")[0]
-    assert "no access control" in start.strip().splitlines()[0]
+    assert "**Members are\nbelieved" in start
+    assert "by anyone with the address" in start
 
 
 def test_the_table_of_recipes_is_complete():
