@@ -27,13 +27,14 @@ from swarm.network.reachability import NONCE_BYTES, Called, CallMe
 from swarm.network.signed_records import owned_entries
 from swarm.peer.session import newest_checkpoint
 from swarm.peer.status import Status
-from swarm.protocol.admission import OPEN
+from swarm.protocol.admission import OPEN, Admission
+from swarm.protocol.certificates import Removals
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.state_sync.download_messages import SLICE_BYTES, Offer, Wish
 from swarm.state_sync.serialization import pack, unpack
 from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
-from tests.helpers.owners import subkey_of
+from tests.helpers.owners import Organiser, subkey_of
 
 pytestmark = pytest.mark.timeout(300)
 NOW = 1_700_000_000.0
@@ -174,6 +175,40 @@ def test_manifests(field, value, data):
     for text in (json.dumps(manifest).encode(), data):
         if not refused(RunManifest.from_bytes, text, InputError):
             assert RunManifest.from_bytes(text).recipe == digits()
+
+
+ORGANISER = Organiser("run")
+MEMBER = ORGANISER.admission(PEERS[0])
+SHOWN = MEMBER.show(TICKET.to_bytes())
+LIST = ORGANISER.remove(ORGANISER.admission(PEERS[1]))
+SIGNED_MANIFEST = RunManifest(PROTOCOL, "run", digits()).signed_by(ORGANISER.signer)
+
+
+@often(1500)
+@given(damaged(SHOWN) | messages(SHOWN))
+@example(SHOWN)
+def test_what_members_show(data):
+    here = Admission(ORGANISER.authority)
+    if not refused(lambda data: here.admit(data, PEERS[0]), data):
+        assert here.member(PEERS[0]) == MEMBER.own, "nothing that the organiser has not signed"
+    assert refused(lambda data: here.admit(data, PEERS[1]), data), "nor by anybody else"
+
+
+@often(1000)
+@given(damaged(LIST) | messages(LIST))
+def test_lists_of_removed_members(data):
+    here = Admission(ORGANISER.authority)
+    if not refused(here.take_removals, data):
+        assert here.removals == Removals.read(LIST, ORGANISER.authority)
+
+
+@often(1000)
+@given(some.sampled_from([*MANIFEST, "organiser", "signature"]), json_junk, damaged(SIGNED_MANIFEST.to_bytes()))
+def test_signed_manifests(field, value, data):
+    changed = json.dumps(json.loads(SIGNED_MANIFEST.to_bytes()) | {field: value}).encode()
+    for text in (changed, data):
+        if not refused(RunManifest.from_bytes, text, InputError):
+            assert RunManifest.from_bytes(text) == SIGNED_MANIFEST
 
 
 @some.composite

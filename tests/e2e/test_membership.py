@@ -1,0 +1,78 @@
+"""A run by invitation from the command line: let in, turned away, back again, and on without the organiser."""
+
+import re
+import signal
+
+import pytest
+
+from swarm.enrolment.organiser_folder import OrganiserFolder
+from swarm.protocol.certificates import EVERYTHING
+from swarm.runtime.processes import kill
+from tests.helpers.cli import PACED, TINY, PeerProgram, reaping
+
+pytestmark = pytest.mark.timeout(300)
+OWN = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
+ENDLESS = ["--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The organiser's peer, which trains on and on, and the line that it prints."""
+    folder = tmp_path_factory.mktemp("invited")
+    with reaping() as programs:
+        given = ["--by-invitation", "--invite", "1", "--run-id", "live", *ENDLESS, *OWN]
+        programs.append(first := PeerProgram(folder, "live", "first", *given, **PACED))
+        line = first.wait_until(lambda: re.search(r"swarm://\S+", first.output), "it prints a join line")[0]
+        yield first, line, OrganiserFolder(folder, "live"), programs
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda line: line[:-7], "cut or changed on its way"),
+        (lambda line: line[:40] + "A" + line[41:], "cut or changed on its way"),
+        (lambda line: "swarm://", "cut or changed on its way"),
+    ],
+)
+def test_a_damaged_line_is_refused(run, refused, change, says):
+    assert says in refused("--initial-peers", change(run[1]))
+
+
+def test_a_line_of_another_run_than_the_one_that_is_named_is_refused(run, refused):
+    assert "is of run live, and --run-id says night-2" in refused("--initial-peers", run[1], "--run-id", "night-2")
+
+
+def test_a_certificate_without_a_line_or_of_somebody_else_is_refused(run, refused):
+    assert "--certificate goes with a join line" in refused("--certificate", "AAAA", *OWN)
+    assert "The --certificate cannot be read" in refused("--initial-peers", run[1], "--certificate", "AAAA")
+
+
+def test_the_organisers_peer_has_to_be_reachable(refused):
+    said = refused("--by-invitation", "--run-id", "mine", "--client-mode", *TINY)
+    assert "The organiser's peer has to be one that others can call" in said
+
+
+def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organiser(run, refused, tmp_path):
+    first, line, organiser, programs = run
+    assert "One person can join with this line" in first.output
+    programs.append(ada := PeerProgram(tmp_path, "live", "ada", "--initial-peers", line, *OWN, **PACED))
+    ada.wait_for_contribution()
+    assert [member.name for member in organiser.registry.members()] == ["first", "ada"]
+
+    said = refused("--initial-peers", line, "--public-name", "eve")
+    assert "this invitation has been used up: ask the organiser for a new join line" in said
+    said = refused("--initial-peers", first.address, "--public-name", "eve", *OWN)
+    assert "Run live is by invitation: ask its organiser for a join line" in said
+
+    ada.process.send_signal(signal.SIGINT)
+    assert ada.wait(60) == 0, ada.output
+    programs.append(ada := PeerProgram(tmp_path, "live", "ada", "--resume", *OWN, **PACED))
+    ada.wait_for_contribution()
+    assert len(organiser.registry.members()) == 2
+
+    invited = str(organiser.join_line(organiser.registry.invite("ben", 1, 1, EVERYTHING)))
+    kill(first.alive())
+    before = ada.status.step
+    ada.wait_until(lambda: ada.status.step >= before + 3, "it goes on alone")
+    said = refused("--initial-peers", invited.replace("swarm://", "swarm:// "), "--public-name", "ben")
+    assert "None of the --initial-peers can be reached" in said or "Nobody answers where one could enrol" in said
