@@ -70,6 +70,8 @@ class AttackOptions:
     """Speed of each one's pretended device."""
     target_batch_size: int = 256
     """Samples per update."""
+    by_invitation: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """The honest peers are members, and the attacker is not."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/attacks")
     """For run folders, logs and attacks.json; the folders of these attacks are deleted first."""
 
@@ -118,7 +120,8 @@ def measure(attack: str, options: AttackOptions, say: Callable[[str], None]) -> 
     pairs: list[dict[str, Any]] = []
     problem = None
     try:
-        with HonestSwarm(attack, options.output_dir, options.peers, options.target_batch_size) as swarm:
+        size = options.peers, options.target_batch_size
+        with HonestSwarm(attack, options.output_dir, *size, by_invitation=options.by_invitation) as swarm:
             for number in range(options.repeat):
                 order = (False, True) if number % 2 == 0 else (True, False)
                 windows = {attacked: _window(attack, attacked, swarm, options) for attacked in order}

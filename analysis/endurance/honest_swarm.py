@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -34,11 +35,11 @@ class HonestPeer:
     def __init__(self, name: str, folder: Path, arguments: Sequence[str]) -> None:
         self.name, self.folder, self.log = name, RunFolder(folder), folder / "peer.log"
         own = ["--public-name", name, "--identity-path", str(folder / "identity.key")]
-        self._command = [sys.executable, "-m", "swarm.peer", *arguments, *own]
+        self._command = [sys.executable, "-u", "-m", "swarm.peer", *arguments, *own]
         self.process: subprocess.Popen | None = None
 
     def start(self, address: str | None) -> None:
-        """With the address of the first one, which has none itself."""
+        """With the address of the first one, or its join line; it has none itself."""
         self.folder.path.mkdir(parents=True, exist_ok=True)
         command = [*self._command, *(["--initial-peers", address] if address else [])]
         with self.log.open("wb") as log:
@@ -51,6 +52,18 @@ class HonestPeer:
             return next(iter(json.loads(self.folder.status.read_text())["addresses"]), None)
         except (OSError, ValueError, KeyError):
             return None
+
+    @property
+    def join_line(self) -> str | None:
+        """With which others become members, as it prints it."""
+        found = re.search(r"swarm://\S+", self.log.read_text(errors="replace"))
+        return found and found[0]
+
+    @property
+    def first_contribution_seconds(self) -> float | None:
+        """After its command, as it says itself."""
+        found = re.search(r"First contribution ([\d.]+) s", self.log.read_text(errors="replace"))
+        return found and float(found[1])
 
     @property
     def has_ended(self) -> bool:
@@ -71,14 +84,18 @@ class HonestSwarm:
         output_dir: its folder goes there.
         num_peers: how many.
         target_batch_size: samples per update.
+        by_invitation: whether the first peer lets the others in, or everybody may join.
     """
 
-    def __init__(self, name: str, output_dir: Path, num_peers: int, target_batch_size: int) -> None:
-        self.folder, self.address = output_dir / name, ""
+    def __init__(
+        self, name: str, output_dir: Path, num_peers: int, target_batch_size: int, by_invitation: bool = False
+    ) -> None:
+        self.folder, self.address, self._by_invitation = output_dir / name, "", by_invitation
         arguments = ["--recipe", "digits", "--run-id", name, "--output-dir", str(output_dir.resolve())]
         arguments += ["--target-batch-size", str(target_batch_size), "--total-steps", "1000000"]
         arguments += ["--validate-every-steps", "1000000", "--device", "cpu", "--batch-size", "16"]
         arguments += ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--min-peers", str(num_peers)]
+        arguments += ["--by-invitation"] if by_invitation else []
         names = [f"peer-{number}" for number in range(1, num_peers + 1)]
         self.peers = [HonestPeer(name, self.folder / name, arguments) for name in names]
         self.folders = [peer.folder for peer in self.peers]
@@ -97,8 +114,10 @@ class HonestSwarm:
         first.start(None)
         wait_until(lambda: first.address, self, START_SECONDS, "have an address")
         self.address = first.address
+        if self._by_invitation:
+            wait_until(lambda: first.join_line, self, START_SECONDS, "print a join line")
         for peer in others:
-            peer.start(self.address)
+            peer.start(first.join_line if self._by_invitation else self.address)
         wait_until(lambda: len(self.moments()) >= WARM_UP_STEPS, self, START_SECONDS, "train")
         self.peer_ids = {str(peer.address).rpartition("/")[2] for peer in self.peers}
 

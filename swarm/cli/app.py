@@ -17,6 +17,7 @@ COMMANDS = {
     "remove": ("remove", "main", "RemoveOptions", "Remove a member from your run, or take it back."),
     "enrol": ("enrol", "main", "EnrolOptions", "Let people become members while your own peer does not run."),
     "doctor": ("doctor", "program", "DoctorOptions", "See whether this machine can join, and what to do if not."),
+    "deputy": ("deputy", "main", "DeputyOptions", "Let somebody else sign in your place, for a time."),
     "demo": ("demo", "main", "DemoOptions", "Three peers on this machine train a small model together."),
     "bench": ("bench", "main", "BenchOptions", "Measure what the swarm costs against a plain Trainer."),
 }

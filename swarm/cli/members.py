@@ -3,15 +3,18 @@
     swarm members
     swarm members --json > members.json
 
-This shows your books, not who trains at this moment: see swarm watch for that.
+This shows your books, not who trains at this moment: see swarm watch for that. Samples are those of updates in which a
+peer of this machine took part.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -22,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recipe.command_line import exit_status, read_options
+from recipe.run_folder import RunFolder, read_metrics
 from swarm.cli.demo import wide_console
 from swarm.cli.organiser_options import RunOptions, date, roles_shown, short
 
@@ -46,11 +50,13 @@ class Books:
         run_id: of which run
         members: those who were removed as well
         invitations: that can still be used
+        samples: by peer id, in the updates in which a peer of this machine took part
     """
 
     run_id: str
     members: Sequence[Member]
     invitations: Sequence[Invitation]
+    samples: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Everything."""
@@ -61,6 +67,7 @@ class Books:
                 "serial": member.serial,
                 "since": member.enrolled_at,
                 "roles": roles_shown(member.roles),
+                "samples": self.samples.get(str(member.peer_id), 0),
                 "certificate_until": member.certificate_ends_at or None,
                 "why_removed": member.why_removed,
             }
@@ -96,13 +103,14 @@ class Books:
         return Group(*shown)
 
     def _members_table(self, now: float) -> Table:
-        table = _table("name", "peer", "since", "roles", "certificate until", "removed")
+        table = _table("name", "peer", "since", "roles", "samples", "certificate until", "removed")
         for member in self.members:
             table.add_row(
                 escape(member.name),
                 short(member.peer_id),
                 date(member.enrolled_at),
                 roles_shown(member.roles),
+                f"{self.samples.get(str(member.peer_id), 0):,}",
                 _certificate(member, now),
                 "" if member.why_removed is None else escape(member.why_removed or "no reason given"),
                 style=None if member.why_removed is None else "dim",
@@ -121,10 +129,30 @@ class Books:
         return table
 
 
+def samples_given(folder: Path) -> Counter[str]:
+    """What each member has given to the updates that peers of this machine have seen, by peer id.
+
+    Args:
+        folder: of the run
+    """
+    given: Counter[str] = Counter()
+    seen: set[tuple[int, tuple[str, ...]]] = set()
+    for path in sorted(folder.glob(f"*/{RunFolder('').rounds.name}")):
+        for line in read_metrics(path):
+            members, samples = line.get("members"), line.get("member_samples")
+            if line.get("outcome") != "averaged" or not members or not samples:
+                continue
+            round_ = line["step"], tuple(members)
+            if round_ not in seen:  # several peers of this machine were in it
+                seen.add(round_)
+                given.update(dict(zip(members, samples, strict=False)))
+    return given
+
+
 def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, justify="right" if column == "uses left" else "left", overflow="fold")
+        table.add_column(column, justify="right" if column in ("uses left", "samples") else "left", overflow="fold")
     return table
 
 
@@ -144,7 +172,8 @@ def main(
         options = read_options(MembersOptions, arguments, "swarm members")
         folder = options.run.opened()
         registry = folder.registry
-        books = Books(folder.run_id, registry.members(), registry.invitations())
+        samples = samples_given(options.run.output_dir.expanduser() / folder.run_id)
+        books = Books(folder.run_id, registry.members(), registry.invitations(), samples)
         if options.json:
             say(json.dumps(books.as_json(), indent=2))
         else:

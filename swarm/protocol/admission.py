@@ -95,7 +95,9 @@ class Admission:
     def _complain_once(self, peer: PeerID, why: str) -> None:
         if why not in self._complaints and len(self._complaints) < MAX_COMPLAINTS:
             self._complaints.add(why)
-            logger.warning(f"{peer} is refused: it {why} (said once)")
+            member = self._members.get(peer)
+            name = str(peer) if member is None else f"{member.name} ({peer})"
+            logger.warning(f"{name} is refused: it {why} (said once)")
 
     def content_of(self, shown: bytes) -> bytes:
         """The same, of something that was admitted before."""

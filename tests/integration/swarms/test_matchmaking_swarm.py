@@ -9,7 +9,7 @@ import torch
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.matchmaking import Matchmaking
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Member, Refused, Ticket
+from swarm.protocol.messages import Behind, Member, Refused, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES
 from tests.helpers.swarm_peers import Peers, running_dht
 
@@ -44,6 +44,8 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
                 group = the_round.result(TIMEOUT_SECONDS + 5).group.peer_ids
             except Refused as refused:
                 group = (refused.leader,)
+            except Behind:  # on a very busy machine the other one has led a group alone; they meet at the next step
+                continue
         line.put("done")
         line.get()
         averager.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from hivemind.p2p import PeerID
 
+from recipe.run_folder import RunFolder
 from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.enrolment.registry import Member
 from swarm.protocol.certificates import EVERYTHING, Role
@@ -33,6 +35,20 @@ class OrganisersRun:
         """A new member."""
         registry = self.folder.registry
         return registry.use_invitation(registry.invite(name, 1, 1, roles), PeerID(b"\x12\x20" + os.urandom(32)), name)
+
+    def note_rounds(self, peer: str, *rounds: tuple[int, dict[Member, int]]) -> None:
+        """A peer of her machine has seen these steps, with the samples of their members."""
+        folder = RunFolder.create(self.output_dir, self.folder.run_id, peer)
+        lines = [
+            {
+                "step": step,
+                "outcome": "averaged",
+                "members": [str(member.peer_id) for member in samples],
+                "member_samples": list(samples.values()),
+            }
+            for step, samples in rounds
+        ]
+        folder.rounds.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def options(self, *arguments: str) -> list[str]:
         """A command line for this run."""

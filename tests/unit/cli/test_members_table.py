@@ -33,12 +33,14 @@ def test_the_table_shows_members_and_invitations(her_run):
     registry.remove([ben.serial], "sends [b]noise[/b]", her_run.signer, her_run.folder.authority)
     registry.invite("dora", 3, 2, EVERYTHING)
     registry.invite("", 3, 20, Role.WATCH)
+    her_run.note_rounds("first", (1, {ada: 500, ben: 64}), (2, {ada: 1000}))
+    her_run.note_rounds("second", (2, {ada: 1000}))
     text = shown(her_run)
     assert "run digits: 3 members, 1 of them removed" in text
     today, peer = date(now), str(ada.peer_id)[-8:]
-    assert row_of(text, "ada") == ["ada", f"…{peer}", today, "everything", date(now + 5 * DAY)]
-    assert row_of(text, "[red]ben")[2:] == [today, "train", "ended", date(now - 5 * DAY), "sends", "[b]noise[/b]"]
-    assert row_of(text, "cleo")[2:] == [today, "train,", "serve", "none", "yet"]
+    assert row_of(text, "ada") == ["ada", f"…{peer}", today, "everything", "1,500", date(now + 5 * DAY)]
+    assert row_of(text, "[red]ben")[2:] == [today, "train", "64", "ended", date(now - 5 * DAY), "sends", "[b]noise[/b]"]
+    assert row_of(text, "cleo")[2:] == [today, "train,", "serve", "0", "none", "yet"]
     assert row_of(text, "dora") == ["dora", "2", date(now + 3 * DAY), "everything"]
     assert row_of(text, "whoever has it")[3:] == ["20", date(now + 3 * DAY), "watch"]
     assert str(ada.serial) not in text
@@ -65,6 +67,7 @@ def test_the_same_for_a_program(her_run):
             "serial": ada.serial,
             "since": ada.enrolled_at,
             "roles": "everything",
+            "samples": 0,
             "certificate_until": None,
             "why_removed": "",
         }

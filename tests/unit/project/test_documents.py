@@ -27,6 +27,7 @@ from recipe.training.task import VisionTask
 from swarm.cli import app
 from swarm.cli.bench import BenchOptions
 from swarm.cli.demo import DemoOptions
+from swarm.cli.deputy import DeputyOptions
 from swarm.cli.doctor import DoctorOptions
 from swarm.cli.enrol import EnrolOptions
 from swarm.cli.invite import InviteOptions
@@ -62,6 +63,7 @@ OPTIONS = {
     "members": MembersOptions,
     "remove": RemoveOptions,
     "enrol": EnrolOptions,
+    "deputy": DeputyOptions,
 }
 FOREIGN_OPTIONS = {"--shm-size"}
 FOREIGN = {

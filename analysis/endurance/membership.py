@@ -1,0 +1,137 @@
+"""What membership costs: updates per second of swarms by invitation over those of open ones, in turns, on this machine.
+
+    python -m analysis membership                                 # eight pairs; about fifteen minutes
+
+Each swarm is new, of paced peers on the loopback address. Which of the two comes first changes from pair to pair.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from analysis.campaigns.statistics import interval
+from analysis.endurance.attacks import updates_per_second
+from analysis.endurance.honest_swarm import HonestSwarm, SwarmError, wait_until
+from recipe.command_line import arg, at_least, exit_status
+from recipe.errors import InputError
+from recipe.run_folder import make_writable, write_json
+from recipe.training.environment import describe_environment
+from recipe.training.pacing import VARIABLE
+
+KINDS = {"open": False, "by invitation": True}
+
+
+@dataclass(frozen=True)
+class MembershipOptions:
+    """Measure what membership costs."""
+
+    repeat: int = 8
+    """Pairs of an open swarm and one by invitation."""
+    seconds: float = 20.0
+    """For which each of them is watched."""
+    peers: int = 2
+    """Of each swarm."""
+    paced_samples_per_second: float = 200.0
+    """Speed of each one's pretended device."""
+    target_batch_size: int = 128
+    """Samples per update: small, so that there are many rounds."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/membership")
+    """For run folders, logs and membership.json; what is there is deleted first."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work."""
+        at_least(self, 1, "repeat", "target_batch_size")
+        at_least(self, 2, "peers")
+        if not (self.seconds > 0 and self.paced_samples_per_second > 0):
+            raise InputError("--seconds and --paced-samples-per-second have to be more than 0.")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One swarm.
+
+    Args:
+        updates_per_second: while it was watched
+        failed_rounds: of all its peers, meanwhile
+        first_contribution_seconds: of the peer that came last, from its command on
+    """
+
+    updates_per_second: float
+    failed_rounds: int
+    first_contribution_seconds: float
+
+
+def watch(name: str, by_invitation: bool, options: MembershipOptions) -> Watched:
+    """Start a swarm, and watch it for a while.
+
+    Raises:
+        SwarmError: it has not trained
+    """
+    with HonestSwarm(name, options.output_dir, options.peers, options.target_batch_size, by_invitation) as swarm:
+        since = time.time()
+        wait_until(lambda: time.time() - since > options.seconds, swarm, 2 * options.seconds, "train on")
+        until, last = time.time(), swarm.peers[-1]
+        wait_until(lambda: swarm.all_train_since(until), swarm, 60, "train together")
+        rate = updates_per_second(swarm.moments(), since, until)
+        return Watched(rate, swarm.failed_rounds(since, until), last.first_contribution_seconds or float("nan"))
+
+
+def table(pairs: list[dict[str, dict[str, Any]]]) -> Table:
+    """A row for each number, with the ratio and its 95 % interval."""
+    shown = Table(title="By invitation over open: mean ratio with 95 % interval", title_justify="left")
+    for column in ("", "n", *KINDS, "ratio"):
+        shown.add_column(column, justify="right" if column else "left")
+    for field, text in (
+        ("updates_per_second", "updates/s"),
+        ("first_contribution_seconds", "first contribution, s"),
+    ):
+        values = {kind: [pair[kind][field] for pair in pairs] for kind in KINDS}
+        mean, half_width, n = interval([b / a for a, b in zip(*values.values(), strict=True)])
+        means = [f"{sum(found) / len(found):.2f}" for found in values.values()]
+        shown.add_row(text, str(n), *means, f"{mean:.3f} ± {half_width:.3f}" if n > 1 else f"{mean:.3f}")
+    failed = [str(sum(pair[kind]["failed_rounds"] for pair in pairs)) for kind in KINDS]
+    shown.add_row("failed rounds", str(len(pairs)), *failed, "")
+    return shown
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 if a swarm did not train, 2 for bad input, 130 after Ctrl-C."""
+    options = tyro.cli(MembershipOptions, args=arguments, prog="python -m analysis membership", description=__doc__)
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+
+    def run() -> int:
+        options.check()
+        shutil.rmtree(options.output_dir, ignore_errors=True)
+        make_writable(options.output_dir)
+        os.environ |= {VARIABLE: str(options.paced_samples_per_second), "OMP_NUM_THREADS": "1"}
+        os.environ.pop("INITIAL_PEERS", None)
+        environment = describe_environment()
+        del environment["command_line"]  # the options say it, without this machine's folders
+        kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
+        pairs: list[dict[str, dict[str, Any]]] = []
+        for number in range(options.repeat):
+            kinds = list(KINDS.items())[:: 1 if number % 2 == 0 else -1]
+            try:
+                found = {kind: asdict(watch(f"{number}-{kind[:2]}", closed, options)) for kind, closed in kinds}
+            except SwarmError as error:
+                print(f"error: pair {number + 1}: {error}", file=sys.stderr)
+                return 1
+            pairs.append(found)
+            rates = ", ".join(f"{kind} {found[kind]['updates_per_second']:.3f} updates/s" for kind in KINDS)
+            console.print(f"{number + 1}/{options.repeat}: {rates}", highlight=False)
+            content = {"options": kept, "pairs": pairs, "environment": environment}
+            write_json(options.output_dir / "membership.json", content)
+        console.print(table(pairs))
+        return 0
+
+    return exit_status(run, "Interrupted: what was measured until then is in membership.json.")
