@@ -307,6 +307,7 @@ class Matchmaking:
         return arrived
 
     def _close(self, ticket: Ticket, arrived: Collection[PeerID]) -> Group:
+        arrived = [peer for peer in arrived if self._is_still_member(peer)]
         entries = [(peer, self._lobby[peer].ticket, self._lobby[peer].shown) for peer in arrived]
         entries.append((self._p2p.peer_id, ticket, self._admission.show(ticket.to_bytes())))
         random.shuffle(entries)  # no peer reduces the same share every time
@@ -319,6 +320,17 @@ class Matchmaking:
             if not self._lobby[peer].answer.done():
                 self._lobby[peer].answer.set_result(reply)
         return group
+
+    def _is_still_member(self, peer: PeerID) -> bool:
+        """A certificate may have ended in the lobby; all others would refuse a group with this guest."""
+        guest = self._lobby[peer]
+        try:
+            read_ticket(guest.shown, peer, self._admission)
+        except ValueError:
+            if not guest.answer.done():
+                guest.answer.set_result(CODE.MessageFromLeader(code=CODE.PROTOCOL_VIOLATION))
+            return False
+        return True
 
     async def follow(self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2) -> Group | None:
         """Knock at the leader's door; None when it cannot lead us now."""

@@ -93,6 +93,8 @@ def parse_group(reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ti
         raise ValueError("our ticket is missing or was changed")
     if tickets[peer_ids.index(leader)].listens:
         raise ValueError("its leader has no weights")
+    if tickets[peer_ids.index(leader)].client_mode:
+        raise ValueError("its leader cannot be called")
     group = Group.close(bytes(reply.group_id), peer_ids, tickets)
     lineage = group.lineage if ticket.listens else ticket.lineage
     if any(member.step != ticket.step or not (member.listens or member.lineage == lineage) for member in tickets):

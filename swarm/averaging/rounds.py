@@ -137,6 +137,7 @@ class Rounds:
             options.timeouts,
             options.admission,
         )
+        options.admission.welcome = limits_of(p2p).met
         self.groups = RunningGroups()
         self._running: asyncio.Task | None = None
 
@@ -172,6 +173,8 @@ class Rounds:
         async for reply in matchmaking.serve(request, context):
             self._signals.expect_company(matchmaking.grace.open_until)
             yield reply
+            if reply.code == averaging_pb2.PROTOCOL_VIOLATION and not self._options.admission.is_open:
+                return  # its stream is for somebody who may come
             if reply.code == averaging_pb2.ACCEPTED and matchmaking.waits_for(matchmaking.step):
                 self._signals.waiting_step = matchmaking.step
         await until_caller_hangs_up()
@@ -200,6 +203,8 @@ class Rounds:
     async def run(self, order: RunRound, keep: KeepAverage) -> None:
         """Run a round to its end, and tell its future how that was."""
         self._running, trouble = asyncio.current_task(), Trouble()
+        if not self._options.admission.is_open:  # whose records are a member's
+            limits_of(self._p2p).met(member.peer_id for member in order.members)
         timeout, future = order.timeout_seconds, order.future
         try:
             with self.groups.meeting():

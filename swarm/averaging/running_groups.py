@@ -15,6 +15,9 @@ from swarm.averaging.allreduce import AllReduce
 from swarm.protocol.messages import ExchangeBroken, Group
 from swarm.runtime.async_utils import SharedFuture
 
+SETTLE_SECONDS = 30.0
+"""For which somebody may wait that sends for a group which this peer does not know: it hears of it a moment later."""
+
 
 class RunningGroups:
     """The groups, or their stripes, in which this peer takes part now."""
@@ -58,7 +61,8 @@ class RunningGroups:
         try:
             first = await anext(stream)
             if first.group_id not in self._all_reduces:
-                await self._is_settled.wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._is_settled.wait(), SETTLE_SECONDS)
             future = self._all_reduces.get(first.group_id)
             if future is None:
                 yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)

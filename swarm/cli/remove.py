@@ -227,8 +227,10 @@ def hand_out(change: Change, addresses: Sequence[str]) -> int:
         dht.take_part(manifest.key_prefix, change.authority, b"")
         _keep_newest(dht, manifest, change)
         peers = _who_trains(dht, manifest)[:MORE_RECEIVERS]
-        push_removals(dht, manifest.key_prefix, change.signed, tuple(peers))
-        return len(peers)
+        num_taken = push_removals(dht, manifest.key_prefix, change.signed, tuple(peers))
+        if peers and not num_taken:
+            raise NotTold("None of the peers there has taken the list.")
+        return num_taken
     except (TimeoutError, CancelledError, OSError, RuntimeError):
         raise NotTold("The peers there are too busy to answer.") from None
     finally:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock
@@ -297,7 +298,7 @@ class Registry:
         with self._books() as books:
             if list_.number <= _newest(books)[0]:
                 return False
-            # A full list leaves out the earliest, which nobody has restored.
+            # A list that was full has left out members whose certificates have ended, whom nobody has restored.
             before = _removed(books) if len(list_.removed) >= MAX_REMOVED else {}
             _keep(books, list_.number, signed, before | list_.removed)
             return True
@@ -306,9 +307,23 @@ class Registry:
         check_right(signer, authority, Right.REMOVE, self._clock())
         with self._books() as books:
             list_ = change(Removals(authority.run_id, _newest(books)[0], _removed(books)))
+            if len(list_.removed) > MAX_REMOVED:
+                list_ = self._without_ended(books, list_)
             signed = list_.signed_by(signer)
             _keep(books, list_.number, signed, list_.removed)
         return signed
+
+    def _without_ended(self, books: sqlite3.Connection, list_: Removals) -> Removals:
+        """A list that is full forgets those whose certificates have ended: they could not come back with them."""
+        ends = dict(books.execute("SELECT serial, certificate_ends_at FROM members").fetchall())
+        kept = {serial: why for serial, why in list_.removed.items() if ends.get(serial, math.inf) > self._clock()}
+        if len(kept) > MAX_REMOVED:
+            raise InputError(
+                f"{MAX_REMOVED} members of run {list_.run_id} are removed whose certificates still count: more cannot "
+                "be kept. Close all invitations (swarm invite --close), and wait until some have ended, or start "
+                "another run."
+            )
+        return replace(list_, removed=kept)
 
     # ---- the file ---------------------------------------------------------------------------------------------------
 

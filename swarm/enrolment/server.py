@@ -31,7 +31,7 @@ logger = get_logger(__name__)
 THREADS = 4
 MAX_CALLS = 32
 """At a time; further ones are refused."""
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 4096
 CALLS_PER_MINUTE = 60
 """Of all."""
 CALLS_OF_A_HOST, CALLS_OF_A_HOST_PER_MINUTE = 10, 5

@@ -18,7 +18,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
 from swarm.membership.backoff import Backoff
-from swarm.membership.failure_detector import FailureDetector, question
+from swarm.membership.failure_detector import FailureDetector
 from swarm.membership.progress_record import JOINING, WAITING, PeerProgress
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.messages import MAX_GROUP_SIZE
@@ -31,15 +31,19 @@ MAX_CALLS = 8
 
 
 class Call:
-    """Whether somebody's averaging process answers; this runs in the DHT process (`DHT.run_coroutine`)."""
+    """Whether somebody's averaging process answers; this runs in the DHT process (`DHT.run_coroutine`).
 
-    def __init__(self, namespace: str, peer: PeerID, seconds: float, question: averaging_pb2.DownloadData):
-        self.namespace, self.peer, self.seconds, self.question = namespace, peer, seconds, question
+    Args:
+        shown: what this peer shows with its question; bytes, since a message of protobuf cannot cross a pipe
+    """
+
+    def __init__(self, namespace: str, peer: PeerID, seconds: float, shown: bytes):
+        self.namespace, self.peer, self.seconds, self.shown = namespace, peer, seconds, shown
 
     async def __call__(self, _dht: DHT, node: DHTNode) -> bool:
         stub = FailureDetector.get_stub(node.protocol.p2p, self.peer, namespace=self.namespace)
         try:
-            await asyncio.wait_for(stub.rpc_here(self.question), self.seconds)
+            await asyncio.wait_for(stub.rpc_here(averaging_pb2.DownloadData(metadata=self.shown)), self.seconds)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, OSError):
             return False
         return True
@@ -91,7 +95,7 @@ class LivenessProbe:
         for peer in self.doubted(own, others, has_trained):
             if len(self._calls) < MAX_CALLS and peer not in self._calls and peer not in self._silent:
                 self._calls[peer] = self._dht.run_coroutine(
-                    Call(self._namespace, peer, self._timeouts.call_seconds, question(self._admission)),
+                    Call(self._namespace, peer, self._timeouts.call_seconds, self._admission.show(b"")),
                     return_future=True,
                 )
                 self._calls[peer].add_done_callback(lambda _: self._on_answer())

@@ -69,14 +69,23 @@ class ProgressStore:
             search: ask all who may have them
         """
         search |= self._dht.client_mode or time.monotonic() > self._searched + self._timeouts.search_seconds
-        pushed = PushedHere(self._key, 2 * MAX_GROUP_SIZE, MAX_SIGNED_BYTES + SHOWN_BYTES)
-        found = {} if search else self._read(self._dht.run_coroutine(pushed, return_future=True))
+        found = {} if search else self._pushed()
         expected = get_dht_time() - LATE_REPORTS * self._timeouts.report_seconds
         if not found or any(peer not in found or found[peer].time < expected for peer in self._found):
+            try:
+                found = self._read(self._dht.get(self._key, latest=True, return_future=True))
+            except TimeoutError:
+                # A node that answers slowly, and names others without end, must not keep this peer from what is here.
+                if not (found := self._pushed()):
+                    raise
             self._searched = time.monotonic()
-            found = self._read(self._dht.get(self._key, latest=True, return_future=True))
         self._found = found
         return found
+
+    def _pushed(self) -> dict[PeerID, PeerProgress]:
+        """What others have stored on this node."""
+        pushed = PushedHere(self._key, 2 * MAX_GROUP_SIZE, MAX_SIGNED_BYTES + SHOWN_BYTES)
+        return self._read(self._dht.run_coroutine(pushed, return_future=True))
 
     def _read(self, coming: Future) -> dict[PeerID, PeerProgress]:
         found = coming.result(timeout=self._timeouts.record_seconds / 3)
@@ -116,6 +125,8 @@ def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float)
     record, member = PeerProgress.from_bytes(content, now), admission.member(peer_id)
     if member is None:
         return record
+    if Role.TRAIN not in member.roles:
+        raise ValueError("a certificate with which it cannot train")
     if not record.client_mode and Role.SERVE not in member.roles:
         raise ValueError("a certificate with which it cannot be called")
     joined = max(record.joined, min(member.member_since, now))  # the organiser's clock may be ahead

@@ -30,6 +30,7 @@ from swarm.membership.record_exchange import RecordExchange
 from swarm.network.signed_records import PROGRESS
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundFailed
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -59,7 +60,7 @@ class ProgressTracker:
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         admission: Admission = OPEN,
     ):
-        self._dht, self._timeouts = dht, timeouts
+        self._dht, self._timeouts, self._admission = dht, timeouts, admission
         self._target, self._max_step = target, max_step
         self.has_trained = False
         """Whether this peer has been in a group since it started: then it knows itself about where the swarm is."""
@@ -163,7 +164,12 @@ class ProgressTracker:
             return {peer: record for peer, record in self._others.items() if record.time >= oldest}
 
     def name_of(self, peer: PeerID) -> str:
-        """Its public name, with its id where another peer has the same one; its id alone if it says nothing."""
+        """Its public name, with its id where another peer has the same one; its id alone if it says nothing.
+
+        A member's name is the one under which the organiser knows it, whatever it says.
+        """
+        if (member := self._admission.member(peer)) is not None:
+            return f"{member.name} ({peer})"
         record = self.others.get(peer)
         if record is None:
             return str(peer)
@@ -204,7 +210,7 @@ class ProgressTracker:
             silent=self._liveness.silent(own, others, self.has_trained),
             proven=self._proven,
             last_group=self._last_group,
-            unreachable=self._unreachable,
+            unreachable={peer for peer in others if peer in self._unreachable or not self._may_serve(peer)},
             no_shows=self._no_shows,
             has_trained=self.has_trained,
             max_step=self._max_step,
@@ -213,6 +219,11 @@ class ProgressTracker:
             computing_since=self._computing_since,
             recounted=self._recounted,
         )
+
+    def _may_serve(self, peer: PeerID) -> bool:
+        """Whether it may hand over its state, as far as the organiser says."""
+        member = self._admission.member(peer)
+        return member is None or Role.SERVE in member.roles
 
     def _call_impossible_once(self, peer: PeerID, record: PeerProgress) -> None:
         if peer not in self._called_impossible and len(self._called_impossible) < MAX_GROUP_SIZE:

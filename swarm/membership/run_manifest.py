@@ -18,7 +18,7 @@ from recipe.errors import InputError
 from swarm.network.dht_storage import MAX_MANIFESTS
 from swarm.network.known_peers import peer_of_address
 from swarm.network.signed_records import RUNS_KEY, owned_entries
-from swarm.protocol.certificates import Authority, NotSigned, Signer
+from swarm.protocol.certificates import CLOCK_SECONDS, Authority, NotSigned, Signer
 from swarm.protocol.run_names import authority_in, is_run_id, key_prefix, signed_content
 
 PROTOCOL = 15
@@ -31,6 +31,8 @@ PROTOCOL = 15
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_DIGEST_LENGTH = 64
+MAX_LOOKED_AT = 8 * MAX_MANIFESTS
+"""Entries of the DHT, for a word in them; each node that answers has its own thousand."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class RunManifest:
         classes: digest of the class names of an image folder, whose order gives the labels; empty for other data
         organiser: public key of who decides about its members; empty if everybody may join
         signature: hers, over all the rest, as text; empty as long as it is not signed
+        made: when she signed it, seconds since 1970: the latest counts; 0 if it is not signed
 
     Raises:
         InputError: the run id is not a plain name (it becomes a folder on every volunteer's disk).
@@ -58,6 +61,7 @@ class RunManifest:
     classes: str = ""
     organiser: bytes = b""
     signature: str = ""
+    made: int = 0
 
     def __post_init__(self):
         if not is_run_id(self.run_id):
@@ -78,8 +82,9 @@ class RunManifest:
 
     def signed_by(self, signer: Signer) -> "RunManifest":
         """The manifest of a run by invitation."""
-        content = signed_content(self._content(), signer)
-        return replace(self, organiser=signer.public_key, signature=content["signature"])
+        dated = replace(self, made=int(time.time()))
+        content = signed_content(dated._content(), signer)
+        return replace(dated, organiser=signer.public_key, signature=content["signature"])
 
     def to_bytes(self) -> bytes:
         """JSON of at most 64 KiB."""
@@ -100,6 +105,7 @@ class RunManifest:
             "fingerprint": self.recipe.fingerprint,
             "recipe": json.loads(self.recipe.to_json()),
             "classes": self.classes,
+            **({"made": self.made} if self.made else {}),
         }
 
     @classmethod
@@ -147,8 +153,12 @@ class RunManifest:
             authority = authority_in(content)
         except NotSigned as error:
             raise InputError(f"The swarm holds a run manifest that {error}.") from None
-        organiser = b"" if authority is None else authority.organiser
-        return cls(protocol, content["run_id"], recipe, classes, organiser, content.get("signature", ""))
+        if authority is None:
+            return cls(protocol, content["run_id"], recipe, classes)
+        made = content["made"]
+        if type(made) is not int or not 0 < made <= time.time() + CLOCK_SECONDS:
+            raise InputError("The swarm holds a run manifest of the future: is this machine's clock right?")
+        return cls(protocol, content["run_id"], recipe, classes, authority.organiser, content["signature"], made)
 
     def with_classes(self, classes: str, data_dir: Path) -> "RunManifest":
         """The manifest of a peer whose images have these classes; who starts a run fixes them.
@@ -210,9 +220,7 @@ def read_manifests(
     deadline = time.monotonic() + timeout_seconds
     peers = {PeerID.from_base58(peer_of_address(address)) for address in trusted}
     while True:
-        said, refused = _valid_manifests(_fetch(dht, deadline - time.monotonic()), peers)
-        if organiser:
-            said = {peer: manifest for peer, manifest in said.items() if manifest.organiser == organiser}
+        said, refused = _valid_manifests(_fetch(dht, deadline - time.monotonic()), peers, organiser)
         pause_seconds = min(0.5, deadline - time.monotonic())
         if said or pause_seconds <= 0:
             break
@@ -223,6 +231,8 @@ def read_manifests(
     if refused:
         logger.warning("%d run manifests are left out, the first because: %s", len(refused), refused[0])
     said = {peer: manifest for peer, manifest in said.items() if manifest.run_id == run_id} or said
+    if organiser:
+        return {manifest.run_id: manifest for manifest in sorted(said.values(), key=lambda manifest: manifest.made)}
     by_trusted = {peer: manifest for peer, manifest in said.items() if peer in peers}
     votes = Counter((by_trusted or said).values())
     return {
@@ -285,14 +295,26 @@ def _fetch(dht: hivemind.DHT, timeout_seconds: float) -> Any:
         return None
 
 
-def _valid_manifests(found: Any, trusted: Container[PeerID]) -> tuple[dict[PeerID, RunManifest], list[InputError]]:
-    """The manifests that can be used by who says so, and why the others cannot."""
+def _valid_manifests(
+    found: Any, trusted: Container[PeerID], organiser: bytes = b""
+) -> tuple[dict[PeerID, RunManifest], list[InputError]]:
+    """The manifests that can be used by who says so, and why the others cannot.
+
+    Args:
+        organiser: of whose runs; before all others are cut off
+    """
     manifests, refused = {}, []
-    for peer, value in owned_entries(found, MAX_MANIFESTS, trusted):
+    entries = owned_entries(found, MAX_LOOKED_AT if organiser else MAX_MANIFESTS, trusted)
+    for peer, value in entries:
+        if organiser and not (isinstance(value, bytes) and organiser.hex().encode() in value):
+            continue
         try:
-            manifests[peer] = RunManifest.from_bytes(value)
+            manifest = RunManifest.from_bytes(value)
         except InputError as error:
             refused.append(error)
+            continue
+        if not organiser or manifest.organiser == organiser:
+            manifests[peer] = manifest
     return manifests, refused
 
 

@@ -23,7 +23,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.timed_storage import TimedStorage
 
-from swarm.network.signed_records import MAX_LIFE_SECONDS, RUNS_ID, OwnedRecords, keys_of, peer_of, plain
+from swarm.network.signed_records import MAX_LIFE_SECONDS, RUNS_ID, OwnedRecords, keys_of, peer_of, plain, records_of
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import Authority
 from swarm.protocol.run_names import authority_in, key_prefix
@@ -35,6 +35,8 @@ MAX_OTHER_RUNS = 16
 MAX_MANIFESTS = 1000
 MAX_RECORDS = 2048
 """Under each other key."""
+MAX_COPIES = 4
+"""Of the list of a run's removed members: each of them is the same."""
 MAX_KEY_BYTES = 3 * 2**20
 """Under one key; an answer of more than 4 MiB does not get through."""
 MAX_OTHERS_BYTES = 2**24
@@ -69,6 +71,12 @@ class KnownKeys:
         """Whether the record is this peer's or an acquaintance's."""
         owner = peer_of(subkey)
         return owner is not None and (owner == self.records.own or owner in self.records.met)
+
+    def most(self, key: DHTID) -> int:
+        """Records that there may be under this key."""
+        if self.records.is_list_of_removed(key.to_bytes()):
+            return MAX_COPIES
+        return MAX_MANIFESTS if key == RUNS_ID else MAX_RECORDS
 
     def longest_life(self, key: DHTID) -> float:
         """Seconds that a record under this key may stay."""
@@ -133,7 +141,7 @@ class BoundedStorage(DHTLocalStorage):
         """One record; or, without a subkey, what a search has found, whose records have been checked."""
         if subkey is not None:
             return self.store_subkey(key, subkey, value, expiration_time)
-        if not isinstance(value, DictionaryDHTValue) or not self.known.knows(key) or len(value) > _most(key):
+        if not isinstance(value, DictionaryDHTValue) or not self.known.knows(key) or len(value) > self.known.most(key):
             return False
         num_bytes = _count(value)
         if num_bytes > MAX_KEY_BYTES or not self._others_have_room(key, num_bytes):
@@ -160,6 +168,12 @@ class BoundedStorage(DHTLocalStorage):
         if stored and key == RUNS_ID:
             self._note_manifest(value, expiration_time)
         return stored
+
+    def forget(self, key: DHTID) -> None:
+        """Everything under this key."""
+        if key in self:
+            del self[key]
+        self._bytes.pop(key, None)
 
     def may_store(self, key: DHTID, subkey: Any, num_bytes: int, expiration_time: float) -> bool:
         """Whether there would be room for such a record; cheaper than to check its signature.
@@ -194,7 +208,7 @@ class BoundedStorage(DHTLocalStorage):
         entries = self._entries(key)
         if entries is None:
             return False
-        if len(entries) + num_records > _most(key):
+        if len(entries) + num_records > self.known.most(key):
             return True
         if self._bytes.get(key, 0) + num_bytes > MAX_KEY_BYTES:
             self._count_again(key, entries)
@@ -244,10 +258,6 @@ class BoundedStorage(DHTLocalStorage):
         except Exception:  # a stranger's bytes
             return
         self.known.note_manifest(manifest, expiration_time)
-
-
-def _most(key: DHTID) -> int:
-    return MAX_MANIFESTS if key == RUNS_ID else MAX_RECORDS
 
 
 def _count(entries: DictionaryDHTValue) -> int:
@@ -303,8 +313,17 @@ def _store_one(
         return False
     if not isinstance(value, bytes) or not isinstance(expiration_time, float):
         return False
+    record, records = DHTRecord(key, tag, value, expiration_time), records_of(protocol)
+    if records is not None and records.is_list_of_removed(key):
+        # It is heard of whether or not there is room for it, and takes the place of all that came before.
+        before = records.number_of_removed(key)
+        if not protocol.record_validator.validate(record):
+            return False
+        if records.number_of_removed(key) > before:
+            storage.forget(key_id)
+        return storage.store_subkey(key_id, subkey, value, expiration_time)
     if not storage.may_store(key_id, subkey, len(value), expiration_time):
         return False
-    if not protocol.record_validator.validate(DHTRecord(key, tag, value, expiration_time)):
+    if not protocol.record_validator.validate(record):
         return False
     return storage.store_subkey(key_id, subkey, value, expiration_time)

@@ -37,18 +37,20 @@ class Push:
         self.key, self.subkey, self.value, self.expiration_time = key, subkey, value, expiration_time
         self.to = tuple(to)[-MORE_RECEIVERS:]
 
-    async def __call__(self, _dht: DHT, node: DHTNode) -> None:
+    async def __call__(self, _dht: DHT, node: DHTNode) -> int:
+        """How many other nodes have taken it."""
         protocol, key = node.protocol, DHTID.generate(source=self.key)
         subkey, value = protocol.serializer.dumps(self.subkey), protocol.serializer.dumps(self.value)
         record = DHTRecord(key.to_bytes(), subkey, value, self.expiration_time)
         signed = protocol.record_validator.sign_value(record)
+        protocol.record_validator.validate(DHTRecord(key.to_bytes(), subkey, signed, self.expiration_time))  # note it
         protocol.storage.store(key, signed, self.expiration_time, subkey=self.subkey)
         stores = (
             protocol.call_store(peer, [key], [signed], [self.expiration_time], subkeys=[self.subkey])
             for peer in dict.fromkeys([*_receivers(node, key), *self.to])
             if peer not in node.blacklist and peer != node.peer_id
         )
-        await asyncio.gather(*stores)
+        return sum(bool(taken and all(taken)) for taken in await asyncio.gather(*stores))
 
 
 def _receivers(node: DHTNode, key: DHTID) -> list[PeerID]:
@@ -94,8 +96,8 @@ class PushedHere:
         return ValueWithExpiration(entries, found.expiration_time)
 
 
-def push_removals(dht: Any, prefix: str, signed: bytes, to: Sequence[PeerID] = (), timeout_seconds: float = 10) -> None:
-    """Store the list of removed members where others look for it, and at further peers.
+def push_removals(dht: Any, prefix: str, signed: bytes, to: Sequence[PeerID] = (), timeout_seconds: float = 10) -> int:
+    """Store the list of removed members where others look for it, and at further peers; how many have taken it.
 
     Args:
         dht: of `start_dht`
@@ -106,4 +108,4 @@ def push_removals(dht: Any, prefix: str, signed: bytes, to: Sequence[PeerID] = (
         concurrent.futures.TimeoutError: the DHT process did not answer
     """
     push = Push(f"{prefix}.{REMOVED}", dht.owner, signed, get_dht_time() + MAX_LIFE_SECONDS - 60, to)
-    dht.run_coroutine(push, return_future=True).result(timeout_seconds)
+    return dht.run_coroutine(push, return_future=True).result(timeout_seconds)

@@ -57,6 +57,7 @@ MAX_LIFE_SECONDS = 3600.0
 """What nobody renews is gone after so long."""
 MAX_CHECKED, STRANGERS_PER_SECOND = 8192, 1000.0
 """Signatures that are remembered, and how many of strangers are checked; one takes about 0.1 ms."""
+MAX_LISTS, LISTS_PER_SECOND = 256, 100.0
 MAX_WRITTEN = 64
 RUNS_ID = DHTID.generate(source=RUNS_KEY)
 
@@ -82,6 +83,8 @@ class OwnedRecords(RSASignatureValidator):
         """Hashes of the keys under which this peer itself has written."""
         self._checked: OrderedDict[bytes, bool] = OrderedDict()
         self.strangers = TokenBucket(MAX_CHECKED, STRANGERS_PER_SECOND)
+        self.lists = TokenBucket(MAX_LISTS, LISTS_PER_SECOND)
+        """The same for lists of removed members."""
         self.own_run = OPEN
         """Of the run in which this peer takes part, as this process knows it."""
         self.removals_number = mp.Value("q", 0)
@@ -111,12 +114,28 @@ class OwnedRecords(RSASignatureValidator):
             return False
         digest = hashlib.sha256(MSGPackSerializer.dumps(astuple(record))).digest()
         if digest not in self._checked:  # the same record comes from several nodes, and is read again and again
-            if not (owner == self.own or owner in self.met or self.strangers.take()):
+            if not self._may_be_checked(record, owner, admission):
                 return False
-            self._checked[digest] = self._is_admitted(record, owner, admission) and self._is_sound(record)
+            is_good = self._checked[digest] = self._is_admitted(record, owner, admission) and self._is_sound(record)
+            if is_good and admission is self.own_run and not admission.is_open:
+                self.met.add([owner])
             if len(self._checked) > MAX_CHECKED:
                 self._checked.popitem(last=False)
         return self._checked[digest]
+
+    def _may_be_checked(self, record: DHTRecord, owner: PeerID, admission: Admission) -> bool:
+        """Whether there is time to check its signatures; who is known has it always, strangers share some."""
+        if owner == self.own or owner in self.met:
+            return True
+        if record.key in self._removal_keys:
+            return self.lists.take()
+        if admission.is_open:
+            return self.strangers.take()
+        try:
+            shown = plain(self.strip_value(record))
+        except Exception:  # a stranger's bytes
+            return False
+        return admission.has_seen(shown, owner) or self.strangers.take()
 
     def admit_by(self, admission: Admission, prefix: str) -> None:
         """Who may write under the keys of this run is known from now on, if it was not before."""
@@ -124,6 +143,14 @@ class OwnedRecords(RSASignatureValidator):
             self._admissions.setdefault(key.to_bytes(), admission)
             if kind == REMOVED:
                 self._removal_keys.add(key.to_bytes())
+
+    def is_list_of_removed(self, key: bytes) -> bool:
+        """Whether the list of a run's removed members is under this key."""
+        return key in self._removal_keys
+
+    def number_of_removed(self, key: bytes) -> int:
+        """Of the newest list of that run that this node has heard of."""
+        return self._admissions.get(key, OPEN).removals.number
 
     def forget_admission(self, key: bytes) -> None:
         """Nobody writes under this key any more; in the own run that may change."""
@@ -134,6 +161,7 @@ class OwnedRecords(RSASignatureValidator):
     def take_part(self, admission: Admission, prefix: str) -> None:
         """This peer is a member of this run."""
         self.own_run = admission
+        self._checked.clear()  # some were checked before it was known who may say something
         for key in keys_of(prefix):
             self._admissions.pop(key.to_bytes(), None)
             self.written.add(key.to_bytes())  # it will
@@ -147,7 +175,8 @@ class OwnedRecords(RSASignatureValidator):
             said = plain(self.strip_value(record))
             if record.key not in self._removal_keys:
                 admission.admit(said, owner, EVERYTHING)
-                self.met.add([owner])
+                return True
+            if said == admission.signed_removals:
                 return True
             if admission.take_removals(said) and admission is self.own_run:
                 self.removals_number.value = admission.removals.number

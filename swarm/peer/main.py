@@ -287,6 +287,8 @@ class Peer:
         if addresses:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
         print(self.reachability)
+        if self.options.machine.public_name is None and self._entry.membership is not None:
+            print(f"To come back as this member, add --public-name {self.name}.")
         print(f"Micro-batch: {session.micro_batch}.")
         print(f"Run folder: {session.folder.path}")
         if session.resumed_step is not None:

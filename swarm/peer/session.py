@@ -103,7 +103,9 @@ class Session:
         self.manifest = entry.signed(manifest.with_classes(self.data.classes_digest, machine.data_dir))
         self.admission = OPEN if entry.membership is None else entry.membership.admission
         """Who may take part, as the trainer knows it."""
-        self._entry, self._why_ended = entry, ""
+        self._entry = entry
+        self.why_ended = ""
+        """A sentence, once this peer may not take part any more."""
         if earlier is not None:  # a peer that comes back goes on with its samples
             self.data.load_state_dict(earlier[VisionData.__qualname__])
         self.task = VisionTask(self.recipe)
@@ -207,7 +209,7 @@ class Session:
             self._write_summary(final, seconds)
         except OSError as error:
             self._not_written(error)
-        if complaint := self._why_ended or self.company.complaint:
+        if complaint := self.why_ended or self.company.complaint:
             raise InputError(complaint)
         return self._farewell(final, seconds)
 
@@ -235,7 +237,7 @@ class Session:
 
     def end(self, why: str) -> None:
         """This peer may not take part any more; called from another thread."""
-        self._why_ended = why
+        self.why_ended = why
         self.stop_requested.set()
 
     def _strategy(self) -> SwarmStrategy:
@@ -297,7 +299,7 @@ class Session:
             return "starting again"
         if self.traffic.has_stopped and trainer.global_step < self.total_steps:
             return "traffic limit reached"
-        if self._why_ended:
+        if self.why_ended:
             return "no member any more"
         if self.stop_requested.is_set():
             return "no full peer" if self.company.complaint else "interrupted"

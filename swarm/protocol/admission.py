@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import msgspec
@@ -55,6 +55,8 @@ class Admission:
         self._members: OrderedDict[PeerID, Certificate] = OrderedDict()
         self._complaints: set[str] = set()
         self._took_removals_at = -math.inf
+        self.welcome: Callable[[list[PeerID]], None] = _say_nothing
+        """Called with who has shown a certificate for the first time: it is no stranger from now on."""
         if removals:
             self.take_removals(removals)
 
@@ -73,8 +75,8 @@ class Admission:
         Args:
             peer: who has sent it, or, in what others pass on, who is said to have
             role: that it needs
-            late_seconds: a list of the removed does not count yet that is known for no longer, where somebody else may
-                not know it
+            late_seconds: what has happened no longer ago does not count yet, where somebody else may not know it: a
+                certificate has ended, or a list of the removed has come
 
         Raises:
             NotAMember: it may not do that
@@ -99,6 +101,15 @@ class Admission:
             name = str(peer) if member is None else f"{member.name} ({peer})"
             logger.warning(f"{name} is refused: it {why} (said once)")
 
+    def has_seen(self, shown: object, peer: PeerID) -> bool:
+        """Whether this peer has shown this certificate before: to check it again costs next to nothing."""
+        try:
+            digest = hashlib.sha256(from_wire(_SHOWN, shown, MAX_SHOWN_BYTES)[0]).digest()
+        except ValueError:
+            return False
+        found = self._read.get(digest)
+        return isinstance(found, Certificate) and found.peer_id == peer
+
     def content_of(self, shown: bytes) -> bytes:
         """The same, of something that was admitted before."""
         return shown if self.is_open else from_wire(_SHOWN, shown, MAX_SHOWN_BYTES)[1]
@@ -108,13 +119,16 @@ class Admission:
         if found.peer_id != peer:
             raise NotAMember("shows the certificate of another peer")
         try:
-            found.check_time(get_dht_time())
+            now = get_dht_time()
+            found.check_time(min(now, found.end) if now <= found.end + late_seconds else now)
         except NotSigned as error:
             raise NotAMember(f"shows a certificate that {error}") from None
         if found.serial in self.removals.removed and time.monotonic() > self._took_removals_at + late_seconds:
             raise NotAMember(f"was removed by the organiser: {self.removals.why(found.serial)}")
         if not found.roles & role:
             raise NotAMember("shows a certificate that does not allow this")
+        if peer not in self._members:
+            self.welcome([peer])
         self._members[peer] = found
         self._members.move_to_end(peer)
         if len(self._members) > MAX_REMEMBERED:
@@ -176,6 +190,10 @@ class Admission:
             return False
         self.removals, self.signed_removals, self._took_removals_at = removals, signed, time.monotonic()
         return True
+
+
+def _say_nothing(_peers: list[PeerID]) -> None:
+    pass
 
 
 OPEN = Admission()

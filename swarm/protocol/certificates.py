@@ -25,7 +25,7 @@ MAX_RUN_ID_BYTES = 64
 MAX_NAME_LENGTH = 64
 MAX_REASON_LENGTH = 120
 MAX_REMOVED = 400
-"""Of a list; when there are more, the earliest are left out, whose certificates have ended long ago."""
+"""Of a list."""
 MAX_WARRANT_BYTES = 320
 MAX_CERTIFICATE_BYTES = 896
 MAX_REMOVALS_BYTES = 2**16
@@ -246,9 +246,14 @@ class Removals:
     removed: dict[int, str]
 
     def signed_by(self, signer: Signer) -> bytes:
-        """As members pass it on, at most 64 KiB."""
-        latest = list(self.removed.items())[-MAX_REMOVED:]
-        return signer.sign(REMOVALS, to_wire(self.run_id, self.number, latest))
+        """As members pass it on, at most 64 KiB.
+
+        Raises:
+            ValueError: there are more than 400
+        """
+        if len(self.removed) > MAX_REMOVED:
+            raise ValueError(f"more than {MAX_REMOVED} removed members")
+        return signer.sign(REMOVALS, to_wire(self.run_id, self.number, list(self.removed.items())))
 
     @classmethod
     def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Removals:

@@ -35,7 +35,8 @@ def key_prefix(run_id: str, fingerprint: str, organiser: bytes = b"") -> str:
     name = run_id
     if "." in name:  # "a.b" must not meet "a-b"
         name = f"{name.replace('.', '-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return f"{name}-{fingerprint}" + (f"-{hashlib.sha256(organiser).hexdigest()[:32]}" if organiser else "")
+    # A run id has no tilde: nobody can name an open run so that it gets the keys of this one.
+    return f"{name}-{fingerprint}" + (f"~{hashlib.sha256(organiser).hexdigest()[:32]}" if organiser else "")
 
 
 def signed_content(content: Mapping[str, Any], signer: Signer) -> dict[str, Any]:

@@ -135,9 +135,16 @@ class StateServer:
             return
         if wish.waits:
             await self._until_made(wish.average_of)
+            if self._admission.is_removed(peer_id):  # meanwhile
+                return
         found = await self._upload_to(peer_id, wish)
         if not isinstance(found, Upload):
-            if wish.average_of == self.rounds.step and peer_id in self._took_state and not self.rounds.is_averaging:
+            if (
+                wish.average_of == self.rounds.step
+                and self._may_train(peer_id)
+                and peer_id in self._took_state
+                and not self.rounds.is_averaging
+            ):
                 self.rounds.expect_joiner(peer_id)
             yield averaging_pb2.DownloadData(metadata=found.to_bytes())
             await until_caller_hangs_up()
@@ -167,6 +174,10 @@ class StateServer:
         finally:
             upload.streams.discard(stream)
             self.uploads.sweep()
+
+    def _may_train(self, peer_id: PeerID) -> bool:
+        member = self._admission.member(peer_id)
+        return member is None or Role.TRAIN in member.roles
 
     def end_uploads_of_removed(self) -> None:
         """Who was removed from the run gets nothing more, also of what has begun."""

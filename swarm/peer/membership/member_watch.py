@@ -18,8 +18,8 @@ from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import NotSigned
 
 LOOK_SECONDS = 0.5
-SEARCH_SECONDS = 5.0
-"""How often a peer asks others for the newest list; who stands next to it in the DHT is told at once."""
+SEARCH_SECONDS = 15.0
+"""How often a peer asks others for the newest list; who is known to train is told at once."""
 PASS_ON_SECONDS = 600.0
 """How often a member stores the list again, which is forgotten after an hour."""
 RENEW_SHARE = 0.5
@@ -76,26 +76,26 @@ class MemberWatch(threading.Thread):
                 logger.debug("the DHT process does not answer: %r", error)  # it may be ending; the supervisor knows
 
     def look(self) -> None:
-        """Once."""
+        """Once. What is known already comes before whatever waits for others."""
         now = time.monotonic()
-        if now >= self._search_at:
+        self._take_removals()
+        if not self._told:
+            self._told = self._tell(self._admission.certificate, self._admission.signed_removals)
+        self._end_if_over()
+        if now >= self._search_at and not self._stopped.is_set():
             self._search_at = now + SEARCH_SECONDS
             self._search()
-        self._take_removals()
         if self._admission.signed_removals and now >= self._pass_on_at:
             self._pass_on()
         if self._is_to_be_renewed() and now >= self._renew_at:
             self._renew_at = now + RENEW_AGAIN_SECONDS
             self._take_certificate()
-        if not self._told:
-            self._told = self._tell(self._admission.certificate, self._admission.signed_removals)
-        self._end_if_over()
 
     # ---- who was removed --------------------------------------------------------------------------------------------
 
     def _search(self) -> None:
-        """What is found goes through the DHT process, which notes a newer list."""
-        self._dht.get(f"{self._prefix}.{REMOVED}", latest=True, return_future=True).result(ANSWER_SECONDS)
+        """What is found goes through the DHT process, which notes a newer list: nobody waits for an answer."""
+        self._dht.get(f"{self._prefix}.{REMOVED}", latest=True, return_future=True)
 
     def _take_removals(self) -> None:
         if self._dht.removals_number <= self._admission.removals.number:
@@ -106,8 +106,7 @@ class MemberWatch(threading.Thread):
             logger.warning("The list of removed members %s", error)
             return
         if is_newer:
-            self._told = False
-            self._pass_on()
+            self._told, self._pass_on_at = False, 0.0
 
     def _pass_on(self) -> None:
         self._pass_on_at = time.monotonic() + PASS_ON_SECONDS

@@ -125,6 +125,7 @@ def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, s
         total_steps=10,
         metrics=SimpleNamespace(updates=updates),
         resumed_step=resumed_step,
+        why_ended="",
     )
     assert Session.outcome(session, SimpleNamespace(global_step=step, callback_metrics={})) == outcome
 

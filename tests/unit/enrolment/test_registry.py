@@ -186,9 +186,24 @@ def test_a_newer_list_from_elsewhere_is_kept(registry):
 def test_a_full_list_restores_nobody(registry):
     (ana,) = enrolled(registry, 1)
     old = Removals.read(registry.remove([ana.serial], "early", SIGNER, AUTHORITY), AUTHORITY)
-    full = old.with_removed(range(MAX_REMOVED), "late")
+    full = Removals("digits", old.number + 1, dict.fromkeys(range(MAX_REMOVED), "late"))
     assert registry.keep_removals(full.signed_by(SIGNER), AUTHORITY)
     assert registry.member_of(peer(1)).why_removed == "early"
+
+
+def test_a_full_list_forgets_those_whose_certificates_have_ended(registry):
+    ana, ben, cleo = enrolled(registry, 1, 2, 3)
+    for member in (ana, cleo):
+        registry.note_certificate(member.serial, int(time.time() + 1000))
+    registry.note_certificate(ben.serial, int(time.time() - 1000))
+    others = dict.fromkeys(range(MAX_REMOVED - 2), "long ago")  # whom the books do not know
+    before = Removals("digits", int(1000 * time.time()), {ana.serial: "", ben.serial: "", **others})
+    registry.keep_removals(before.signed_by(SIGNER), AUTHORITY)
+    after = Removals.read(registry.remove([cleo.serial], "", SIGNER, AUTHORITY), AUTHORITY).removed
+    assert ana.serial in after
+    assert ben.serial not in after
+    with pytest.raises(InputError, match="more cannot be kept"):
+        registry.remove([10**6], "", SIGNER, AUTHORITY)
 
 
 def test_lists_of_others_are_not_kept(registry):

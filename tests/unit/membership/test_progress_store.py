@@ -6,10 +6,12 @@ import pytest
 from hivemind.utils import get_dht_time
 
 from swarm.membership import progress_store as progress_store
-from swarm.membership.progress_store import LATE_REPORTS, ProgressStore
+from swarm.membership.progress_store import LATE_REPORTS, ProgressStore, read_record
 from swarm.network.signed_records import peer_of
+from swarm.protocol.admission import Admission
+from swarm.protocol.certificates import EVERYTHING, Role
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
-from tests.helpers.owners import subkey_of
+from tests.helpers.owners import Organiser, subkey_of
 from tests.helpers.records import RECORD, FakeDHT
 
 
@@ -74,3 +76,27 @@ def test_who_is_never_told_searches_each_time(board):
     board.dht.is_told = False
     assert [board.searches() for _ in range(3)] == [1, 1, 1]
     assert board.look()
+
+
+@pytest.mark.parametrize(
+    ("roles", "client_mode", "is_read"),
+    [
+        (EVERYTHING, False, True),
+        (Role.TRAIN, True, True),
+        (Role.TRAIN, False, False),
+        (Role.WATCH, True, False),
+        (Role.WATCH | Role.SERVE, False, False),
+    ],
+)
+def test_a_record_says_no_more_than_its_certificate_allows(roles, client_mode, is_read):
+    organiser, now, ada = Organiser(), get_dht_time(), peer_of(subkey_of("ada"))
+    record = replace(RECORD, joined=now - 10**6, time=now, client_mode=client_mode)
+    shown = organiser.admission(ada, roles=roles).show(record.to_bytes())
+    here = Admission(organiser.authority)
+    if not is_read:
+        with pytest.raises(ValueError, match="a certificate with which it cannot"):
+            read_record(shown, ada, here, now)
+        return
+    found = read_record(shown, ada, here, now)
+    assert found.joined == pytest.approx(now, abs=60), "it was not there before it was a member"
+    assert read_record(organiser.admission(ada).show(b""), ada, here, now) is None, "it has left"

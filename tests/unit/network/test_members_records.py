@@ -1,0 +1,127 @@
+"""What a node of the DHT does with the records of a run by invitation, and what strangers can do to it."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import CompositeValidator, DHTRecord
+from hivemind.proto import dht_pb2
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.crypto import RSAPrivateKey
+
+from recipe.presets import digits
+from swarm.membership.run_manifest import PROTOCOL, RunManifest
+from swarm.network.dht_storage import MAX_COPIES, BoundedStorage, KnownKeys, store_requested
+from swarm.network.signed_records import PROGRESS, REMOVED, OwnedRecords
+from swarm.protocol.admission import Admission
+from swarm.protocol.run_names import key_prefix
+from tests.helpers.owners import Organiser
+
+KEYS = [RSAPrivateKey() for _ in range(2)]
+
+
+class Node:
+    """A member's node, without a network."""
+
+    def __init__(self, organiser: Organiser):
+        self.organiser, self.prefix = organiser, "run-1~abc"
+        self.records = OwnedRecords(KEYS[0])
+        self.records.take_part(Admission(organiser.authority), self.prefix)
+        self.protocol = SimpleNamespace(
+            storage=BoundedStorage(KnownKeys(self.records)),
+            cache=None,
+            serializer=MSGPackSerializer,
+            record_validator=CompositeValidator([self.records]),
+            IS_DICTIONARY="dictionary",
+        )
+
+    async def is_given(self, signer: OwnedRecords, kind: str, value: bytes) -> bool:
+        """A record that somebody wants to store here."""
+        key, expiration = DHTID.generate(source=f"{self.prefix}.{kind}").to_bytes(), time.time() + 60
+        subkey, content = MSGPackSerializer.dumps(signer.local_public_key), MSGPackSerializer.dumps(value)
+        signed = signer.sign_value(DHTRecord(key, subkey, content, expiration))
+        request = dht_pb2.StoreRequest(
+            keys=[key], subkeys=[subkey], values=[signed], expiration_time=[expiration], in_cache=[False]
+        )
+        (stored,) = await store_requested(self.protocol, request)
+        return stored
+
+    def copies(self) -> int:
+        found = self.protocol.storage.get(DHTID.generate(source=f"{self.prefix}.{REMOVED}"))
+        return 0 if found is None else len(found.value)
+
+
+@pytest.fixture
+def organiser() -> Organiser:
+    return Organiser("run")
+
+
+@pytest.fixture
+def node(organiser) -> Node:
+    return Node(organiser)
+
+
+@pytest.fixture
+def ada() -> OwnedRecords:
+    """A peer that may be invited."""
+    return OwnedRecords(KEYS[1])
+
+
+def run(coroutine):
+
+    return asyncio.run(coroutine)
+
+
+def test_only_members_store_records(node, organiser, ada):
+    assert not run(node.is_given(ada, PROGRESS, b"hello"))
+    assert not run(node.is_given(ada, PROGRESS, organiser.admission(node.records.own).show(b"hello")))
+    assert not run(node.is_given(ada, PROGRESS, Organiser("run").admission(ada.own).show(b"hello")))
+    member = organiser.admission(ada.own)
+    assert run(node.is_given(ada, PROGRESS, member.show(b"hello")))
+    assert ada.own in node.records.met, "a member is no stranger"
+    assert run(node.is_given(ada, REMOVED, organiser.remove(member)))
+    assert node.records.removals_number.value == organiser.removals.number
+    assert not run(node.is_given(ada, PROGRESS, member.show(b"hello again")))
+
+
+def test_a_newer_list_takes_the_place_of_all_copies_of_the_older_one(node, organiser):
+    """Or somebody who stores the old one in many names would keep the new one out."""
+    strangers = [OwnedRecords(RSAPrivateKey()) for _ in range(MAX_COPIES + 1)]
+    member = organiser.admission(strangers[0].own)
+    older = organiser.remove(member)
+    assert [run(node.is_given(stranger, REMOVED, older)) for stranger in strangers] == [True] * MAX_COPIES + [False]
+    assert node.copies() == MAX_COPIES
+    newer = organiser.remove(organiser.admission(strangers[1].own))
+    assert run(node.is_given(strangers[-1], REMOVED, newer))
+    assert node.copies() == 1
+    assert node.records.own_run.signed_removals == newer
+    assert not run(node.is_given(strangers[0], REMOVED, older))
+
+
+def test_who_uses_up_the_patience_with_strangers_keeps_no_member_out(node, organiser, ada):
+    member = organiser.admission(ada.own)
+    assert run(node.is_given(ada, PROGRESS, member.show(b"hello")))
+    while node.records.strangers.take():
+        pass
+    assert run(node.is_given(ada, PROGRESS, member.show(b"hello again")))
+    assert run(node.is_given(OwnedRecords(RSAPrivateKey()), REMOVED, organiser.remove(member))), "anybody passes it on"
+
+
+def test_members_of_another_run_are_strangers(node, ada):
+    """An organiser's key costs nothing: who makes one up does not become known everywhere by that."""
+    other = Organiser("other")
+    node.records.admit_by(Admission(other.authority), "other-1~abc")
+    node.prefix = "other-1~abc"
+    node.records.written.add(DHTID.generate(source=f"other-1~abc.{PROGRESS}").to_bytes())
+    assert run(node.is_given(ada, PROGRESS, other.admission(ada.own).show(b"hello")))
+    assert ada.own not in node.records.met
+
+
+def test_no_open_run_gets_the_keys_of_one_by_invitation(organiser):
+    closed = RunManifest(PROTOCOL, "run", digits()).signed_by(organiser.signer)
+    name, _, digest = closed.key_prefix.rpartition("~")
+    assert closed.key_prefix != RunManifest(PROTOCOL, "run", digits()).key_prefix
+    with pytest.raises(ValueError, match="no run id"):
+        key_prefix(f"{name}~", digest)
