@@ -111,7 +111,8 @@ class Peer:
         self._check_machine()
         bootstrap = resolve_bootstrap(options, stored)
         self.initial_peers, self.joins = list(bootstrap.addresses), bootstrap.joins
-        self._new_recipe = bootstrap.new_recipe
+        # Who was invited to a run never begins another one of that name, whatever is found where it was invited to.
+        self._new_recipe = None if line is not None and bootstrap.joins else bootstrap.new_recipe
         self._began = time.monotonic()
         self._session = None
         self._run: list[str] = []

@@ -62,6 +62,15 @@ class Entry:
     def _folder(self) -> RunFolder:
         return RunFolder(self.options.machine.output_dir.expanduser() / self._run_id / self._name)
 
+    def name_peer(self, identity: Path, name: str) -> None:
+        """Who this peer is.
+
+        Args:
+            identity: file of its private key
+            name: public name
+        """
+        self._identity, self._name = identity, name
+
     def ask_to_be_let_in(self, identity: Path, name: str) -> None:
         """Become a member, if this peer was invited: who is not let in hears so before anything else is started.
 
@@ -74,7 +83,7 @@ class Entry:
         """
         from swarm.peer.membership.credentials import become_member
 
-        self._identity, self._name = identity, name
+        self.name_peer(identity, name)
         if self.line is not None:
             self.membership = become_member(self.line, identity, name, self._folder, self.options.certificate)
         elif self.options.certificate is not None:
@@ -104,6 +113,11 @@ class Entry:
         kept = Credentials.read(self._folder.membership)
         if kept is not None and kept.manifest:
             return RunManifest.from_bytes(kept.manifest)
+        if self.line is not None:
+            raise InputError(
+                f"This peer cannot go on alone: {self._folder.membership} does not say what run {self._run_id} trains. "
+                "Join again when one of its peers runs."
+            )
         return RunManifest(protocol, self._run_id, recipe)
 
     def take_part(self, dht, manifest, addresses: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import time
 from collections.abc import Callable
 
@@ -64,7 +65,8 @@ json_junk = some.recursive(
 
 
 def often(inputs: int) -> Callable:
-    """The same inputs in every run, or a failure would come and go."""
+    """The same inputs in every run, or a failure would come and go; so many times as many with FUZZ_TIMES set."""
+    inputs *= int(os.environ.get("FUZZ_TIMES", "1"))
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
     return settings(max_examples=inputs, deadline=None, derandomize=True, database=None, suppress_health_check=slow)
 

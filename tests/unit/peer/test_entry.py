@@ -1,0 +1,79 @@
+"""How a peer is let into its run: what is decided before anybody is called."""
+
+from dataclasses import replace
+
+import pytest
+
+from recipe.errors import InputError
+from recipe.presets import preset
+from recipe.run_folder import RunFolder
+from swarm.enrolment.join_line import JoinLine
+from swarm.enrolment.organiser_folder import OrganiserFolder
+from swarm.membership.run_manifest import PROTOCOL, RunManifest
+from swarm.network.signed_records import peer_of
+from swarm.peer.bootstrap import unfolded
+from swarm.peer.membership.credentials import Credentials
+from swarm.peer.membership.entry import Entry
+from swarm.peer.options import MachineOptions, MembershipOptions, PeerOptions
+from tests.helpers.owners import Organiser, subkey_of
+
+ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+ADA = peer_of(subkey_of("ada"))
+RECIPE = preset("digits")
+
+
+@pytest.fixture
+def options(tmp_path) -> PeerOptions:
+    return PeerOptions(machine=MachineOptions(output_dir=tmp_path, public_name="ada"))
+
+
+@pytest.fixture
+def organiser() -> Organiser:
+    return Organiser("night-1")
+
+
+@pytest.fixture
+def line(organiser) -> JoinLine:
+    return JoinLine("night-1", organiser.signer.public_key, (ADDRESS,))
+
+
+def test_a_join_line_says_where_and_which_run(options, line):
+    found, parsed = unfolded(replace(options, initial_peers=(str(line),)))
+    assert parsed == line
+    assert (found.initial_peers, found.run_id) == ((ADDRESS,), "night-1")
+    assert Entry(found, parsed).organiser == line.organiser
+    words = str(line)[:60], str(line)[60:]  # a messenger has broken it
+    assert unfolded(replace(options, initial_peers=words))[1] == line
+    with pytest.raises(InputError, match="is of run night-1, and --run-id says other"):
+        unfolded(replace(options, initial_peers=(str(line),), run_id="other"))
+
+
+def test_addresses_are_no_join_line(options):
+    given = replace(options, initial_peers=(ADDRESS,))
+    assert unfolded(given) == (given, None)
+    assert Entry(given, None).organiser == b""
+
+
+def test_the_organiser_makes_her_key_once(options, tmp_path):
+    hers = replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True))
+    first = Entry(hers, None).new_manifest(PROTOCOL, RECIPE)
+    assert first.organiser == OrganiserFolder(tmp_path, "night-1").signer().public_key
+    assert first.authority.run_id == "night-1"
+    assert Entry(hers, None).new_manifest(PROTOCOL, RECIPE).organiser == first.organiser
+
+
+def test_a_run_without_members_has_no_organiser(options):
+    assert Entry(options, None).new_manifest(PROTOCOL, RECIPE).organiser == b""
+
+
+def test_a_member_goes_on_alone_only_with_what_its_organiser_has_signed(
+    options, organiser, line, tmp_path
+):
+    entry, identity = Entry(replace(options, run_id="night-1"), line), tmp_path / "unused"
+    entry.name_peer(identity, "ada")
+    with pytest.raises(InputError, match="cannot go on alone"):
+        entry.new_manifest(PROTOCOL, RECIPE)
+    signed = RunManifest(PROTOCOL, "night-1", RECIPE).signed_by(organiser.signer)
+    folder = RunFolder.create(tmp_path, "night-1", "ada")
+    Credentials(line, organiser.certificate(ADA), b"", signed.to_bytes()).write(folder.membership)
+    assert entry.new_manifest(PROTOCOL, RECIPE) == signed
