@@ -66,9 +66,7 @@ def test_a_run_without_members_has_no_organiser(options):
     assert Entry(options, None).new_manifest(PROTOCOL, RECIPE).organiser == b""
 
 
-def test_a_member_goes_on_alone_only_with_what_its_organiser_has_signed(
-    options, organiser, line, tmp_path
-):
+def test_a_member_goes_on_alone_only_with_what_its_organiser_has_signed(options, organiser, line, tmp_path):
     entry, identity = Entry(replace(options, run_id="night-1"), line), tmp_path / "unused"
     entry.name_peer(identity, "ada")
     with pytest.raises(InputError, match="cannot go on alone"):
