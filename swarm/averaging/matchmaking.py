@@ -403,7 +403,7 @@ class Matchmaking:
             self._said_shunned_at = time.monotonic()
             logger.warning(
                 f"{leader} leaves this peer out for a while: what it sent could not be used, or it is far too slow for "
-                "this swarm (`swarm doctor` measures its line)"
+                "this swarm (`swarm doctor` measures its line), or its certificate does not count there"
             )
 
     def _send_guests_to(self, leader: PeerID) -> None:

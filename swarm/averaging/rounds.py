@@ -203,7 +203,7 @@ class Rounds:
     async def run(self, order: RunRound, keep: KeepAverage) -> None:
         """Run a round to its end, and tell its future how that was."""
         self._running, trouble = asyncio.current_task(), Trouble()
-        if not self._options.admission.is_open:  # whose records are a member's
+        if not self._options.admission.is_open:  # all who are expected have shown a certificate
             limits_of(self._p2p).met(member.peer_id for member in order.members)
         timeout, future = order.timeout_seconds, order.future
         try:

@@ -1,10 +1,10 @@
 """Let somebody else sign in your place: a second key with fewer rights, for a time.
 
     swarm deputy ben.key --days 14                    # may let people in and remove them
-    swarm deputy desk.key --rights enrol              # for a machine that only enrols; your own key stays at home
+    swarm deputy desk.key --rights enrol              # for swarm enrol on your machine; your own key goes into a drawer
 
 Give ben.key and ben.key.warrant to Ben, with a copy of the folder of the run in OUTPUT_DIR/organiser. His commands take
---organiser-key ben.key.
+--organiser-key ben.key. Who enrols has to do so on a machine whose address the join lines name.
 """
 
 from __future__ import annotations

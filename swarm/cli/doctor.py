@@ -84,7 +84,7 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
     try:
         peers, line = whom_to_join(options.given)
     except InputError as error:
-        yield Check("addresses", "failed", str(error), "paste the whole address that the organiser's peer printed")
+        yield Check("addresses", "failed", str(error), "paste the whole line that the organiser has sent")
         return
     if not peers:
         yield check_shared_memory(0)

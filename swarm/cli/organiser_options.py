@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swarm.enrolment.organiser_folder import OrganiserFolder
     from swarm.protocol.certificates import Role
 
-RoleName = Literal["everything", "train", "watch"]
+RoleName = Literal["everything", "train"]
 SHORT_ID_LETTERS = 8
 MAX_NAMES = 20
 """In a sentence."""
@@ -124,14 +124,14 @@ def role_of(name: RoleName) -> Role:
     """What a member may do of whom the command line says this."""
     from swarm.protocol.certificates import EVERYTHING, Role
 
-    return {"everything": EVERYTHING, "train": Role.TRAIN | Role.WATCH, "watch": Role.WATCH}[name]
+    return {"everything": EVERYTHING, "train": Role.TRAIN | Role.WATCH}[name]
 
 
 def roles_shown(roles: Role) -> str:
     """The word of the command line for that, or one word for each role."""
     from swarm.protocol.certificates import Role
 
-    for name in ("everything", "train", "watch"):
+    for name in ("everything", "train"):
         if role_of(name) == roles:
             return name
     return ", ".join(role.name.lower() for role in Role if role in roles)

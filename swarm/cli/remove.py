@@ -270,7 +270,7 @@ def _keep_newest(dht: SwarmDHT, manifest: RunManifest, change: Change) -> None:
     if signed := dht.newest_removals(ANSWER_SECONDS):
         try:
             change.registry.keep_removals(signed, change.authority)
-        except NotSigned:  # its deputy's time has ended this moment
+        except NotSigned:  # this machine's clock is behind
             pass
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from recipe.errors import InputError
@@ -47,14 +47,19 @@ class OrganiserFolder:
         """
         return Registry(self.path)
 
-    def make_signer(self, passphrase: Callable[[], str] | None = None) -> Signer:
-        """The key, which is made if there is none: with the passphrase of SWARM_KEY_PASSPHRASE, if that is set.
+    @property
+    def is_started(self) -> bool:
+        """Whether the run has been started from this folder."""
+        return self._contact.exists()
+
+    def make_signer(self) -> Signer:
+        """The key; for a run that is new it is made, with the passphrase of SWARM_KEY_PASSPHRASE, if that is set.
 
         Raises:
-            InputError: it cannot be made, or read
+            InputError: it cannot be made, or read; or the run has a key already, which is not there
         """
-        if self.key.exists():
-            return self.signer(passphrase)
+        if self.key.exists() or self.is_started:
+            return self.signer()
         try:
             self.key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -62,11 +67,8 @@ class OrganiserFolder:
         given = os.environ.get("SWARM_KEY_PASSPHRASE")
         return make_key(self.key, given or None)
 
-    def signer(self, passphrase: Callable[[], str] | None = None) -> Signer:
-        """The key that is there already.
-
-        Args:
-            passphrase: asked if the file needs one; by default the terminal is
+    def signer(self) -> Signer:
+        """The key that is there already; a passphrase is asked for in the terminal, if the file needs one.
 
         Raises:
             InputError: it is not there, or cannot be read
@@ -76,7 +78,7 @@ class OrganiserFolder:
                 f"The organiser's key {self.key} is not there: give --organiser-key FILE, or the --output-dir and the "
                 "--run-id with which the run was started."
             )
-        return read_key(self.key, passphrase or (lambda: passphrase_from(os.environ, f"Passphrase of {self.key}: ")))
+        return read_key(self.key, lambda: passphrase_from(os.environ, f"Passphrase of {self.key}: "))
 
     def note_contact(self, organiser: bytes, addresses: Sequence[str], enrolment_port: int) -> None:
         """Keep what a join line needs, for `swarm invite`.

@@ -289,7 +289,10 @@ class Registry:
             return _newest(books)[1]
 
     def keep_removals(self, signed: bytes, authority: Authority) -> bool:
-        """Whether this list, which came from elsewhere, is newer than the one here; then it is kept in its place.
+        """Whether this list, which came from elsewhere, is newer than the one here; then it counts.
+
+        Who was removed here stays so, also if the other list does not say it: that one may have been signed by somebody
+        who did not know.
 
         Raises:
             NotSigned: it is no list of this run
@@ -298,23 +301,20 @@ class Registry:
         with self._books() as books:
             if list_.number <= _newest(books)[0]:
                 return False
-            # A list that was full has left out members whose certificates have ended, whom nobody has restored.
-            before = _removed(books) if len(list_.removed) >= MAX_REMOVED else {}
-            _keep(books, list_.number, signed, before | list_.removed)
+            _keep(books, list_.number, signed, _removed(books) | list_.removed)
             return True
 
     def _sign(self, signer: Signer, authority: Authority, change: Callable[[Removals], Removals]) -> bytes:
         check_right(signer, authority, Right.REMOVE, self._clock())
         with self._books() as books:
-            list_ = change(Removals(authority.run_id, _newest(books)[0], _removed(books)))
-            if len(list_.removed) > MAX_REMOVED:
-                list_ = self._without_ended(books, list_)
+            everybody = change(Removals(authority.run_id, _newest(books)[0], _removed(books)))
+            list_ = self._without_ended(books, everybody) if len(everybody.removed) > MAX_REMOVED else everybody
             signed = list_.signed_by(signer)
-            _keep(books, list_.number, signed, list_.removed)
+            _keep(books, list_.number, signed, everybody.removed)  # who is left out of the list gets no certificate
         return signed
 
     def _without_ended(self, books: sqlite3.Connection, list_: Removals) -> Removals:
-        """A list that is full forgets those whose certificates have ended: they could not come back with them."""
+        """A list that is full leaves out those whose certificates have ended; the books still know them."""
         ends = dict(books.execute("SELECT serial, certificate_ends_at FROM members").fetchall())
         kept = {serial: why for serial, why in list_.removed.items() if ends.get(serial, math.inf) > self._clock()}
         if len(kept) > MAX_REMOVED:

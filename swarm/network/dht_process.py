@@ -12,6 +12,7 @@ import psutil
 from hivemind.p2p import PeerID
 from hivemind.utils.mpfuture import MPFuture
 
+from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
 from swarm.network.signed_records import Meet, NewestRemovals, OwnedRecords, TakePart
 from swarm.protocol.certificates import Authority
@@ -66,9 +67,13 @@ class SwarmDHT(hivemind.DHT):
             prefix: of the run's keys
 
         Raises:
-            concurrent.futures.TimeoutError: the DHT process did not answer
+            InputError: the DHT process did not answer
         """
-        self.run_coroutine(TakePart(prefix, authority, certificate), return_future=True).result(timeout_seconds)
+        try:
+            self.run_coroutine(TakePart(prefix, authority, certificate), return_future=True).result(timeout_seconds)
+        except TimeoutError:
+            said = f"The DHT process did not answer within {timeout_seconds:g} s"
+            raise InputError(f"{said}: the machine is too busy, so end other programs and try again.") from None
 
     @property
     def removals_number(self) -> int:

@@ -42,10 +42,14 @@ from swarm.network.dht_storage import BoundedStorage, KnownKeys, store_requested
 from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.network.signed_records import MAX_LIFE_SECONDS, records_of
 from swarm.network.stream_limits import limits_of
+from swarm.runtime.token_bucket import TokenBuckets
 
 P2PD_CONFIG = Path(__file__).with_name("p2pd.json")
 CALLS, ALL_CALLS = 64, 1024
 """That one caller, and all of them together, may have at a time without an answer yet."""
+STORES_AT_ONCE, STORES_PER_SECOND = 4096, 64.0
+"""Records that one caller may store; a member has a few each second."""
+_stored = TokenBuckets(STORES_AT_ONCE, STORES_PER_SECOND)
 
 
 class LiveCalls(dict):
@@ -195,6 +199,9 @@ async def _store_some(self: DHTProtocol, request: dht_pb2.StoreRequest, context:
         ping = asyncio.create_task(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
         _pings.add(ping)
         ping.add_done_callback(_pings.discard)
+    if not _stored.may(context.remote_id):
+        raise ValueError("this peer has stored enough for now")
+    _stored.spend(context.remote_id, len(request.keys))
     return dht_pb2.StoreResponse(store_ok=await store_requested(self, request), peer=self.node_info)
 
 

@@ -43,7 +43,8 @@ class Push:
         subkey, value = protocol.serializer.dumps(self.subkey), protocol.serializer.dumps(self.value)
         record = DHTRecord(key.to_bytes(), subkey, value, self.expiration_time)
         signed = protocol.record_validator.sign_value(record)
-        protocol.record_validator.validate(DHTRecord(key.to_bytes(), subkey, signed, self.expiration_time))  # note it
+        own = DHTRecord(key.to_bytes(), subkey, signed, self.expiration_time)
+        protocol.record_validator.validate(own)  # a list of removed members counts here from now on
         protocol.storage.store(key, signed, self.expiration_time, subkey=self.subkey)
         stores = (
             protocol.call_store(peer, [key], [signed], [self.expiration_time], subkeys=[self.subkey])

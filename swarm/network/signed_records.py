@@ -116,8 +116,8 @@ class OwnedRecords(RSASignatureValidator):
         if digest not in self._checked:  # the same record comes from several nodes, and is read again and again
             if not self._may_be_checked(record, owner, admission):
                 return False
-            is_good = self._checked[digest] = self._is_admitted(record, owner, admission) and self._is_sound(record)
-            if is_good and admission is self.own_run and not admission.is_open:
+            is_good = self._checked[digest] = self._is_sound(record) and self._is_admitted(record, owner, admission)
+            if is_good and admission is self.own_run and admission.member(owner) is not None:
                 self.met.add([owner])
             if len(self._checked) > MAX_CHECKED:
                 self._checked.popitem(last=False)
@@ -164,7 +164,7 @@ class OwnedRecords(RSASignatureValidator):
         self._checked.clear()  # some were checked before it was known who may say something
         for key in keys_of(prefix):
             self._admissions.pop(key.to_bytes(), None)
-            self.written.add(key.to_bytes())  # it will
+            self.written.add(key.to_bytes())  # this peer writes there from now on, so that others may, too
         self.admit_by(admission, prefix)
 
     def _is_admitted(self, record: DHTRecord, owner: PeerID, admission: Admission) -> bool:

@@ -264,6 +264,8 @@ class Peer:
         identity = identity.expanduser()
         prepare_identity(identity)
         self._entry.ask_to_be_let_in(identity, self.name)
+        if machine.public_name is None and self._entry.membership is not None:
+            print(f"Let in as {self.name}. To come back as this member, add --public-name {self.name}.", flush=True)
         may_serve = self._entry.may_serve
         network = NetworkOptions(
             initial_peers=tuple(self.initial_peers),
@@ -288,8 +290,6 @@ class Peer:
         if addresses:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
         print(self.reachability)
-        if self.options.machine.public_name is None and self._entry.membership is not None:
-            print(f"To come back as this member, add --public-name {self.name}.")
         print(f"Micro-batch: {session.micro_batch}.")
         print(f"Run folder: {session.folder.path}")
         if session.resumed_step is not None:
@@ -313,10 +313,10 @@ class Peer:
                 print(f"Waiting for {peers}; --min-peers 1 begins at once.", flush=True)
 
     def _print_invitation(self, addresses: tuple[str, ...], line: JoinLine, what: str) -> None:
-        run_id = line.run_id
-        print(f"{program('swarm')} join {line}\n")
-        print(f"# {what} swarm invite --run-id {run_id} makes another one,")
-        print(f"# swarm members --run-id {run_id} shows who has joined, swarm remove NAME closes the door to somebody.")
+        swarm, run = program("swarm"), f"--run-id {line.run_id} --output-dir {self.options.machine.output_dir}"
+        print(f"{swarm} join {line}\n")
+        print(f"# {what} Who has joined, another line, and the door:")
+        print(f"# {swarm} members {run}\n# {swarm} invite {run}\n# {swarm} remove NAME {run}")
         if warning := closed_ports(addresses, self.options.connection.public_ip, line.enrolment_port):
             print(warning)
 

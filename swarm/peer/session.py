@@ -131,6 +131,8 @@ class Session:
         self.strategy = self._strategy()
         self._processes = {"The DHT process": psutil.Process(dht.pid)}
         self._processes |= {process.name(): process for process in dht.processes}
+        if entry.enrolment_process is not None:
+            self._processes |= {"The enrolment server": entry.enrolment_process}
         self._averaging: psutil.Process | None = None
         self._on_death = on_death
         self.supervisor = Supervisor(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
@@ -228,7 +230,11 @@ class Session:
         self._on_death(name)
 
     def tell_members(self, certificate: bytes, removals: bytes) -> bool:
-        """The averaging process hears of a new certificate or of removed members; False if there is none yet."""
+        """The averaging process hears of a new certificate or of removed members, and they are kept on the disk.
+
+        Returns:
+            False if there is no such process yet
+        """
         if (coordinator := self.strategy.coordinator) is None:
             return False
         coordinator.averager.set_admission(certificate, removals)

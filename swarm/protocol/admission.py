@@ -74,7 +74,7 @@ class Admission:
 
         Args:
             peer: who has sent it, or, in what others pass on, who is said to have
-            role: that it needs
+            role: of which it needs one
             late_seconds: what has happened no longer ago does not count yet, where somebody else may not know it: a
                 certificate has ended, or a list of the removed has come
 
@@ -109,10 +109,6 @@ class Admission:
             return False
         found = self._read.get(digest)
         return isinstance(found, Certificate) and found.peer_id == peer
-
-    def content_of(self, shown: bytes) -> bytes:
-        """The same, of something that was admitted before."""
-        return shown if self.is_open else from_wire(_SHOWN, shown, MAX_SHOWN_BYTES)[1]
 
     def _check(self, certificate: bytes, peer: PeerID, role: Role, late_seconds: float) -> None:
         found = self._certificate(certificate)

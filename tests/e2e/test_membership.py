@@ -30,7 +30,7 @@ def run(tmp_path_factory):
     ("change", "says"),
     [
         (lambda line: line[:-7], "cut or changed on its way"),
-        (lambda line: line[:40] + "A" + line[41:], "cut or changed on its way"),
+        (lambda line: line[:40] + ("B" if line[40] == "A" else "A") + line[41:], "cut or changed on its way"),
         (lambda line: "swarm://", "cut or changed on its way"),
     ],
 )

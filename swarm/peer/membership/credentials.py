@@ -23,7 +23,6 @@ from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import (
     EVERYTHING,
     MAX_CERTIFICATE_BYTES,
-    MAX_REMOVALS_BYTES,
     Authority,
     Certificate,
     NotSigned,
@@ -100,7 +99,7 @@ class Membership:
         authority = Authority(line.run_id, line.organiser)
         try:
             return Admission(authority, self.credentials.certificate, self.credentials.removals)
-        except NotSigned:  # of a deputy whose time is over; others in the swarm may have a better one
+        except NotSigned:  # the clock was set back, for instance; others in the swarm have the list, too
             return Admission(authority, self.credentials.certificate)
 
 
@@ -120,27 +119,37 @@ def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, 
     key, peer_id, path = read_key(identity), PeerID.from_identity(identity.read_bytes()), folder.membership
     kept = Credentials.read(path)
     bare = replace(line, token=b"")
-    if given is not None:
-        kept = _with_given(bare, given, peer_id)
-    elif kept is not None and (kept.line.run_id, kept.line.organiser) != (line.run_id, line.organiser):
+    if kept is not None and (kept.line.run_id, kept.line.organiser) != (line.run_id, line.organiser):
         kept = None  # another organiser's run of the same name
-    elif kept is not None:
+    if kept is not None:
         kept = replace(kept, line=bare)  # the newest one knows best where the organiser is
+    if given is not None:
+        kept = _with_given(kept or Credentials(bare, b""), given, peer_id)
     has = None if kept is None else kept.certificate_of(peer_id)
     if has is None or has.end <= time.time():
-        answer = _ask(line, key, name, kept if has is not None else None)
+        try:
+            answer = _ask(line, key, name, kept if has is not None else None)
+        except TryLater as error:
+            raise TryLater(
+                f"{error} If nobody can reach it: the organiser can make a certificate for {peer_id} (swarm invite "
+                f"--peer-id), which goes with --public-name {name}."
+            ) from None
         kept = replace(kept or Credentials(bare, b""), certificate=answer.certificate, removals=answer.removals)
     elif has.begin > time.time():
         raise InputError("This peer's certificate begins later than it is on this machine: set the clock right.")
     return member_by(kept, identity, name, folder)
 
 
-def _with_given(line: JoinLine, given: str, peer_id: PeerID) -> Credentials:
+def _with_given(kept: Credentials, given: str, peer_id: PeerID) -> Credentials:
+    """The certificate that a person gave, or the one that was kept, if that counts for longer."""
+    line, before = kept.line, kept.certificate_of(peer_id)
     try:
-        made = Credentials(line, base64.b64decode("".join(given.split()), validate=True))
+        made = replace(kept, certificate=base64.b64decode("".join(given.split()), validate=True))
         if len(made.certificate) > MAX_CERTIFICATE_BYTES:
             raise NotSigned("is too long")
         found = Certificate.read(made.certificate, Authority(line.run_id, line.organiser))
+        if before is not None and before.end > found.end:
+            return kept
         found.check_time()
         if found.peer_id != peer_id:
             raise NotSigned(
@@ -208,7 +217,7 @@ def organisers_own(
         registry.note_certificate(member.serial, end)
         return made.signed_by(signer)
 
-    credentials = Credentials(folder.join_line(), make(), registry.removals()[:MAX_REMOVALS_BYTES])
+    credentials = Credentials(folder.join_line(), make(), registry.removals())
     return Membership(credentials, make, lambda manifest: manifest.signed_by(signer))
 
 

@@ -7,6 +7,8 @@ import os
 import signal
 from multiprocessing.connection import Connection
 
+import psutil
+
 from recipe.errors import InputError
 from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.enrolment.server import EnrolmentServer
@@ -47,6 +49,11 @@ class EnrolmentProcess:
             raise InputError(str(answer) if answer.endswith(".") else f"Nobody could enrol, because {answer}")
         self.port = answer
 
+    @property
+    def process(self) -> psutil.Process:
+        """For whoever watches that it lives."""
+        return psutil.Process(self._process.pid)
+
     def stop(self) -> None:
         """Nobody enrols here any more."""
         self._process.terminate()
@@ -71,5 +78,5 @@ def _serve(
         line.send(str(error))
         return
     line.close()
-    signal.pause()  # its threads answer
-    server.stop()
+    while True:  # the server's threads answer, until this process is ended
+        signal.pause()

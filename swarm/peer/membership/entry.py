@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from recipe.config import Recipe
@@ -12,6 +14,7 @@ from recipe.run_folder import RunFolder
 from swarm.enrolment.join_line import JoinLine
 from swarm.peer.options import PeerOptions
 
+SEARCH_SECONDS = 15.0
 OPEN_USES = 100_000
 """Of an invitation without a limit: as many as there may be members."""
 
@@ -34,6 +37,11 @@ class Entry:
         self._run_id = line.run_id if line is not None else options.run_id
 
     @property
+    def enrolment_process(self):
+        """That of the server where newcomers enrol; None except at the organiser's peer."""
+        return None if self._enrolment is None else self._enrolment.process
+
+    @property
     def lets_others_in(self) -> bool:
         """Whether this is the organiser's peer, and the run one by invitation."""
         return self._enrolment is not None
@@ -43,6 +51,8 @@ class Entry:
         """Public key of whose run this peer wants to join; empty if it would join anybody's."""
         if self.line is not None:
             return self.line.organiser
+        if (kept := self._kept_credentials()) is not None:
+            return kept.line.organiser
         if self._organisers_folder is not None:
             try:
                 return self._organisers_folder.authority.organiser
@@ -104,14 +114,19 @@ class Entry:
             InputError: the organiser's key cannot be made or read
         """
         from swarm.membership.run_manifest import RunManifest
-        from swarm.peer.membership.credentials import Credentials
 
         self._run_id = self._run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         if (folder := self._organisers_folder) is not None:
             self._signer = folder.make_signer()
+            if self.organiser not in (b"", self._signer.public_key):
+                raise InputError(
+                    f"Run {self._run_id} has another organiser's key than {folder.key}: give the --organiser-key FILE "
+                    "with which it was started, or another --run-id."
+                )
             return RunManifest(protocol, self._run_id, recipe, organiser=self._signer.public_key)
-        kept = Credentials.read(self._folder.membership)
-        if kept is not None and kept.manifest:
+        kept = self._kept_credentials()
+        is_same = kept is not None and (self.line is None or self.line.organiser == kept.line.organiser)
+        if is_same and kept.manifest:
             return RunManifest.from_bytes(kept.manifest)
         if self.line is not None:
             raise InputError(
@@ -130,19 +145,42 @@ class Entry:
         Raises:
             InputError: it has not been invited; or, at the organiser's machine, nobody could be let in
         """
+        from swarm.network.record_push import push_removals
+        from swarm.protocol.certificates import Role
+
         if manifest.authority is None:
             return
         self._run_id = manifest.run_id
         if self.membership is None:
             self.membership = self._organisers_own(dht, manifest, addresses) or self._kept(manifest, dht.peer_id)
         admission = self.membership.admission
+        dht.take_part(manifest.key_prefix, manifest.authority, admission.certificate)
+        if admission.why_this_peer_was_removed is not None:
+            self._look_for_newer_list(dht, manifest.key_prefix)  # it may have been let in again
+            admission = self.membership.admission
         if (why := admission.why_this_peer_was_removed) is not None:
             raise InputError(f"The organiser has removed this peer from run {manifest.run_id}: {why}.")
-        dht.take_part(manifest.key_prefix, manifest.authority, admission.certificate)
+        if admission.own is not None and Role.TRAIN not in admission.own.roles:
+            raise InputError(f"The organiser has not given this peer the role to train in run {manifest.run_id}.")
         if admission.signed_removals:
-            from swarm.network.record_push import push_removals
+            with contextlib.suppress(TimeoutError):  # the others have it, or get it from somebody else
+                push_removals(dht, manifest.key_prefix, admission.signed_removals)
 
-            push_removals(dht, manifest.key_prefix, admission.signed_removals)
+    def _look_for_newer_list(self, dht, prefix: str) -> None:
+        """Of removed members, in the swarm."""
+        from swarm.network.signed_records import REMOVED
+
+        with contextlib.suppress(TimeoutError):
+            dht.get(f"{prefix}.{REMOVED}", latest=True, return_future=True).result(SEARCH_SECONDS)
+            if newer := dht.newest_removals():
+                credentials = replace(self.membership.credentials, removals=newer)
+                self.membership = replace(self.membership, credentials=credentials)
+
+    def _kept_credentials(self):
+        """What this peer has from an earlier time in this run; None if there is nothing."""
+        from swarm.peer.membership.credentials import Credentials
+
+        return Credentials.read(self._folder.membership) if self._run_id and self._name else None
 
     def _organisers_own(self, dht, manifest, addresses: Sequence[str]):
         """The membership of the organiser's own peer, which lets others in from now on; None if this is not hers."""
@@ -150,7 +188,11 @@ class Entry:
         from swarm.peer.membership.enrolment_process import EnrolmentProcess
 
         folder = self._organisers_folder
-        if folder is None or not (self._signer or folder.key.exists()):
+        if folder is None:
+            return None
+        if not (self._signer or folder.key.exists()):
+            if folder.is_started:  # else this is an ordinary member of somebody else's run
+                folder.signer()  # which says that the key is missing
             return None
         signer = self._signer or folder.signer()
         if signer.public_key != manifest.organiser:
@@ -174,9 +216,9 @@ class Entry:
 
     def _kept(self, manifest, peer_id):
         """As a member that comes back without its join line."""
-        from swarm.peer.membership.credentials import Credentials, become_member
+        from swarm.peer.membership.credentials import become_member
 
-        kept = Credentials.read(self._folder.membership)
+        kept = self._kept_credentials()
         if kept is None or kept.line.organiser != manifest.organiser or kept.certificate_of(peer_id) is None:
             raise InputError(
                 f"Run {manifest.run_id} is by invitation: ask its organiser for a join line, and give that in place of "

@@ -72,7 +72,7 @@ class MemberWatch(threading.Thread):
         while not self._stopped.wait(LOOK_SECONDS):
             try:
                 self.look()
-            except (TimeoutError, CancelledError, OSError, RuntimeError) as error:
+            except (TimeoutError, CancelledError, OSError, RuntimeError, InputError) as error:
                 logger.debug("the DHT process does not answer: %r", error)  # it may be ending; the supervisor knows
 
     def look(self) -> None:
@@ -102,7 +102,7 @@ class MemberWatch(threading.Thread):
             return
         try:
             is_newer = self._admission.take_removals(self._dht.newest_removals(ANSWER_SECONDS))
-        except NotSigned as error:  # its deputy's warrant has ended this moment
+        except NotSigned as error:  # this machine's clock has been set back
             logger.warning("The list of removed members %s", error)
             return
         if is_newer:

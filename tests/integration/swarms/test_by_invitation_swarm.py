@@ -1,4 +1,4 @@
-"""A run by invitation: its members train, and nobody else is in a round, or gets a byte of the state."""
+"""A run by invitation: its members train with each other and nobody else. What others get: `tests/e2e/attacks`."""
 
 import time
 from functools import partial

@@ -59,7 +59,7 @@ def test_a_certificate_for_who_cannot_reach_the_enrolment_server(her_run):
     (member,) = her_run.folder.registry.members()
     assert (member.serial, member.certificate_ends_at) == (certificate.serial, certificate.end)
     assert her_run.folder.registry.invitations() == []
-    (_, _, text), sentence = invited(her_run.options("--peer-id", PEER, "--name", "eve", "--roles", "watch"))
+    (_, _, text), sentence = invited(her_run.options("--peer-id", PEER, "--name", "eve", "--roles", "train"))
     again = Certificate.read(base64.b64decode(text), her_run.folder.authority)
     assert (again.serial, again.name, again.roles) == (certificate.serial, "ada", EVERYTHING), "the books count"
     assert sentence.startswith("ada (…7DWjhx5N) is a member of run digits (roles: everything)")

@@ -106,7 +106,9 @@ def test_who_uses_up_the_patience_with_strangers_keeps_no_member_out(node, organ
     while node.records.strangers.take():
         pass
     assert run(node.is_given(ada, PROGRESS, member.show(b"hello again")))
-    assert run(node.is_given(OwnedRecords(RSAPrivateKey()), REMOVED, organiser.remove(member))), "anybody passes it on"
+    stranger = OwnedRecords(RSAPrivateKey())
+    assert run(node.is_given(stranger, REMOVED, organiser.remove(member))), "anybody passes it on"
+    assert stranger.own not in node.records.met, "which makes nobody known"
 
 
 def test_members_of_another_run_are_strangers(node, ada):
