@@ -10,6 +10,17 @@ from swarm.enrolment.client import enrol
 from swarm.protocol.certificates import EVERYTHING
 
 
+@pytest.fixture
+def usual_signals():
+    """As in a process of its own: another test may have left a handler that ends this one."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("usual_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_people_enrol_until_it_is_told_to_end(her_run, number, capsys):
     registry, said = her_run.folder.registry, []
