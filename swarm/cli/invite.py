@@ -60,9 +60,9 @@ class InviteOptions:
     """Make a certificate for the peer with this id instead, for a volunteer who cannot reach your enrolment port."""
     close: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Close all invitations that were made so far, and make no new one."""
-    qr: Annotated[
-        bool, tyro.conf.arg(help_behavior_hint="(default: in a terminal, if the package segno is installed)")
-    ] = field(default_factory=_is_shown_by_default)
+    qr: Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: in a terminal)")] = field(
+        default_factory=_is_shown_by_default
+    )
     """Show the join line as a QR code, too."""
     organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
 
