@@ -146,16 +146,14 @@ def _certify(options: InviteOptions, folder: OrganiserFolder, registry: Registry
     """Make somebody a member who cannot reach this machine."""
     from hivemind.p2p import PeerID
 
-    from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
-    from swarm.protocol.certificates import Certificate, Right
+    from swarm.enrolment.organiser_key import check_right
+    from swarm.protocol.certificates import Right
 
-    signer, authority, now = folder.signer(), folder.authority, time.time()
-    check_right(signer, authority, Right.ENROL)
+    signer, authority = folder.signer(), folder.authority
+    check_right(signer, authority, Right.ENROL)  # before anybody is enrolled
     member = _enrolled(options, registry, PeerID.from_base58(options.peer_id))
-    begin, end = int(now - CLOCK_SECONDS), int(now + options.days * DAY_SECONDS)
-    made = Certificate(folder.run_id, member.peer_id, member.serial, member.roles, begin, end, member.name)
-    text = base64.b64encode(made.signed_by(signer)).decode()
-    registry.note_certificate(member.serial, end)
+    text = base64.b64encode(registry.certify(member, signer, authority, options.days)).decode()
+    end = time.time() + options.days * DAY_SECONDS
     say(f"swarm join {folder.join_line()} --certificate {text}\n")
     say(
         f"{member.name} ({short(member.peer_id)}) is a member of run {folder.run_id} (roles: "

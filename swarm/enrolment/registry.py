@@ -22,8 +22,8 @@ from hivemind.p2p import PeerID
 from recipe.errors import InputError
 from swarm.enrolment.join_line import TOKEN_BYTES
 from swarm.enrolment.messages import printable
-from swarm.enrolment.organiser_key import check_right
-from swarm.protocol.certificates import MAX_REMOVED, Authority, Removals, Right, Role, Signer
+from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
+from swarm.protocol.certificates import MAX_REMOVED, Authority, Certificate, Removals, Right, Role, Signer
 
 FILE_NAME = "members.db"
 VERSION = 1
@@ -252,6 +252,23 @@ class Registry:
                 "WHERE name = ?1 OR peer_id = ?1 OR CAST(members.serial AS TEXT) = ?1 ORDER BY members.serial",
                 wanted,
             )
+
+    def certify(self, member: Member, signer: Signer, authority: Authority, days: float) -> bytes:
+        """A certificate of what the books say of a member, as it was signed; its end is noted.
+
+        Args:
+            signer: the organiser's key, or that of a deputy who may do this
+            days: for which it counts
+
+        Raises:
+            InputError: as the class, or this key cannot sign certificates
+        """
+        now = self._clock()
+        check_right(signer, authority, Right.ENROL, now)
+        begin, end = int(now - CLOCK_SECONDS), int(now + days * 24 * 3600)
+        made = Certificate(authority.run_id, member.peer_id, member.serial, member.roles, begin, end, member.name)
+        self.note_certificate(member.serial, end)
+        return made.signed_by(signer)
 
     def note_certificate(self, serial: int, ends_at: int) -> None:
         """This member has got a certificate.

@@ -16,7 +16,7 @@ from hivemind.utils import get_logger
 
 from recipe.errors import InputError
 from swarm.enrolment.messages import MAX_REQUEST_BYTES, EnrolAnswer, EnrolRequest, Server
-from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
+from swarm.enrolment.organiser_key import check_right
 from swarm.enrolment.registry import Member, NotInvited, Registry, removed_sentence
 from swarm.enrolment.rpc import ENROL, RENEW, SERVICE, load_grpc
 from swarm.enrolment.tls import ensure_tls, fingerprint_in
@@ -228,15 +228,8 @@ class EnrolmentServer:
 
     def _certified(self, member: Member) -> EnrolAnswer:
         """What is in the books counts, whatever the member says of itself."""
-        now = self._clock()
-        check_right(self._signer, self._authority, Right.ENROL, now)  # a deputy's time may be over by now
-        begin, end = int(now - CLOCK_SECONDS), int(now + self._certificate_days * 24 * 3600)
-        certificate = Certificate(
-            self._authority.run_id, member.peer_id, member.serial, member.roles, begin, end, member.name
-        )
-        answer = EnrolAnswer(certificate.signed_by(self._signer), self._registry.removals())
-        self._registry.note_certificate(member.serial, end)
-        return answer
+        certificate = self._registry.certify(member, self._signer, self._authority, self._certificate_days)
+        return EnrolAnswer(certificate, self._registry.removals())
 
     def _complain_once(self, about: str) -> None:
         if about not in self._complaints and len(self._complaints) < MAX_COMPLAINTS:

@@ -33,7 +33,7 @@ from swarm.network.addresses import (
     join_commands,
 )
 from swarm.peer.bootstrap import resolve_bootstrap, unfolded
-from swarm.peer.membership.entry import Entry, watched
+from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions, own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed, trained_before
 from swarm.peer.startup_timer import StartupTimer
@@ -216,7 +216,7 @@ class Peer:
         self._run = ["--run-id", manifest.run_id]
         announcer = Announcer(dht, session.manifest, addresses, session.folder.peers, admission=session.admission)
         prefix = session.manifest.key_prefix
-        watch = watched(self._entry, dht, session.admission, prefix, session.tell_members, session.end)
+        self._entry.watch(dht, session.admission, prefix, session.tell_members, session.end)
         try:
             self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
             _say(f"\n{session.train()}")
@@ -224,8 +224,7 @@ class Peer:
         finally:
             self._interrupt = _raise_interrupt
             announcer.stop()
-            if watch is not None:
-                watch.stop()
+            self._entry.stop_watching()
             if session.supervisor.found and self._restart is None:
                 self._part_died(session.supervisor.found)
 

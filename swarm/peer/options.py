@@ -141,6 +141,8 @@ class MembershipOptions:
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
+        if self.open and not self.by_invitation:
+            raise InputError("--open is for a run with members: give --by-invitation as well, or leave --open out.")
         at_least(self, 1, "invite")
         if not 0 < self.invite_days <= MAX_INVITE_DAYS:
             raise InputError(f"--invite-days is {self.invite_days:g}: give more than 0 and at most {MAX_INVITE_DAYS}.")

@@ -101,7 +101,7 @@ class Session:
         self.data.prepare_data()
         self.data.setup("fit")
         self.manifest = entry.signed(manifest.with_classes(self.data.classes_digest, machine.data_dir))
-        self.admission = OPEN if entry.membership is None else entry.membership.admission
+        self.admission = OPEN if entry.membership is None else entry.membership.new_admission()
         """Who may take part, as the trainer knows it."""
         self._entry = entry
         self.why_ended = ""

@@ -26,14 +26,11 @@ from swarm.protocol.certificates import (
     Authority,
     Certificate,
     NotSigned,
-    Role,
     Signer,
 )
 
 ORGANISERS_DAYS = 365
 """For which the organiser's own peers are members; they renew it themselves."""
-CLOCK_SECONDS = 600
-DAY_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -84,17 +81,16 @@ class Membership:
 
     Args:
         credentials: what it shows and keeps
-        renew: gets a new certificate; raises InputError if that fails
+        renew: gets a new certificate for the present one; raises InputError if that fails
         sign: makes a manifest the organiser's word; None except at the organiser's own peer
     """
 
     credentials: Credentials
-    renew: Callable[[], bytes]
+    renew: Callable[[bytes], bytes]
     sign: Callable[[RunManifest], RunManifest] | None = None
 
-    @property
-    def admission(self) -> Admission:
-        """Who may take part, as a new process of this peer knows it."""
+    def new_admission(self) -> Admission:
+        """Who may take part, as one process of this peer knows it."""
         line = self.credentials.line
         authority = Authority(line.run_id, line.organiser)
         try:
@@ -137,7 +133,7 @@ def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, 
         kept = replace(kept or Credentials(bare, b""), certificate=answer.certificate, removals=answer.removals)
     elif has.begin > time.time():
         raise InputError("This peer's certificate begins later than it is on this machine: set the clock right.")
-    return member_by(kept, identity, name, folder)
+    return Membership(kept, lambda before: renew(bare, key, name, before).certificate)
 
 
 def _with_given(kept: Credentials, given: str, peer_id: PeerID) -> Credentials:
@@ -174,18 +170,6 @@ def _ask(line: JoinLine, key, name: str, before: Credentials | None):
     return enrol(line, key, name)
 
 
-def member_by(credentials: Credentials, identity: Path, name: str, folder: RunFolder) -> Membership:
-    """A member that asks the organiser for its new certificates."""
-    key, latest = read_key(identity), [credentials]
-
-    def again() -> bytes:
-        answer = renew(credentials.line, key, name, latest[0].certificate)
-        latest[0] = replace(latest[0], certificate=answer.certificate)
-        return answer.certificate
-
-    return Membership(credentials, again)
-
-
 def organisers_own(
     folder: OrganiserFolder, signer: Signer, addresses: Sequence[str], port: int, peer_id: PeerID, name: str
 ) -> Membership:
@@ -208,17 +192,13 @@ def organisers_own(
         raise InputError(f"This peer was removed from the run: swarm remove {name} --restore lets it in again.")
     folder.note_contact(signer.public_key, addresses, port)
 
-    def make() -> bytes:
-        now = int(time.time())
-        end = now + ORGANISERS_DAYS * DAY_SECONDS
-        made = Certificate(
-            folder.run_id, peer_id, member.serial, Role(EVERYTHING), now - CLOCK_SECONDS, end, member.name
-        )
-        registry.note_certificate(member.serial, end)
-        return made.signed_by(signer)
+    authority = folder.authority
 
-    credentials = Credentials(folder.join_line(), make(), registry.removals())
-    return Membership(credentials, make, lambda manifest: manifest.signed_by(signer))
+    def certify(_before: bytes = b"") -> bytes:
+        return registry.certify(member, signer, authority, ORGANISERS_DAYS)
+
+    credentials = Credentials(folder.join_line(), certify(), registry.removals())
+    return Membership(credentials, certify, lambda manifest: manifest.signed_by(signer))
 
 
 def keep(membership: Membership, admission: Admission, manifest: RunManifest, folder: RunFolder) -> None:

@@ -34,6 +34,7 @@ class Entry:
         self._identity, self._name = Path(), ""
         self._enrolment = None
         self._signer = None
+        self._watch = None
         self._run_id = line.run_id if line is not None else options.run_id
 
     @property
@@ -104,7 +105,7 @@ class Entry:
         """Whether others may call this peer, as far as the organiser says."""
         from swarm.protocol.certificates import Role
 
-        own = None if self.membership is None else self.membership.admission.own
+        own = None if self.membership is None else self.membership.new_admission().own
         return own is None or Role.SERVE in own.roles
 
     def new_manifest(self, protocol: int, recipe: Recipe):
@@ -153,11 +154,11 @@ class Entry:
         self._run_id = manifest.run_id
         if self.membership is None:
             self.membership = self._organisers_own(dht, manifest, addresses) or self._kept(manifest, dht.peer_id)
-        admission = self.membership.admission
+        admission = self.membership.new_admission()
         dht.take_part(manifest.key_prefix, manifest.authority, admission.certificate)
         if admission.why_this_peer_was_removed is not None:
             self._look_for_newer_list(dht, manifest.key_prefix)  # it may have been let in again
-            admission = self.membership.admission
+            admission = self.membership.new_admission()
         if (why := admission.why_this_peer_was_removed) is not None:
             raise InputError(f"The organiser has removed this peer from run {manifest.run_id}: {why}.")
         if admission.own is not None and Role.TRAIN not in admission.own.roles:
@@ -261,6 +262,19 @@ class Entry:
             who = "One person can join with this line"
         return folder.join_line(token), f"{who}, until {until}."
 
+    def watch(self, dht, admission, prefix: str, tell: Callable[[bytes, bytes], bool], on_end: Callable[[str], None]):
+        """From now on this peer hears who is removed, and renews its certificate; arguments as of `MemberWatch`."""
+        from swarm.peer.membership.member_watch import MemberWatch
+
+        if self.membership is not None:
+            self._watch = MemberWatch(dht, admission, prefix, tell, self.membership.renew, on_end)
+            self._watch.start()
+
+    def stop_watching(self) -> None:
+        """This peer trains no more."""
+        if self._watch is not None:
+            self._watch.stop()
+
     def stop(self) -> None:
         """Nobody is let in any more."""
         if self._enrolment is not None:
@@ -275,14 +289,3 @@ def _is_free(port: int) -> bool:
     except InputError:
         return False
     return True
-
-
-def watched(entry: Entry, dht, admission, prefix: str, tell: Callable, on_end: Callable[[str], None]):
-    """Hear who is removed, and renew the certificate, while this peer trains; None in a run that is open to all."""
-    from swarm.peer.membership.member_watch import MemberWatch
-
-    if entry.membership is None:
-        return None
-    watch = MemberWatch(dht, admission, prefix, tell, entry.membership.renew, on_end)
-    watch.start()
-    return watch

@@ -41,7 +41,7 @@ class MemberWatch(threading.Thread):
         prefix: of the run's keys
         tell: called with the certificate and the list of the removed, both as they were signed, when one is new, until
             it returns True
-        renew: asks the organiser for a new certificate; raises InputError if that fails
+        renew: asks the organiser for a new certificate in place of this one; raises InputError if that fails
         on_end: called once with a sentence when this peer may not take part any more
     """
 
@@ -51,7 +51,7 @@ class MemberWatch(threading.Thread):
         admission: Admission,
         prefix: str,
         tell: Callable[[bytes, bytes], bool],
-        renew: Callable[[], bytes],
+        renew: Callable[[bytes], bytes],
         on_end: Callable[[str], None],
     ):
         super().__init__(name="member", daemon=True)
@@ -121,7 +121,7 @@ class MemberWatch(threading.Thread):
 
     def _take_certificate(self) -> None:
         try:
-            certificate = self._renew()
+            certificate = self._renew(self._admission.certificate)
         except InputError as error:
             if time.monotonic() >= self._say_at:
                 self._say_at = time.monotonic() + SAY_AGAIN_SECONDS

@@ -59,7 +59,7 @@ def train(name, initial_peers, line, key, serial=None, max_steps=-1, min_peers=1
             strategy.coordinator.averager.set_admission(certificate, removals)
             return True
 
-        watch = MemberWatch(dht, admission, NAMESPACE, tell, lambda: admission.certificate, on_end)
+        watch = MemberWatch(dht, admission, NAMESPACE, tell, lambda before: before, on_end)
         if serial is not None:
             watch.start()
         record, task = Record(line, until), Task(Plan(compute_seconds=0.02))

@@ -54,22 +54,22 @@ def given(certificate: bytes) -> str:
 def test_a_member_comes_back_with_what_it_has_kept(organiser, line, identity, peer_id, folder):
     member = become_member(line, identity, "ada", folder, given(organiser.certificate(peer_id)))
     manifest = RunManifest(PROTOCOL, "night-1", preset("digits")).signed_by(organiser.signer)
-    keep(member, member.admission, manifest, folder)
+    keep(member, member.new_admission(), manifest, folder)
     assert stat.S_IMODE(folder.membership.stat().st_mode) == 0o600
     assert line.token not in base64.b64decode(json.loads(folder.membership.read_text())["certificate"])
     kept = Credentials.read(folder.membership)
     assert kept.line.token == b"", "an invitation is of no use to a member"
     assert RunManifest.from_bytes(kept.manifest) == manifest
     again = become_member(kept.line, identity, "ada", folder)
-    assert again.admission.own == member.admission.own
+    assert again.new_admission().own == member.new_admission().own
 
 
 def test_it_keeps_who_was_removed(organiser, line, identity, peer_id, folder):
     member = become_member(line, identity, "ada", folder, given(organiser.certificate(peer_id)))
-    admission = member.admission
+    admission = member.new_admission()
     admission.take_removals(organiser.remove(admission, why="noise"))
     keep(member, admission, RunManifest(PROTOCOL, "night-1", preset("digits")), folder)
-    assert become_member(line, identity, "ada", folder).admission.why_this_peer_was_removed == "noise"
+    assert become_member(line, identity, "ada", folder).new_admission().why_this_peer_was_removed == "noise"
 
 
 @pytest.mark.parametrize(

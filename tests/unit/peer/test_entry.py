@@ -14,7 +14,7 @@ from swarm.network.signed_records import peer_of
 from swarm.peer.bootstrap import unfolded
 from swarm.peer.membership.credentials import Credentials
 from swarm.peer.membership.entry import Entry
-from swarm.peer.options import MachineOptions, MembershipOptions, PeerOptions
+from swarm.peer.options import MachineOptions, MembershipOptions, PeerOptions, parse_options
 from tests.helpers.owners import Organiser, subkey_of
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -75,3 +75,11 @@ def test_a_member_goes_on_alone_only_with_what_its_organiser_has_signed(options,
     folder = RunFolder.create(tmp_path, "night-1", "ada")
     Credentials(line, organiser.certificate(ADA), b"", signed.to_bytes()).write(folder.membership)
     assert entry.new_manifest(PROTOCOL, RECIPE) == signed
+
+
+@pytest.mark.parametrize(
+    "words", [["--open"], ["--invite", "0"], ["--invite-days", "0"], ["--enrolment-port", "70000"]]
+)
+def test_options_that_cannot_work_are_refused(words):
+    with pytest.raises(InputError, match=words[0]):
+        parse_options(words)

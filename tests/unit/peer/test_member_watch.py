@@ -65,7 +65,7 @@ class Watched:
         self.told.append((certificate, removals))
         return self.knows
 
-    def _refuse(self) -> bytes:
+    def _refuse(self, _before: bytes) -> bytes:
         raise InputError("Nobody answers where one could enrol.")
 
 
@@ -111,9 +111,9 @@ def test_it_leaves_when_it_was_removed_itself(organiser):
 
 def test_it_renews_its_certificate_when_half_of_it_is_over(organiser):
     newer = organiser.certificate(ADA)
-    young = Watched(organiser, begin=-10, end=100, renews=lambda: pytest.fail("too early"))
+    young = Watched(organiser, begin=-10, end=100, renews=lambda before: pytest.fail("too early"))
     young.watch.look()
-    member = Watched(organiser, begin=-100, end=10, renews=lambda: newer)
+    member = Watched(organiser, begin=-100, end=10, renews=lambda before: newer)
     member.watch.look()
     assert member.admission.certificate == newer
     assert member.dht.shown == [newer]
