@@ -12,7 +12,6 @@ than without it.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import subprocess
@@ -30,12 +29,10 @@ from rich.table import Table
 
 from analysis.campaigns.peer_processes import kill
 from analysis.campaigns.statistics import interval
-from analysis.endurance.honest_swarm import START_SECONDS, HonestSwarm, SwarmError, wait_until
+from analysis.endurance.honest_swarm import START_SECONDS, HonestSwarm, SwarmError, prepare, wait_until
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
-from recipe.training.environment import describe_environment
-from recipe.training.pacing import VARIABLE
 
 ATTACKS = (
     *("claim", "silent-claim", "drip", "false-state", "near-state", "streams", "buffers", "records", "sound-records"),
@@ -224,10 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
     def run() -> int:
         options.check()
         make_writable(options.output_dir)
-        os.environ |= {VARIABLE: str(options.paced_samples_per_second), "OMP_NUM_THREADS": "1"}
-        os.environ.pop("INITIAL_PEERS", None)
-        environment = describe_environment()
-        del environment["command_line"]  # the options say it, without this machine's folders
+        environment = prepare(options.paced_samples_per_second)
         kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
         results = []
         for attack in options.attacks or ATTACKS:

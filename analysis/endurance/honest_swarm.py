@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 
 from analysis.campaigns.peer_processes import kill
 from recipe.run_folder import RunFolder, read_metrics
+from recipe.training.environment import describe_environment
+from recipe.training.pacing import VARIABLE
 
 ATTACKER_NAME = "mallory"
 START_SECONDS = 180.0
@@ -21,6 +24,19 @@ WARM_UP_STEPS = 3
 
 class SwarmError(Exception):
     """An honest swarm is not there any more, and why."""
+
+
+def prepare(samples_per_second: float) -> dict[str, Any]:
+    """Lets the peers that are started from now on compute at this pace, each with one thread and with nobody else.
+
+    Returns:
+        what a result says of this machine
+    """
+    os.environ |= {VARIABLE: str(samples_per_second), "OMP_NUM_THREADS": "1"}
+    os.environ.pop("INITIAL_PEERS", None)
+    environment = describe_environment()
+    del environment["command_line"]  # the options say it, without this machine's folders
+    return environment
 
 
 class HonestPeer:

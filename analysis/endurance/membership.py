@@ -7,7 +7,6 @@ Each swarm is new, of paced peers on the loopback address. Which of the two come
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -21,12 +20,10 @@ from rich.table import Table
 
 from analysis.campaigns.statistics import interval
 from analysis.endurance.attacks import updates_per_second
-from analysis.endurance.honest_swarm import HonestSwarm, SwarmError, wait_until
+from analysis.endurance.honest_swarm import HonestSwarm, SwarmError, prepare, wait_until
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
-from recipe.training.environment import describe_environment
-from recipe.training.pacing import VARIABLE
 
 KINDS = {"open": False, "by invitation": True}
 
@@ -113,10 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.check()
         shutil.rmtree(options.output_dir, ignore_errors=True)
         make_writable(options.output_dir)
-        os.environ |= {VARIABLE: str(options.paced_samples_per_second), "OMP_NUM_THREADS": "1"}
-        os.environ.pop("INITIAL_PEERS", None)
-        environment = describe_environment()
-        del environment["command_line"]  # the options say it, without this machine's folders
+        environment = prepare(options.paced_samples_per_second)
         kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
         pairs: list[dict[str, dict[str, Any]]] = []
         for number in range(options.repeat):

@@ -104,7 +104,7 @@ def expected_traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[
 
     The newcomer is taken for a full peer, which is the more that is asked of it.
     """
-    records = progress_records(dht, manifest)
+    records = progress_records(dht, manifest).values()
     num_full = 1 + sum(not record.client_mode for record in records)
     rate = sum(record.rate for record in records)
     payload = Codec(manifest.recipe.codec, manifest.recipe.powersgd_rank).payload_bytes(shapes)
@@ -121,15 +121,21 @@ def vectors_sent(num_peers: int, num_full: int) -> float:
     return (num_full - 1) / num_full + (num_peers - 1) / num_full
 
 
-def progress_records(dht: hivemind.DHT, manifest: RunManifest, timeout_seconds: float = 5) -> list[PeerProgress]:
-    """Of everyone who trains; what makes no sense is left out."""
+def progress_records(
+    dht: hivemind.DHT, manifest: RunManifest, admission: Admission | None = None, timeout_seconds: float = 5
+) -> dict[PeerID, PeerProgress]:
+    """Of everyone who trains; what makes no sense is left out.
+
+    Args:
+        admission: of the run, for who looks again and again
+    """
     found = dht.get(f"{manifest.key_prefix}.{PROGRESS}", latest=True, return_future=True).result(timeout_seconds)
-    admission, records = Admission(manifest.authority), []
+    admission, records = admission or Admission(manifest.authority), {}
     for peer_id, value in owned_entries(found, MAX_GROUP_SIZE):
         try:
             record = read_record(value, peer_id, admission, get_dht_time())
         except ValueError:
             continue
         if record is not None:
-            records.append(record)
+            records[peer_id] = record
     return records

@@ -276,20 +276,7 @@ def _keep_newest(dht: SwarmDHT, manifest: RunManifest, change: Change) -> None:
 
 def _who_trains(dht: SwarmDHT, manifest: RunManifest) -> list[PeerID]:
     """Peers that can be called; the others ask for the list every few seconds."""
-    from hivemind.utils import get_dht_time
+    from swarm.cli.probe import progress_records
 
-    from swarm.membership.progress_store import read_record
-    from swarm.network.signed_records import PROGRESS, owned_entries
-    from swarm.protocol.admission import Admission
-    from swarm.protocol.messages import MAX_GROUP_SIZE
-
-    found = dht.get(f"{manifest.key_prefix}.{PROGRESS}", latest=True, return_future=True).result(ANSWER_SECONDS)
-    admission, peers = Admission(manifest.authority), []
-    for peer_id, value in owned_entries(found, MAX_GROUP_SIZE):
-        try:
-            record = read_record(value, peer_id, admission, get_dht_time())
-        except ValueError:
-            continue
-        if record is not None and not record.client_mode:
-            peers.append(peer_id)
-    return peers
+    records = progress_records(dht, manifest, timeout_seconds=ANSWER_SECONDS)
+    return [peer_id for peer_id, record in records.items() if not record.client_mode]

@@ -200,6 +200,7 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
     from swarm.cli.probe import progress_records
     from swarm.membership.run_manifest import choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
+    from swarm.protocol.admission import Admission
 
     raise_again()  # from now on it is the usual end
     peers, line = whom_to_join(options.given)
@@ -209,11 +210,12 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
     dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(peers)), client_mode=True))
     try:
         view = SwarmView(choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id))
+        admission = Admission(view.manifest.authority)
         ends = view.began_at + (math.inf if options.seconds is None else options.seconds)
         while True:
             began = time.monotonic()
             try:
-                view.look(progress_records(dht, view.manifest))
+                view.look([*progress_records(dht, view.manifest, admission).values()])
             except TimeoutError:
                 pass  # what was seen last stays on the screen, and its age with it
             show(view)

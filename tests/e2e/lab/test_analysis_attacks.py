@@ -9,6 +9,7 @@ from analysis.endurance import attacks
 from analysis.endurance.attacks import AttackOptions, is_held, ratios, row, updates_per_second
 from analysis.endurance.honest_swarm import first_naming
 from recipe.errors import InputError
+from recipe.training.pacing import VARIABLE
 
 
 def found(*rates: tuple[float, float], problem: str | None = None, named: int = 3, failed: int = 0) -> dict:
@@ -80,7 +81,7 @@ def test_options_that_cannot_work_are_refused(options, problem):
 @pytest.mark.skipif(not attacks.ATTACKER.exists(), reason="the attackers are not there")
 def test_a_swarm_is_measured_without_and_with_an_attacker(tmp_path, monkeypatch, capsys):
     """Somebody who claims a step and does not answer; how fast the swarm is meanwhile, a test does not judge."""
-    for variable in (attacks.VARIABLE, "OMP_NUM_THREADS", "INITIAL_PEERS"):
+    for variable in (VARIABLE, "OMP_NUM_THREADS", "INITIAL_PEERS"):
         monkeypatch.setenv(variable, "1")  # main() sets them for its peers; this puts them back afterwards
     monkeypatch.setattr(attacks, "SETTLE_SECONDS", 0.0)
     options = ["--repeat", "1", "--seconds", "4", "--peers", "2", "--target-batch-size", "64"]
