@@ -24,6 +24,8 @@ class FakeDHT:
         self.peer_id = peer_of(self.owner)
         self.records = {}
         self.searches, self.is_told, self.answers = 0, True, True
+        self.finds_an_end = True
+        """Whether a search does."""
         self.acquaintances = Acquaintances()
 
     def meet(self, peers):
@@ -35,6 +37,10 @@ class FakeDHT:
 
     def get(self, key, latest, return_future):
         self.searches += 1
+        if not self.finds_an_end:
+            future = Future()
+            future.set_exception(TimeoutError())
+            return future
         return self._done(ValueWithExpiration(dict(self.records), get_dht_time() + DEFAULT_TIMEOUTS.record_seconds))
 
     def run_coroutine(self, coroutine, return_future):

@@ -59,6 +59,18 @@ def test_who_is_not_told_in_time_searches(board):
     assert board.searches() == 0, "and is not expected any more"
 
 
+def test_a_search_without_an_end_hides_nothing_that_is_here(board):
+    """A node that answers slowly, and names others without end, would otherwise divide the run."""
+    board.says("ben")
+    board.dht.finds_an_end = False
+    both = {peer_of(subkey_of(name)) for name in ("anna", "ben")}
+    assert board.look(search=True).keys() == both
+    assert board.searches() == 0, "the next look does not search again at once"
+    board.dht.records.clear()
+    with pytest.raises(TimeoutError):
+        board.look(search=True)
+
+
 def test_who_is_alone_or_has_to_be_sure_searches(board):
     assert board.searches(search=True) == 1
     board.dht.records.clear()

@@ -1,0 +1,46 @@
+"""Which of several manifests a newcomer believes that has the organiser's public key."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hivemind.utils import ValueWithExpiration
+
+from recipe.presets import digits
+from swarm.membership.run_manifest import PROTOCOL, RunManifest, read_manifests
+from tests.helpers.owners import Organiser, subkey_of
+from tests.helpers.records import FakeDHT
+
+OTHER_RECIPE = replace(digits(), learning_rate=7e-3)
+
+
+@pytest.fixture
+def organiser() -> Organiser:
+    return Organiser("run")
+
+
+def says(dht: FakeDHT, name: str, manifest: RunManifest) -> None:
+    dht.records[subkey_of(name)] = ValueWithExpiration(manifest.to_bytes(), 0.0)
+
+
+def signed(organiser: Organiser, monkeypatch, recipe, at: int) -> RunManifest:
+    with monkeypatch.context() as patch:
+        patch.setattr("swarm.membership.run_manifest.time", SimpleNamespace(time=lambda: at))
+        return RunManifest(PROTOCOL, "run", recipe).signed_by(organiser.signer)
+
+
+def test_the_newest_that_the_organiser_has_signed_counts_however_many_say_otherwise(organiser, monkeypatch):
+    dht, newest = FakeDHT(), signed(organiser, monkeypatch, digits(), at=2000)
+    before, stranger = signed(organiser, monkeypatch, OTHER_RECIPE, at=1000), Organiser("run")
+    says(dht, "honest", newest)
+    for number in range(5):
+        says(dht, f"replays {number}", before)
+        says(dht, f"makes one up {number}", RunManifest(PROTOCOL, "run", OTHER_RECIPE).signed_by(stranger.signer))
+        says(dht, f"says it is open {number}", RunManifest(PROTOCOL, "run", OTHER_RECIPE))
+    assert read_manifests(dht, (), "run", organiser.signer.public_key) == {"run": newest}
+
+
+def test_of_another_organiser_there_is_nothing(organiser):
+    dht = FakeDHT()
+    says(dht, "honest", RunManifest(PROTOCOL, "run", digits()).signed_by(organiser.signer))
+    assert read_manifests(dht, (), "run", Organiser("run").signer.public_key, timeout_seconds=0) == {}
