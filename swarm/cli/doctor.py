@@ -26,9 +26,16 @@ from rich.table import Table
 
 from recipe.command_line import arg
 from recipe.errors import InputError
-from swarm.cli.checks import Check, check_data, check_micro_batch, check_shared_memory, judged, machine_checks
+from swarm.cli.checks import (
+    Check,
+    check_data,
+    check_images,
+    check_micro_batch,
+    check_shared_memory,
+    judged,
+    machine_checks,
+)
 from swarm.cli.demo import wide_console
-from swarm.cli.image_check import check_images
 from swarm.enrolment.join_line import JoinLine, whom_to_join
 from swarm.network.addresses import check_reachable, connects, reachable
 from swarm.runtime.imports import quick_imports

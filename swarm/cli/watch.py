@@ -197,7 +197,7 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
     Raises:
         InputError: nobody answers, or the run is not known there
     """
-    from swarm.cli.probe import progress_records
+    from swarm.membership.progress_store import progress_records
     from swarm.membership.run_manifest import choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
     from swarm.protocol.admission import Admission
