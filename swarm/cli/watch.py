@@ -47,8 +47,6 @@ LOOK_SECONDS = 2.0
 LINE_SECONDS = 30.0
 """Between two tables where the output is no terminal."""
 MAX_ROWS = 50
-RISEN_TIMES, RISEN_BY = 2.0, 0.5
-"""A training loss that is both above the lowest one seen is a reason to look."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,9 @@ class SwarmView:
     @property
     def loss_has_risen(self) -> bool:
         """Since the watch began, in the median of the peers: bad data, or a peer that computes nonsense."""
-        return self.loss > max(RISEN_TIMES * self.lowest_loss, self.lowest_loss + RISEN_BY)
+        from swarm.desk.health import loss_has_risen
+
+        return loss_has_risen(self.loss, self.lowest_loss)
 
     @property
     def warnings(self) -> list[str]:

@@ -20,7 +20,7 @@ ALLOWED = {
 }
 FLOORS = [
     {"cli"},
-    {"peer"},
+    {"desk", "peer"},
     {"training"},
     {"averaging"},
     {"membership", "state_sync", "enrolment"},

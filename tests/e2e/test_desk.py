@@ -1,0 +1,140 @@
+"""The desk of a real swarm, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+LOST_SECONDS = 10.0
+GRAVE = {"serious", "critical"}
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
+]
+
+
+@dataclass
+class RunningDesk:
+    output_dir: Path
+    programs: list[Program]
+    peers: list[PeerProgram]
+    desk: Program
+
+    @property
+    def url(self) -> str:
+        return self.desk.wait_until(lambda: re.search(r"http://\S+", self.desk.output), "it serves its page")[0]
+
+    def api(self, name: str) -> dict:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{name}", timeout=10) as answer:
+            return json.load(answer)
+
+    def start(self) -> None:
+        """Another desk, which knows one peer that stays."""
+        arguments = [self.peers[0].address, "--port", "0", "--output-dir", str(self.output_dir)]
+        self.desk = Program("swarm", ["desk", *arguments], self.output_dir / f"desk-{len(self.programs)}.log")
+        self.programs.append(self.desk)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Iterator[RunningDesk]:
+    """Three peers that train on and on, and the desk."""
+    output_dir = tmp_path_factory.mktemp("desk")
+    with reaping() as programs:
+        options = ["--run-id", "shown", "--total-steps", "100000", "--validate-every-steps", "20", *TINY]
+        first = PeerProgram(output_dir, "shown", "first", *options, **PACED)
+        programs.append(first)
+        others = [
+            PeerProgram(output_dir, "shown", name, INITIAL_PEERS=first.address, **PACED) for name in ("second", "third")
+        ]
+        programs += others
+        running = RunningDesk(output_dir, programs, [first, *others], first)
+        running.start()
+        for peer in running.peers:
+            peer.wait_for_contribution()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, running) -> Iterator[Page]:
+    """The desk's page; afterwards nothing may have gone wrong in the browser, or come from elsewhere."""
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page, errors, asked = context.new_page(), [], []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(running.url)
+    yield page
+    context.close()
+    assert errors == []
+    assert [url for url in asked if not url.startswith(running.url)] == []
+
+
+def test_numbers_move_while_the_swarm_trains(page):
+    expect(page.locator("#sentence")).to_contain_text("All is well: 3 peers train", timeout=30_000)
+    before = page.locator(".far strong").inner_text()
+    curve = page.locator("#charts path.curve").first
+    drawn = curve.get_attribute("d")
+    expect(page.locator(".far strong")).not_to_have_text(before, timeout=15_000)
+    expect(curve).not_to_have_attribute("d", drawn, timeout=15_000)
+    expect(page.locator("#peers tbody tr")).to_have_count(3)
+
+
+def test_the_join_line_is_copied(page, running):
+    page.get_by_role("button", name="Copy").click()
+    expect(page.locator("#copied")).to_have_text("Copied.")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == f"swarm join {running.peers[0].address}"
+    assert page.get_by_role("img", name="QR code").evaluate("image => image.naturalWidth") > 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_anybody_can_read_it(page, scheme, width):
+    """On a phone and on a screen, by day and by night, with a screen reader."""
+    page.set_viewport_size({"width": width, "height": 800})
+    page.emulate_media(color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    brightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (max(brightness) < 64) == (scheme == "dark")
+    violations = Axe().run(page).response["violations"]
+    grave = [(fault["id"], fault["nodes"][0]["html"]) for fault in violations if fault["impact"] in GRAVE]
+    assert grave == []
+
+
+def test_a_killed_peer_is_shown_as_lost_and_the_next_desk_remembers(page, running):
+    running.peers[2].process.send_signal(signal.SIGKILL)
+    lost = page.locator("#peers tbody tr.lost", has_text="third")
+    expect(lost).to_contain_text("lost", timeout=1000 * LOST_SECONDS)
+    expect(page.locator("#events")).to_contain_text("third was lost")
+    page.goto("about:blank")
+    before, earlier = running.api("history"), running.url
+    running.desk.interrupt()
+    assert running.desk.wait(30) == 0
+    running.start()
+    assert running.url != earlier
+    after = running.api("history")
+    assert after["points"][: len(before["points"])] == before["points"]
+    assert "The desk was started again." in [event["text"] for event in after["events"]]
