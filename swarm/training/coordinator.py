@@ -9,6 +9,7 @@ same update, so all stay equal without a second averaging of the weights.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -244,7 +245,7 @@ class Coordinator:
         if not self._gradients.is_finite:  # one NaN would spoil everybody's weights: this peer only listens this time
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
             self._gradients.drop()
-            self.tracker.report(samples=0)
+            self.tracker.report(samples=0, loss=math.nan)
             if self._throughput.drop() and (donor := self._follower.find_healer()):
                 self.catch_up(donor)
                 return False
@@ -371,6 +372,8 @@ class Coordinator:
         """An average is there: `updating` puts it where the optimizer finds it."""
         self._strayed_from = self._stray(ticket, report)
         self.last_step = StepReport.of(ticket, computed, blocked, report)
+        if ticket.samples:
+            self.tracker.report(loss=ticket.loss)
         return True
 
     def _stray(self, ticket: Ticket, report: RoundReport | None) -> PeerID | None:

@@ -7,6 +7,7 @@ An average is applied when it arrives, and what has been computed meanwhile stay
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import torch
@@ -220,7 +221,7 @@ class LocalCoordinator(Coordinator):
                 return False
             self._gradients.drop()  # back to those that the last global update has made
             self._throughput.take()
-            self.tracker.report(samples=0)
+            self.tracker.report(samples=0, loss=math.nan)
         self._synchronise_all()
         return False
 
