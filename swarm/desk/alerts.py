@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import apprise
@@ -75,6 +75,11 @@ class Alerts:
             self._sending = None
         if len(self._places) and self._sending is None and now >= self._quiet_until:
             self._send_next(now, title)
+
+    def wait(self) -> None:
+        """Until what is being sent has arrived, or has not."""
+        if self._sending is not None:
+            wait([self._sending[2]])
 
     def stop(self) -> None:
         """Sends nothing more; what is being sent may still arrive."""

@@ -30,12 +30,13 @@ class Guard:
 
     Args:
         app: ASGI application
+        of_all: what all together may ask
     """
 
-    def __init__(self, app: ASGIApp):
+    def __init__(self, app: ASGIApp, of_all: TokenBucket | None = None):
         self._app = app
         self._of_address = TokenBuckets(PER_ADDRESS, PER_ADDRESS_A_SECOND)
-        self._of_all = TokenBucket(IN_ALL, IN_ALL_A_SECOND)
+        self._of_all = of_all or TokenBucket(IN_ALL, IN_ALL_A_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -21,8 +21,8 @@ from recipe.run_folder import write_json
 from swarm.membership.progress_record import JOINING, WAITING, PeerProgress
 from swarm.network.known_peers import usable
 
-LOST_SECONDS = 6.0
-"""Without a new record: a peer writes one a second, and records are as old as a look is long."""
+LOST_SECONDS = 5.0
+"""Without a new record: a peer writes one a second."""
 MISSED_LOOKS = 2
 """Looks at which a record has to be missing: then its peer has taken it away."""
 SHOWN_SECONDS = 3600.0
@@ -47,7 +47,8 @@ class PeerSeen:
     Args:
         joined: DHT time in seconds when it joined, or came back
         record_time: DHT time in seconds of its last record
-        seen_at: when that was new here, seconds since 1970
+        seen_at: when it was written, by this machine's clock, seconds since 1970
+        least_age: that a record of it ever seemed to have: what the two clocks differ by
         state: lost: it fell silent; left: it took its record away
         samples: in all updates so far, by the pace that it claims
         missed: looks at which it had no record
@@ -65,6 +66,7 @@ class PeerSeen:
     accuracy: float | None = None
     state: State = "here"
     samples: float = 0.0
+    least_age: float | None = None
     missed: int = 0
 
     @property
@@ -80,7 +82,9 @@ class PeerSeen:
         self.name, self.step, self.rate, self.phase = record.name, record.step, record.rate, record.phase
         self.client_mode, self.joined = record.client_mode, record.joined
         self.loss, self.accuracy = _finite(record.loss), _finite(record.accuracy)
-        self.record_time, self.seen_at = record.time, now
+        age = now - record.time
+        self.least_age = age if self.least_age is None else min(age, self.least_age)
+        self.record_time, self.seen_at = record.time, now - (age - self.least_age)
         return True
 
 

@@ -36,7 +36,7 @@ class _Metrics:
         swarm = self._swarm
         yield InfoMetricFamily("swarm_run", "What is trained", value={"run_id": swarm.run_id, "model": swarm.model})
         yield _gauge("swarm_updates", "Updates made so far", swarm.step)
-        yield _gauge("swarm_updates_total_planned", "Updates after which the run ends", swarm.total_steps)
+        yield _gauge("swarm_planned_updates", "Updates after which the run ends", swarm.total_steps)
         yield _gauge("swarm_loss", "Training loss, median of the peers", swarm.loss)
         yield _gauge("swarm_accuracy_ratio", "Validation accuracy, median of the peers, 0 to 1", swarm.accuracy)
         yield _gauge("swarm_samples_per_second", "As the peers claim, together", swarm.samples_per_second)

@@ -1,7 +1,7 @@
 // Keeps the page up to date: fetches it again, and replaces what has changed. Without it the page is a still picture.
 "use strict";
 
-const REFRESH_MS = 2000;
+const REFRESH_MS = 1000;
 const MAX_REFRESH_MS = 60000;
 let pauseMs = REFRESH_MS;
 
