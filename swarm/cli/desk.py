@@ -79,7 +79,6 @@ def _run(options: DeskOptions) -> int:
     invitation = None if options.invitation is None else _invitation(options.invitation, line)
     make_writable(options.output_dir)
     raise_again()  # from now on it is the usual end
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with quick_imports():
         _import_extra()
         return _watch_and_serve(options, given, line, invitation)
@@ -112,7 +111,7 @@ def _watch_and_serve(
     dht = start_dht(NetworkOptions(initial_peers=tuple(alive), client_mode=True))
     try:
         manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id)
-        card = _card(manifest, given, line, invitation)
+        card = run_card(manifest, given, line, invitation)
         folder = options.output_dir.expanduser() / manifest.run_id
         make_writable(folder)
         desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes)
@@ -120,20 +119,21 @@ def _watch_and_serve(
         desk.turn(watcher.look())
         with served(lambda: desk.newest, listener):
             print(f"The desk of run {manifest.run_id}: {page_url(listener)}", flush=True)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:
                 while dht.is_alive():
                     began = time.monotonic()
                     desk.turn(watcher.look())
-                    desk.history.addresses = watcher.keep_contact()
+                    desk.remember(watcher.keep_contact())
                     time.sleep(max(0.0, began + LOOK_SECONDS - time.monotonic()))
-                print("error: The connection to the swarm broke: start the desk again.", file=sys.stderr)
-                return 1
             except KeyboardInterrupt:
                 return 0
             finally:
                 desk.save()
-                alerts.stop()
+        print("error: The connection to the swarm broke: start the desk again.", file=sys.stderr)
+        return 1
     finally:
+        alerts.stop()
         stop_dht(dht)
 
 
@@ -147,7 +147,19 @@ def _invitation(text: str, line: JoinLine | None) -> JoinLine:
     return shown
 
 
-def _card(manifest: RunManifest, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None) -> RunCard:
+def run_card(
+    manifest: RunManifest, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None
+) -> RunCard:
+    """What the desk shows of a run all the time; an invitation only if it was given for that.
+
+    Args:
+        given: addresses of its peers
+        line: join line with which the desk was started
+        invitation: join line to be shown
+
+    Raises:
+        InputError: the invitation is for another run
+    """
     from swarm.desk.report import RunCard
 
     recipe, organiser = manifest.recipe, manifest.organiser

@@ -17,7 +17,6 @@ class Chart:
 
     Args:
         title: what it shows
-        now: the last value, in words
         said: the curve in one sentence, for who cannot see it
         path: of the SVG, in `WIDTH` x `HEIGHT`; empty as long as there are not two points
         levels: numbers beside the grid lines, from above
@@ -25,7 +24,6 @@ class Chart:
     """
 
     title: str
-    now: str
     said: str
     path: str
     levels: tuple[str, ...]
@@ -49,8 +47,7 @@ def chart(
     """
     known = [(x, y) for x, y in curve if y is not None and math.isfinite(y)]
     if len(known) < 2 or known[0][0] == known[-1][0]:
-        now = shown(known[-1][1]) if known else "–"
-        return Chart(title, now, f"{title}: not enough is known yet.", "", (), "", "")
+        return Chart(title, f"{title}: not enough is known yet.", "", (), "", "")
     low, high, steps = levels(min(y for _, y in known), max(y for _, y in known), from_zero)
     first, last = known[0], known[-1]
     (begin, end), scale = (first[0], last[0]), HEIGHT / (high - low)
@@ -68,7 +65,7 @@ def chart(
         f"between {shown(lowest)} and {shown(highest)}."
     )
     numbers = tuple(shown(low + (high - low) * step / steps) for step in range(steps, -1, -1))
-    return Chart(title, shown(last[1]), said, "".join(commands), numbers, place(begin), place(end))
+    return Chart(title, said, "".join(commands), numbers, place(begin), place(end))
 
 
 def levels(lowest: float, highest: float, from_zero: bool) -> tuple[float, float, int]:

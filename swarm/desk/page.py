@@ -73,10 +73,10 @@ def _charts(history: HistoryReport) -> list[Chart]:
     def update(step: float) -> str:
         return f"update {step:,.0f}"
 
-    by_step = {point.step: point for point in points}  # of each update, the last that was seen
+    by_step = sorted({point.step: point for point in points}.items())  # of each update, the last that was seen
     return [
-        chart("Training loss", [(step, point.loss) for step, point in by_step.items()], _loss, update),
-        chart("Accuracy", [(step, point.accuracy) for step, point in by_step.items()], _percent, update),
+        chart("Training loss", [(step, point.loss) for step, point in by_step], "{:.4g}".format, update),
+        chart("Accuracy", [(step, point.accuracy) for step, point in by_step], _short_percent, update),
         chart("Samples per second", [(point.time, point.samples_per_second) for point in points], _rate, _clock, True),
         chart("Updates per minute", [(point.time, point.updates_per_minute) for point in points], _rate, _clock, True),
     ]
@@ -92,6 +92,10 @@ def _loss(value: float) -> str:
 
 def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
+
+
+def _short_percent(value: float) -> str:
+    return f"{100 * value:.3g} %"
 
 
 def _rate(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from swarm.network.known_peers import MAX_REMEMBERED
 from swarm.network.signed_records import ADDRESSES
 from swarm.protocol.admission import Admission
 
-CONTACT_SECONDS = 30.0
+CONTACT_SECONDS = 10.0
 """Between two looks at where peers can be called."""
 ANSWER_SECONDS = 5.0
 
@@ -35,7 +36,7 @@ class Watcher:
         self._admission = Admission(manifest.authority)
         self._given = list(given)
         self._addresses = list(dict.fromkeys([*given, *remembered]))[:MAX_REMEMBERED]
-        self._called_at = time.monotonic()
+        self._called_at = -math.inf
 
     def look(self) -> dict[str, PeerProgress] | None:
         """The records of all who train, by peer id; None if the swarm does not answer."""

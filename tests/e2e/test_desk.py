@@ -43,9 +43,18 @@ class RunningDesk:
         with urllib.request.urlopen(f"{self.url}/api/v1/{name}", timeout=10) as answer:
             return json.load(answer)
 
+    def wait_for_addresses(self) -> None:
+        """Until the desk has written down where the other peers can be called."""
+        ids = [peer.peer_id for peer in self.peers]
+        file = self.output_dir / "shown" / "desk.json"
+        self.desk.wait_until(
+            lambda: file.exists() and all(peer_id in str(json.loads(file.read_text())["addresses"]) for peer_id in ids),
+            "it knows where everybody is",
+        )
+
     def start(self) -> None:
-        """Another desk, which knows one peer that stays."""
-        arguments = [self.peers[0].address, "--port", "0", "--output-dir", str(self.output_dir)]
+        """Another desk, which is told of the first peer alone, whether it is there or not."""
+        arguments = [self.peers[0].address, "--run-id", "shown", "--port", "0", "--output-dir", str(self.output_dir)]
         self.desk = Program("swarm", ["desk", *arguments], self.output_dir / f"desk-{len(self.programs)}.log")
         self.programs.append(self.desk)
 
@@ -125,11 +134,14 @@ def test_anybody_can_read_it(page, scheme, width):
     assert grave == []
 
 
-def test_a_killed_peer_is_shown_as_lost_and_the_next_desk_remembers(page, running):
-    running.peers[2].process.send_signal(signal.SIGKILL)
-    lost = page.locator("#peers tbody tr.lost", has_text="third")
+def test_the_peer_through_which_the_desk_came_is_killed_and_the_next_desk_knows_everything(page, running):
+    first = running.peers[0]
+    running.wait_for_addresses()
+    first.process.send_signal(signal.SIGKILL)
+    lost = page.locator("#peers tbody tr.lost", has_text="first")
     expect(lost).to_contain_text("lost", timeout=1000 * LOST_SECONDS)
-    expect(page.locator("#events")).to_contain_text("third was lost")
+    expect(page.locator("#events")).to_contain_text("first was lost")
+    expect(page.locator("#sentence")).to_contain_text("All is well: 2 peers train", timeout=30_000)
     page.goto("about:blank")
     before, earlier = running.api("history"), running.url
     running.desk.interrupt()
@@ -139,3 +151,4 @@ def test_a_killed_peer_is_shown_as_lost_and_the_next_desk_remembers(page, runnin
     after = running.api("history")
     assert after["points"][: len(before["points"])] == before["points"]
     assert "The desk was started again." in [event["text"] for event in after["events"]]
+    assert running.api("swarm")["num_peers"] == 2

@@ -28,6 +28,7 @@ from swarm.cli import app
 from swarm.cli.bench import BenchOptions
 from swarm.cli.demo import DemoOptions
 from swarm.cli.deputy import DeputyOptions
+from swarm.cli.desk import DeskOptions
 from swarm.cli.doctor import DoctorOptions
 from swarm.cli.enrol import EnrolOptions
 from swarm.cli.invite import InviteOptions
@@ -56,6 +57,7 @@ OPTIONS = {
     "join": JoinOptions,
     "start": StartOptions,
     "watch": WatchOptions,
+    "desk": DeskOptions,
     "doctor": DoctorOptions,
     "demo": DemoOptions,
     "bench": BenchOptions,
