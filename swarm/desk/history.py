@@ -31,6 +31,8 @@ LOWER_SECONDS = 60.0
 """For which most peers have to be at an earlier update: then the run has begun again there."""
 UNSEEN_SECONDS = 60.0
 """Between two looks: what was computed meanwhile is credited to nobody."""
+CREDIT_TIMES = 3.0
+"""What peers can have given between two looks, over what they say they compute: records are seconds old."""
 MAX_POINTS, MAX_EVENTS, MAX_PEERS, MAX_ADVANCES = 1000, 200, 4096, 50
 PACE_SECONDS = 10.0
 """That updates have to be seen for, before their pace is told."""
@@ -223,7 +225,7 @@ class History:
             self._advances.append((now, step))
         elif step > self.step:
             if unseen <= UNSEEN_SECONDS:
-                self._credit(here, (step - self.step) * self.target_batch_size)
+                self._credit(here, step - self.step, unseen)
             else:
                 self._advances.clear()
             self.step, self.updated_at = step, now
@@ -234,10 +236,11 @@ class History:
             self.step, self.lower_since, self.finite_at_step = step, None, min(self.finite_at_step, step)
             self._advances.clear()
 
-    @staticmethod
-    def _credit(here: list[PeerSeen], samples: float) -> None:
-        """All compute for the same time, so each has given in proportion to its pace."""
+    def _credit(self, here: list[PeerSeen], updates: int, seconds: float) -> None:
+        """All compute for the same time, so each has given in proportion to its pace, and about what it can compute."""
         total = sum(peer.rate for peer in here)
+        can_be = total * CREDIT_TIMES * seconds + self.target_batch_size
+        samples = min(updates * self.target_batch_size, can_be)
         for peer in here:
             peer.samples += samples * peer.rate / total if total > 0 else 0.0
 
