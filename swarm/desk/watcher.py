@@ -42,7 +42,7 @@ class Watcher:
         """The records of all who train, by peer id; None if the swarm does not answer."""
         try:
             records = progress_records(self._dht, self._manifest, self._admission, ANSWER_SECONDS)
-        except TimeoutError:
+        except (TimeoutError, OSError):  # the DHT process is busy, or has ended
             return None
         return {peer_id.to_base58(): record for peer_id, record in records.items()}
 
@@ -52,7 +52,7 @@ class Watcher:
             self._called_at = time.monotonic()
             try:
                 self._call()
-            except TimeoutError:
+            except (TimeoutError, OSError):
                 pass  # the next look says that nobody answers
         return self._addresses
 
