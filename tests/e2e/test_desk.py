@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import signal
+import statistics
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +17,25 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from swarm.desk.alerts import Alerts
+from swarm.desk.desk import Desk, open_socket, page_url, served
+from swarm.desk.page import MAX_ROWS
+from swarm.desk.report import RunCard
+from swarm.membership.progress_record import TRAINING, PeerProgress
 from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 LOST_SECONDS = 10.0
 GRAVE = {"serious", "critical"}
+MARKUP = "<img src=x onerror=alert(1)>"
+REPETITIONS = 5
+TIMED_UPDATE = """async () => {
+    const began = performance.now();
+    await update();
+    document.body.offsetHeight;  // which is known only when everything has its place
+    return performance.now() - began;
+}"""
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -152,3 +167,36 @@ def test_the_peer_through_which_the_desk_came_is_killed_and_the_next_desk_knows_
     assert after["points"][: len(before["points"])] == before["points"]
     assert "The desk was started again." in [event["text"] for event in after["events"]]
     assert running.api("swarm")["num_peers"] == 2
+
+
+@pytest.mark.parametrize(("path", "rows", "most_ms"), [("/", MAX_ROWS, (2000, 400)), ("/peers", 1000, (4000, 2000))])
+def test_a_thousand_peers_with_markup_in_their_names(browser, tmp_path, path, rows, most_ms):
+    """Prints how long the page takes; the bounds leave room for a busy machine."""
+    card = RunCard("key", "crowd", "vit", "digits", 1000, 64, by_invitation=False, join_line="ADDRESS")
+    desk = Desk(card, tmp_path / "desk.json", Alerts([]), still_minutes=10)
+
+    def look(step: int) -> None:
+        now = time.time()
+        record = PeerProgress(MARKUP, step, 8, 10.0, now - 9, now, False, TRAINING, 0.5)
+        desk.turn({f"id-{number}": record for number in range(1000)})
+
+    look(1)
+    listener, dialogs, loads, refreshes = open_socket("127.0.0.1", 0), [], [], []
+    with served(lambda: desk.newest, listener):
+        for step in range(2, 2 + REPETITIONS):
+            page = browser.new_page()
+            page.on("dialog", lambda dialog: dialogs.append(dialog.dismiss()))
+            page.goto(page_url(listener) + path)
+            loads.append(page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
+            look(step)
+            refreshes.append(page.evaluate(TIMED_UPDATE))
+            assert page.locator("table").first.locator("tbody bdi").all_inner_texts() == rows * [MARKUP]
+            page.close()
+    assert dialogs == []
+    print(f"{path}: loads in {_shown(loads)}, a refresh takes {_shown(refreshes)}")
+    assert statistics.median(loads) < most_ms[0]
+    assert statistics.median(refreshes) < most_ms[1]
+
+
+def _shown(milliseconds: list[float]) -> str:
+    return f"{statistics.median(milliseconds):.0f} ms (at most {max(milliseconds):.0f}, n = {len(milliseconds)})"

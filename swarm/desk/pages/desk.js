@@ -5,26 +5,30 @@ const REFRESH_MS = 1000;
 const MAX_REFRESH_MS = 60000;
 let pauseMs = REFRESH_MS;
 
-async function refresh() {
+async function update() {
   const source = document.querySelector("main").dataset.source;
+  const answer = await fetch(source, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
+  if (!answer.ok) throw new Error(`status ${answer.status}`);
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const element of document.querySelectorAll("[data-live], [data-class]")) {
+    const now = fresh.getElementById(element.id);
+    if (!now) continue;
+    element.className = now.className;
+    // What has not changed stays as it is: a screen reader is not told again, and a selection is kept.
+    if ("live" in element.dataset && element.innerHTML !== now.innerHTML) element.replaceChildren(...now.childNodes);
+  }
+}
+
+async function keepUpToDate() {
   try {
-    const answer = await fetch(source, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
-    if (!answer.ok) throw new Error(`status ${answer.status}`);
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-    for (const element of document.querySelectorAll("[data-live], [data-class]")) {
-      const now = fresh.getElementById(element.id);
-      if (!now) continue;
-      element.className = now.className;
-      // What has not changed stays as it is: a screen reader is not told again, and a selection is kept.
-      if ("live" in element.dataset && element.innerHTML !== now.innerHTML) element.replaceChildren(...now.childNodes);
-    }
+    await update();
     pauseMs = REFRESH_MS;
     document.body.classList.remove("offline");
   } catch {
     pauseMs = Math.min(2 * pauseMs, MAX_REFRESH_MS); // the desk is busy or away: ask less often
     document.body.classList.add("offline");
   }
-  setTimeout(refresh, pauseMs);
+  setTimeout(keepUpToDate, pauseMs);
 }
 
 function offerCopy() {
@@ -46,4 +50,4 @@ function offerCopy() {
 }
 
 offerCopy();
-setTimeout(refresh, pauseMs);
+setTimeout(keepUpToDate, pauseMs);
