@@ -17,6 +17,8 @@ async function update() {
     // What has not changed stays as it is: a screen reader is not told again, and a selection is kept.
     if ("live" in element.dataset && element.innerHTML !== now.innerHTML) element.replaceChildren(...now.childNodes);
   }
+  const sign = document.getElementById("sign");
+  if (sign) document.title = document.title.replace(/^\S+/, sign.textContent);
 }
 
 async function keepUpToDate() {
