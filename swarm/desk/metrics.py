@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -12,7 +13,6 @@ from swarm.desk.health import Kind
 from swarm.desk.report import PeerReport, SwarmReport
 
 MAX_PEERS = 200
-KINDS: tuple[Kind, ...] = ("deaf", "nobody", "still", "loss", "reachable", "disk")
 
 
 def metrics_text(swarm: SwarmReport, peers: Iterable[PeerReport]) -> bytes:
@@ -47,7 +47,7 @@ class _Metrics:
         yield _gauge("swarm_healthy", "1 if nothing is wrong", int(not swarm.findings))
         wrong = {finding.kind for finding in swarm.findings}
         found = GaugeMetricFamily("swarm_finding", "1 for what is wrong now", labels=["kind"])
-        for kind in KINDS:
+        for kind in get_args(Kind):
             found.add_metric([kind], int(kind in wrong))
         yield found
         rates = GaugeMetricFamily("swarm_peer_samples_per_second", "As the peer claims", labels=["peer", "name"])

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from swarm.desk.health import Finding, is_over, verdict
-from swarm.desk.history import Event, History, PeerSeen, Point
+from swarm.desk.health import Finding, Level, is_over, verdict
+from swarm.desk.history import Event, History, PeerSeen, Point, State
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,6 @@ class RunCard:
         return f"swarm join {self.join_line}"
 
 
-class FindingReport(BaseModel):
-    """Something that is not as it should be."""
-
-    kind: Literal["deaf", "nobody", "still", "loss", "reachable", "disk"]
-    level: Literal["good", "warning", "bad"]
-    text: str
-
-
 class SwarmReport(BaseModel):
     """The run as a whole. Times are seconds since 1970; what peers say about themselves is claimed, not audited."""
 
@@ -55,9 +47,9 @@ class SwarmReport(BaseModel):
     model: str
     dataset: str
     by_invitation: bool
-    level: Literal["good", "warning", "bad"]
+    level: Level
     sentence: str = Field(description="whether the run is well, and if not, why")
-    findings: list[FindingReport]
+    findings: list[Finding]
     step: int | None
     total_steps: int
     is_over: bool
@@ -79,7 +71,7 @@ class PeerReport(BaseModel):
 
     peer_id: str
     name: str = Field(description="as it calls itself: anybody can choose any name")
-    state: Literal["here", "lost", "left"]
+    state: State
     phase: str
     role: Literal["full", "outbound-only"]
     reachable: bool
@@ -100,31 +92,12 @@ class PeersReport(BaseModel):
     peers: list[PeerReport]
 
 
-class PointReport(BaseModel):
-    """The swarm at one moment."""
-
-    time: float
-    step: int
-    loss: float | None
-    accuracy: float | None
-    samples_per_second: float
-    updates_per_minute: float | None
-    peers: int
-
-
-class EventReport(BaseModel):
-    """Something that happened."""
-
-    time: float
-    text: str
-
-
 class HistoryReport(BaseModel):
     """The curves, with at most 1,000 points, and the last 200 events."""
 
     time: float
-    points: list[PointReport]
-    events: list[EventReport]
+    points: list[Point]
+    events: list[Event]
 
 
 def swarm_report(card: RunCard, history: History, found: Sequence[Finding], now: float) -> SwarmReport:
@@ -145,7 +118,7 @@ def swarm_report(card: RunCard, history: History, found: Sequence[Finding], now:
         by_invitation=card.by_invitation,
         level=level,
         sentence=sentence,
-        findings=[FindingReport(**vars(finding)) for finding in found],
+        findings=[*found],
         step=history.step,
         total_steps=card.total_steps,
         is_over=is_over(history, card.total_steps),
@@ -178,9 +151,7 @@ def leaders_report(history: History, most: int) -> list[PeerReport]:
 
 def history_report(history: History, now: float) -> HistoryReport:
     """The curves and the events."""
-    return HistoryReport(
-        time=now, points=[_point(point) for point in history.points], events=[_event(event) for event in history.events]
-    )
+    return HistoryReport(time=now, points=[*history.points], events=[*history.events])
 
 
 def _peer(peer_id: str, peer: PeerSeen, total_rate: float) -> PeerReport:
@@ -200,11 +171,3 @@ def _peer(peer_id: str, peer: PeerSeen, total_rate: float) -> PeerReport:
         seen_at=peer.seen_at,
         claimed_samples=peer.samples,
     )
-
-
-def _point(point: Point) -> PointReport:
-    return PointReport(**vars(point))
-
-
-def _event(event: Event) -> EventReport:
-    return EventReport(**vars(event))
