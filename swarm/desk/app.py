@@ -19,8 +19,6 @@ from swarm.desk.report import HistoryReport, PeersReport, SwarmReport
 
 HTML, JSON, SVG = "text/html; charset=utf-8", "application/json", "image/svg+xml"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
-KEPT_SECONDS = 600
-"""That a browser keeps what never changes."""
 MIN_GZIP_BYTES = 1000
 
 
@@ -37,11 +35,11 @@ class Answer:
     def of(cls, content: str | bytes, media_type: str) -> Answer:
         body = content.encode() if isinstance(content, str) else content
         packed = gzip.compress(body, 5) if len(body) >= MIN_GZIP_BYTES else b""
-        return cls(body, media_type, packed, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
+        return cls(body, media_type, packed, f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
 
-    def to(self, request: Request, kept: str = "no-cache") -> Response:
+    def to(self, request: Request) -> Response:
         """For this browser: nothing, if it has it already."""
-        headers = {"etag": self.tag, "cache-control": kept, "vary": "accept-encoding"}
+        headers = {"etag": self.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
         if request.headers.get("if-none-match") == self.tag:
             return Response(status_code=304, headers=headers)
         if self.packed and "gzip" in request.headers.get("accept-encoding", ""):
@@ -96,6 +94,6 @@ def _serve_file(app: FastAPI, name: str, media_type: str) -> None:
         return Answer.of((files("swarm.desk") / "pages" / name).read_bytes(), media_type)
 
     async def answer(request: Request) -> Response:
-        return content().to(request, f"max-age={KEPT_SECONDS}")
+        return content().to(request)
 
     app.add_api_route(f"/{name}", answer, methods=["GET", "HEAD"], include_in_schema=False)
