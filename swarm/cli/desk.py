@@ -81,12 +81,13 @@ def _run(options: DeskOptions) -> int:
     raise_again()  # from now on it is the usual end
     with quick_imports():
         _import_extra()
-        return _watch_and_serve(options, given, line, invitation)
+    return _watch_and_serve(options, given, line, invitation)
 
 
 def _import_extra() -> None:
     try:
-        import swarm.desk.desk  # noqa: F401
+        import swarm.desk.desk
+        import swarm.desk.watcher  # noqa: F401
     except ModuleNotFoundError as error:
         raise InputError(
             f"The desk needs a package that is not there ({error.name}): install them with pip install -e .[desk]"
@@ -106,13 +107,14 @@ def _watch_and_serve(
     alerts = Alerts(options.alert or os.environ.get(ALERTS_VARIABLE, "").split())
     listener = open_socket(options.host, options.port)
     run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
-    remembered = remembered_addresses(options.output_dir / run_id / HISTORY_FILE) if run_id else []
+    output_dir = options.output_dir.expanduser()
+    remembered = remembered_addresses(output_dir / run_id / HISTORY_FILE) if run_id else []
     alive = check_reachable([*given, *remembered])
     dht = start_dht(NetworkOptions(initial_peers=tuple(alive), client_mode=True))
     try:
         manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id)
         card = run_card(manifest, given, line, invitation)
-        folder = options.output_dir.expanduser() / manifest.run_id
+        folder = output_dir / manifest.run_id
         make_writable(folder)
         desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes)
         watcher = Watcher(dht, manifest, given, remembered)
