@@ -27,7 +27,7 @@ from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
 CHROMIUM = shutil.which("chromium")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 LOST_SECONDS = 10.0
-GRAVE = {"serious", "critical"}
+GRAVE = {"moderate", "serious", "critical"}
 MARKUP = "<img src=x onerror=alert(1)>"
 REPETITIONS = 5
 TIMED_UPDATE = """async () => {
