@@ -22,6 +22,7 @@ RETRY_SECONDS = 60.0
 """After a message that did not get through."""
 
 logger = logging.getLogger(__name__)
+logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its words hold the URLs, and these hold passwords
 
 
 @dataclass
@@ -100,7 +101,10 @@ class Alerts:
 
     def _settle(self, kind: str, is_over: bool, sent: Future[bool]) -> None:
         if sent.exception() is not None or not sent.result():
-            logger.warning("An alert could not be sent; the desk tries again in %.0f s", RETRY_SECONDS)
+            logger.warning(
+                "An alert could not be sent: try its URL with the command `apprise`. Another attempt comes in %.0f s",
+                RETRY_SECONDS,
+            )
             self._quiet_until = self._clock() + RETRY_SECONDS
         elif is_over:
             self._matters.pop(kind, None)

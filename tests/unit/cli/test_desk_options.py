@@ -58,7 +58,7 @@ def test_an_invitation_is_shown_if_the_organiser_says_so():
         ([], "give a join line, or an ADDRESS"),
         ([ADDRESS, "--still-minutes", "0"], "has to be above 0"),
         ([ADDRESS, "--still-minutes", "nan"], "has to be above 0"),
-        ([ADDRESS, "--alert", "nonsense"], "--alert number 1 is no URL"),
+        ([ADDRESS, "--alert", "nonsense://ada:secret@example.org"], "--alert number 1 is no URL"),
         ([ADDRESS, "--invitation", str(replace(LINE, token=b""))], "make one with swarm invite"),
         ([str(LINE), "--invitation", str(replace(LINE, run_id="other"))], "is for another run, other"),
         ([ADDRESS, "--host", "203.0.113.77", "--port", "0"], "203.0.113.77"),
