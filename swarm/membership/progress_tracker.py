@@ -16,6 +16,7 @@ from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
+from swarm.membership.attestations import Attestations
 from swarm.membership.backoff import Backoff, BlameBackoff
 from swarm.membership.global_progress import GlobalProgress
 from swarm.membership.liveness_probe import LivenessProbe
@@ -29,6 +30,7 @@ from swarm.membership.progress_store import ProgressStore
 from swarm.membership.record_exchange import RecordExchange
 from swarm.network.signed_records import PROGRESS
 from swarm.protocol.admission import OPEN, Admission
+from swarm.protocol.attestation import Attestation
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundFailed
@@ -72,7 +74,7 @@ class ProgressTracker:
         self._proven: dict[PeerID, float] = {}
         self.distrusted, self._unreachable = Backoff(), Backoff()
         self.blamed = BlameBackoff()
-        self._no_shows = NoShows()
+        self._no_shows, self._attestations = NoShows(), Attestations()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
         self._called_impossible: set[PeerID] = set()
@@ -209,6 +211,7 @@ class ProgressTracker:
             doubted=self._liveness.doubted(own, others, self.has_trained),
             silent=self._liveness.silent(own, others, self.has_trained),
             proven=self._proven,
+            member_since=self._member_since(others),
             last_group=self._last_group,
             unreachable={peer for peer in others if peer in self._unreachable or not self._may_serve(peer)},
             no_shows=self._no_shows,
@@ -219,6 +222,22 @@ class ProgressTracker:
             computing_since=self._computing_since,
             recounted=self._recounted,
         )
+
+    def _member_since(self, others: Iterable[PeerID]) -> dict[PeerID, float]:
+        """When this peer and these others became members, as the organiser has signed."""
+        certificates = {peer: self._admission.member(peer) for peer in others} | {self.peer_id: self._admission.own}
+        return {peer: found.member_since for peer, found in certificates.items() if found is not None}
+
+    def attestations(self, step: int, lineage: bytes, sources: Collection[PeerID]) -> dict[PeerID, Attestation]:
+        """What others say of these weights. Who has trained asks only those with whom it has, if they are there.
+
+        Args:
+            sources: from whom this peer has the weights: their own word says nothing
+        """
+        records = self.swarm.records.keys() - set(sources)
+        known = records & self._proven.keys() if self.has_trained else set()
+        said = self._attestations.of(step, lineage)
+        return {peer: attestation for peer, attestation in said.items() if peer in (known or records)}
 
     def _may_serve(self, peer: PeerID) -> bool:
         """Whether it may hand over its state, as far as the organiser says."""
@@ -278,6 +297,7 @@ class ProgressTracker:
     def _take_in(self, others: dict[PeerID, PeerProgress], corrected: dict[PeerID, PeerProgress]) -> None:
         with self._lock:
             self._others = corrected
+        self._attestations.note(others)
         self._liveness.check(self._own, others, self.has_trained)
         swarm = self.swarm
         for peer in swarm.impossible:
