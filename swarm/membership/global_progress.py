@@ -29,6 +29,7 @@ class GlobalProgress:
         proven: who was in a group with this peer, and when each had joined then
         member_since: when each became a member, seconds since 1970, as the organiser has signed; empty in an open run
         last_group: who finished the last step with this peer
+        false_donors: who has handed over something that others do not hold: it is not asked
         unreachable: who could not be asked for its state
         no_shows: who was expected and did not come
         has_trained: this peer has been in a group since it started
@@ -47,6 +48,7 @@ class GlobalProgress:
     proven: Mapping[PeerID, float]
     member_since: Mapping[PeerID, float]
     last_group: Container[PeerID]
+    false_donors: Container[PeerID]
     unreachable: Container[PeerID]
     no_shows: NoShows
     has_trained: bool
@@ -157,13 +159,14 @@ class GlobalProgress:
             is_ahead = record.step > own.step and self._can_ask(peer, record)
             is_other = record.step == own.step and record.lineage != own.lineage
             is_senior = not record.client_mode and (self._since(peer, record), peer.to_bytes()) < mine
-            if is_ahead or (is_other and is_senior):
+            if is_ahead or (is_other and is_senior and peer not in self.false_donors):
                 found.append(peer)
         return found
 
     def _can_ask(self, peer: PeerID, record: PeerProgress) -> bool:
         """Who cannot be dialled hands over its state as well, if it has made a connection to this peer, a full one."""
-        return not (record.client_mode and (self.own.client_mode or peer in self.unreachable))
+        cannot = record.client_mode and (self.own.client_mode or peer in self.unreachable)
+        return not cannot and peer not in self.false_donors
 
     # ---- when a step is over ----------------------------------------------------------------------------------------
 

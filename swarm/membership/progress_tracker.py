@@ -17,7 +17,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
 from swarm.membership.attestations import Attestations
-from swarm.membership.backoff import Backoff, BlameBackoff
+from swarm.membership.backoff import BLAME_SECONDS, MAX_BLAME_SECONDS, Backoff, BlameBackoff
 from swarm.membership.global_progress import GlobalProgress
 from swarm.membership.liveness_probe import LivenessProbe
 from swarm.membership.no_shows import NoShows
@@ -73,7 +73,7 @@ class ProgressTracker:
         self._last_group: frozenset[PeerID] = frozenset()
         self._proven: dict[PeerID, float] = {}
         self.distrusted, self._unreachable = Backoff(), Backoff()
-        self.blamed = BlameBackoff()
+        self.blamed, self._false_donors = BlameBackoff(), Backoff(MAX_BLAME_SECONDS)
         self._no_shows, self._attestations = NoShows(), Attestations()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
@@ -213,6 +213,7 @@ class ProgressTracker:
             proven=self._proven,
             member_since=self._member_since(others),
             last_group=self._last_group,
+            false_donors=self._false_donors,
             unreachable={peer for peer in others if peer in self._unreachable or not self._may_serve(peer)},
             no_shows=self._no_shows,
             has_trained=self.has_trained,
@@ -283,8 +284,15 @@ class ProgressTracker:
         self._unreachable.end(peer)
         self._liveness.met([peer])
 
+    def has_handed_over_false(self, peer: PeerID) -> None:
+        """What it gave is not what others hold: it is not asked again for a while. As a member it is met all the same,
+        since others follow it if it leads."""
+        self._false_donors.add(peer, BLAME_SECONDS)
+
     def cannot_hand_over(self, peer: PeerID) -> None:
         """It was asked for its state in vain: nothing can be said against who cannot be dialled."""
+        if peer in self._false_donors:
+            return
         record = self.others.get(peer)
         (self._unreachable if record is not None and record.client_mode else self.distrusted).add(peer)
 

@@ -119,6 +119,7 @@ class Probation:
         others = self._tracker.attestations(received.step, received.lineage, [donor])
         if judge(received, others.values(), is_as_received=True) is Verdict.REFUTED:
             names = self._others(received, others)
+            self._tracker.has_handed_over_false(donor)
             raise RoundFailed(f"what it gives as step {received.step} is not what {names} hold")
         return received
 
@@ -184,7 +185,7 @@ class Probation:
         logger.warning(f"The weights of step {own.step} from {sources} are not those of {names}: they are dropped")
         self._version.is_refuted = True
         for source in self.sources:
-            self._tracker.cannot_hand_over(source)
+            self._tracker.has_handed_over_false(source)
 
     def _end_if_nobody_can_tell(self) -> None:
         can_tell = bool(self._witnesses(self.sources))

@@ -257,14 +257,25 @@ def test_a_member_that_claims_to_be_the_oldest_does_not_lead():
     assert order() == [own, ada, liar, eve]
     says("eve", 0.0)
     assert order() == [own, ada, liar, eve], "who has come back is the junior"
-    says("ada", get_dht_time())
+    says("ada", back := get_dht_time())
     assert order() == [own, liar, eve, ada], "however early it became a member"
     swarm.tracker.begin_step(2, LINEAGE, frozenset([own, ada, liar, eve]))
     assert order() == [own, ada, liar, eve], "until it has been in a group again"
-    for name in ("ada", "liar", "eve"):
-        says(name, 0.0, step=2, lineage=OTHER)
+    for name, joined in (("ada", back), ("liar", 0.0), ("eve", 0.0)):
+        says(name, joined, step=2, lineage=OTHER)
     assert swarm.tracker.swarm.superiors == [], "nor does its state count before ours"
     assert swarm.tracker.swarm.donors(2) == [ada, liar, eve]
+
+
+def test_who_has_handed_over_something_false_is_not_asked_again_and_met_all_the_same(swarm):
+    liar, ben = swarm.says("liar", step=8), swarm.says("ben", step=7)
+    assert swarm.tracker.swarm.donors(7) == [liar, ben]
+    swarm.tracker.has_handed_over_false(liar)
+    swarm.tracker.cannot_hand_over(liar)
+    assert swarm.tracker.swarm.donors(7) == [ben]
+    assert swarm.tracker.swarm.latest_step == 7
+    assert swarm.tracker.swarm.superiors == [ben]
+    assert liar in swarm.members, "who leads is followed by the others"
 
 
 def test_who_waited_in_a_round_that_failed_waits_no_more(swarm):

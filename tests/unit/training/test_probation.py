@@ -76,7 +76,7 @@ class Tracker:
     def report(self, **changes) -> None:
         self.told.append(changes)
 
-    def cannot_hand_over(self, peer: str) -> None:
+    def has_handed_over_false(self, peer: str) -> None:
         self.given_up.append(peer)
 
 
@@ -149,6 +149,7 @@ def test_a_false_state_is_refused_before_anything_changes(newcomer):
     with pytest.raises(RoundFailed, match="what it gives as step 7 is not what ben and carl hold"):
         newcomer.take_over(false=True)
     assert newcomer.version.attest() == before
+    assert newcomer.tracker.given_up == ["donor"]
 
 
 def test_a_false_state_gives_nothing_and_is_refuted_by_later_words(newcomer, caplog):
