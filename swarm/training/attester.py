@@ -94,6 +94,11 @@ class Attester:
         with torch.cuda.stream(self._stream):
             yield
 
+    def wait(self) -> None:
+        """Until what has begun is said."""
+        if self._running is not None:
+            self._running.result()
+
     def close(self) -> None:
         """Nobody asks any more."""
         self._executor.shutdown(wait=True, cancel_futures=True)
