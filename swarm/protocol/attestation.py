@@ -12,7 +12,7 @@ from swarm.protocol.wire import Lineage, Sketch, Step
 
 DIGEST_BYTES = 16
 
-Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 Attested = tuple[Step, Lineage, Digest, Sketch] | None
 """As it travels; None as long as a peer has nothing to say."""
 
@@ -24,7 +24,8 @@ class Attestation:
     Args:
         step: global updates that the state has seen
         lineage: of its weights
-        digest: of all that peers have in common at this step; equal only where every bit is
+        digest: of all that peers have in common at this step; equal only where every bit is. Empty if it was not taken,
+            since it costs a look at the whole state
         sketch: of its weights (`swarm.state_sync.weight_sketch`): tells how far they are from others, also where other
             hardware rounds otherwise; empty if they are not finite
     """
@@ -40,8 +41,14 @@ class Attestation:
 
     @classmethod
     def from_wire(cls, attested: Attested) -> Attestation | None:
-        """Of a field that was read with the bounds of `Attested`."""
+        """Of a field that was read with the bounds of `Attested`.
+
+        Raises:
+            ValueError: it has half a digest
+        """
         if attested is None:
             return None
         step, lineage, digest, sketch = attested
+        if len(digest) not in (0, DIGEST_BYTES):
+            raise ValueError("a digest of another length")
         return cls(step, lineage, digest, tuple(sketch) if all(map(math.isfinite, sketch)) else ())

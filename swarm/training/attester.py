@@ -1,6 +1,7 @@
 """Says what state this peer holds after an update, as often as that costs next to nothing.
 
-A digest reads the whole state once. That is left to a thread: until the next update nothing of it changes.
+A digest reads the whole state once, also that on a GPU: about 0.25 s for 21 million parameters with AdamW's statistics.
+That is left to a thread, since until the next update nothing of it changes; an update that comes earlier waits.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
 logger = get_logger(__name__)
 
 MAX_SHARE = 0.01
-"""Of the time between two attestations, which one may cost; but each `SKETCH_EVERY` updates there is one."""
+"""Of the time from one digest to the next, which one may cost."""
+MAX_EVERY = 2**16
+"""Updates from one to the next, at most."""
 SMOOTHING = 0.3
 
 
 class Attester:
-    """Of one peer; all peers name some of the same steps, since each names those that a power of two divides.
+    """Of one peer.
+
+    Every `SKETCH_EVERY` updates there is a sketch at least, and a digest as often as it costs a hundredth of the time.
+    All peers choose some of the same steps, since each takes those that a power of two divides.
 
     Args:
         version: the state of this peer
@@ -43,15 +49,17 @@ class Attester:
         self._running: Future | None = None
 
     @property
-    def every(self) -> int:
-        """Updates from one step to the next of which this peer says something."""
+    def digest_every(self) -> int:
+        """Updates from one step to the next of which this peer takes a digest."""
         every = 1
-        while every < SKETCH_EVERY and self._cost_seconds > MAX_SHARE * every * self._update_seconds:
+        while every < MAX_EVERY and self._cost_seconds > MAX_SHARE * every * self._update_seconds:
             every *= 2
         return every
 
     def attest_now(self) -> Attestation:
         """At once; whoever calls holds the lock of the version."""
+        if self._version.step % self.digest_every:
+            return self._version.attest(with_digest=False)
         began = time.perf_counter()
         attestation = self._version.attest()
         self._cost_seconds = time.perf_counter() - began
@@ -68,7 +76,8 @@ class Attester:
             seconds, before = now - self._updated_at, self._update_seconds
             self._update_seconds = seconds if math.isinf(before) else before + SMOOTHING * (seconds - before)
         self._updated_at = now
-        if self._version.step % self.every == 0 and (self._running is None or self._running.done()):
+        is_due = self._version.step % min(SKETCH_EVERY, self.digest_every) == 0
+        if is_due and (self._running is None or self._running.done()):
             self._submit()
 
     def _submit(self) -> None:

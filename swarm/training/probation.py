@@ -44,9 +44,14 @@ class Verdict(Enum):
     OPEN = "nobody has said anything that decides"
 
 
+def is_same(one: Attestation, other: Attestation) -> bool:
+    """Whether both hold the same bits, for sure."""
+    return bool(one.digest) and one.digest == other.digest
+
+
 def are_alike(one: Attestation, other: Attestation) -> bool:
     """Whether both hold the same weights, as far as hardware lets them."""
-    if one.digest == other.digest:
+    if is_same(one, other):
         return True
     have_sketches = len(one.sketch) == len(other.sketch) > 0
     return have_sketches and relative_distance(one.sketch, other.sketch) <= TOLERANCE
@@ -67,7 +72,7 @@ def judge(own: Attestation, others: Iterable[Attestation], is_as_received: bool)
     against = max((sum(are_alike(one, other) for other in apart) for one in apart), default=0)
     if against >= MIN_AGAINST and against > len(alike):
         return Verdict.REFUTED
-    confirming = [other for other in alike if other.digest == own.digest or not is_as_received]
+    confirming = [other for other in alike if is_same(own, other) or not is_as_received]
     return Verdict.CONFIRMED if confirming and len(alike) > against else Verdict.OPEN
 
 

@@ -98,6 +98,7 @@ def test_unknown_loss_and_accuracy_survive_the_wire():
         {"attested": [-1, *ATTESTED[1:]]},
         {"attested": [12, b"short", *ATTESTED[2:]]},
         {"attested": [*ATTESTED[:2], b"D" * 17, ATTESTED[3]]},
+        {"attested": [*ATTESTED[:2], b"D" * 15, ATTESTED[3]]},
         {"attested": [*ATTESTED[:3], [0.5] * 17]},
         {"attested": [*ATTESTED[:3], ["x"]]},
         {"attested": [*ATTESTED, 1]},

@@ -30,20 +30,20 @@ class Clock:
 
 @pytest.mark.parametrize(
     ("cost_share", "every"),
-    [(0.1, 1), (0.9, 1), (1.5, 2), (2.5, 4), (4.5, 8), (100.0, 8)],
+    [(0.1, 1), (0.9, 1), (1.5, 2), (2.5, 4), (4.5, 8), (9.0, 16), (10**3, 1024)],
     ids=lambda value: str(value),
 )
-def test_it_costs_next_to_nothing_or_comes_with_every_eighth_update(monkeypatch, cost_share, every):
+def test_a_digest_costs_next_to_nothing_and_a_sketch_comes_with_every_eighth_update(monkeypatch, cost_share, every):
     clock, version, said = Clock(monkeypatch), make(), []
     honest = version.attest
 
-    def attest():
-        clock.now += cost_share * MAX_SHARE  # of updates that take a second
-        return honest()
+    def attest(with_digest=True):
+        clock.now += cost_share * MAX_SHARE * with_digest  # of updates that take a second
+        return honest(with_digest)
 
     monkeypatch.setattr(version, "attest", attest)
     attester = Attester(version, CPU)
-    attester.tell = lambda attestation: said.append(attestation.step)
+    attester.tell = said.append
     attester.begin()
     attester.wait()
     for step in range(1, 4 * SKETCH_EVERY + 1):
@@ -52,8 +52,11 @@ def test_it_costs_next_to_nothing_or_comes_with_every_eighth_update(monkeypatch,
         attester.note_update()
         attester.wait()
     attester.close()
-    late = [step for step in said if step > SKETCH_EVERY]
-    assert late == list(range(SKETCH_EVERY + every, 4 * SKETCH_EVERY + 1, every))
+    steps = range(SKETCH_EVERY + 1, 4 * SKETCH_EVERY + 1)
+    late = [attestation for attestation in said if attestation.step in steps]
+    assert [own.step for own in late] == [step for step in steps if step % min(every, SKETCH_EVERY) == 0]
+    assert [own.step for own in late if own.digest] == [step for step in steps if step % every == 0]
+    assert all(own.sketch for own in late)
 
 
 def test_what_it_says_is_the_state_of_that_step():
@@ -81,14 +84,14 @@ def test_a_state_that_cannot_be_read_harms_nobody(monkeypatch):
     attester = Attester(version, CPU)
     attester.tell = said.append
 
-    def broken():
+    def broken(with_digest=True):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(version, "attest", broken)
     attester.begin()
     attester.wait()
     true = Attestation(0, version.lineage, bytes(DIGEST_BYTES))
-    monkeypatch.setattr(version, "attest", lambda: true)
+    monkeypatch.setattr(version, "attest", lambda with_digest=True: true)
     attester.begin()
     attester.wait()
     attester.close()

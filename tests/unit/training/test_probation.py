@@ -47,6 +47,10 @@ OWN, SAME, ROUNDED, FALSE, ODD = says("a"), says("a"), says("b", NEAR), says("f"
         ([says("f", ()), says("g", ())], True, OPEN),
         ([says("f", ()), says("f", ())], True, REFUTED),
         ([says("b", ())], False, OPEN),
+        ([says("", HERE)], True, OPEN),  # a sketch alone is no proof of what was handed over
+        ([says("", HERE)], False, CONFIRMED),
+        ([says("", FAR), says("", FAR)], True, REFUTED),
+        ([says("", ()), says("", ())], True, OPEN),
     ],
 )
 def test_what_others_say_decides(others, is_as_received, verdict):
