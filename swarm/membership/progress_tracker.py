@@ -229,6 +229,11 @@ class ProgressTracker:
         certificates = {peer: self._admission.member(peer) for peer in others} | {self.peer_id: self._admission.own}
         return {peer: found.member_since for peer, found in certificates.items() if found is not None}
 
+    @property
+    def knows_nobody(self) -> bool:
+        """Whether the others can be anybody: names cost nothing in an open run, and this peer has trained with none."""
+        return self._admission.is_open and not self.has_trained
+
     def attestations(self, step: int, lineage: bytes, sources: Collection[PeerID]) -> dict[PeerID, Attestation]:
         """What others say of these weights. Who has trained asks only those with whom it has, if they are there.
 

@@ -32,6 +32,8 @@ MAX_SECONDS = 30.0
 """The same, if updates are slow."""
 MIN_AGAINST = 2
 """Others that agree with each other, before this peer believes them and not its donor."""
+MAX_REFUSED = 2
+"""States that the word of anybody keeps a newcomer of an open run from: names cost nothing there, and so do words."""
 MAX_OWN = 16
 """Steps of which this peer remembers what it held."""
 
@@ -93,6 +95,7 @@ class Probation:
         """Who has refuted what this peer holds."""
         self._own: dict[tuple[int, bytes], tuple[Attestation, bool]] = {}
         self._has_state, self._updates, self.since = False, 0, math.inf
+        self._refused = 0
         attester.tell = self._say
 
     @property
@@ -122,7 +125,8 @@ class Probation:
             return None
         received = self._version.attest_received(description, tensors)
         others = self._tracker.attestations(received.step, received.lineage, [donor])
-        if judge(received, others.values(), is_as_received=True) is Verdict.REFUTED:
+        if self._judge(received, others, is_as_received=True) is Verdict.REFUTED:
+            self._refused += 1
             names = self._others(received, others)
             self._tracker.has_handed_over_false(donor)
             raise RoundFailed(f"what it gives as step {received.step} is not what {names} hold")
@@ -162,13 +166,17 @@ class Probation:
 
     def review(self) -> None:
         """See whether it is over, or what this peer holds is false."""
-        if not self.is_on or not self.refuters.isdisjoint(self._tracker.others):
+        if not self.is_on:
+            return
+        self.since = min(self.since, time.monotonic())
+        if not self.refuters.isdisjoint(self._tracker.others):
+            if self._is_late and self._tracker.knows_nobody:
+                self._end_in_vain()
             return
         self.refuters = frozenset()  # they have gone
-        self.since = min(self.since, time.monotonic())
         for own, is_as_received in [*self._own.values()]:
             others = self._tracker.attestations(own.step, own.lineage, self.sources)
-            verdict = judge(own, others.values(), is_as_received)
+            verdict = self._judge(own, others, is_as_received)
             if verdict is Verdict.CONFIRMED:
                 self._confirm(own, others)
                 return
@@ -177,29 +185,42 @@ class Probation:
                 return
         self._end_if_nobody_can_tell()
 
+    def _judge(self, own: Attestation, others: Mapping[PeerID, Attestation], is_as_received: bool) -> Verdict:
+        verdict = judge(own, others.values(), is_as_received)
+        has_doubts = verdict is Verdict.REFUTED and self._tracker.knows_nobody and self._refused >= MAX_REFUSED
+        return Verdict.OPEN if has_doubts else verdict
+
     def _confirm(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> None:
         if self._has_state:
             names = self._names(peer for peer, said in others.items() if are_alike(own, said))
             logger.warning(f"The state of step {own.step} is confirmed by {names}")
         self.end()
+        self._refused = 0
         self._tracker.report(attested=own)
 
     def _refute(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> None:
         self.refuters = frozenset(peer for peer, said in others.items() if not are_alike(own, said))
         sources, names = self._names(self.sources), self._others(own, others)
         logger.warning(f"The weights of step {own.step} from {sources} are not those of {names}: they are dropped")
-        self._version.is_refuted = True
+        self._version.is_refuted, self._refused = True, self._refused + 1
         for source in self.sources:
             self._tracker.has_handed_over_false(source)
 
+    @property
+    def _is_late(self) -> bool:
+        return self._updates >= MAX_UPDATES or time.monotonic() > self.since + MAX_SECONDS
+
     def _end_if_nobody_can_tell(self) -> None:
-        can_tell = bool(self._witnesses(self.sources))
-        if can_tell and self._updates < MAX_UPDATES and time.monotonic() < self.since + MAX_SECONDS:
-            return
-        if can_tell and self._has_state:
+        if not self._witnesses(self.sources):
+            self.end()
+        elif self._is_late:
+            self._end_in_vain()
+
+    def _end_in_vain(self) -> None:
+        if self._has_state:
             logger.warning(
-                f"Nobody has confirmed the state from {self._names(self.sources)}, as on other hardware: this peer "
-                f"takes part, and its weights are compared with the group's every {SKETCH_EVERY} steps"
+                f"Nobody has confirmed the state from {self._names(self.sources)}: this peer takes part all the same, "
+                f"and its weights are compared with the group's every {SKETCH_EVERY} steps"
             )
         self.end()
 

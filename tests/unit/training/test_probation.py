@@ -11,7 +11,7 @@ from swarm.protocol.attestation import DIGEST_BYTES, Attestation
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
 from swarm.state_sync.training_state import SharedState
-from swarm.training.probation import MAX_SECONDS, MAX_UPDATES, Probation, Verdict, judge
+from swarm.training.probation import MAX_REFUSED, MAX_SECONDS, MAX_UPDATES, Probation, Verdict, judge
 
 LINEAGE = b"L" * 16
 HERE = (1.0, -2.0, 3.0, 0.5, 1.5, -1.0, 2.0, 1.0)
@@ -62,6 +62,7 @@ class Tracker:
 
     def __init__(self):
         self.said, self.others, self.told, self.given_up = {}, {}, [], []
+        self.knows_nobody = False
 
     def say(self, peer: str, attestation: Attestation | None) -> None:
         self.others[peer] = SimpleNamespace(attested=attestation)
@@ -206,6 +207,25 @@ def test_nobody_is_shut_out_by_silence(newcomer, caplog, monkeypatch):
         assert not newcomer.probation.gives_nothing
         assert "Nobody has confirmed the state from donor" in caplog.text
         caplog.clear()
+
+
+def test_anybodys_word_delays_a_newcomer_of_an_open_run_and_does_not_shut_it_out(newcomer, caplog):
+    """Two free names say that every state is false."""
+    newcomer.tracker.knows_nobody = True
+    for peer in ("ben", "carl"):
+        newcomer.tracker.say(peer, says("f", FAR))
+        newcomer.tracker.said[peer] = Attestation(7, newcomer.donor.lineage, b"f" * DIGEST_BYTES, FAR)
+    for _ in range(MAX_REFUSED):
+        with pytest.raises(RoundFailed, match="is not what ben and carl hold"):
+            newcomer.take_over()
+    newcomer.take_over()
+    for _ in range(MAX_UPDATES):
+        newcomer.probation.review()
+        assert newcomer.probation.gives_nothing
+        newcomer.probation.note_update()
+    newcomer.probation.review()
+    assert not newcomer.probation.gives_nothing
+    assert "Nobody has confirmed the state from donor" in caplog.text
 
 
 def test_false_averages_are_found_and_whoever_missed_one_gives_on_meanwhile(newcomer):
