@@ -10,7 +10,8 @@
 `--help` explains every option.
 
 Ctrl-C stops all processes after the same update, with a snapshot. What has been run: one process, DDP and FSDP (torch's
-`fully_shard`) on CPUs with gloo, on one node and on two. GPUs (NCCL, 16-mixed, SyncBatchNorm) have not been at hand.
+`fully_shard`) on CPUs with gloo, on one node and on two, and one process on a GPU with NCCL. 16-mixed, SyncBatchNorm
+and several GPUs have not been tried.
 """
 
 import os

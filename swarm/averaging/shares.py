@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.p2p import PeerID
+from hivemind.utils import TensorDescriptor
 
 from swarm.protocol.messages import ExchangeBroken
 
@@ -39,7 +40,7 @@ class Part:
     Args:
         numbers: shape [n], fp32, a view of the vector
         offset: of the first of them in the vector
-        info: what Hivemind's codecs want to know of them
+        info: what Hivemind's codecs want to know of the vector
     """
 
     numbers: torch.Tensor
@@ -56,7 +57,9 @@ def partition(
         reducers: who averages a share, as many numbers each, give or take one
         stripes: how many such vectors travel side by side
     """
-    ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
+    # Not `CompressionInfo.from_tensor`, which asks the GPU's driver each time whether this memory is pinned.
+    info = CompressionInfo(None, TensorDescriptor(tuple(vector.shape), vector.dtype))
+    ratio = codec.estimate_compression_ratio(info)
     part_bytes = part_size_bytes(int(vector.nbytes * ratio), len(reducers), stripes)
     part_numbers = max(1, int(part_bytes / (vector.element_size() * ratio)))
     part_numbers = min(part_numbers, MAX_PART_NUMBERS // _streams(len(reducers), stripes))
@@ -67,7 +70,7 @@ def partition(
         found[reducer] = []
         for offset in range(begin, end, part_numbers):
             numbers = vector.detach()[offset : min(offset + part_numbers, end)]
-            found[reducer].append(Part(numbers, offset, CompressionInfo.from_tensor(numbers)))
+            found[reducer].append(Part(numbers, offset, info))
     return found
 
 

@@ -2,6 +2,7 @@
 
     swarm bench
     swarm bench --pairs 60 --batch-size 32
+    swarm bench --device cuda --model vit_base_patch16_224 --image-size 224 --precision bf16-mixed --batch-size 64
 
 Both train the same recipe on the same samples, each in a process of its own; while one makes its updates the other
 waits. A machine whose speed drifts slows both alike, so the ratio of two neighbouring turns is what matters, not their
@@ -20,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Annotated, Literal
 
 import lightning as L
 import numpy as np
@@ -34,12 +36,14 @@ from recipe.command_line import at_least, exit_status
 from recipe.config import Recipe
 from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
+from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import preset
 from recipe.run_folder import RunFolder
 from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 from swarm.runtime.processes import descendants, die_with_parent
+from swarm.training.averaging_mode import Averaging
 from swarm.training.strategy import SwarmStrategy
 
 WARM_UP_UPDATES = 3
@@ -50,7 +54,7 @@ PLAIN, SWARM = "plain Trainer", "one-peer swarm"
 class BenchOptions:
     """Compare a plain Trainer with a one-peer swarm."""
 
-    recipe: str = "synthetic"
+    preset: Annotated[str, tyro.conf.arg(name="recipe")] = "synthetic"
     """Preset to train."""
     pairs: int = 40
     """Turns of each."""
@@ -62,16 +66,25 @@ class BenchOptions:
     """Micro-batches per global update."""
     threads: int = 1
     """Threads of torch."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where both compute."""
+    overrides: Annotated[RecipeOverrides, tyro.conf.arg(name="recipe"), tyro.conf.FlagConversionOff] = field(
+        default_factory=RecipeOverrides
+    )
+    """Changes to the preset. The target batch size is that of --micro-batches, whatever is given."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""
         at_least(self, 2, "pairs")
         at_least(self, 1, "updates", "batch_size", "micro_batches", "threads")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("torch finds no GPU: leave --device cuda out, or install a driver.")
         self.trained()
 
     def trained(self) -> Recipe:
         """Raises InputError: there is no such preset, or its fields cannot be these."""
-        return replace(preset(self.recipe), target_batch_size=self.batch_size * self.micro_batches)
+        recipe = apply_overrides(preset(self.preset), self.overrides)
+        return replace(recipe, target_batch_size=self.batch_size * self.micro_batches)
 
 
 @dataclass
@@ -107,6 +120,8 @@ class TakeTurns(L.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         if trainer.global_step != self._ends_at:
             return
+        if trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize()  # what a GPU still has to do belongs to this turn
         self._line.send(time.perf_counter() - self._began)
         self._ends_at += self._updates
         if self._ends_at <= self._last:
@@ -140,14 +155,18 @@ def train(options: BenchOptions, folder: Path, turns: TakeTurns, dht) -> None:
     trainer = build_trainer(
         recipe,
         RunFolder.create(folder, "bench", "peer"),
-        accelerator="cpu",
-        strategy="auto" if dht is None else SwarmStrategy(recipe.target_batch_size, "bench", dht=dht),
+        accelerator=options.device,
+        strategy="auto" if dht is None else _strategy(recipe, dht),
         callbacks=[turns],
         max_steps=WARM_UP_UPDATES + options.pairs * options.updates,
         accumulate_grad_batches=options.micro_batches if dht is None else 1,
     )
     trainer.limit_val_batches = 0
     trainer.fit(VisionTask(recipe), VisionData(recipe, batch_size=options.batch_size, identity="bench"))
+
+
+def _strategy(recipe: Recipe, dht) -> SwarmStrategy:
+    return SwarmStrategy(recipe.target_batch_size, "bench", dht=dht, averaging=Averaging.of(recipe))
 
 
 @contextmanager
@@ -217,9 +236,10 @@ def result_table(turns: Turns, options: BenchOptions) -> Table:
     ratios = turns.ratios
     low, high = stats.t.interval(0.95, len(ratios) - 1, loc=ratios.mean(), scale=stats.sem(ratios))
     micro_batch_ms = 1000 * np.median(turns.seconds[PLAIN]) / (options.updates * options.micro_batches)
+    device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     title = (
-        f"{options.recipe}, micro-batch {options.batch_size} ({micro_batch_ms:.0f} ms), {options.threads} thread(s), "
-        f"CPU, {len(ratios)} turns of {options.updates} update(s) each"
+        f"{options.preset}, micro-batch {options.batch_size} ({micro_batch_ms:.0f} ms), {options.threads} thread(s), "
+        f"{device}, {len(ratios)} turns of {options.updates} update(s) each"
     )
     table = Table(title=title, title_justify="left")
     table.add_column()
@@ -238,7 +258,8 @@ def result_table(turns: Turns, options: BenchOptions) -> Table:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, 2 for bad input, 130 after Ctrl-C."""
-    options = tyro.cli(BenchOptions, args=arguments, prog="swarm bench", description=__doc__)
+    config = (tyro.conf.OmitArgPrefixes,)
+    options = tyro.cli(BenchOptions, args=arguments, prog="swarm bench", description=__doc__, config=config)
 
     def run() -> int:
         turns = compare(options)

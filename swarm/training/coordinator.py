@@ -235,8 +235,12 @@ class Coordinator:
         """The backward pass of a micro-batch comes next; its gradients are means over `samples`."""
         self._gradients.receive(samples)
 
-    def contribute(self, samples: int, loss: float) -> bool:
+    def contribute(self, samples: int, loss: torch.Tensor | float) -> bool:
         """After a backward pass: its gradients belong to this step.
+
+        Args:
+            samples: of the micro-batch
+            loss: mean over them, without dimensions
 
         Returns:
             True when an average is there: update the weights within `updating`. False: go on with the next micro-batch.
@@ -244,7 +248,7 @@ class Coordinator:
         self._count(samples, loss)
         return self._synchronise()
 
-    def _count(self, samples: int, loss: float) -> None:
+    def _count(self, samples: int, loss: torch.Tensor | float) -> None:
         self._gradients.collect()
         self._throughput.note(samples, loss)
         self._probation.review()
@@ -265,6 +269,7 @@ class Coordinator:
             return (self._inflight.future.done() or self._is_over) and self._end_round()
         if self._is_catching_up() or not self._is_over:
             return False
+        self._throughput.finish()
         if not self._gradients.is_finite:  # one NaN would spoil everybody's weights: this peer only listens this time
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
             self._gradients.drop()

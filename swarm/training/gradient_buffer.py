@@ -96,13 +96,12 @@ class GradientVector:
     @torch.no_grad()
     def to_wire(self, samples: int) -> None:
         """Write the mean over `samples`, and the buffers. The sum begins anew; `take_back` undoes that."""
-        self._write(self._sum, self._unit / max(1, samples))
+        self._write(self._sum.mul_(self._unit / max(1, samples)))
         self.reset()
 
-    def _write(self, vector: torch.Tensor, factor: float) -> None:
+    def _write(self, vector: torch.Tensor) -> None:
         split = vector.numel()
         self.wire[:split].copy_(vector)
-        self.wire[:split] *= factor
         if self._buffers:
             flat = [buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers]
             torch.cat(flat, out=self.wire[split:])
@@ -137,7 +136,7 @@ class GradientVector:
     @torch.no_grad()
     def show(self) -> None:
         """Write the average of this peer alone, for whoever follows it."""
-        self._write(self.average, 1.0)
+        self._write(self.average)
 
     @torch.no_grad()
     def follow(self, average: torch.Tensor) -> None:

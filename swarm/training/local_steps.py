@@ -104,7 +104,7 @@ class PseudoGradient(GradientVector):
     def to_wire(self, samples: int) -> None:
         """Write how far the weights have come, and the buffers. Local steps go on from here."""
         self._depart()
-        self._write(self.average, 1.0)
+        self._write(self.average)
         if self._owed is not None and samples:
             self.wire[: len(self._owed)].add_(self._owed, alpha=1 / samples)
             self._owed = None
@@ -183,7 +183,7 @@ class LocalCoordinator(Coordinator):
         """Samples of a local step: equal peers make `local.steps` of them for a global update."""
         return self.target.samples / (self.local.steps * max(1, len(self.tracker.swarm.members)))
 
-    def contribute(self, samples: int, loss: float) -> bool:
+    def contribute(self, samples: int, loss: torch.Tensor | float) -> bool:
         """After a backward pass.
 
         Returns:

@@ -211,7 +211,7 @@ class SwarmStrategy(SingleDeviceStrategy):
     ) -> Any:
         loss = closure()
         faults.at("computing", self.coordinator.step)
-        averaged = loss is not None and self.coordinator.contribute(self._micro_batch_samples, float(loss))
+        averaged = loss is not None and self.coordinator.contribute(self._micro_batch_samples, loss)
         if averaged:
             with self.coordinator.updating():
                 super().optimizer_step(optimizer, lambda: loss, model=model, **kwargs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
+
+import torch
 
 SMOOTHING = 0.3
 MAX_DROPPED = 3
@@ -17,24 +18,51 @@ class Work:
 
     Args:
         samples: whose gradients it has added up
-        loss_sum: of these samples
+        loss_sum: of these samples; a tensor without dimensions where the model is, as long as nobody asks for its value
         seconds: of computing
     """
 
     samples: int = 0
-    loss_sum: float = 0.0
+    loss_sum: torch.Tensor | float = 0.0
     seconds: float = 0.0
 
     @property
     def loss(self) -> float:
-        """Mean over its samples."""
-        return self.loss_sum / max(1, self.samples)
+        """Mean over its samples. A GPU computes all of them before it can answer."""
+        return float(self.loss_sum) / max(1, self.samples)
+
+
+class OneAhead:
+    """Lets the processor prepare a micro-batch while a GPU computes the one before, and no further one.
+
+    A peer that waited for each loss would leave its GPU idle meanwhile. One that never waited would count samples long
+    before they are computed.
+    """
+
+    def __init__(self) -> None:
+        self._last: torch.cuda.Event | None = None
+
+    def launched(self, device: torch.device) -> None:
+        """The GPU has been told to compute a micro-batch; wait until it has done the one before."""
+        if device.type != "cuda":
+            return
+        before, self._last = self._last, torch.cuda.Event()
+        self._last.record(torch.cuda.current_stream(device))
+        if before is not None:
+            before.synchronize()
+
+    def wait(self) -> None:
+        """Until all that was launched is computed."""
+        if self._last is not None:
+            self._last.synchronize()
+            self._last = None
 
 
 class Throughput:
     """Counts micro-batches; the speed is smoothed over them."""
 
     def __init__(self):
+        self._ahead = OneAhead()
         self.samples_per_second = 0.0
         self._dropped_in_a_row, self._kept_loss_sum = 0, 0.0
         self.work = Work()
@@ -45,15 +73,30 @@ class Throughput:
         """Computing begins now, or begins again."""
         self._since = time.perf_counter()
 
-    def note(self, samples: int, loss: float) -> None:
-        """So many have been computed since the last call or `resume`."""
-        now = time.perf_counter()
-        seconds, self._since = max(now - self._since, 1e-9), now
+    def note(self, samples: int, loss: torch.Tensor | float) -> None:
+        """So many have been computed since the last call or `resume`; a GPU may still compute the last of them.
+
+        Args:
+            loss: mean over these samples, without dimensions
+        """
+        loss = torch.as_tensor(loss).detach().double()
+        self._ahead.launched(loss.device)
+        seconds = self._count_seconds()
         self.work.samples += samples
-        self.work.loss_sum += samples * loss if math.isfinite(loss) else 0.0
-        self.work.seconds += seconds
+        self.work.loss_sum = self.work.loss_sum + samples * torch.where(torch.isfinite(loss), loss, 0.0)
         rate, before = samples / seconds, self.samples_per_second
         self.samples_per_second = (1 - SMOOTHING) * before + SMOOTHING * rate if before else rate
+
+    def _count_seconds(self) -> float:
+        now = time.perf_counter()
+        seconds, self._since = max(now - self._since, 1e-9), now
+        self.work.seconds += seconds
+        return seconds
+
+    def finish(self) -> None:
+        """Wait until a GPU has computed all that was noted, which counts as computing."""
+        self._ahead.wait()
+        self._count_seconds()
 
     def take(self) -> Work:
         """The work of the present step, which ends; there is none for the next one yet."""

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from recipe.errors import InputError
+from recipe.overrides import RecipeOverrides
 from swarm.cli.bench import PLAIN, SWARM, BenchOptions, Turns, compare, cpu_seconds_beside, result_table
 from swarm.runtime.processes import descendants
 
@@ -48,9 +49,10 @@ def test_the_ratio_is_of_neighbours_and_comes_with_an_interval():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (BenchOptions(recipe="nothing"), "nothing"),
+        (BenchOptions(preset="nothing"), "nothing"),
         (BenchOptions(batch_size=10**6), "target_batch_size is 4000000"),
         (BenchOptions(pairs=1), "--pairs is 1"),
+        (BenchOptions(overrides=RecipeOverrides(image_size=30)), "patch_size"),
     ],
 )
 def test_what_cannot_be_measured_is_said(options, sentence):

@@ -134,9 +134,9 @@ def test_the_others_go_on_when_a_peer_is_killed_or_frozen(victim, action, stage)
         lost_at = time.monotonic()
         found = peers.results()
         if action == "kill":
-            _, alive = psutil.wait_procs(processes, timeout=5)
+            # torch's helper for shared memory, which may have come later, ends when it notices that its peer is gone
+            _, alive = psutil.wait_procs({*processes, *peers[victim].processes()}, timeout=5)
             assert alive == []
-            assert peers[victim].processes() == []
     one, other = found.values()
     assert_equal_updates(one, other)
     assert_same_bits(one.state, other.state)
