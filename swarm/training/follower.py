@@ -340,6 +340,8 @@ class Follower:
             self._fast_donor = donor
             donors = [donor, *(peer for peer in donors if peer != donor)]
         if made:
+            with self._version.lock:
+                self._probation.note_arrived()
             name, updates = self._tracker.name_of(donor), f"{made} update{'s' * (made != 1)}"
             logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
         return made

@@ -95,7 +95,7 @@ class Probation:
         """Who has refuted what this peer holds."""
         self._own: dict[tuple[int, bytes], tuple[Attestation, bool]] = {}
         self._has_state, self._updates, self.since = False, 0, math.inf
-        self._refused = 0
+        self._refused, self._last_step = 0, 0
         attester.tell = self._say
 
     @property
@@ -137,15 +137,19 @@ class Probation:
         self.end()
         if received is not None:
             self._tracker.report(attested=None)
-            self.sources, self._has_state = frozenset([donor]), True
+            self.sources, self._has_state, self._last_step = frozenset([donor]), True, received.step
             self._own = {(received.step, received.lineage): (received, True)}
 
     def note_followed(self, donor: PeerID) -> None:
         """An update has been made with an average of this donor's; whoever calls holds the lock."""
+        step = self._last_step = self._version.step
         self.sources |= {donor}
-        step = self._version.step
         if step % SKETCH_EVERY == 0 or self._tracker.attestations(step, self._version.lineage, self.sources):
             self._note(self._attester.attest_now())
+
+    def note_arrived(self) -> None:
+        """This peer has made up for all that it could; whoever calls holds the lock."""
+        self._note(self._attester.attest_now())
 
     def note_update(self) -> None:
         """An update has been made in a round."""
@@ -177,7 +181,7 @@ class Probation:
         for own, is_as_received in [*self._own.values()]:
             others = self._tracker.attestations(own.step, own.lineage, self.sources)
             verdict = self._judge(own, others, is_as_received)
-            if verdict is Verdict.CONFIRMED:
+            if verdict is Verdict.CONFIRMED and own.step >= self._last_step:  # else averages have come on top of it
                 self._confirm(own, others)
                 return
             if verdict is Verdict.REFUTED:

@@ -28,7 +28,7 @@ def make(step: int) -> StateVersion:
 def follower(version: StateVersion, tracker, averager=None) -> Follower:
     gradients = SimpleNamespace(reset=lambda: None, weights=list(version.state.model.parameters()))
     listener = SimpleNamespace(begin=lambda: None, is_at=lambda step: False)
-    probation = SimpleNamespace(examine=lambda *_: None, begin=lambda *_: None, note_followed=lambda _: None)
+    probation = SimpleNamespace(examine=lambda *_: None, begin=lambda *_: None)
     return Follower(version, tracker, averager, gradients, None, lambda: False, listener, probation)
 
 

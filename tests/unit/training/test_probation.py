@@ -243,6 +243,19 @@ def test_false_averages_are_found_and_whoever_missed_one_gives_on_meanwhile(newc
     assert newcomer.tracker.given_up == ["donor"]
 
 
+def test_a_state_that_is_true_does_not_vouch_for_averages_on_top_of_it(newcomer):
+    newcomer.tracker.say("ben", newcomer.true())
+    newcomer.take_over()
+    lineage = b"M" * 16
+    newcomer.version.advance(lineage)
+    newcomer.probation.note_followed("liar")
+    newcomer.probation.review()
+    assert newcomer.probation.gives_nothing
+    newcomer.tracker.say("ben", newcomer.version.attest())
+    newcomer.probation.review()
+    assert not newcomer.probation.gives_nothing
+
+
 def test_what_this_peer_holds_is_told_to_others_only_when_it_is_confirmed(newcomer):
     newcomer.attester.tell(SAME)
     newcomer.take_over()
