@@ -154,6 +154,8 @@ class RunManifest:
             authority = authority_in(content)
         except NotSigned as error:
             raise InputError(f"The swarm holds a run manifest that {error}.") from None
+        if authority is None and content.keys() & {"signature", "made"}:
+            raise InputError("The swarm holds a run manifest with a signature of nobody.")
         if authority is None:
             return cls(protocol, content["run_id"], recipe, classes)
         made = content["made"]
