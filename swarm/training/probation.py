@@ -30,8 +30,6 @@ MAX_UPDATES = 16
 """In rounds, to which this peer gives nothing because nobody has confirmed its state."""
 MAX_SECONDS = 30.0
 """The same, if updates are slow."""
-MIN_AGAINST = 2
-"""Others that agree with each other, before this peer believes them and not its donor."""
 MAX_REFUSED = 2
 """States that the word of anybody keeps a newcomer of an open run from: names cost nothing there, and so do words."""
 MAX_OWN = 16
@@ -64,6 +62,7 @@ def judge(own: Attestation, others: Iterable[Attestation], is_as_received: bool)
 
     Equal bits confirm. So do weights that are nearly the same, as on other hardware, but only after an update: signs of
     a sketch follow from the lineage, so whoever hands over a state knows those of its step, and can look alike there.
+    Others who agree with each other refute it if they are more than its donor and who agrees with that: two at least.
 
     Args:
         is_as_received: no update has been made since the state was handed over
@@ -72,7 +71,7 @@ def judge(own: Attestation, others: Iterable[Attestation], is_as_received: bool)
     for other in others:
         (alike if are_alike(own, other) else apart).append(other)
     against = max((sum(are_alike(one, other) for other in apart) for one in apart), default=0)
-    if against >= MIN_AGAINST and against > len(alike):
+    if against > 1 + len(alike):
         return Verdict.REFUTED
     confirming = [other for other in alike if is_same(own, other) or not is_as_received]
     return Verdict.CONFIRMED if confirming and len(alike) > against else Verdict.OPEN

@@ -37,12 +37,14 @@ OWN, SAME, ROUNDED, FALSE, ODD = says("a"), says("a"), says("b", NEAR), says("f"
         ([FALSE, ODD], True, OPEN),  # they do not agree with each other
         ([FALSE, SAME], True, OPEN),
         ([FALSE, SAME, SAME], True, CONFIRMED),
-        ([FALSE, FALSE, SAME], True, REFUTED),
+        ([FALSE, FALSE, SAME], True, OPEN),  # two against two, with the donor
+        ([FALSE, FALSE, FALSE, SAME], True, REFUTED),
         ([FALSE, FALSE, SAME, SAME], True, OPEN),
         ([ROUNDED], True, OPEN),  # who hands it over knows the signs of this sketch
         ([ROUNDED], False, CONFIRMED),  # it did not know those of the next one
         ([ROUNDED, ROUNDED], True, OPEN),  # other hardware is no lie
-        ([FALSE, FALSE, ROUNDED], False, REFUTED),
+        ([FALSE, FALSE, ROUNDED], False, OPEN),
+        ([FALSE, FALSE, FALSE, ROUNDED], False, REFUTED),
         ([says("f", FAR), says("g", FAR)], True, REFUTED),  # they agree, but for rounding
         ([says("f", ()), says("g", ())], True, OPEN),
         ([says("f", ()), says("f", ())], True, REFUTED),
