@@ -81,7 +81,7 @@ class Attester:
             self._submit()
 
     def _submit(self) -> None:
-        ready = torch.cuda.current_stream().record_event() if self._stream is not None else None
+        ready = self._stream and torch.cuda.current_stream(self._stream.device).record_event()
         self._running = self._executor.submit(self._attest, self._version.lineage, ready)
 
     def _attest(self, lineage: bytes, ready: torch.cuda.Event | None) -> None:
