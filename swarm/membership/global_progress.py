@@ -27,7 +27,9 @@ class GlobalProgress:
         doubted: who claims to be ahead and has not answered yet: it is not followed
         silent: who of them was called in vain: it is not met either
         proven: who was in a group with this peer, and when each had joined then
+        member_since: when each became a member, seconds since 1970, as the organiser has signed; empty in an open run
         last_group: who finished the last step with this peer
+        false_donors: who has handed over something that others do not hold: it is not asked
         unreachable: who could not be asked for its state
         no_shows: who was expected and did not come
         has_trained: this peer has been in a group since it started
@@ -44,7 +46,9 @@ class GlobalProgress:
     doubted: Container[PeerID]
     silent: Container[PeerID]
     proven: Mapping[PeerID, float]
+    member_since: Mapping[PeerID, float]
     last_group: Container[PeerID]
+    false_donors: Container[PeerID]
     unreachable: Container[PeerID]
     no_shows: NoShows
     has_trained: bool
@@ -90,15 +94,23 @@ class GlobalProgress:
         takes over our state first. Who was missed is none of them until its record shows a later step, and is not
         awaited before it shows that it has our state, by when it joined; the other half of a divided network gets on.
         """
-        members = [Member(self.me, self.own.joined, self.own.client_mode, proven=bool(self.proven))]
+        proven = bool(self.proven)
+        since = self._since(self.me, self.own) if proven else self.own.joined
+        members = [Member(self.me, since, self.own.client_mode, proven=proven)]
         for peer, record in self._without(self.silent).items():
             waits = record.phase == WAITING and record.step < self.own.step and peer not in self.last_group
             if waits or record.phase == JOINING or record.step <= self.no_shows.missed_at(peer):
                 continue
             is_awaited = self.no_shows.is_over(peer, record.joined)
             is_proven = self.proven.get(peer) == record.joined
-            members.append(Member(peer, record.joined, record.client_mode, is_awaited, is_proven))
+            # Who has just come back is the junior until it has been in a group, however early it became a member.
+            since = self._since(peer, record) if is_proven else record.joined
+            members.append(Member(peer, since, record.client_mode, is_awaited, is_proven))
         return first_members(members, self.me)
+
+    def _since(self, peer: PeerID, record: PeerProgress) -> float:
+        """What its seniority goes by: not by what it says where an organiser has signed when it became a member."""
+        return self.member_since.get(peer, record.joined)
 
     @property
     def next_round(self) -> int:
@@ -119,17 +131,18 @@ class GlobalProgress:
         return max([self.own.step, *claims])
 
     def donors(self, min_step: int) -> list[PeerID]:
-        """Full peers that claim to hold the state of `min_step` or later: those first that have been in a group with
-        this peer, then the latest, then the senior.
+        """Full peers that claim to hold the state of `min_step` or later: those first that say something of it, which a
+        newcomer does not, then those that have been in a group with this peer, then the latest, then the senior.
 
         Where there is none, outbound-only ones.
         """
         candidates = sorted(
             (
                 record.client_mode,
+                record.attested is None,
                 self.proven.get(peer) != record.joined,
                 -record.step,
-                record.joined,
+                self._since(peer, record),
                 peer.to_bytes(),
                 peer,
             )
@@ -141,18 +154,19 @@ class GlobalProgress:
     @property
     def superiors(self) -> list[PeerID]:
         """Whose state counts and not ours: at a later step; or a full one at ours, before us, with other weights."""
-        own, mine, found = self.own, (self.own.joined, self.me.to_bytes()), []
+        own, mine, found = self.own, (self._since(self.me, self.own), self.me.to_bytes()), []
         for peer, record in self._believed.items():
             is_ahead = record.step > own.step and self._can_ask(peer, record)
             is_other = record.step == own.step and record.lineage != own.lineage
-            is_senior = not record.client_mode and (record.joined, peer.to_bytes()) < mine
-            if is_ahead or (is_other and is_senior):
+            is_senior = not record.client_mode and (self._since(peer, record), peer.to_bytes()) < mine
+            if is_ahead or (is_other and is_senior and peer not in self.false_donors):
                 found.append(peer)
         return found
 
     def _can_ask(self, peer: PeerID, record: PeerProgress) -> bool:
         """Who cannot be dialled hands over its state as well, if it has made a connection to this peer, a full one."""
-        return not (record.client_mode and (self.own.client_mode or peer in self.unreachable))
+        cannot = record.client_mode and (self.own.client_mode or peer in self.unreachable)
+        return not cannot and peer not in self.false_donors
 
     # ---- when a step is over ----------------------------------------------------------------------------------------
 

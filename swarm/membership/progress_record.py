@@ -12,6 +12,7 @@ import msgspec
 from hivemind.p2p import PeerID
 from msgspec import Meta
 
+from swarm.protocol.attestation import Attestation, Attested
 from swarm.protocol.wire import LINEAGE_BYTES, Lineage, Samples, Step, from_wire, to_wire
 
 REPORT_SECONDS = 1.0  # how often a training peer reports and looks, unless the end of the step is nearer
@@ -25,12 +26,12 @@ JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
 AVERAGING, VALIDATING = "averaging", "validating"
 PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING)
 
-MAX_RECORD_BYTES = 512
+MAX_RECORD_BYTES = 640
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 _Rate = Annotated[float, Meta(ge=0, le=MAX_RATE)]
 _Phase = Annotated[int, Meta(ge=0, lt=len(PHASES))]
 _RECORD = msgspec.msgpack.Decoder(
-    tuple[_Name, Step, Samples, _Rate, float, float, bool, _Phase, float, float, bool, Lineage]
+    tuple[_Name, Step, Samples, _Rate, float, float, bool, _Phase, float, float, bool, Lineage, Attested]
 )
 
 
@@ -51,6 +52,7 @@ class PeerProgress:
         loss: mean training loss of its last step, nan if it has none
         accuracy: its last validation accuracy between 0 and 1, nan if it has none
         lineage: of its weights: which history of updates they came out of, or at step 0 which weights they are
+        attested: what it says of the state that it held at this step or shortly before; None if it has nothing to say
     """
 
     name: str
@@ -65,6 +67,7 @@ class PeerProgress:
     accuracy: float = math.nan
     ahead: bool = False
     lineage: bytes = bytes(LINEAGE_BYTES)
+    attested: Attestation | None = None
 
     @property
     def round(self) -> int:
@@ -85,20 +88,24 @@ class PeerProgress:
             float(self.accuracy),
             self.ahead,
             self.lineage,
+            self.attested and self.attested.to_wire(),
         )
 
     @classmethod
     def from_bytes(cls, data: bytes, now: float) -> PeerProgress:
         """Raises ValueError: for everything that no honest peer can send"""
         fields = from_wire(_RECORD, data, MAX_RECORD_BYTES)
-        name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage = fields
+        name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage, said = fields
         if not name.isprintable():
             raise ValueError("a name that is not printable")
         if not (math.isnan(accuracy) or 0 <= accuracy <= 1) or math.isinf(loss):
             raise ValueError("a loss or an accuracy out of bounds")
         if not 0 <= joined <= at <= now + FUTURE_SECONDS:
             raise ValueError("a time out of bounds")
-        return cls(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead, lineage)
+        attested = Attestation.from_wire(said)
+        return cls(
+            name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead, lineage, attested
+        )
 
     def samples_by(self, now: float, round: int, computing_since: float, in_last_group: bool) -> float:
         """Samples it probably has by `now` for the update after `round`; records are a little old always.

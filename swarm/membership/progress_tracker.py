@@ -16,7 +16,8 @@ from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
-from swarm.membership.backoff import Backoff, BlameBackoff
+from swarm.membership.attestations import Attestations
+from swarm.membership.backoff import BLAME_SECONDS, MAX_BLAME_SECONDS, Backoff, BlameBackoff
 from swarm.membership.global_progress import GlobalProgress
 from swarm.membership.liveness_probe import LivenessProbe
 from swarm.membership.no_shows import NoShows
@@ -29,6 +30,7 @@ from swarm.membership.progress_store import ProgressStore
 from swarm.membership.record_exchange import RecordExchange
 from swarm.network.signed_records import PROGRESS
 from swarm.protocol.admission import OPEN, Admission
+from swarm.protocol.attestation import Attestation
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundFailed
@@ -71,8 +73,8 @@ class ProgressTracker:
         self._last_group: frozenset[PeerID] = frozenset()
         self._proven: dict[PeerID, float] = {}
         self.distrusted, self._unreachable = Backoff(), Backoff()
-        self.blamed = BlameBackoff()
-        self._no_shows = NoShows()
+        self.blamed, self._false_donors = BlameBackoff(), Backoff(MAX_BLAME_SECONDS)
+        self._no_shows, self._attestations = NoShows(), Attestations()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
         self._called_impossible: set[PeerID] = set()
@@ -209,7 +211,9 @@ class ProgressTracker:
             doubted=self._liveness.doubted(own, others, self.has_trained),
             silent=self._liveness.silent(own, others, self.has_trained),
             proven=self._proven,
+            member_since=self._member_since(others),
             last_group=self._last_group,
+            false_donors=self._false_donors,
             unreachable={peer for peer in others if peer in self._unreachable or not self._may_serve(peer)},
             no_shows=self._no_shows,
             has_trained=self.has_trained,
@@ -219,6 +223,27 @@ class ProgressTracker:
             computing_since=self._computing_since,
             recounted=self._recounted,
         )
+
+    def _member_since(self, others: Iterable[PeerID]) -> dict[PeerID, float]:
+        """When this peer and these others became members, as the organiser has signed."""
+        certificates = {peer: self._admission.member(peer) for peer in others} | {self.peer_id: self._admission.own}
+        return {peer: found.member_since for peer, found in certificates.items() if found is not None}
+
+    @property
+    def knows_nobody(self) -> bool:
+        """Whether the others can be anybody: names cost nothing in an open run, and this peer has trained with none."""
+        return self._admission.is_open and not self.has_trained
+
+    def attestations(self, step: int, lineage: bytes, sources: Collection[PeerID]) -> dict[PeerID, Attestation]:
+        """What others say of these weights. Who has trained asks only those with whom it has, if they are there.
+
+        Args:
+            sources: from whom this peer has the weights: their own word says nothing
+        """
+        records = self.swarm.records.keys() - set(sources)
+        known = records & self._proven.keys() if self.has_trained else set()
+        said = self._attestations.of(step, lineage)
+        return {peer: attestation for peer, attestation in said.items() if peer in (known or records)}
 
     def _may_serve(self, peer: PeerID) -> bool:
         """Whether it may hand over its state, as far as the organiser says."""
@@ -264,8 +289,15 @@ class ProgressTracker:
         self._unreachable.end(peer)
         self._liveness.met([peer])
 
+    def has_handed_over_false(self, peer: PeerID) -> None:
+        """What it gave is not what others hold: it is not asked again for a while. As a member it is met all the same,
+        since others follow it if it leads."""
+        self._false_donors.add(peer, BLAME_SECONDS)
+
     def cannot_hand_over(self, peer: PeerID) -> None:
         """It was asked for its state in vain: nothing can be said against who cannot be dialled."""
+        if peer in self._false_donors:
+            return
         record = self.others.get(peer)
         (self._unreachable if record is not None and record.client_mode else self.distrusted).add(peer)
 
@@ -278,6 +310,7 @@ class ProgressTracker:
     def _take_in(self, others: dict[PeerID, PeerProgress], corrected: dict[PeerID, PeerProgress]) -> None:
         with self._lock:
             self._others = corrected
+        self._attestations.note(others)
         self._liveness.check(self._own, others, self.has_trained)
         swarm = self.swarm
         for peer in swarm.impossible:

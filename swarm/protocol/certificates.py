@@ -295,8 +295,8 @@ def _text(kind: str, content: bytes) -> bytes:
 def _fields(decoder, data: bytes, most_bytes: int):
     try:
         return from_wire(decoder, data, most_bytes)
-    except ValueError as error:
-        raise NotSigned(f"cannot be read ({error})") from None
+    except ValueError:
+        raise NotSigned("cannot be read") from None
 
 
 def _check_signature(key: bytes, signature: bytes, text: bytes) -> None:
@@ -310,7 +310,7 @@ def _check_time(begin: int, end: int, now: float, what: str) -> None:
     now = now or time.time()
     said = f"{what} " if what else ""
     if now < begin:
-        raise NotSigned(f"{said}begins on {_date(begin)}, and it is {_date(now)} here: are both clocks right?")
+        raise NotSigned(f"{said}begins on {_date(begin)}, and it is {_date(now)} here (are both clocks right?)")
     if now > end:
         raise NotSigned(f"{said}has ended on {_date(end)}")
 

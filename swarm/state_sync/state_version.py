@@ -10,6 +10,7 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
+from swarm.protocol.attestation import Attestation
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -44,12 +45,14 @@ class StateVersion:
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ):
         self.state, self.step, self._timeouts = state, step, timeouts
-        self._sketch = Sketch(weights)
+        self._weights, self._sketch = weights, Sketch(weights)
         self.lineage = os.urandom(LINEAGE_BYTES) if step else state.digest()
         self.changes = 0
         """How often the weights have changed: by an update, or because another peer's were taken over."""
         self.untouched = True
         """Nothing but this peer's own start."""
+        self.is_refuted = False
+        """Others agree that the weights of this step are not these."""
         self.keep_own: Callable[[int], None] = lambda step: None
         """Called before weights that this peer has trained are replaced by others that are far from them."""
         self.lock = threading.Lock()
@@ -62,6 +65,23 @@ class StateVersion:
         self.settled.wait(self._timeouts.settle_seconds)
         with self.lock:
             return self.state.export(self.step, self.lineage)
+
+    def attest(self, with_digest: bool = True) -> Attestation:
+        """What this state is; whoever calls holds the lock."""
+        digest = self.state.digest_of(*self.state.held()) if with_digest else b""
+        return Attestation(self.step, self.lineage, digest, self._sketch.take(self.lineage))
+
+    def attest_received(self, description: dict, tensors: Sequence[torch.Tensor]) -> Attestation:
+        """The same of a downloaded state, before it is taken over.
+
+        Raises:
+            RoundFailed: it is not a state of this model
+        """
+        self.state.check(description, tensors)
+        step, lineage = description["step"], description["lineage"]
+        digest = self.state.digest_of([*map(tuple, description["statistics"])], tensors)
+        sketch = Sketch([tensors[place] for place in self.state.places_of(self._weights)])
+        return Attestation(step, lineage, digest, sketch.take(lineage))
 
     def ticket(self, samples: int, loss: float, client_mode: bool) -> Ticket:
         """For a round that begins on these weights."""
@@ -103,8 +123,8 @@ class StateVersion:
         """
         self.state.check(description, tensors)
         both_trained = self.step > 0 and description["step"] > 0
-        if both_trained and self.state.distance_to(tensors) > FAR:
+        if both_trained and not self.is_refuted and self.state.distance_to(tensors) > FAR:
             self.keep_own(self.step)
         self.step, self.lineage = self.state.take(description, tensors)
-        self.untouched = False
+        self.untouched = self.is_refuted = False
         self.changes += 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from swarm.protocol.attestation import DIGEST_BYTES
 from swarm.protocol.messages import RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 
@@ -65,9 +66,46 @@ class SharedState:
         """Of the model's names, types, shapes and bytes: peers with the same one hold the same weights."""
         digest = hashlib.sha256()
         for name, tensor in self.model.state_dict().items():
-            digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            _add(digest, name, tensor)
         return digest.digest()[:LINEAGE_BYTES]
+
+    @torch.no_grad()
+    def digest_of(self, statistics: Sequence[tuple[int, str]], tensors: Sequence[torch.Tensor]) -> bytes:
+        """Of what peers have in common who have made the same updates: two with the same one differ in no bit.
+
+        That is parameters, and the statistics of their optimizer. Buffers go their own way between two updates, which
+        average them; and with local steps the optimizer that makes those is each peer's own.
+
+        Args:
+            statistics, tensors: of `held`, or of a downloaded state that was checked
+        """
+        digest, model, optimized = hashlib.sha256(), self.model.state_dict(keep_vars=True), self.optimized
+        for (name, own), tensor in zip(model.items(), tensors, strict=False):
+            if isinstance(own, nn.Parameter):
+                _add(digest, name, tensor)
+        of_optimizers = zip(statistics, tensors[len(model) :], strict=True)
+        for (index, key), tensor in sorted(of_optimizers, key=lambda statistic: statistic[0]):
+            if optimized[index][1] not in self.anchors:
+                _add(digest, (index, key), tensor)
+        return digest.digest()[:DIGEST_BYTES]
+
+    def places_of(self, weights: Sequence[torch.Tensor]) -> list[int]:
+        """Where these are in the list of tensors that travels."""
+        own = [self.anchors.get(tensor, tensor) for tensor in self.model.state_dict(keep_vars=True).values()]
+        places = {id(tensor): place for place, tensor in enumerate(own)}
+        return [places[id(weight)] for weight in weights]
+
+    def held(self) -> tuple[list[tuple[int, str]], list[torch.Tensor]]:
+        """The names of the statistics, and all tensors, as `export` describes them: themselves, not copies."""
+        own = self.model.state_dict(keep_vars=True).values()
+        tensors = [self.anchors.get(tensor, tensor).detach() for tensor in own]
+        statistics = []
+        for index, (optimizer, param) in enumerate(self.optimized):
+            for key, value in optimizer.state.get(param, {}).items():
+                if isinstance(value, torch.Tensor):
+                    statistics.append((index, key))
+                    tensors.append(value.detach())
+        return statistics, tensors
 
     @torch.no_grad()
     def export(self, step: int, lineage: bytes) -> tuple[dict, list[torch.Tensor]]:
@@ -76,15 +114,9 @@ class SharedState:
         Returns:
             (description, tensors): the model's tensors first, then the optimizer's, in the described order
         """
-        own = self.model.state_dict(keep_vars=True).values()
-        tensors = [self.anchors.get(tensor, tensor).detach().to("cpu", copy=True) for tensor in own]
-        statistics = []
-        for index, (optimizer, param) in enumerate(self.optimized):
-            for key, value in optimizer.state.get(param, {}).items():
-                if isinstance(value, torch.Tensor):
-                    statistics.append((index, key))
-                    tensors.append(value.detach().to("cpu", copy=True))
-        return {"step": step, "lineage": lineage, "statistics": statistics}, tensors
+        statistics, tensors = self.held()
+        copies = [tensor.to("cpu", copy=True) for tensor in tensors]
+        return {"step": step, "lineage": lineage, "statistics": statistics}, copies
 
     @torch.no_grad()
     def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
@@ -182,3 +214,9 @@ class SharedState:
             raise RoundFailed(f"the state's statistic {key} is negative")
         if key == "step" and float(tensor.max()) > most_steps:
             raise RoundFailed(f"the state's optimizer has made {float(tensor.max()):.0f} steps, and not {most_steps}")
+
+
+def _add(digest, name: object, tensor: torch.Tensor) -> None:
+    """To a running hash: name, type, shape and bytes."""
+    digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -31,6 +31,7 @@ from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
+from swarm.training.attester import Attester
 from swarm.training.averaging_mode import Averaging
 from swarm.training.catch_up import CatchUp, Progress
 from swarm.training.follower import Follower
@@ -38,6 +39,7 @@ from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
 from swarm.training.listener import Listener
 from swarm.training.options import CoordinatorOptions
+from swarm.training.probation import Probation
 from swarm.training.throughput import Throughput
 
 logger = get_logger(__name__)
@@ -92,6 +94,8 @@ class Coordinator:
         self.tracker = ProgressTracker(
             dht, namespace, self.target, name, max_step, self.options.timeouts, self.options.admission
         )
+        self._attester = Attester(self.version, self._gradients.weights[0].device)
+        self._probation = Probation(self.version, self.tracker, self._attester)
         shapes = [param.shape for param in self._gradients.params]
         of_trainer = [*model.parameters(), *model.buffers(), *self._gradients.own_tensors]
         self.averager = SwarmAverager(
@@ -111,7 +115,14 @@ class Coordinator:
         self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps)
         apply = apply or optimizer.step
         self._follower = Follower(
-            self.version, self.tracker, self.averager, self._gradients, apply, should_stop, self._listener
+            self.version,
+            self.tracker,
+            self.averager,
+            self._gradients,
+            apply,
+            should_stop,
+            self._listener,
+            self._probation,
         )
         self._catching_up = CatchUp(
             self._follower, self.version, self.tracker, self.options, self.averaging.overlaps, should_stop
@@ -151,6 +162,7 @@ class Coordinator:
             self._wait_for_state()
         else:
             self._begin_step()
+        self._attester.begin()
         self._wait_for_peers()
         self.resume()
         self._go_on_with_the_round()
@@ -207,9 +219,15 @@ class Coordinator:
             self.tracker.begin_ahead()
 
     def _is_catching_up(self) -> bool:
-        """Begin to catch up if somebody is ahead, or go on; whether there is no round to be begun now."""
+        """Begin to catch up if somebody is ahead, or this peer's weights are refuted, or go on.
+
+        Returns:
+            whether there is no round to be begun now
+        """
         if self._catching_up.is_running:
             has_changed = self._settle(self._catching_up.go_on())
+        elif self._probation.refuters and (donor := self._follower.find_witness()) is not None:
+            has_changed = self.catch_up(donor)
         else:
             has_changed = self.tracker.swarm.latest_step > self.step and self.catch_up()
         return has_changed or self._catching_up.is_behind
@@ -234,8 +252,14 @@ class Coordinator:
     def _count(self, samples: int, loss: torch.Tensor | float) -> None:
         self._gradients.collect()
         self._throughput.note(samples, loss)
+        self._probation.review()
+        if self._probation.gives_nothing:
+            self._gradients.drop()
+            self._throughput.withhold()
         if self._catching_up.is_behind:
             self._catching_up.report()
+        elif self._probation.gives_nothing:
+            self.tracker.report(samples=0, rate=0.0, phase=TRAINING)
         else:
             self.tracker.report(samples=self.samples, rate=self._throughput.samples_per_second, phase=TRAINING)
 
@@ -408,6 +432,8 @@ class Coordinator:
         if is_alone and self._is_shown:
             self.averager.keep_average(self.step, self.version.lineage, lineage)
         self.version.advance(lineage)
+        self._attester.note_update()
+        self._probation.note_update()
 
     def go_on(self) -> None:
         """The next step begins, or goes on if it has begun already."""
@@ -428,6 +454,7 @@ class Coordinator:
     def leave(self) -> None:
         """Say goodbye and stop; the others train on."""
         self._catching_up.cancel()
+        self._attester.close()
         self._listener.leave()
         if self._inflight is not None:
             self._inflight.settle()

@@ -34,6 +34,7 @@ from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.listener import NEAR_SECONDS, Listener
+from swarm.training.probation import Probation
 
 logger = get_logger(__name__)
 
@@ -63,6 +64,7 @@ class Follower:
         apply: make an update with it
         should_stop: asked while waiting; a true answer ends the wait
         listener: goes to the next round before this peer has its weights
+        probation: examines what is taken over
     """
 
     def __init__(
@@ -74,8 +76,9 @@ class Follower:
         apply: Callable[[], None],
         should_stop: Callable[[], bool],
         listener: Listener,
+        probation: Probation,
     ):
-        self._listener, self._may_listen = listener, False
+        self._listener, self._may_listen, self._probation = listener, False, probation
         self._version, self._tracker, self._averager = version, tracker, averager
         self._gradients, self._apply, self._should_stop = gradients, apply, should_stop
         self._steps: Steps | None = None
@@ -283,8 +286,10 @@ class Follower:
                 if type(step) is int and step <= version.step and (version.step, version.lineage) != before:
                     return False
                 self._check_step(donor, step, max(version.step, claimed.get(donor, 0)))
+                examined = self._probation.examine(donor, description, tensors)
                 version.load(description, tensors)
                 self._gradients.reset()  # with local steps it is what the next one downloads
+                self._probation.begin(donor, examined)
         except RoundFailed as error:
             raise NoState({donor: str(error)}) from error
         self.last_donor = self._fast_donor = donor
@@ -325,6 +330,7 @@ class Follower:
                     self._apply()
                     self._gradients.release()
                     self._version.advance(lineage)
+                    self._probation.note_followed(donor)
                 made += 1
                 if not self._may_follow(donor, made):
                     break
@@ -334,6 +340,8 @@ class Follower:
             self._fast_donor = donor
             donors = [donor, *(peer for peer in donors if peer != donor)]
         if made:
+            with self._version.lock:
+                self._probation.note_arrived()
             name, updates = self._tracker.name_of(donor), f"{made} update{'s' * (made != 1)}"
             logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
         return made
@@ -438,6 +446,13 @@ class Follower:
             return None  # these weights are the recipe's: nobody has better ones
         others = [donor for donor in donors if donor != self.last_donor] or donors
         return random.choice(others) if others else None  # the first one may be as ill as this peer
+
+    def find_witness(self) -> PeerID | None:
+        """Who can replace weights that others have refuted: one of these if possible, and nobody they came from."""
+        donors = self._tracker.swarm.donors(min_step=self._version.step - RECORDS_LAG)
+        others = [donor for donor in donors if donor not in self._probation.sources]
+        refuters = [donor for donor in others if donor in self._probation.refuters]
+        return random.choice(refuters or others) if others else None
 
     def refused_by(self, leader: PeerID) -> None:
         """It says that it averages another model; who has taken part in the swarm knows that it does not matter.

@@ -105,6 +105,10 @@ class Throughput:
         taken, self.work, self._kept_loss_sum = self.work, Work(), 0.0
         return taken
 
+    def withhold(self) -> None:
+        """These samples are not for the swarm."""
+        self.work = Work(seconds=self.work.seconds)
+
     def give_back(self, work: Work) -> None:
         """It counts for the present step after all."""
         self.work.samples += work.samples

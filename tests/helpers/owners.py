@@ -53,12 +53,16 @@ class Sign:
 
 
 class Organiser:
-    """Somebody who decides who takes part in a run."""
+    """Somebody who decides who takes part in a run.
 
-    def __init__(self, run_id: str = "run"):
+    Args:
+        began: seconds ago, when the first one became a member
+    """
+
+    def __init__(self, run_id: str = "run", began: float = 0.0):
         self.signer = Signer(Ed25519PrivateKey.generate())
         self.authority = Authority(run_id, self.signer.public_key)
-        self._serial = int(1000 * time.time())
+        self._serial = int(1000 * (time.time() - began))
         self.removals = Removals(run_id, 0, {})
 
     def certificate(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from swarm.membership.global_progress import GlobalProgress
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.attacks import members
 from tests.helpers.attacks.rounds_under_attack import assert_few_failed
@@ -59,8 +60,20 @@ class Rounds(Record):
         trainer.strategy.coordinator.on_round = self.events.append
 
 
-def member(name, initial_peers, line, folder, plan, min_peers, max_steps=UPDATES, lie=None):
+def ask_first(name: str) -> None:
+    """Of all who could hand over the state, this peer asks the one that is called so before the others."""
+    honest = GlobalProgress.donors
+
+    def donors(self, min_step):
+        return sorted(honest(self, min_step), key=lambda peer: self.records[peer].name != name)
+
+    GlobalProgress.donors = donors
+
+
+def member(name, initial_peers, line, folder, plan, min_peers, max_steps=UPDATES, lie=None, asks=None):
     """A peer of the tiny model, what it prints goes to a file; with a lie it is the liar, and may end as it likes."""
+    if asks is not None:
+        ask_first(asks)
     output = os.open(folder / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
         os.dup2(output, number)
@@ -123,14 +136,14 @@ def test_who_has_trained_is_not_held_up_by_a_member_that_says_it_is_ahead(tmp_pa
 
 @pytest.mark.parametrize("lie", ["flip", "false-statistics"])
 def test_a_false_donor_spoils_no_newcomer(tmp_path, lie):
-    """It says that it was here before everybody, so it is asked first."""
+    """It is asked first, and refused before the newcomer has given anything to the swarm."""
     plan, endless = Plan(compute_seconds=0.03), 10**6
     with Peers(timeout_seconds=75) as peers:
         for name in ("a", "b"):
             peers.start(name, partial(member, max_steps=endless), tmp_path, plan, 3)
         peers.start("mallory", partial(member, lie=lie, max_steps=endless), tmp_path, plan, 3)
         peers.until(lambda: has_step(peers, "a", 3))
-        c = peers.start("c", partial(member, max_steps=endless), tmp_path, plan, 1)
+        c = peers.start("c", partial(member, max_steps=endless, asks="mallory"), tmp_path, plan, 1)
         peers.until(lambda: len(c.messages) >= NEWCOMER_UPDATES)
         (tmp_path / "stop").touch()
         found = peers.results("a", "b", "c")
@@ -138,10 +151,13 @@ def test_a_false_donor_spoils_no_newcomer(tmp_path, lie):
     for rounds in (a_rounds, b_rounds):
         assert_few_failed(rounds)
     assert_equal_updates(a, b)
-    assert sum(update.own_samples > 0 for update in c.updates) >= NEWCOMER_UPDATES / 2
+    given = [update for update in c.updates if update.own_samples > 0]
+    assert len(given) >= NEWCOMER_UPDATES / 2
+    assert_equal_updates(a, replace(c, updates=given)), "it has given nothing that was computed on other weights"
     assert_equal_updates(a, replace(c, updates=c.updates[-8:]))
     for name in "ab":
         said = (tmp_path / f"{name}.log").read_text()
         assert "from mallory" not in said, "an honest peer has taken over its state"
     said = (tmp_path / "c.log").read_text()
     assert said.count("from mallory:") <= 1, "it is not asked again"
+    assert "No state from mallory: " in said or "from mallory are not those of a and b: they are dropped" in said

@@ -17,6 +17,7 @@ from swarm.membership.progress_record import JOINING, TRAINING, PeerProgress
 from swarm.membership.progress_store import ProgressStore
 from swarm.runtime import fault_injection as faults
 from swarm.state_sync.training_state import SharedState
+from swarm.training.probation import MAX_UPDATES
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.strategy_runs import (
     Plan,
@@ -56,9 +57,11 @@ def test_a_late_joiner_takes_over_the_state_and_counts():
     assert step >= 10
     assert learning_rate == pytest.approx(0.01 * learning_rate_factor(step), rel=1e-6)
     first = joiner.updates[0]
-    assert first.own_samples > 0
     assert 1 <= first.step - step <= 4, "at once, unless the machine was busy while updates were made"
     assert first.global_step == first.scheduler_step == first.step
+    given = [update.own_samples > 0 for update in joiner.updates]
+    assert given == sorted(given), "nothing before the other one has confirmed its state, and then always"
+    assert given.index(True) < MAX_UPDATES, "it was confirmed"
     for name in "ab":
         with_joiner = [update for update in found[name].updates if joiner.peer_id in update.peer_ids]
         assert with_joiner[0].step == first.step

@@ -18,12 +18,16 @@ from swarm.membership.progress_record import (
     OwnClock,
     PeerProgress,
 )
+from swarm.protocol.attestation import Attestation
 from swarm.protocol.wire import MAX_STEP
 from tests.helpers.mutation import mutated
 from tests.helpers.records import NOW, RECORD
 
 FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
-FIELDS += ("ahead", "lineage")
+FIELDS += ("ahead", "lineage", "attested")
+LONG = Attestation(MAX_STEP, b"L" * 16, b"D" * 16, (-1.5e-300,) * 16)
+"""As many bytes as there can be."""
+ATTESTED = [12, b"L" * 16, b"D" * 16, [0.5] * 8]
 
 
 def packed(**changes) -> bytes:
@@ -34,9 +38,16 @@ def packed(**changes) -> bytes:
     )
 
 
-@pytest.mark.parametrize("record", [RECORD, replace(RECORD, client_mode=True, step=0, name="Ä" * 64, phase=JOINING)])
+@pytest.mark.parametrize(
+    "record", [RECORD, replace(RECORD, client_mode=True, step=0, name="\U0001f41d" * 64, phase=JOINING, attested=LONG)]
+)
 def test_records_survive_the_wire(record):
     assert PeerProgress.from_bytes(record.to_bytes(), NOW) == record
+
+
+def test_a_sketch_that_is_not_finite_is_none():
+    attested = replace(LONG, sketch=(math.nan, 1.0))
+    assert PeerProgress.from_bytes(replace(RECORD, attested=attested).to_bytes(), NOW).attested.sketch == ()
 
 
 def test_unknown_loss_and_accuracy_survive_the_wire():
@@ -82,6 +93,15 @@ def test_unknown_loss_and_accuracy_survive_the_wire():
         {"lineage": b"short"},
         {"lineage": "a string of 16"},
         {"lineage": None},
+        {"attested": 7},
+        {"attested": []},
+        {"attested": [-1, *ATTESTED[1:]]},
+        {"attested": [12, b"short", *ATTESTED[2:]]},
+        {"attested": [*ATTESTED[:2], b"D" * 17, ATTESTED[3]]},
+        {"attested": [*ATTESTED[:2], b"D" * 15, ATTESTED[3]]},
+        {"attested": [*ATTESTED[:3], [0.5] * 17]},
+        {"attested": [*ATTESTED[:3], ["x"]]},
+        {"attested": [*ATTESTED, 1]},
     ],
     ids=lambda changes: "-".join(f"{key}={value!r}"[:24] for key, value in changes.items()),
 )
@@ -91,7 +111,7 @@ def test_records_that_no_honest_peer_sends(changes):
         PeerProgress.from_bytes(data, NOW)
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 513, "text", None, 7, msgpack.packb([1, 2]), msgpack.packb({})])
+@pytest.mark.parametrize("data", [b"", b"x" * 641, "text", None, 7, msgpack.packb([1, 2]), msgpack.packb({})])
 def test_not_even_a_record(data):
     with pytest.raises(ValueError, match=r"."):
         PeerProgress.from_bytes(data, NOW)

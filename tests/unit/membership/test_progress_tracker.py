@@ -20,11 +20,12 @@ from swarm.membership.progress_record import (
 )
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.network.signed_records import peer_of
+from swarm.protocol.admission import OPEN
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
-from tests.helpers.owners import subkey_of
+from tests.helpers.owners import Organiser, subkey_of
 from tests.helpers.records import RECORD, FakeDHT
 
 LINEAGE, OTHER = b"L" * LINEAGE_BYTES, b"O" * LINEAGE_BYTES
@@ -33,9 +34,16 @@ LINEAGE, OTHER = b"L" * LINEAGE_BYTES, b"O" * LINEAGE_BYTES
 class Swarm:
     """A tracker whose thread never runs, and others that say what the test wants."""
 
-    def __init__(self, target_batch_size: int = 100, client_mode: bool = False, max_step: int = MAX_STEP):
+    def __init__(
+        self, target_batch_size: int = 100, client_mode: bool = False, max_step: int = MAX_STEP, invites: bool = False
+    ):
         self.dht = FakeDHT(client_mode)
-        self.tracker = ProgressTracker(self.dht, "run", BatchTarget(target_batch_size), "own", max_step)
+        self.organiser, admission = Organiser(began=1000.0), OPEN
+        if invites:
+            admission = self.organiser.admission(self.dht.peer_id)
+        self.tracker = ProgressTracker(
+            self.dht, "run", BatchTarget(target_batch_size), "own", max_step, admission=admission
+        )
         self.tracker.report(phase=TRAINING)
 
     def says(self, name: str, *, age: float = 0.0, joined_before: float = 0.0, **fields) -> PeerID:
@@ -229,6 +237,47 @@ def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_olde
     assert order() == [own, stranger, anna], "now she says something else"
 
 
+def test_a_member_that_claims_to_be_the_oldest_does_not_lead():
+    """The organiser has signed when each became a member: in this order."""
+    swarm = Swarm(invites=True)
+    own, now = swarm.tracker.peer_id, get_dht_time()
+    ada, liar, eve = (peer_of(subkey_of(name)) for name in ("ada", "liar", "eve"))
+    shown = {peer: swarm.organiser.admission(peer) for peer in (ada, liar, eve)}
+
+    def says(name: str, joined: float, **fields) -> None:
+        record = replace(RECORD, name=name, step=0, joined=joined, time=get_dht_time())
+        swarm.says_bytes(name, shown[peer_of(subkey_of(name))].show(replace(record, **fields).to_bytes()))
+
+    def order() -> list[PeerID]:
+        return [member.peer_id for member in sorted(swarm.tracker.swarm.members, key=lambda member: member.seniority)]
+
+    for name, joined in (("ada", now - 1), ("liar", 0.0), ("eve", now - 2)):
+        says(name, joined)
+    swarm.tracker.begin_step(1, LINEAGE, frozenset([own, ada, liar, eve]))
+    assert order() == [own, ada, liar, eve]
+    says("eve", 0.0)
+    assert order() == [own, ada, liar, eve], "who has come back is the junior"
+    says("ada", back := get_dht_time())
+    assert order() == [own, liar, eve, ada], "however early it became a member"
+    swarm.tracker.begin_step(2, LINEAGE, frozenset([own, ada, liar, eve]))
+    assert order() == [own, ada, liar, eve], "until it has been in a group again"
+    for name, joined in (("ada", back), ("liar", 0.0), ("eve", 0.0)):
+        says(name, joined, step=2, lineage=OTHER)
+    assert swarm.tracker.swarm.superiors == [], "nor does its state count before ours"
+    assert swarm.tracker.swarm.donors(2) == [ada, liar, eve]
+
+
+def test_who_has_handed_over_something_false_is_not_asked_again_and_met_all_the_same(swarm):
+    liar, ben = swarm.says("liar", step=8), swarm.says("ben", step=7)
+    assert swarm.tracker.swarm.donors(7) == [liar, ben]
+    swarm.tracker.has_handed_over_false(liar)
+    swarm.tracker.cannot_hand_over(liar)
+    assert swarm.tracker.swarm.donors(7) == [ben]
+    assert swarm.tracker.swarm.latest_step == 7
+    assert swarm.tracker.swarm.superiors == [ben]
+    assert liar in swarm.members, "who leads is followed by the others"
+
+
 def test_who_waited_in_a_round_that_failed_waits_no_more(swarm):
     swarm.says("anna", phase=AVERAGING, age=0.1)
     assert swarm.tracker.swarm.step_is_over
@@ -242,7 +291,7 @@ def test_who_comes_back_is_the_newest_member(swarm):
     follower = swarm.says("anna", joined=swarm.tracker.own.joined + 1e-3, age=-1.0)
     order = sorted(swarm.tracker.swarm.members, key=lambda member: member.seniority)
     assert order[-1].peer_id == follower
-    while get_dht_time() <= order[-1].joined:
+    while get_dht_time() <= order[-1].since:
         pass
     swarm.tracker.came_back()
     assert sorted(swarm.tracker.swarm.members, key=lambda member: member.seniority)[0].peer_id == follower

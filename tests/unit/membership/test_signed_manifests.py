@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from hivemind.utils import ValueWithExpiration
 
+from recipe.errors import InputError
 from recipe.presets import digits
 from swarm.membership.run_manifest import PROTOCOL, RunManifest, read_manifests
 from tests.helpers.owners import Organiser, subkey_of
@@ -44,3 +45,10 @@ def test_of_another_organiser_there_is_nothing(organiser):
     dht = FakeDHT()
     says(dht, "honest", RunManifest(PROTOCOL, "run", digits()).signed_by(organiser.signer))
     assert read_manifests(dht, (), "run", Organiser("run").signer.public_key, timeout_seconds=0) == {}
+
+
+def test_a_signature_without_an_organiser_is_no_open_run(organiser):
+    data = RunManifest(PROTOCOL, "run", digits()).signed_by(organiser.signer).to_bytes()
+    assert RunManifest.from_bytes(data).organiser
+    with pytest.raises(InputError, match="a signature of nobody"):
+        RunManifest.from_bytes(data.replace(b'"organiser"', b'"rganiser"'))

@@ -29,6 +29,7 @@ from swarm.network.signed_records import owned_entries
 from swarm.peer.session import newest_checkpoint
 from swarm.peer.status import Status
 from swarm.protocol.admission import OPEN, Admission
+from swarm.protocol.attestation import Attestation
 from swarm.protocol.certificates import Removals
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
@@ -113,7 +114,8 @@ def refused(parse: Callable, data: object, kind: type[Exception] = ValueError) -
 # ---- from the network ----------------------------------------------------------------------------------------------
 
 
-RECORD = PeerProgress("anna", 5, 96, 31.4, NOW - 60, NOW - 1, False, "training").to_bytes()
+ATTESTED = Attestation(5, bytes(16), bytes(16), (0.5, -0.5))
+RECORD = PeerProgress("anna", 5, 96, 31.4, NOW - 60, NOW - 1, False, "training", attested=ATTESTED).to_bytes()
 WISH = Wish(7, b"").to_bytes()
 OFFER = Offer(0.0, bytes(16), 3 * SLICE_BYTES, (bytes(32),) * 3, b"description").to_bytes()
 PARSERS = {

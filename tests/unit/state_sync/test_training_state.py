@@ -97,6 +97,50 @@ def test_equal_weights_have_one_digest_and_others_another():
     assert StateVersion(make(1), 1, [torch.zeros(1)]).lineage != StateVersion(make(1), 1, [torch.zeros(1)]).lineage
 
 
+def digest_of(state: SharedState) -> bytes:
+    return state.digest_of(*state.held())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+def test_one_bit_of_what_peers_have_in_common_changes_the_digest(optimizer):
+    state, same = make(1, optimizer), make(1, optimizer)
+    for each in (state, same):
+        train(each)
+    expected = digest_of(state)
+    assert digest_of(same) == expected
+    description, tensors = state.export(3, LINEAGE)
+    assert state.digest_of(description["statistics"], tensors) == expected, "as it travels, too"
+    common = [*state.model.parameters()]
+    common += [value for own in state.optimizers[0].state.values() for value in own.values()]
+    for tensor in common:
+        before = tensor.detach().clone()
+        with torch.no_grad():
+            tensor.view(-1)[:1].nextafter_(torch.tensor([9.0]))
+        assert digest_of(state) != expected
+        with torch.no_grad():
+            tensor.copy_(before)
+    assert digest_of(state) == expected
+    for buffer in state.model.buffers():
+        buffer.add_(1)
+    assert digest_of(state) == expected, "running statistics go their own way between two updates"
+
+
+def test_the_optimizer_of_local_steps_is_each_peers_own():
+    state = make(1)
+    train(state)
+    anchors = {param: nn.Parameter(param.detach().clone()) for param in state.model.parameters()}
+    outer = torch.optim.SGD(anchors.values(), lr=1.0, momentum=0.9)
+    state = SharedState(state.model, [state.optimizers[0], outer], anchors)
+    expected = digest_of(state)
+    train(state)
+    assert digest_of(state) == expected
+    first = next(iter(anchors.values()))
+    outer.state[first]["momentum_buffer"] = torch.ones_like(first)
+    assert digest_of(state) != expected
+    version = StateVersion(state, 3, list(anchors.values()))
+    assert version.attest_received(*version.export()) == version.attest()
+
+
 def test_own_weights_are_kept_before_far_ones_replace_them():
     donor, own = make(1), make(1)
     train(donor)

@@ -28,7 +28,8 @@ def make(step: int) -> StateVersion:
 def follower(version: StateVersion, tracker, averager=None) -> Follower:
     gradients = SimpleNamespace(reset=lambda: None, weights=list(version.state.model.parameters()))
     listener = SimpleNamespace(begin=lambda: None, is_at=lambda step: False)
-    return Follower(version, tracker, averager, gradients, None, lambda: False, listener)
+    probation = SimpleNamespace(examine=lambda *_: None, begin=lambda *_: None)
+    return Follower(version, tracker, averager, gradients, None, lambda: False, listener, probation)
 
 
 def catch_up(version: StateVersion, tracker, averager, timeout_seconds: float = 20, joins: bool = True) -> bool:

@@ -1,0 +1,36 @@
+"""What the others have said of the states that they held at their last steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hivemind.p2p import PeerID
+
+from swarm.membership.progress_record import PeerProgress
+from swarm.protocol.attestation import Attestation
+from swarm.protocol.messages import MAX_GROUP_SIZE
+
+MAX_KEPT = 16
+"""Of each peer."""
+
+
+class Attestations:
+    """Of those who have a record now; written by one thread, and read by others."""
+
+    def __init__(self) -> None:
+        self._said: dict[PeerID, dict[tuple[int, bytes], Attestation]] = {}
+
+    def note(self, records: Mapping[PeerID, PeerProgress]) -> None:
+        """These are the records now. What a peer says of a step is what it has said of it first."""
+        said = {}
+        for peer, record in [*records.items()][:MAX_GROUP_SIZE]:
+            before, told = self._said.get(peer, {}), record.attested
+            if told is not None and (told.step, told.lineage) not in before:
+                before = dict([*before.items(), ((told.step, told.lineage), told)][-MAX_KEPT:])
+            said[peer] = before
+        self._said = said
+
+    def of(self, step: int, lineage: bytes) -> dict[PeerID, Attestation]:
+        """Of these weights, by who says it."""
+        found = {peer: told.get((step, lineage)) for peer, told in self._said.items()}
+        return {peer: attestation for peer, attestation in found.items() if attestation is not None}

@@ -1,0 +1,113 @@
+"""Says what state this peer holds after an update, as often as that costs next to nothing.
+
+A digest reads the whole state once with one core, also that on a GPU: at 1 to 2 GB/s. That is left to a thread, since
+until the next update nothing of it changes; an update that comes earlier waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from hivemind.utils import get_logger
+
+from swarm.protocol.attestation import Attestation
+from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
+
+logger = get_logger(__name__)
+
+MAX_SHARE = 0.01
+"""Of the time from one digest to the next, which one may cost."""
+MAX_EVERY = 2**16
+"""Updates from one to the next, at most."""
+SMOOTHING = 0.3
+
+
+class Attester:
+    """Of one peer.
+
+    Every `SKETCH_EVERY` updates there is a sketch at least, and a digest as often as it costs a hundredth of the time.
+    All peers choose some of the same steps, since each takes those that a power of two divides.
+
+    Args:
+        version: the state of this peer
+        device: that the state is on
+    """
+
+    def __init__(self, version: StateVersion, device: torch.device):
+        self._version = version
+        self.tell: Callable[[Attestation], None] = lambda attestation: None
+        """Called with what there is to say, from any thread; it holds the lock of the version."""
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._cost_seconds, self._update_seconds = math.inf, math.inf
+        self._updated_at: float | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="attester")
+        self._running: Future | None = None
+
+    @property
+    def digest_every(self) -> int:
+        """Updates from one step to the next of which this peer takes a digest."""
+        every = 1
+        while every < MAX_EVERY and self._cost_seconds > MAX_SHARE * every * self._update_seconds:
+            every *= 2
+        return every
+
+    def attest_now(self) -> Attestation:
+        """At once; whoever calls holds the lock of the version."""
+        if self._version.step % self.digest_every:
+            return self._version.attest(with_digest=False)
+        began = time.perf_counter()
+        attestation = self._version.attest()
+        self._cost_seconds = time.perf_counter() - began
+        return attestation
+
+    def begin(self) -> None:
+        """This peer begins to train: others learn what it holds, and it learns what that costs."""
+        self._submit()
+
+    def note_update(self) -> None:
+        """This peer has made one; it still holds the lock, so what is begun here comes after it."""
+        now = time.monotonic()
+        if self._updated_at is not None:
+            seconds, before = now - self._updated_at, self._update_seconds
+            self._update_seconds = seconds if math.isinf(before) else before + SMOOTHING * (seconds - before)
+        self._updated_at = now
+        is_due = self._version.step % min(SKETCH_EVERY, self.digest_every) == 0
+        if is_due and (self._running is None or self._running.done()):
+            self._submit()
+
+    def _submit(self) -> None:
+        ready = self._stream and torch.cuda.current_stream(self._stream.device).record_event()
+        self._running = self._executor.submit(self._attest, self._version.lineage, ready)
+
+    def _attest(self, lineage: bytes, ready: torch.cuda.Event | None) -> None:
+        try:
+            with self._version.lock, self._beside_training(ready):
+                if self._version.lineage != lineage:
+                    return  # this peer has gone on
+                self.tell(self.attest_now())
+        except Exception:
+            logger.debug("the state could not be attested", exc_info=True)
+
+    @contextlib.contextmanager
+    def _beside_training(self, ready: torch.cuda.Event | None) -> Iterator[None]:
+        """On a GPU, in no queue with the next micro-batch."""
+        if ready is None:
+            yield
+            return
+        self._stream.wait_event(ready)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def wait(self) -> None:
+        """Until what has begun is said."""
+        if self._running is not None:
+            self._running.result()
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        self._executor.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,240 @@
+"""Whether a state that this peer has taken over is the swarm's, by the word of others than who handed it over.
+
+A donor proves nothing: its digests are of its own bytes. So others say in their progress records what they hold
+(`Attestation`). Until one of them has said that it holds the same, a peer that has taken over a state gives nothing:
+its samples do not count, and it says nothing of its state itself. That has an end, or a swarm whose hardware differs
+would shut everybody out; the group compares weights at every eighth step all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+
+import torch
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.attestation import Attestation
+from swarm.protocol.messages import RoundFailed
+from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
+from swarm.state_sync.weight_sketch import TOLERANCE, relative_distance
+from swarm.training.attester import Attester
+
+logger = get_logger(__name__)
+
+MAX_UPDATES = 16
+"""In rounds, to which this peer gives nothing because nobody has confirmed its state."""
+MAX_SECONDS = 30.0
+"""The same, if updates are slow."""
+MAX_REFUSED = 2
+"""States that the word of anybody keeps a newcomer of an open run from: names cost nothing there, and so do words."""
+MAX_OWN = 16
+"""Steps of which this peer remembers what it held."""
+
+
+class Verdict(Enum):
+    """What others say of a state."""
+
+    CONFIRMED = "another one holds it, too"
+    REFUTED = "others hold another one, and agree with each other"
+    OPEN = "nobody has said anything that decides"
+
+
+def is_same(one: Attestation, other: Attestation) -> bool:
+    """Whether both hold the same bits, for sure."""
+    return bool(one.digest) and one.digest == other.digest
+
+
+def are_alike(one: Attestation, other: Attestation) -> bool:
+    """Whether both hold the same weights, as far as hardware lets them."""
+    if is_same(one, other):
+        return True
+    have_sketches = len(one.sketch) == len(other.sketch) > 0
+    return have_sketches and relative_distance(one.sketch, other.sketch) <= TOLERANCE
+
+
+def judge(own: Attestation, others: Iterable[Attestation], is_as_received: bool) -> Verdict:
+    """By what others say of the same step and lineage.
+
+    Equal bits confirm. So do weights that are nearly the same, as on other hardware, but only after an update: signs of
+    a sketch follow from the lineage, so whoever hands over a state knows those of its step, and can look alike there.
+    Others who agree with each other refute it if they are more than its donor and who agrees with that: two at least.
+
+    Args:
+        is_as_received: no update has been made since the state was handed over
+    """
+    alike, apart = [], []
+    for other in others:
+        (alike if are_alike(own, other) else apart).append(other)
+    against = max((sum(are_alike(one, other) for other in apart) for one in apart), default=0)
+    if against > 1 + len(alike):
+        return Verdict.REFUTED
+    confirming = [other for other in alike if is_same(own, other) or not is_as_received]
+    return Verdict.CONFIRMED if confirming and len(alike) > against else Verdict.OPEN
+
+
+class Probation:
+    """Of one peer, from when it takes something over until others have confirmed what it holds.
+
+    Args:
+        version: the state of this peer
+        tracker: knows what others say
+        attester: says what this peer holds after its own updates
+    """
+
+    def __init__(self, version: StateVersion, tracker: ProgressTracker, attester: Attester):
+        self._version, self._tracker, self._attester = version, tracker, attester
+        self.sources: frozenset[PeerID] = frozenset()
+        """From whom the state came, and averages with which this peer has followed: their word says nothing of it."""
+        self.refuters: frozenset[PeerID] = frozenset()
+        """Who has refuted what this peer holds."""
+        self._own: dict[tuple[int, bytes], tuple[Attestation, bool]] = {}
+        self._has_state, self._updates, self.since = False, 0, math.inf
+        self._refused, self._last_step = 0, 0
+        attester.tell = self._say
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is something that nobody has confirmed yet."""
+        return bool(self.sources)
+
+    @property
+    def gives_nothing(self) -> bool:
+        """Who has only missed an average or two goes on giving until somebody says that these were false."""
+        return self._has_state or bool(self.refuters)
+
+    def _witnesses(self, sources: Iterable[PeerID]) -> set[PeerID]:
+        """Others that say anything of what they hold; a newcomer does not, before its own has been confirmed."""
+        others = self._tracker.others
+        return {peer for peer in others.keys() - set(sources) if others[peer].attested is not None}
+
+    # ---- what is taken over -----------------------------------------------------------------------------------------
+
+    def examine(self, donor: PeerID, description: dict, tensors: Sequence[torch.Tensor]) -> Attestation | None:
+        """A downloaded state, before this peer holds it; None if there is nobody whose word could count.
+
+        Raises:
+            RoundFailed: it is not a state of this model, or not that of the swarm
+        """
+        if not self._witnesses([donor]):
+            return None
+        received = self._version.attest_received(description, tensors)
+        others = self._tracker.attestations(received.step, received.lineage, [donor])
+        if self._judge(received, others, is_as_received=True) is Verdict.REFUTED:
+            self._refused += 1
+            names = self._others(received, others)
+            self._tracker.has_handed_over_false(donor)
+            raise RoundFailed(f"what it gives as step {received.step} is not what {names} hold")
+        return received
+
+    def begin(self, donor: PeerID, received: Attestation | None) -> None:
+        """This state has been taken over; whoever calls holds the lock."""
+        self.end()
+        if received is not None:
+            self._tracker.report(attested=None)
+            self.sources, self._has_state, self._last_step = frozenset([donor]), True, received.step
+            self._own = {(received.step, received.lineage): (received, True)}
+
+    def note_followed(self, donor: PeerID) -> None:
+        """An update has been made with an average of this donor's; whoever calls holds the lock."""
+        step = self._last_step = self._version.step
+        self.sources |= {donor}
+        if step % SKETCH_EVERY == 0 or self._tracker.attestations(step, self._version.lineage, self.sources):
+            self._note(self._attester.attest_now())
+
+    def note_arrived(self) -> None:
+        """This peer has made up for all that it could; whoever calls holds the lock."""
+        self._note(self._attester.attest_now())
+
+    def note_update(self) -> None:
+        """An update has been made in a round."""
+        self._updates += 1
+
+    def _say(self, own: Attestation) -> None:
+        """What this peer holds: for others, or to be compared first."""
+        if self.is_on:
+            self._note(own)
+        else:
+            self._tracker.report(attested=own)
+
+    def _note(self, own: Attestation) -> None:
+        if (own.step, own.lineage) not in self._own:
+            self._own = dict([*self._own.items(), ((own.step, own.lineage), (own, False))][-MAX_OWN:])
+
+    # ---- what others say of it --------------------------------------------------------------------------------------
+
+    def review(self) -> None:
+        """See whether it is over, or what this peer holds is false."""
+        if not self.is_on:
+            return
+        self.since = min(self.since, time.monotonic())
+        if not self.refuters.isdisjoint(self._tracker.others):
+            if self._is_late and self._tracker.knows_nobody:
+                self._end_in_vain()
+            return
+        self.refuters = frozenset()  # they have gone
+        for own, is_as_received in [*self._own.values()]:
+            others = self._tracker.attestations(own.step, own.lineage, self.sources)
+            verdict = self._judge(own, others, is_as_received)
+            if verdict is Verdict.CONFIRMED and own.step >= self._last_step:  # else averages have come on top of it
+                self._confirm(own, others)
+                return
+            if verdict is Verdict.REFUTED:
+                self._refute(own, others)
+                return
+        self._end_if_nobody_can_tell()
+
+    def _judge(self, own: Attestation, others: Mapping[PeerID, Attestation], is_as_received: bool) -> Verdict:
+        verdict = judge(own, others.values(), is_as_received)
+        has_doubts = verdict is Verdict.REFUTED and self._tracker.knows_nobody and self._refused >= MAX_REFUSED
+        return Verdict.OPEN if has_doubts else verdict
+
+    def _confirm(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> None:
+        if self._has_state:
+            names = self._names(peer for peer, said in others.items() if are_alike(own, said))
+            logger.warning(f"The state of step {own.step} is confirmed by {names}")
+        self.end()
+        self._refused = 0
+        self._tracker.report(attested=own)
+
+    def _refute(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> None:
+        self.refuters = frozenset(peer for peer, said in others.items() if not are_alike(own, said))
+        sources, names = self._names(self.sources), self._others(own, others)
+        logger.warning(f"The weights of step {own.step} from {sources} are not those of {names}: they are dropped")
+        self._version.is_refuted, self._refused = True, self._refused + 1
+        for source in self.sources:
+            self._tracker.has_handed_over_false(source)
+
+    @property
+    def _is_late(self) -> bool:
+        return self._updates >= MAX_UPDATES or time.monotonic() > self.since + MAX_SECONDS
+
+    def _end_if_nobody_can_tell(self) -> None:
+        if not self._witnesses(self.sources):
+            self.end()
+        elif self._is_late:
+            self._end_in_vain()
+
+    def _end_in_vain(self) -> None:
+        if self._has_state:
+            logger.warning(
+                f"Nobody has confirmed the state from {self._names(self.sources)}: this peer takes part all the same, "
+                f"and its weights are compared with the group's every {SKETCH_EVERY} steps"
+            )
+        self.end()
+
+    def end(self) -> None:
+        """This peer takes part as all others do."""
+        self.sources = self.refuters = frozenset()
+        self._own = {}
+        self._has_state, self._updates, self.since = False, 0, math.inf
+
+    def _others(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> str:
+        return self._names(peer for peer, said in others.items() if not are_alike(own, said))
+
+    def _names(self, peers: Iterable[PeerID]) -> str:
+        return " and ".join(sorted(map(self._tracker.name_of, peers)))

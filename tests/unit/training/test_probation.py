@@ -1,0 +1,279 @@
+"""What a newcomer makes of the state that a donor has handed over, by what others say of theirs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from swarm.membership.attestations import MAX_KEPT, Attestations
+from swarm.protocol.attestation import DIGEST_BYTES, Attestation
+from swarm.protocol.messages import RoundFailed
+from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
+from swarm.state_sync.training_state import SharedState
+from swarm.training.probation import MAX_REFUSED, MAX_SECONDS, MAX_UPDATES, Probation, Verdict, judge
+
+LINEAGE = b"L" * 16
+HERE = (1.0, -2.0, 3.0, 0.5, 1.5, -1.0, 2.0, 1.0)
+NEAR = (*HERE[:-1], 1.0001)
+FAR = tuple(-number for number in HERE)
+CONFIRMED, REFUTED, OPEN = Verdict.CONFIRMED, Verdict.REFUTED, Verdict.OPEN
+
+
+def says(digest: str, sketch=HERE, step: int = 7) -> Attestation:
+    return Attestation(step, LINEAGE, digest.encode() * DIGEST_BYTES, sketch)
+
+
+OWN, SAME, ROUNDED, FALSE, ODD = says("a"), says("a"), says("b", NEAR), says("f", FAR), says("o", (9.0,) * 8)
+
+
+@pytest.mark.parametrize(
+    ("others", "is_as_received", "verdict"),
+    [
+        ([], True, OPEN),
+        ([SAME], True, CONFIRMED),
+        ([FALSE], True, OPEN),  # its word against the donor's
+        ([FALSE, FALSE], True, REFUTED),
+        ([FALSE, ODD], True, OPEN),  # they do not agree with each other
+        ([FALSE, SAME], True, OPEN),
+        ([FALSE, SAME, SAME], True, CONFIRMED),
+        ([FALSE, FALSE, SAME], True, OPEN),  # two against two, with the donor
+        ([FALSE, FALSE, FALSE, SAME], True, REFUTED),
+        ([FALSE, FALSE, SAME, SAME], True, OPEN),
+        ([ROUNDED], True, OPEN),  # who hands it over knows the signs of this sketch
+        ([ROUNDED], False, CONFIRMED),  # it did not know those of the next one
+        ([ROUNDED, ROUNDED], True, OPEN),  # other hardware is no lie
+        ([FALSE, FALSE, ROUNDED], False, OPEN),
+        ([FALSE, FALSE, FALSE, ROUNDED], False, REFUTED),
+        ([says("f", FAR), says("g", FAR)], True, REFUTED),  # they agree, but for rounding
+        ([says("f", ()), says("g", ())], True, OPEN),
+        ([says("f", ()), says("f", ())], True, REFUTED),
+        ([says("b", ())], False, OPEN),
+        ([says("", HERE)], True, OPEN),  # a sketch alone is no proof of what was handed over
+        ([says("", HERE)], False, CONFIRMED),
+        ([says("", FAR), says("", FAR)], True, REFUTED),
+        ([says("", ()), says("", ())], True, OPEN),
+    ],
+)
+def test_what_others_say_decides(others, is_as_received, verdict):
+    assert judge(OWN, others, is_as_received) is verdict
+
+
+class Tracker:
+    """What others say is what the test says."""
+
+    def __init__(self):
+        self.said, self.others, self.told, self.given_up = {}, {}, [], []
+        self.knows_nobody = False
+
+    def say(self, peer: str, attestation: Attestation | None) -> None:
+        self.others[peer] = SimpleNamespace(attested=attestation)
+        self.said[peer] = attestation
+
+    def attestations(self, step, lineage, sources):
+        return {
+            peer: said
+            for peer, said in self.said.items()
+            if peer not in sources and said is not None and (said.step, said.lineage) == (step, lineage)
+        }
+
+    def name_of(self, peer: str) -> str:
+        return peer
+
+    def report(self, **changes) -> None:
+        self.told.append(changes)
+
+    def has_handed_over_false(self, peer: str) -> None:
+        self.given_up.append(peer)
+
+
+class Attester:
+    """Digests the state when it is told to."""
+
+    def __init__(self, version):
+        self._version = version
+
+    def attest_now(self) -> Attestation:
+        return self._version.attest()
+
+
+def make(seed: int = 0) -> StateVersion:
+    torch.manual_seed(seed)
+    model = nn.Linear(40, 10)
+    state = SharedState(model, [torch.optim.AdamW(model.parameters())])
+    return StateVersion(state, 7, list(model.parameters()))
+
+
+class Newcomer:
+    """Has a state, and asks others about it."""
+
+    def __init__(self, **words: Attestation | None):
+        self.version, self.donor, self.tracker = make(1), make(), Tracker()
+        self.attester = Attester(self.version)
+        self.probation = Probation(self.version, self.tracker, self.attester)
+        for peer, said in words.items():
+            self.tracker.say(peer, said)
+
+    def true(self) -> Attestation:
+        with self.donor.lock:
+            return self.donor.attest()
+
+    def take_over(self, false: bool = False) -> None:
+        description, tensors = self.donor.export()
+        tensors = [-tensor for tensor in tensors] if false else tensors
+        examined = self.probation.examine("donor", description, tensors)
+        self.version.load(description, tensors)
+        self.probation.begin("donor", examined)
+
+
+@pytest.fixture
+def newcomer():
+    made = Newcomer(donor=OWN, ben=OWN, carl=OWN)
+    return made
+
+
+def test_what_a_state_is_can_be_told_before_it_is_taken_over(newcomer):
+    received = newcomer.version.attest_received(*newcomer.donor.export())
+    assert received == newcomer.true()
+    assert received != newcomer.version.attest()
+    newcomer.version.load(*newcomer.donor.export())
+    assert newcomer.version.attest() == received, "and afterwards"
+
+
+def test_a_confirmed_state_is_used_at_once(newcomer):
+    newcomer.tracker.say("ben", newcomer.true())
+    newcomer.take_over()
+    assert newcomer.probation.gives_nothing
+    newcomer.probation.review()
+    assert not newcomer.probation.gives_nothing
+    assert newcomer.tracker.told == [{"attested": None}, {"attested": newcomer.true()}]
+
+
+def test_a_false_state_is_refused_before_anything_changes(newcomer):
+    before = newcomer.version.attest()
+    for peer in ("ben", "carl"):
+        newcomer.tracker.say(peer, newcomer.true())
+    with pytest.raises(RoundFailed, match="what it gives as step 7 is not what ben and carl hold"):
+        newcomer.take_over(false=True)
+    assert newcomer.version.attest() == before
+    assert newcomer.tracker.given_up == ["donor"]
+
+
+def test_a_false_state_gives_nothing_and_is_refuted_by_later_words(newcomer, caplog):
+    newcomer.take_over(false=True)
+    newcomer.probation.review()
+    assert newcomer.probation.gives_nothing
+    for peer in ("ben", "carl"):
+        newcomer.tracker.say(peer, newcomer.true())
+    newcomer.probation.review()
+    assert newcomer.probation.refuters == {"ben", "carl"}
+    assert newcomer.tracker.given_up == ["donor"]
+    assert newcomer.version.is_refuted, "nobody needs a copy of these"
+    assert "The weights of step 7 from donor are not those of ben and carl: they are dropped" in caplog.text
+    for _ in range(MAX_UPDATES):
+        newcomer.probation.note_update()
+    newcomer.probation.review()
+    assert newcomer.probation.gives_nothing, "however long it takes"
+    newcomer.tracker.say("ben", newcomer.true())
+    newcomer.take_over()
+    newcomer.probation.review()
+    assert not newcomer.probation.gives_nothing
+    assert not newcomer.version.is_refuted
+
+
+def test_where_only_the_donor_has_something_to_say_its_word_counts():
+    newcomer = Newcomer(donor=OWN, another_newcomer=None)
+    newcomer.take_over()
+    assert not newcomer.probation.gives_nothing
+
+
+def test_where_all_others_leave_the_donor_is_believed(newcomer):
+    newcomer.take_over()
+    newcomer.tracker.others = {"donor": newcomer.tracker.others["donor"]}
+    newcomer.probation.review()
+    assert not newcomer.probation.gives_nothing
+
+
+def test_nobody_is_shut_out_by_silence(newcomer, caplog, monkeypatch):
+    for by_time in (False, True):
+        newcomer.take_over()
+        newcomer.probation.review()
+        if by_time:
+            now = MAX_SECONDS + 1 + newcomer.probation.since
+            monkeypatch.setattr("swarm.training.probation.time.monotonic", lambda now=now: now)
+        else:
+            for _ in range(MAX_UPDATES):
+                assert newcomer.probation.gives_nothing
+                newcomer.probation.note_update()
+        newcomer.probation.review()
+        assert not newcomer.probation.gives_nothing
+        assert "Nobody has confirmed the state from donor" in caplog.text
+        caplog.clear()
+
+
+def test_anybodys_word_delays_a_newcomer_of_an_open_run_and_does_not_shut_it_out(newcomer, caplog):
+    """Two free names say that every state is false."""
+    newcomer.tracker.knows_nobody = True
+    for peer in ("ben", "carl"):
+        newcomer.tracker.say(peer, says("f", FAR))
+        newcomer.tracker.said[peer] = Attestation(7, newcomer.donor.lineage, b"f" * DIGEST_BYTES, FAR)
+    for _ in range(MAX_REFUSED):
+        with pytest.raises(RoundFailed, match="is not what ben and carl hold"):
+            newcomer.take_over()
+    newcomer.take_over()
+    for _ in range(MAX_UPDATES):
+        newcomer.probation.review()
+        assert newcomer.probation.gives_nothing
+        newcomer.probation.note_update()
+    newcomer.probation.review()
+    assert not newcomer.probation.gives_nothing
+    assert "Nobody has confirmed the state from donor" in caplog.text
+
+
+def test_false_averages_are_found_and_whoever_missed_one_gives_on_meanwhile(newcomer):
+    version, lineage = newcomer.version, b"M" * 16
+    version.step = SKETCH_EVERY - 1
+    version.advance(lineage)
+    newcomer.probation.note_followed("donor")
+    newcomer.probation.review()
+    assert newcomer.probation.is_on
+    assert not newcomer.probation.gives_nothing, "it has missed an average, and no more"
+    for peer in ("ben", "carl"):
+        newcomer.tracker.say(peer, Attestation(SKETCH_EVERY, lineage, bytes(DIGEST_BYTES), HERE))
+    newcomer.probation.review()
+    assert newcomer.probation.gives_nothing
+    assert newcomer.tracker.given_up == ["donor"]
+
+
+def test_a_state_that_is_true_does_not_vouch_for_averages_on_top_of_it(newcomer):
+    newcomer.tracker.say("ben", newcomer.true())
+    newcomer.take_over()
+    lineage = b"M" * 16
+    newcomer.version.advance(lineage)
+    newcomer.probation.note_followed("liar")
+    newcomer.probation.review()
+    assert newcomer.probation.gives_nothing
+    newcomer.tracker.say("ben", newcomer.version.attest())
+    newcomer.probation.review()
+    assert not newcomer.probation.gives_nothing
+
+
+def test_what_this_peer_holds_is_told_to_others_only_when_it_is_confirmed(newcomer):
+    newcomer.attester.tell(SAME)
+    newcomer.take_over()
+    newcomer.attester.tell(says("x", step=8))
+    assert newcomer.tracker.told == [{"attested": SAME}, {"attested": None}]
+    newcomer.tracker.say("ben", says("x", step=8))
+    newcomer.probation.review()
+    assert newcomer.tracker.told[2:] == [{"attested": says("x", step=8)}], "and it was compared"
+
+
+def test_attestations_are_kept_for_some_steps_and_not_changed_afterwards():
+    kept = Attestations()
+    for step in range(MAX_KEPT + 3):
+        kept.note({"ben": SimpleNamespace(attested=says("a", step=step))})
+    kept.note({"ben": SimpleNamespace(attested=says("z", step=MAX_KEPT))})
+    assert kept.of(MAX_KEPT, LINEAGE) == {"ben": says("a", step=MAX_KEPT)}
+    assert [bool(kept.of(step, LINEAGE)) for step in range(5)] == [False, False, False, True, True]
+    kept.note({"carl": SimpleNamespace(attested=None)})
+    assert kept.of(MAX_KEPT, LINEAGE) == {}, "ben has left"
