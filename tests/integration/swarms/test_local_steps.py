@@ -63,7 +63,7 @@ def test_a_step_that_is_not_finite_takes_what_it_did_to_the_buffers_with_it():
     compute(1.0, 2.0)
     assert vector.drop_own() == 0
     vector.hand_over_own()
-    vector.release()
+    vector.end_own_step()
     compute(torch.nan, torch.nan)
     assert vector.drop_own() == 4
     assert mean.item() == 2.0
@@ -126,10 +126,10 @@ def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
         with torch.no_grad():
             for param in model.parameters():
                 param.add_(0.01 * torch.randn(param.shape, generator=generator))
+        moved_by = torch.cat([anchor.detach().reshape(-1) for anchor in vector.anchors]) - weights(model)
         vector.to_wire(samples)
-        moved_by = vector.average.double() * samples
         feedback.add_to(vector.wire, CompressionInfo.from_tensor(vector.wire), 0, samples, travels=True)
-        return moved_by
+        return moved_by.double() * samples
 
     send(10)
     waited = feedback.left_out.double()
@@ -141,7 +141,7 @@ def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
             view.fill_(0.5)
         vector.samples = 8
         vector.hand_over_own()  # a local step meanwhile
-        vector.release()
+        vector.end_own_step()
         vector.take_back(samples)
     moved_by = send(30)
     assert waited.abs().max() > 1e-6
