@@ -151,10 +151,11 @@ def glyphs() -> Recipe:
         beta2=0.95,
         weight_decay=0.05,
         clip_norm=1.0,
-        warmup_steps=40,
-        total_steps=400,
-        target_batch_size=128,
-        validate_every_steps=200,
+        warmup_steps=20,
+        total_steps=240,
+        target_batch_size=256,
+        validate_every_steps=120,
+        precision="bf16-mixed",
     )
 
 
