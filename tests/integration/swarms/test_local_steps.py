@@ -90,6 +90,25 @@ def test_an_outer_step_is_nesterovs():
         torch.testing.assert_close(weights(model), before + expected)
 
 
+def test_an_average_is_used_where_it_is_and_stays_as_it_was():
+    """Neither the momentum nor a local step meanwhile writes into what a round, or a follower's download, may hold."""
+    model = small_model()
+    vector = vector_of(model, LocalSteps(4, 0.5, 0.9))
+    for _ in range(2):
+        average = torch.full_like(vector.wire, -1.0)
+        vector.wire.fill_(3.0)  # a round to which this peer listens is under way
+        vector.follow(average)
+        for view in vector.views:
+            view.fill_(0.5)
+        vector.samples = 8
+        vector.hand_over_own()
+        vector.end_own_step()
+        assert (average == -1.0).all()
+        assert (vector.wire == 3.0).all()
+    num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in vector.own_tensors)
+    assert num_bytes == 3 * 4 * weights(model).numel(), "gradients, anchors, and what was sent"
+
+
 def test_what_was_computed_meanwhile_stays_on_top_of_the_average():
     model = small_model()
     vector, before = vector_of(model, TAKE_OVER), weights(model)
