@@ -3,6 +3,7 @@
 import hashlib
 import os
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,7 @@ class GlyphArchive:
                 f"There is no {path}: make it with `python -m recipe.glyphs --data-dir {path.parent}`, or ask who "
                 "leads the run for the file."
             ) from None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise _not_an_archive(path, str(error)) from error
         archive._check(path)
         return archive

@@ -216,6 +216,16 @@ def test_a_damaged_file_is_named(tmp_path, content):
         open_splits(preset("glyphs"), tmp_path)
 
 
+def test_a_file_with_a_damaged_byte_is_refused_or_read_right(data_dir, archive):
+    whole = (data_dir / FILE).read_bytes()
+    for place in range(100, len(whole), len(whole) // 60):
+        (data_dir / FILE).write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        try:
+            assert GlyphArchive.load(data_dir / FILE).digest == archive.digest, place
+        except InputError:
+            pass
+
+
 def test_a_file_with_other_arrays_is_refused(tmp_path, archive):
     for part, changes in {
         "images": {"images": archive.images | {"val": archive.images["val"].astype(np.float32)}},
