@@ -147,7 +147,7 @@ def glyphs() -> Recipe:
         channels=1,
         dataset="glyphs",
         num_classes=62,
-        learning_rate=1.5e-3,
+        learning_rate=2e-3,
         beta2=0.95,
         weight_decay=0.05,
         clip_norm=1.0,
