@@ -43,7 +43,8 @@ def check_fonts(typefaces: Sequence[ListedTypeface], fonts_dir: Path) -> None:
     if missing:
         raise InputError(
             f"{len(missing)} of {len(typefaces)} typefaces are not in {fonts_dir}: install them, as root, with "
-            f"`apt-get install --no-install-recommends {' '.join(packages_of(missing))}`."
+            f"`apt-get install --no-install-recommends {' '.join(packages_of(missing))}` (Debian 12 has them all), or "
+            f"take {FILE} from who leads the run."
         )
 
 
