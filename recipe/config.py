@@ -18,6 +18,10 @@ MAX_JSON_BYTES = 64 * 1024
 KNOWN_MODELS = frozenset({"vit_tiny_patch16_224", "vit_base_patch32_224", "vit_small_patch16_224"})
 """The presets' models. They need no look-up, because importing timm (and torch) takes seconds."""
 
+DIGITS_FOLDS = tuple(f"digits-fold-{number}" for number in range(1, 6))
+"""Data sets of the same digits: each validates another fifth of them, so that all five validate every image once."""
+
+_NUM_CLASSES = {"cifar10": 10, "glyphs": 62, **dict.fromkeys(("digits", *DIGITS_FOLDS), 10)}
 _MAX_PATCHES_PER_SIDE = 128  # 16,384 tokens: beyond it attention fits into no volunteer's memory
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -79,8 +83,12 @@ class Recipe:
     """Colour channels of the images: 1 (grey) or 3 (RGB)."""
     drop_path: float = 0.0
     """Stochastic depth: probability of skipping a residual branch in the last block, 0 to 0.9."""
-    dataset: Literal["digits", "cifar10", "imagefolder", "synthetic"]
-    """Which images: digits (bundled), cifar10 (downloaded), imagefolder (yours) or synthetic (for benchmarks)."""
+    dataset: Literal[
+        *("digits", "digits-fold-1", "digits-fold-2", "digits-fold-3", "digits-fold-4", "digits-fold-5"),
+        *("cifar10", "glyphs", "imagefolder", "synthetic"),
+    ]
+    """Which images: digits (bundled; a fold validates another fifth of all), cifar10 (downloaded), glyphs (made by a
+    command), imagefolder (yours) or synthetic (for benchmarks)."""
     num_classes: int
     """Number of classes to tell apart."""
     augmentation: Literal["none", "light", "crop-flip", "randaugment"] = "none"
@@ -291,10 +299,13 @@ def _check_model_shape(recipe: Recipe) -> None:
 
 
 def _check_data(recipe: Recipe) -> None:
-    if recipe.dataset in ("digits", "cifar10") and recipe.num_classes != 10:
-        raise InputError(f"{recipe.dataset} has 10 classes, not {recipe.num_classes}: set --num-classes 10.")
-    # Mirrored digits are other characters, and synthetic images have no content that more augmentation would keep.
-    if recipe.dataset in ("digits", "synthetic") and recipe.augmentation not in ("none", "light"):
+    classes = _NUM_CLASSES.get(recipe.dataset, recipe.num_classes)
+    if recipe.num_classes != classes:
+        raise InputError(
+            f"{recipe.dataset} has {classes} classes, not {recipe.num_classes}: set --num-classes {classes}."
+        )
+    # Mirrored characters are others, and synthetic images have no content that more augmentation would keep.
+    if recipe.dataset not in ("cifar10", "imagefolder") and recipe.augmentation not in ("none", "light"):
         raise InputError(
             f"{recipe.dataset} images cannot use augmentation {recipe.augmentation}: set --augmentation none or light."
         )

@@ -49,6 +49,7 @@ BASELINE = [
     Command("python baseline_ddp/train.py", "baseline_ddp.options", "BaselineOptions"),
     Command("python -m baseline_ddp.scaling", "baseline_ddp.scaling", "ScalingOptions"),
     Command("python -m recipe.data.benchmark", "recipe.data.benchmark", "DataBenchmarkOptions"),
+    Command("python -m recipe.glyphs", "recipe.glyphs.__main__", "GlyphOptions"),
 ]
 PROGRAMS = [
     Command("python -m analysis soak", "analysis.endurance.soak", "SoakOptions"),

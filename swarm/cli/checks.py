@@ -24,6 +24,8 @@ from swarm.runtime.hivemind_version import HIVEMIND_VERSION, check_hivemind_vers
 if TYPE_CHECKING:
     from torch import nn  # takes seconds to import
 
+    from swarm.membership.run_manifest import RunManifest
+
 GIB = 2**30
 PACKAGES = ("torch", "torchvision", "hivemind", "timm", "lightning", "torchmetrics", "numpy")
 SHARED_MEMORY = Path("/dev/shm")
@@ -125,12 +127,14 @@ def check_disk(output_dir: Path) -> Check:
     return judged("disk", free, 0.2, 1, found, "free some space, or name another --output-dir")
 
 
-def check_data(recipe: Recipe, data_dir: Path) -> Check:
-    """Nothing is downloaded."""
+def check_data(manifest: RunManifest, data_dir: Path) -> Check:
+    """Whether the run's data are here, and the same as the others'. Nothing is downloaded."""
     from recipe.data.datasets import damaged_cifar10, open_splits
 
+    recipe = manifest.recipe
     try:
         splits = open_splits(recipe, data_dir)
+        manifest.with_classes(splits.digest, data_dir)
     except InputError as error:
         if recipe.dataset == "cifar10" and not damaged_cifar10(data_dir):
             return Check("data", "warning", f"no CIFAR-10 in {data_dir}", "the peer downloads 170 MB when it starts")

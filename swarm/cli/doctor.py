@@ -184,7 +184,7 @@ def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Ite
         stop_dht(dht)
     yield check_micro_batch(model, recipe, options.device)
     yield check_shared_memory(sum(map(math.prod, shapes)))
-    yield check_data(recipe, options.data_dir.expanduser())
+    yield check_data(manifest, options.data_dir.expanduser())
 
 
 def table(checks: list[Check]) -> Table:

@@ -100,7 +100,7 @@ class Session:
         self.data = VisionData(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
         self.data.prepare_data()
         self.data.setup("fit")
-        self.manifest = entry.signed(manifest.with_classes(self.data.classes_digest, machine.data_dir))
+        self.manifest = entry.signed(manifest.with_classes(self.data.digest, machine.data_dir))
         self.admission = OPEN if entry.membership is None else entry.membership.new_admission()
         """Who may take part, as the trainer knows it."""
         self._entry = entry
