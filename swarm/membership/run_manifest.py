@@ -21,12 +21,13 @@ from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.certificates import CLOCK_SECONDS, Authority, NotSigned, Signer
 from swarm.protocol.run_names import authority_in, is_run_id, key_prefix, signed_content
 
-PROTOCOL = 15
+PROTOCOL = 16
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.
 14: the size of a part follows its bytes on the wire.
 15: members show a certificate, where the run has an organiser.
+16: reducers clip what members send, unless the recipe says otherwise.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024

@@ -128,7 +128,7 @@ def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
                 param.add_(0.01 * torch.randn(param.shape, generator=generator))
         vector.to_wire(samples)
         moved_by = vector.average.double() * samples
-        feedback.add_to(vector.wire, CompressionInfo.from_tensor(vector.wire), 0, samples, travels=True)
+        feedback.add_to(vector.wire, CompressionInfo.from_tensor(vector.wire), 0, samples)
         return moved_by
 
     send(10)

@@ -7,11 +7,13 @@ import torch
 from hivemind.p2p import PeerID
 
 from swarm.averaging.compression.codec import CODECS
+from swarm.averaging.robust_mean import Combination
 from swarm.averaging.shares import MAX_PART_BYTES, PartReducer, partition
 from swarm.protocol.messages import ExchangeBroken
 
 PEERS = [PeerID(bytes([number])) for number in range(7)]
 A, B, C = PEERS[:3]
+MEAN = Combination()
 
 
 @pytest.mark.parametrize("codec", ["none", "fp16", "int8"])
@@ -39,7 +41,7 @@ async def mean_of(reducer: PartReducer, gifts: dict[PeerID, tuple[float, float]]
 
 def test_means_are_weighted_and_come_part_after_part():
     async def test():
-        reducer = PartReducer([4, 4], [A, B])
+        reducer = PartReducer([4, 4], [A, B], MEAN)
         for value in (1.0, 2.0):
             assert reducer.awaited_from(A) == reducer.awaited_from(B) == value - 1
             one, other = await mean_of(reducer, {A: (value, 10), B: (5 * value, 30)})
@@ -53,7 +55,7 @@ def test_means_are_weighted_and_come_part_after_part():
 
 def test_who_is_lost_is_not_waited_for_and_what_it_gave_counts():
     async def test():
-        reducer = PartReducer([4, 4], [A, B, C])
+        reducer = PartReducer([4, 4], [A, B, C], MEAN)
         giving = asyncio.ensure_future(mean_of(reducer, {A: (1.0, 10), B: (4.0, 10)}))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -72,7 +74,7 @@ def test_who_is_lost_is_not_waited_for_and_what_it_gave_counts():
 
 def test_who_gives_a_part_twice_is_refused_and_its_part_counts_once():
     async def test():
-        reducer = PartReducer([2], [A, B])
+        reducer = PartReducer([2], [A, B], MEAN)
         first = asyncio.ensure_future(reducer.mean_with(A, torch.ones(2), 10))
         await asyncio.sleep(0)
         with pytest.raises(ExchangeBroken):
@@ -85,7 +87,7 @@ def test_who_gives_a_part_twice_is_refused_and_its_part_counts_once():
 
 def test_who_hangs_up_takes_the_mean_from_nobody_and_when_all_is_over_nobody_waits():
     async def test():
-        reducer = PartReducer([2, 2], [A, B])
+        reducer = PartReducer([2, 2], [A, B], MEAN)
         hanging_up = asyncio.ensure_future(reducer.mean_with(A, torch.ones(2), 10))
         await asyncio.sleep(0)
         hanging_up.cancel()
@@ -103,7 +105,7 @@ def test_who_hangs_up_takes_the_mean_from_nobody_and_when_all_is_over_nobody_wai
 
 def test_there_is_no_mean_of_those_who_have_computed_nothing():
     async def test():
-        reducer = PartReducer([2], [A, B])
+        reducer = PartReducer([2], [A, B], MEAN)
         listening = asyncio.ensure_future(reducer.mean_with(A, torch.zeros(2), 0))
         await asyncio.sleep(0)
         reducer.lose(B)
