@@ -113,3 +113,47 @@ def test_there_is_no_mean_of_those_who_have_computed_nothing():
             await listening
 
     asyncio.run(test())
+
+
+def test_the_order_of_members_counts_and_not_who_comes_first():
+    parts = {
+        peer: torch.randn(1000, generator=torch.Generator().manual_seed(number)) for number, peer in enumerate(PEERS)
+    }
+
+    async def mean(arrivals) -> torch.Tensor:
+        reducer = PartReducer([1000], PEERS, MEAN)
+        found = await asyncio.gather(*(reducer.mean_with(peer, parts[peer], 3.0) for peer in arrivals))
+        return found[0]
+
+    one, other = asyncio.run(mean(PEERS)), asyncio.run(mean(PEERS[::-1]))
+    assert torch.equal(one, other)
+    total = sum(parts[peer].double() for peer in PEERS) / len(PEERS)
+    torch.testing.assert_close(one.double(), total, rtol=0, atol=1e-6)
+
+
+def test_it_is_noted_in_how_many_parts_a_member_was_far_from_the_others():
+    async def test():
+        reducer = PartReducer([4, 4, 4], [A, B, C], Combination(clips=True))
+        for far in (100.0, 1.0, 100.0):
+            gifts = {A: (0.9, 10), B: (1.1, 10), C: (far, 10)}
+            means = await mean_of(reducer, gifts)
+            assert 0.9 <= means[0][0] <= 1.3
+        assert (reducer.parts_combined, reducer.outside) == (3, {C: 2})
+
+    asyncio.run(test())
+
+
+def test_an_error_in_a_rule_is_told_to_all_who_wait():
+    class Broken(Combination):
+        def combine(self, parts, weights):
+            raise RuntimeError("no memory")
+
+    async def test():
+        reducer = PartReducer([2], [A, B], Broken())
+        found = await asyncio.gather(
+            *(reducer.mean_with(peer, torch.ones(2), 1.0) for peer in (A, B)), return_exceptions=True
+        )
+        assert [str(error) for error in found] == ["no memory"] * 2
+        assert reducer.is_finished
+
+    asyncio.run(test())

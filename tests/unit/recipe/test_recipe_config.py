@@ -35,6 +35,16 @@ def test_json_round_trip(name):
     assert Recipe.from_json(recipe.to_json().encode()).fingerprint == recipe.fingerprint
 
 
+def test_a_recipe_of_an_earlier_version_has_the_defaults_of_what_it_lacks():
+    recipe = preset("digits")
+    earlier = json.loads(recipe.to_json())
+    del earlier["robust"]
+    assert Recipe.from_json(json.dumps(earlier)) == recipe
+    del earlier["seed"]
+    with pytest.raises(InputError, match=r"lacks the fields \['seed'\]"):
+        Recipe.from_json(json.dumps(earlier))
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_fingerprints_are_pinned(name):
     assert preset(name).fingerprint == FINGERPRINTS[name]
