@@ -34,7 +34,7 @@ from recipe.run_folder import make_writable, write_json
 
 HONEST = "honest"
 LONGEST_SECONDS = 1800.0
-COLUMNS = ("lie", "averages", "n", "final accuracy, %", "weights of honest peers", "liar named by")
+COLUMNS = ("lie", "averages", "n", "final accuracy, %", "updates/s", "weights of honest peers", "liar named by")
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,26 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         weights = "bit-identical" if different == 1 else f"up to {different} different ones"
         accuracy = f"{mean:.1f}" if n < 3 else f"{mean:.1f} ± {half_width:.1f}"
         named = [row["named_by"] for row in same]
-        shown.add_row(lie, robust, str(n), accuracy, weights, f"{min(named)} to {max(named)}")
+        rate = sum(map(rate_of, same)) / len(same)
+        shown.add_row(lie, robust, str(n), accuracy, f"{rate:.3f}", weights, f"{min(named)} to {max(named)}")
     return shown
+
+
+def rate_of(row: dict[str, Any]) -> float:
+    """Updates per second of a training, as its first peer saw it."""
+    return row["updates"][0] / row["seconds"][0]
+
+
+def cost(rows: Sequence[dict[str, Any]]) -> str:
+    """Of clipping, where nobody lies."""
+    rates = {
+        robust: [rate_of(row) for row in rows if (row["lie"], row["robust"]) == (HONEST, robust)]
+        for robust in ("off", "clip")
+    }
+    mean, half_width, n = interval([clip / off for off, clip in zip(rates["off"], rates["clip"], strict=False)])
+    if not n:
+        return ""
+    return f"Updates/s with clip over off, where nobody lies: {mean:.3f} ± {half_width:.3f} (n = {n})"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -175,6 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
             write_json(options.output_dir / "lying.json", found)
         if rows:
             console.print(table(rows))
+            console.print(cost(rows))
         return status
 
     return exit_status(run, "Interrupted: what was measured until then is in lying.json.")

@@ -63,6 +63,7 @@ class Sent:
         attackers: how many of them lie
         honest: shape [peers, d]: what each would send if it were honest
         earlier: of former updates, the newest last
+        reach: of the rule, as far as it has one
     """
 
     parts: torch.Tensor
@@ -70,6 +71,7 @@ class Sent:
     attackers: int
     honest: torch.Tensor
     earlier: list[torch.Tensor] = field(default_factory=list)
+    reach: float = REACH
 
     def lying(self, parts: torch.Tensor) -> Sent:
         """The attackers send these, shape [attackers, d] or [d]."""
@@ -122,7 +124,7 @@ def _within_reach(sent: Sent) -> Sent:
     """Made against the rule of the swarm: as far against the gradient as a member may be and still counts in full."""
     mean = sent.others.mean(0)
     usual = (sent.others - mean).norm(dim=1).median()
-    return sent.lying(mean - 0.9 * REACH * usual * mean / mean.norm())
+    return sent.lying(mean - 0.9 * sent.reach * usual * mean / mean.norm())
 
 
 def _delayed(sent: Sent) -> Sent:
@@ -178,7 +180,7 @@ def _norm_clip(sent: Sent) -> torch.Tensor:
 
 def _clip(sent: Sent) -> torch.Tensor:
     """The rule of the swarm, part by part."""
-    rule = Combination(clips=True)
+    rule = Combination(clips=True, reach=sent.reach)
     weights = rule.weights(sent.samples)
     return torch.cat(
         [rule.combine(parts, weights).mean for parts in zip(*(row.chunk(PARTS) for row in sent.parts), strict=True)]
@@ -191,7 +193,12 @@ RULES: dict[str, Callable[[Sent], torch.Tensor]] = {
     "trimmed mean": _trimmed_mean,
     "norm clip": _norm_clip,
     "clip": _clip,
+    "clip 1.25": _clip,
+    "clip 1.5": _clip,
+    "clip 3": _clip,
 }
+REACHES = {"clip 1.25": 1.25, "clip 1.5": 1.5, "clip 3": 3.0}
+"""Of the rules that differ from the swarm's in this alone."""
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -279,7 +286,7 @@ def train(swarm: Swarm, attack: str, rule: str, seed: int, data: Digits) -> floa
         if attack == FLIPS_LABELS:
             labels[: swarm.attackers] = 9 - labels[: swarm.attackers]
         honest = network.gradients(data.images[drawn], labels)
-        sent = Sent(honest, [swarm.samples] * swarm.peers, swarm.attackers, honest, earlier)
+        sent = Sent(honest, [swarm.samples] * swarm.peers, swarm.attackers, honest, earlier, REACHES.get(rule, REACH))
         if swarm.attackers:
             sent = ATTACKS[attack](sent)
         earlier = [*earlier[-DELAY:], honest]

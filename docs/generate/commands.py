@@ -53,6 +53,8 @@ BASELINE = [
 PROGRAMS = [
     Command("python -m analysis soak", "analysis.endurance.soak", "SoakOptions"),
     Command("python -m analysis attacks", "analysis.endurance.attacks", "AttackOptions"),
+    Command("python -m analysis robust", "analysis.endurance.robust", "RobustOptions"),
+    Command("python -m analysis lying", "analysis.endurance.lying", "LyingOptions"),
     Command("python -m analysis membership", "analysis.endurance.membership", "MembershipOptions"),
     Command("python -m analysis exactness", "analysis.endurance.exactness", "ExactnessOptions"),
     Command("python -m analysis memory", "analysis.endurance.memory", "MemoryOptions"),

@@ -49,10 +49,12 @@ class Combination:
     Args:
         clips: `clip`; else the weighted mean
         local_steps: parts are what so many optimizer steps of equal members have added up to; 0: they are gradients
+        reach: usual distances within which a member counts as it is
     """
 
     clips: bool = False
     local_steps: int = 0
+    reach: float = REACH
 
     def weights(self, samples: Sequence[int]) -> list[float]:
         """What members count for that say that they have computed so many samples."""
@@ -78,13 +80,13 @@ class Combination:
         outside = tuple(
             index
             for index, (distance, radius) in enumerate(zip(distances, radii, strict=True))
-            if distance > REACH * radius
+            if distance > self.reach * radius
         )
         if not outside:
             return Combined(weighted_mean(parts, weights))
         pulls = [weight * length for weight, length in zip(weights, lengths, strict=True)]
         for _ in range(ITERATIONS):
-            clipped = [_clip(part - center, radius) for part, radius in zip(even, radii, strict=True)]
+            clipped = [self._clip(part - center, radius) for part, radius in zip(even, radii, strict=True)]
             center = center + weighted_mean(clipped, pulls)
         return Combined(center * (sum(pulls) / sum(weights)), outside)
 
@@ -96,6 +98,11 @@ class Combination:
         steps = [max(1.0, weight / samples_of_step) for weight in weights]
         usual = statistics.median(steps)
         return [number / usual for number in steps]
+
+    def _clip(self, difference: torch.Tensor, radius: float) -> torch.Tensor:
+        """The same within reach; else it gets the usual length."""
+        distance = _norm(difference)
+        return difference * (radius / distance) if distance > self.reach * radius else difference
 
 
 def _scales(weights: Sequence[float]) -> list[float]:
@@ -137,12 +144,6 @@ def median(parts: Sequence[torch.Tensor]) -> torch.Tensor:
             one, other = ordered[first : first + 2]
             ordered[first : first + 2] = torch.minimum(one, other), torch.maximum(one, other)
     return (ordered[low] + ordered[high]) / 2
-
-
-def _clip(difference: torch.Tensor, radius: float) -> torch.Tensor:
-    """The same within reach; else it gets the usual length."""
-    distance = _norm(difference)
-    return difference * (radius / distance) if distance > REACH * radius else difference
 
 
 def _norm(difference: torch.Tensor) -> float:

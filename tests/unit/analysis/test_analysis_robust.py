@@ -79,6 +79,7 @@ def test_a_training_is_repeatable_and_a_liar_ends_it_where_the_mean_is_taken():
     [
         ({"attacks": ("politeness",)}, "There is no attack 'politeness'"),
         ({"rules": ()}, "--rules needs at least one value"),
+        ({"rules": ("majority",)}, "There is no rule 'majority'"),
         ({"attackers": (50,)}, "less than 50"),
         ({"attackers": (0,)}, "more than 0"),
         ({"peers": (1,)}, "at least 2"),
