@@ -115,7 +115,7 @@ def _command(command: Command, text: str) -> str:
             rows.append(_row(kind, option))
             continue
         if option.name == "overrides":
-            excluded = " except `--averaging` and `--codec`" if "Baseline" in group.__name__ else ""
+            excluded = " except `--averaging`, `--codec` and `--robust`" if "Baseline" in group.__name__ else ""
             blocks.append(
                 f"**Changes to the recipe**: every field of a [recipe](recipe.md){excluded} is an option with the same "
                 "name, such as `--total-steps 5000`. Without it the recipe keeps its own value.\n"
