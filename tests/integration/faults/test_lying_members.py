@@ -66,6 +66,7 @@ def accuracy(outcome: Outcome) -> float:
 def assert_all_alike(found: dict[str, Outcome]) -> None:
     one, *others = found.values()
     for other in others:
+        assert_equal_updates(one, other)
         assert_same_bits(one.state, other.state)
     assert [update.step for update in one.updates] == list(range(1, UPDATES + 1)), "all updates are made"
     assert sum(update.num_peers == 4 for update in one.updates) >= UPDATES / 2, "mostly with the fourth one"
@@ -75,7 +76,6 @@ def assert_all_alike(found: dict[str, Outcome]) -> None:
 def test_a_liar_does_not_carry_clipped_averages_off(tmp_path, lie, is_named):
     found, said = train(tmp_path, Averaging.sync(), lie)
     assert_all_alike(found)
-    assert_equal_updates(found["a"], found["b"])
     assert accuracy(found["a"]) > 0.6, "a single process has 0.70 to 0.75 by then"
     assert ("its gradients were far from the others'" in said) == is_named
     assert not is_named or "mallory: its gradients" in said
@@ -92,5 +92,7 @@ def test_the_same_liar_carries_off_averages_that_are_not_clipped(tmp_path):
 def test_honest_peers_are_not_named_where_the_codec_leaves_out_most(tmp_path):
     """What it leaves out of a mean is not given to it by one member."""
     found, said = train(tmp_path, Averaging.local(1, "topk"), None)
-    assert_all_alike(found)
+    assert_same_bits(found["a"].state, found["b"].state)
+    assert_same_bits(found["a"].state, found["c"].state)
+    assert accuracy(found["a"]) > 0.4, "it has learnt something"
     assert "its gradients were far" not in said

@@ -50,15 +50,20 @@ def test_liars_move_the_mean_less_than_honest_members_differ(members, liars, lie
     assert (MEAN.combine(lying, weights).mean - wanted).norm() > 10 * apart, "the mean is carried off"
 
 
-def test_a_lie_counts_with_no_more_than_the_usual_distance():
-    """Three honest members at 0, ±1 in one number; the rest of the arithmetic by hand."""
-    parts = [torch.tensor([value, 0.0]) for value in (-1.0, 0.0, 1.0, 0.0)] + [torch.tensor([0.0, 1000.0])]
-    found = CLIP.combine(parts, [1.0] * 5)  # the median is (0, 0), and the distances are 1, 0, 1, 0 and 1000
-    assert found.outside == (4,)
-    second = float(found.mean[1])
-    assert found.mean[0] == 0
-    # In each of three turns the liar pulls by a fifth of 1, and the others pull back by what they are away.
-    assert second == pytest.approx(0.2 * (1 + 0.2 + 0.2**2))
+def test_a_lie_counts_with_no_more_than_the_usual_distance_and_a_large_one_with_less():
+    """Honest members at 0 and ±1 in one number; the rest of the arithmetic by hand."""
+    honest_ones = [torch.tensor([value, 0.0]) for value in (-1.0, 0.0, 1.0, 0.0)]
+    pushed = []
+    for far in (2.5, 10.0, 1000.0):  # the median is (0, 0), and the distances are 1, 0, 1, 0 and this
+        found = CLIP.combine([*honest_ones, torch.tensor([0.0, far])], [1.0] * 5)
+        assert found.outside == (4,)
+        assert found.mean[0] == 0
+        center = 0.0
+        for _ in range(3):  # the liar pulls by a fifth of 1 x 2 / distance, the others back by what they are away
+            center += 0.2 * 2 / (far - center) - 0.8 * center
+        assert found.mean[1] == pytest.approx(center, rel=1e-5)
+        pushed.append(center)
+    assert 0.25 > pushed[0] > pushed[1] > pushed[2] > 0, "the farther away, the less"
 
 
 def test_between_two_members_nothing_is_clipped():
