@@ -7,8 +7,8 @@ ICML 2021), on each part by its reducer as in ButterflyClip (Gorbunov et al.: Se
 2022). It begins at the median of each number over the members, which fewer than half of them cannot move far. The
 median of the members' distances to it is the *usual distance*. A member within `REACH` times that counts as it is. If
 nobody is farther, the result is the weighted mean, bit by bit. Who is farther counts only with a difference of the
-usual length, and with a shorter one the farther away it is: so large lies, which push the same way in each update, count
-for next to nothing (statistics calls such a rule *redescending*).
+usual length, and with a shorter one the farther away it is: so large lies, which push the same way in each update,
+count for next to nothing (statistics calls such a rule *redescending*).
 """
 
 from __future__ import annotations
