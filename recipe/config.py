@@ -15,6 +15,9 @@ FORMAT = 1
 MAX_JSON_BYTES = 64 * 1024
 """A recipe arrives from strangers; a real one takes less than 1 KiB."""
 
+ADDED_LATER = frozenset({"robust"})
+"""Fields that a recipe of an earlier version lacks: they have their defaults then."""
+
 KNOWN_MODELS = frozenset({"vit_tiny_patch16_224", "vit_base_patch32_224", "vit_small_patch16_224"})
 """The presets' models. They need no look-up, because importing timm (and torch) takes seconds."""
 
@@ -136,6 +139,8 @@ class Recipe:
     averaging local."""
     powersgd_rank: int = 8
     """Codec powersgd: rank of these matrices; bytes grow with it."""
+    robust: Literal["auto", "off", "clip"] = "auto"
+    """Swarms: clip lets no single member carry an average off; auto is clip, and off with powersgd, which cannot."""
     seed: int = 0
     """Seed of the initial weights and of the order of samples."""
 
@@ -154,6 +159,11 @@ class Recipe:
             raise InputError(
                 f"The codec topk needs local steps, and averaging is {self.averaging}: set --averaging local, or "
                 "--codec int4."
+            )
+        if self.codec == "powersgd" and self.robust == "clip":
+            raise InputError(
+                "The codec powersgd averages thin matrices twice, which cannot be clipped: set --robust off, or "
+                "--codec int8."
             )
         if self.averaging == "local" and self.local_steps > self.target_batch_size:
             raise InputError(
@@ -181,7 +191,7 @@ class Recipe:
                 "use the same version of swarm-vit on all peers."
             )
         expected = {field.name for field in fields(cls)}
-        missing, unknown = sorted(expected - values.keys()), sorted(values.keys() - expected)
+        missing, unknown = sorted(expected - values.keys() - ADDED_LATER), sorted(values.keys() - expected)
         if missing or unknown:
             raise InputError(
                 f"The recipe lacks the fields {_shown(missing)} and has the unknown fields {_shown(unknown)}: "

@@ -27,7 +27,7 @@ PROTOCOL = 16
 11: a member may listen to a round before it has the weights of its step.
 14: the size of a part follows its bytes on the wire.
 15: members show a certificate, where the run has an organiser.
-16: progress records say what state a peer holds.
+16: progress records say what state a peer holds; reducers clip what members send, unless the recipe says otherwise.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024

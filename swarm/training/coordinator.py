@@ -34,6 +34,7 @@ from swarm.state_sync.training_state import SharedState
 from swarm.training.attester import Attester
 from swarm.training.averaging_mode import Averaging
 from swarm.training.catch_up import CatchUp, Progress
+from swarm.training.far_members import MANY, ROUNDS, FarMembers
 from swarm.training.follower import Follower
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
@@ -82,7 +83,7 @@ class Coordinator:
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
-        self._throughput = Throughput()
+        self._throughput, self._far_members = Throughput(), FarMembers()
         self._inflight: InflightRound | None = None
         self._strayed_from: PeerID | None = None
         """Whose state this peer takes over after its update."""
@@ -105,6 +106,7 @@ class Coordinator:
             self.version.export,
             self.target,
             self.averaging.codec,
+            self.averaging.rule,
             shapes,
             of_trainer,
             self.options.line,
@@ -340,6 +342,7 @@ class Coordinator:
                 raise Behind(self.step)  # it listened to the round of other weights
             self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
             self.tracker.blame(report.blamed)
+            self._name_who_is_far(report)
         except ShortBatch as short:
             self.on_round(inflight.failed(short))
             self.tracker.met(short.group.peer_ids, inflight.expected)
@@ -364,6 +367,13 @@ class Coordinator:
             self.catch_up(is_told=True)
             return False
         return self._update_alone(report)
+
+    def _name_who_is_far(self, report: RoundReport) -> None:
+        for peer in self._far_members.note(report):
+            logger.warning(
+                f"{self.tracker.name_of(peer)}: its gradients were far from the others' in {MANY} of its last {ROUNDS} "
+                "rounds, and count for little. It lies, or its machine or its data are not in order: ask its owner."
+            )
 
     def _take_back(self) -> None:
         """The round has ended in vain: its samples count for the next one."""

@@ -147,7 +147,7 @@ def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
                 param.add_(0.01 * torch.randn(param.shape, generator=generator))
         moved_by = torch.cat([anchor.detach().reshape(-1) for anchor in vector.anchors]) - weights(model)
         vector.to_wire(samples)
-        feedback.add_to(vector.wire, CompressionInfo.from_tensor(vector.wire), 0, samples, travels=True)
+        feedback.add_to(vector.wire, CompressionInfo.from_tensor(vector.wire), 0, samples)
         return moved_by.double() * samples
 
     send(10)
