@@ -22,6 +22,7 @@ from hivemind.utils import get_logger
 
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
+from swarm.membership.far_members import MANY, ROUNDS, FarMembers
 from swarm.membership.progress_record import AVERAGING, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.batch_target import BatchTarget
@@ -34,7 +35,6 @@ from swarm.state_sync.training_state import SharedState
 from swarm.training.attester import Attester
 from swarm.training.averaging_mode import Averaging
 from swarm.training.catch_up import CatchUp, Progress
-from swarm.training.far_members import MANY, ROUNDS, FarMembers
 from swarm.training.follower import Follower
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound

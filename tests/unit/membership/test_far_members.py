@@ -2,9 +2,9 @@
 
 from hivemind.p2p import PeerID
 
+from swarm.membership.far_members import MANY, MAX_REMEMBERED, ROUNDS, FarMembers
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
-from swarm.training.far_members import MANY, MAX_REMEMBERED, ROUNDS, FarMembers
 
 A, B, LISTENER = (PeerID(bytes([number])) for number in range(3))
 
