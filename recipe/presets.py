@@ -151,10 +151,10 @@ def glyphs() -> Recipe:
         beta2=0.95,
         weight_decay=0.05,
         clip_norm=1.0,
-        warmup_steps=16,
-        total_steps=160,
+        warmup_steps=20,
+        total_steps=240,
         target_batch_size=256,
-        validate_every_steps=80,
+        validate_every_steps=120,
         precision="bf16-mixed",
     )
 
