@@ -134,7 +134,11 @@ def synthetic() -> Recipe:
 
 
 def glyphs() -> Recipe:
-    """A ViT of 2.69 million parameters on characters of typefaces that it has not seen: `python -m recipe.glyphs`."""
+    """A ViT of 2.69 million parameters on characters of typefaces that it has not seen: `python -m recipe.glyphs`.
+
+    Measured in a swarm of three on two busy CPU cores, seed 0 (n = 1): validation accuracy ends at 74.6 % after
+    888 s, test accuracy at 70.7 %. It has not converged by then.
+    """
     return Recipe(
         name="glyphs",
         model="vit_tiny_patch16_224",
@@ -151,10 +155,10 @@ def glyphs() -> Recipe:
         beta2=0.95,
         weight_decay=0.05,
         clip_norm=1.0,
-        warmup_steps=16,
-        total_steps=160,
+        warmup_steps=20,
+        total_steps=240,
         target_batch_size=256,
-        validate_every_steps=80,
+        validate_every_steps=120,
         precision="bf16-mixed",
     )
 
