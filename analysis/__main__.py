@@ -14,6 +14,8 @@ COMMANDS = {
     "cell": ("campaigns.cell", None, "Run one cell of an experiment again, by its cell.json."),
     "soak": ("endurance.soak", "SoakOptions", "Faults all the time, on an emulated internet."),
     "attacks": ("endurance.attacks", "AttackOptions", "What an attacker costs honest peers."),
+    "robust": ("endurance.robust", "RobustOptions", "What lying members do to an average, by rule and attack."),
+    "lying": ("endurance.lying", "LyingOptions", "What a lying member does to the accuracy of a real swarm."),
     "membership": ("endurance.membership", "MembershipOptions", "What membership costs a swarm."),
     "exactness": ("endurance.exactness", "ExactnessOptions", "Compare the weights of peers bit by bit."),
     "memory": ("endurance.memory", "MemoryOptions", "Whether the memory of two peers grows."),

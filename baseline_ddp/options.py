@@ -17,14 +17,14 @@ from recipe.run_folder import check_name
 LOGGERS = ("tensorboard", "wandb")
 
 
-# --precision has one value more here than in a recipe, which peers without loss scaling have to follow; --averaging and
-# --codec are about peers alone.
+# --precision has one value more here than in a recipe, which peers without loss scaling have to follow; --averaging,
+# --codec and --robust are about peers alone.
 BaselineOverrides = make_dataclass(
     "BaselineOverrides",
     [
         (item.name, item.type, field(default=None))
         for item in fields(RecipeOverrides)
-        if item.name not in ("precision", "averaging", "codec")
+        if item.name not in ("precision", "averaging", "codec", "robust")
     ],
     frozen=True,
     namespace={"__doc__": RecipeOverrides.__doc__, "__module__": __name__},

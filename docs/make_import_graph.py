@@ -23,6 +23,7 @@ PICTURE = HERE / "pictures" / "import-graph.svg"
 RECIPE = "recipe"
 ROOMS = {
     "cli": "the commands for people",
+    "desk": "the web page of a run: history, health, alerts",
     "peer": "one volunteer's process, from options to summary",
     "training": "one peer's step loop: accumulate, average, apply, catch up",
     "averaging": "forms a group and averages one vector",

@@ -15,9 +15,16 @@ FORMAT = 1
 MAX_JSON_BYTES = 64 * 1024
 """A recipe arrives from strangers; a real one takes less than 1 KiB."""
 
+ADDED_LATER = frozenset({"robust"})
+"""Fields that a recipe of an earlier version lacks: they have their defaults then."""
+
 KNOWN_MODELS = frozenset({"vit_tiny_patch16_224", "vit_base_patch32_224", "vit_small_patch16_224"})
 """The presets' models. They need no look-up, because importing timm (and torch) takes seconds."""
 
+DIGITS_FOLDS = tuple(f"digits-fold-{number}" for number in range(1, 6))
+"""Data sets of the same digits: each validates another fifth of them, so that all five validate every image once."""
+
+_NUM_CLASSES = {"cifar10": 10, "glyphs": 62, **dict.fromkeys(("digits", *DIGITS_FOLDS), 10)}
 _MAX_PATCHES_PER_SIDE = 128  # 16,384 tokens: beyond it attention fits into no volunteer's memory
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -79,8 +86,12 @@ class Recipe:
     """Colour channels of the images: 1 (grey) or 3 (RGB)."""
     drop_path: float = 0.0
     """Stochastic depth: probability of skipping a residual branch in the last block, 0 to 0.9."""
-    dataset: Literal["digits", "cifar10", "imagefolder", "synthetic"]
-    """Which images: digits (bundled), cifar10 (downloaded), imagefolder (yours) or synthetic (for benchmarks)."""
+    dataset: Literal[
+        *("digits", "digits-fold-1", "digits-fold-2", "digits-fold-3", "digits-fold-4", "digits-fold-5"),
+        *("cifar10", "glyphs", "imagefolder", "synthetic"),
+    ]
+    """Which images: digits (bundled; a fold validates another fifth of all), cifar10 (downloaded), glyphs (made by a
+    command), imagefolder (yours) or synthetic (for benchmarks)."""
     num_classes: int
     """Number of classes to tell apart."""
     augmentation: Literal["none", "light", "crop-flip", "randaugment"] = "none"
@@ -128,6 +139,8 @@ class Recipe:
     averaging local."""
     powersgd_rank: int = 8
     """Codec powersgd: rank of these matrices; bytes grow with it."""
+    robust: Literal["auto", "off", "clip"] = "auto"
+    """Swarms: clip lets no single member carry an average off; auto is clip, and off with powersgd, which cannot."""
     seed: int = 0
     """Seed of the initial weights and of the order of samples."""
 
@@ -146,6 +159,11 @@ class Recipe:
             raise InputError(
                 f"The codec topk needs local steps, and averaging is {self.averaging}: set --averaging local, or "
                 "--codec int4."
+            )
+        if self.codec == "powersgd" and self.robust == "clip":
+            raise InputError(
+                "The codec powersgd averages thin matrices twice, which cannot be clipped: set --robust off, or "
+                "--codec int8."
             )
         if self.averaging == "local" and self.local_steps > self.target_batch_size:
             raise InputError(
@@ -173,7 +191,7 @@ class Recipe:
                 "use the same version of swarm-vit on all peers."
             )
         expected = {field.name for field in fields(cls)}
-        missing, unknown = sorted(expected - values.keys()), sorted(values.keys() - expected)
+        missing, unknown = sorted(expected - values.keys() - ADDED_LATER), sorted(values.keys() - expected)
         if missing or unknown:
             raise InputError(
                 f"The recipe lacks the fields {_shown(missing)} and has the unknown fields {_shown(unknown)}: "
@@ -291,10 +309,13 @@ def _check_model_shape(recipe: Recipe) -> None:
 
 
 def _check_data(recipe: Recipe) -> None:
-    if recipe.dataset in ("digits", "cifar10") and recipe.num_classes != 10:
-        raise InputError(f"{recipe.dataset} has 10 classes, not {recipe.num_classes}: set --num-classes 10.")
-    # Mirrored digits are other characters, and synthetic images have no content that more augmentation would keep.
-    if recipe.dataset in ("digits", "synthetic") and recipe.augmentation not in ("none", "light"):
+    classes = _NUM_CLASSES.get(recipe.dataset, recipe.num_classes)
+    if recipe.num_classes != classes:
+        raise InputError(
+            f"{recipe.dataset} has {classes} classes, not {recipe.num_classes}: set --num-classes {classes}."
+        )
+    # Mirrored characters are others, and synthetic images have no content that more augmentation would keep.
+    if recipe.dataset not in ("cifar10", "imagefolder") and recipe.augmentation not in ("none", "light"):
         raise InputError(
             f"{recipe.dataset} images cannot use augmentation {recipe.augmentation}: set --augmentation none or light."
         )

@@ -133,8 +133,35 @@ def synthetic() -> Recipe:
     )
 
 
+def glyphs() -> Recipe:
+    """A ViT of 2.69 million parameters on characters of typefaces that it has not seen: `python -m recipe.glyphs`."""
+    return Recipe(
+        name="glyphs",
+        model="vit_tiny_patch16_224",
+        image_size=32,
+        patch_size=4,
+        embed_dim=192,
+        depth=6,
+        num_heads=3,
+        initialisation="balanced",
+        channels=1,
+        dataset="glyphs",
+        num_classes=62,
+        learning_rate=2e-3,
+        beta2=0.95,
+        weight_decay=0.05,
+        clip_norm=1.0,
+        warmup_steps=16,
+        total_steps=160,
+        target_batch_size=256,
+        validate_every_steps=80,
+        precision="bf16-mixed",
+    )
+
+
 PRESETS: dict[str, Callable[[], Recipe]] = {
     "digits": digits,
+    "glyphs": glyphs,
     "cifar10-vit-base": cifar10_vit_base,
     "cifar10-vit-tiny": cifar10_vit_tiny,
     "imagefolder-vit-small": imagefolder_vit_small,

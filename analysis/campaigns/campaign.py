@@ -160,7 +160,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 def summary_table(grid: Grid, folder: Path, cells: Sequence[Cell]) -> Table:
     """Samples per second of each setting and system, valid cells alone."""
     found: dict[tuple, dict[str, list[float]]] = {}
-    axes = [name for name in grid.axes if name not in ("system", "seed")]
+    axes = [name for name in grid.axes if name not in ("system", "seed", "dataset")]
     for cell in cells:
         result = read_result(folder / cell.name)
         key = tuple(str(getattr(cell, axis, cell.changes.get(axis))) for axis in axes)

@@ -37,7 +37,7 @@ from recipe.run_folder import make_writable, write_json
 ATTACKS = (
     *("claim", "silent-claim", "drip", "false-state", "near-state", "streams", "buffers", "records", "sound-records"),
     *("manifests", "waiting", "knock", "relay", "callbacks", "nan", "overflow", "bad-average", "slow", "stuck"),
-    *("ahead", "false-statistics", "flip"),
+    *("ahead", "false-statistics", "flip", "reverse", "noise", "idle"),
     *("nested-store", "unknown-types", "nested-answers", "places", "many-keys"),
 )
 ATTACKER = Path(__file__).parents[2] / "tests" / "helpers" / "attacks" / "attackers.py"

@@ -169,7 +169,7 @@ def experiment_section(experiment: Experiment, output: Path) -> Section:
     if (quality := quality_table(experiment)) is not None:
         section.tables.append(("Quality at the end", quality))
     if (same := equivalence_table(experiment)) is not None:
-        title = "Does who sends less learn as well? (accuracy within a seed: mean, 90 % interval; two one-sided tests)"
+        title = "Does who sends less learn as well? (accuracy of pairs: mean, 90 % interval; two one-sided tests)"
         section.tables.append((title, same))
     if "earlier_problems" in experiment.cells:
         again = experiment.cells.dropna(subset=["earlier_problems"])

@@ -39,12 +39,15 @@ _NUMBERS = (
 )
 """What a cell that failed does not have."""
 
+REPETITIONS = ("repetition", "seed", "dataset")
+"""What is no setting: systems are compared within each. Of data sets only the folds of one vary in an experiment."""
+
 
 class Experiment:
     """What was found out in answer to one question.
 
     `cells` has a row per cell: its settings (changes of the recipe among them), its numbers, `problems`, and the
-    measured rounds; `axes` names the settings that vary, beside system, repetition and seed: seeds are repetitions.
+    measured rounds; `axes` names the settings that vary, beside system and `REPETITIONS`.
 
     Args:
         records: of its cells.
@@ -59,7 +62,7 @@ class Experiment:
             list(dict.fromkeys([*result["problems"], *too_few_bytes(cell, result)]))
             for cell, result in records.cells.values()
         ]
-        names = [*_SETTINGS, *(name for name in changed if name != "seed"), "kill_at_step"]
+        names = [*_SETTINGS, *(name for name in changed if name not in REPETITIONS), "kill_at_step"]
         self.cells["updates_per_second"] = 1 / self.cells["step_seconds"]
         self.axes = [name for name in names if self.cells[name].map(str).nunique() > 1]
         killed = self.cells["kill_at_step"]
@@ -160,13 +163,13 @@ def kept(experiment: Experiment, reference: Any) -> dict[tuple[str, Any], list[f
 
 
 def differences(experiment: Experiment, system: str, baseline: str, column: str) -> list[float]:
-    """A number of a system less the baseline's, of each repetition (or seed) in which both ran."""
+    """A number of a system less the baseline's, of each of the `REPETITIONS` in which both ran."""
     pairs = _rates_within_a_repetition(experiment, column).unstack("system")
     return list((pairs[system] - pairs[baseline]).dropna())
 
 
 def _rates_within_a_repetition(experiment: Experiment, rate: str = "samples_per_second") -> pd.Series:
-    run = [name for name in ("repetition", "seed") if name in experiment.valid]
+    run = [name for name in REPETITIONS if name in experiment.valid]
     return experiment.valid.groupby([experiment.axis, *run, "system"])[rate].mean()
 
 

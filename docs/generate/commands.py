@@ -49,10 +49,13 @@ BASELINE = [
     Command("python baseline_ddp/train.py", "baseline_ddp.options", "BaselineOptions"),
     Command("python -m baseline_ddp.scaling", "baseline_ddp.scaling", "ScalingOptions"),
     Command("python -m recipe.data.benchmark", "recipe.data.benchmark", "DataBenchmarkOptions"),
+    Command("python -m recipe.glyphs", "recipe.glyphs.__main__", "GlyphOptions"),
 ]
 PROGRAMS = [
     Command("python -m analysis soak", "analysis.endurance.soak", "SoakOptions"),
     Command("python -m analysis attacks", "analysis.endurance.attacks", "AttackOptions"),
+    Command("python -m analysis robust", "analysis.endurance.robust", "RobustOptions"),
+    Command("python -m analysis lying", "analysis.endurance.lying", "LyingOptions"),
     Command("python -m analysis membership", "analysis.endurance.membership", "MembershipOptions"),
     Command("python -m analysis exactness", "analysis.endurance.exactness", "ExactnessOptions"),
     Command("python -m analysis memory", "analysis.endurance.memory", "MemoryOptions"),
@@ -113,7 +116,7 @@ def _command(command: Command, text: str) -> str:
             rows.append(_row(kind, option))
             continue
         if option.name == "overrides":
-            excluded = " except `--averaging` and `--codec`" if "Baseline" in group.__name__ else ""
+            excluded = " except `--averaging`, `--codec` and `--robust`" if "Baseline" in group.__name__ else ""
             blocks.append(
                 f"**Changes to the recipe**: every field of a [recipe](recipe.md){excluded} is an option with the same "
                 "name, such as `--total-steps 5000`. Without it the recipe keeps its own value.\n"

@@ -1,5 +1,6 @@
 """From stored images to what the model sees: size, normalisation, and random changes that can be repeated exactly."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,16 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from recipe.config import Recipe
+from recipe.config import DIGITS_FOLDS, Recipe
 from recipe.data.damaged_images import ImagesByClass
 from recipe.data.datasets import TensorImages
 from recipe.data.sampler import PADDING, sample_randomness
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_DIGITS = ((0.3053,) * 3, (0.3761,) * 3)  # of the 1,797 images, scaled to [0, 1]
 _STATISTICS = {
-    "digits": ((0.3053,) * 3, (0.3761,) * 3),  # of the 1,797 images, scaled to [0, 1]
+    **dict.fromkeys(("digits", *DIGITS_FOLDS), _DIGITS),
+    "glyphs": ((0.079,) * 3, (0.246,) * 3),  # of the training images
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),  # of the 50,000 training images
     "imagefolder": _IMAGENET,
     "synthetic": ((0.5,) * 3, (0.2,) * 3),
@@ -44,9 +47,9 @@ class TensorView(Dataset):
     """
 
     def __init__(self, source: TensorImages, recipe: Recipe, key: int | None) -> None:
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in normalisation(recipe))
-        self.source = TensorImages((source.images - mean) / std, source.labels, len(source))
-        self.background = ((0.0 - mean) / std).view(1, -1, 1, 1)
+        self.source = source
+        self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in normalisation(recipe))
+        self.background = ((0.0 - self.mean) / self.std).view(1, -1, 1, 1)
         self.max_shift = max(1, recipe.image_size // 8) if recipe.augmentation == "light" else 0
         self.key = key
 
@@ -55,10 +58,14 @@ class TensorView(Dataset):
 
     def __getitems__(self, entries: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         if self.key is None:
-            return self.source.gather(entries)
+            return self._normalised(entries)
         positions, indices = np.asarray(entries, dtype=np.int64).T
-        images, labels = self.source.gather(indices)
+        images, labels = self._normalised(indices)
         return self._shifted(images, sample_randomness(self.key, positions)), labels
+
+    def _normalised(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        images, labels = self.source.gather(indices)
+        return (images - self.mean) / self.std, labels
 
     def _shifted(self, images: torch.Tensor, words: np.ndarray) -> torch.Tensor:
         """Moves every image by up to `max_shift` pixels in both directions; black comes in at the edges."""

@@ -1,5 +1,6 @@
 """Opens the recipe's images, split into training, validation and test parts that are the same on every machine."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,9 +14,11 @@ from torch.utils.data import Dataset, Subset
 from torchvision.datasets import CIFAR10
 from torchvision.datasets.utils import check_md5
 
-from recipe.config import Recipe
+from recipe.config import DIGITS_FOLDS, Recipe
 from recipe.data.damaged_images import ImagesByClass
 from recipe.errors import InputError
+from recipe.glyphs.archive import FILE, GlyphArchive
+from recipe.glyphs.typefaces import PARTS
 
 # The split belongs to the data set, not to a run: results with different recipe seeds stay comparable.
 _SPLIT_SEED = 0
@@ -28,34 +31,40 @@ class TensorImages(Dataset):
     """Images that fit into memory.
 
     Args:
-        images: float tensor (num_images, channels, height, width) in [0, 1].
+        images: tensor (num_images, channels, height, width) of numbers from 0, which is black, to `white`.
         labels: int64 tensor (num_images,).
         length: samples to count; above num_images the images repeat.
+        white: what is stored for white, such as 255.
     """
 
-    def __init__(self, images: torch.Tensor, labels: torch.Tensor, length: int | None = None) -> None:
-        self.images, self.labels = images, labels
+    def __init__(
+        self, images: torch.Tensor, labels: torch.Tensor, length: int | None = None, white: float = 1.0
+    ) -> None:
+        self.images, self.labels, self.white = images, labels, white
         self.length = length or len(images)
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.images[index % len(self.images)], self.labels[index % len(self.images)]
+        return self.images[index % len(self.images)] / self.white, self.labels[index % len(self.images)]
 
     def gather(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """A whole batch at once: images (batch, channels, height, width) and labels (batch,)."""
+        """A whole batch at once: images (batch, channels, height, width), float in [0, 1], and labels (batch,)."""
         chosen = torch.as_tensor(indices) % len(self.images)
-        return self.images[chosen], self.labels[chosen]
+        return self.images[chosen] / self.white, self.labels[chosen]
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The parts of a data set: `TensorImages`, or data sets of (PIL image, class). Not every folder has a test part."""
+    """The parts of a data set: `TensorImages`, or data sets of (PIL image, class). Not every one has a test part."""
 
     train: Dataset
     val: Dataset
     test: Dataset | None
+    digest: str = ""
+    """Of what has to be the same on all peers of a run: names of class folders, or images that a command has made;
+    empty where there is only one such data set."""
 
 
 def prepare(recipe: Recipe, data_dir: Path) -> None:
@@ -85,7 +94,8 @@ def open_splits(recipe: Recipe, data_dir: Path) -> Splits:
     Raises:
         InputError: the files are missing, damaged, or have another number of classes than the recipe.
     """
-    opened = {"digits": _digits, "cifar10": _cifar10, "imagefolder": _imagefolder, "synthetic": _synthetic}
+    opened = {"cifar10": _cifar10, "glyphs": _glyphs, "imagefolder": _imagefolder, "synthetic": _synthetic}
+    opened |= dict.fromkeys(("digits", *DIGITS_FOLDS), _digits)
     return opened[recipe.dataset](recipe, data_dir)
 
 
@@ -98,13 +108,40 @@ def _digits(recipe: Recipe, _: Path) -> Splits:
     file = Path(find_spec("sklearn").submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.int64))
     pixels, classes = table[:, :-1], table[:, -1].contiguous()
-    images = pixels.float().view(-1, 1, 8, 8) / 16.0
-    if recipe.image_size != 8:
+    images = _fitted(pixels.float().view(-1, 1, 8, 8) / 16.0, recipe)
+    train, val, test = (torch.from_numpy(part) for part in _digits_parts(recipe.dataset, classes.numpy()))
+    return Splits(
+        TensorImages(images[train], classes[train]),
+        TensorImages(images[val], classes[val]),
+        TensorImages(images[test], classes[test]) if len(test) else None,
+    )
+
+
+def _digits_parts(dataset: str, classes: np.ndarray) -> list[np.ndarray]:
+    """Indices of the three parts; a fold validates every fifth image of each class, and tests none."""
+    if dataset not in DIGITS_FOLDS:
+        letters = np.array(list("".join(_DIGITS_SPLIT.read_text().split())))
+        return [np.flatnonzero(letters == letter) for letter in "tve"]
+    place_in_class = (classes[:, None] == np.arange(10)).cumsum(0)[np.arange(len(classes)), classes] - 1
+    validates = place_in_class % len(DIGITS_FOLDS) == DIGITS_FOLDS.index(dataset)
+    return [np.flatnonzero(~validates), np.flatnonzero(validates), np.array([], dtype=np.int64)]
+
+
+def _glyphs(recipe: Recipe, data_dir: Path) -> Splits:
+    """62 characters of typefaces, as `python -m recipe.glyphs` has drawn them; a typeface is in one part alone."""
+    archive = GlyphArchive.load(data_dir / FILE)
+    parts = (
+        TensorImages(_fitted(torch.from_numpy(images)[:, None], recipe), torch.from_numpy(labels).long(), white=255)
+        for images, labels in ((archive.images[part], archive.labels[part]) for part in PARTS)
+    )
+    return Splits(*parts, digest=archive.digest)
+
+
+def _fitted(images: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    """Grey images (num_images, 1, side, side) in the recipe's size and number of channels."""
+    if recipe.image_size != images.shape[-1]:
         images = F.interpolate(images, size=recipe.image_size, mode="bilinear", antialias=True)
-    images = images.expand(-1, recipe.channels, -1, -1).contiguous()
-    letters = np.array(list("".join(_DIGITS_SPLIT.read_text().split())))
-    parts = (torch.from_numpy(np.flatnonzero(letters == letter)) for letter in "tve")
-    return Splits(*(TensorImages(images[part], classes[part]) for part in parts))
+    return images.expand(-1, recipe.channels, -1, -1).contiguous()
 
 
 def stratified(labels: np.ndarray, second_share: float) -> tuple[np.ndarray, np.ndarray]:
@@ -162,7 +199,8 @@ def _imagefolder(recipe: Recipe, data_dir: Path) -> Splits:
             f"{data_dir / 'train'} has {found} class folders and the recipe {recipe.num_classes} classes: "
             f"set --num-classes {found}, or name another --data-dir."
         )
-    return Splits(parts["train"], parts["val"], parts.get("test"))
+    digest = hashlib.sha256("/".join(parts["train"].classes).encode()).hexdigest()[:16]
+    return Splits(parts["train"], parts["val"], parts.get("test"), digest)
 
 
 def _needed(folder: Path) -> bool:

@@ -1,6 +1,5 @@
 """`VisionData`: the recipe's images for Lightning, in this peer's own order."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ class VisionData(L.LightningDataModule):
 
     Args:
         recipe: names the data set, the image size and the augmentation.
-        data_dir: folder of CIFAR-10 (downloaded there if missing) or of `train/`, `val/` and `test/`; else unused.
+        data_dir: folder of CIFAR-10 (downloaded there if missing), of `glyphs.npz`, or of `train/`, `val/` and `test/`;
+            else unused.
         batch_size: micro-batch, in samples.
         identity: peers with different identities visit the samples in different orders.
         num_workers: processes that load images; data sets that lie in memory never use any.
@@ -77,10 +77,9 @@ class VisionData(L.LightningDataModule):
         return len(self._opened().train)
 
     @property
-    def classes_digest(self) -> str:
-        """Of the names of the class folders, whose order gives the labels; empty for other data sets."""
-        names = getattr(self._opened().train, "classes", None)
-        return hashlib.sha256("/".join(names).encode()).hexdigest()[:16] if names else ""
+    def digest(self) -> str:
+        """Of what has to be the same on all peers of a run: see `Splits.digest`."""
+        return self._opened().digest
 
     @property
     def train_images(self) -> Dataset:
@@ -113,7 +112,10 @@ class VisionData(L.LightningDataModule):
         """The test part, once, in order."""
         test = self._opened().test
         if test is None:
-            raise InputError(f"There is no folder {self.data_dir / 'test'}: add one with a folder per class.")
+            raise InputError(
+                f"{self.recipe.dataset} has no images to test with here: for imagefolder, add {self.data_dir / 'test'} "
+                "with a folder per class; a fold of digits has none."
+            )
         return self._pass_over(test)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

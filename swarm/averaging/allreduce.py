@@ -1,14 +1,15 @@
-"""Exact all-reduce: each share of the vector is averaged by one peer, encoded once, and decoded by everyone alike.
+"""Exact all-reduce: each share of the vector is combined by one peer, encoded once, and decoded by everyone alike.
 
 Hivemind's all-reduce answers every sender with the difference to *its* tensor, so after a few updates no two peers hold
 the same bits. Here a reducer encodes the average once and everyone, the reducer included, decodes that one message: all
 peers hold the same bits after the round, with any codec, and no second round is needed to bring the parameters back
 together.
 
-With a codec that rounds, what rounding leaves out on the way to a reducer and on the way back is not lost: the peer
-that encoded adds it to its contribution to the next round (`ErrorFeedback`).
+With a codec that rounds, what rounding leaves out on the way to a reducer and on the way back is not lost: a sender
+adds it to its contribution to the next round, a reducer to the next mean (`ErrorFeedback`).
 
-Weights come from the tickets that the whole group has seen, not from the sender's own messages. Parts that are not
+Weights come from the tickets that the whole group has seen, not from the sender's own messages; a rule combines what
+members send (`robust_mean`). Parts that are not
 finite, are far too large or have another shape ban their sender, and whoever sends such parts or such averages is named
 (`blamed`). Only some parts are on their way at once (`send_window`). A member can be given up at any time
 (`striped_allreduce`). A reducer keeps its stream open until the sender has read all results and hangs up
@@ -31,6 +32,7 @@ from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, as_aiter
 
 from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.robust_mean import Combination
 from swarm.averaging.send_window import PartsOnTheWay, SendWindow
 from swarm.averaging.shares import Part, PartReducer, partition
 from swarm.membership.failure_detector import FailureDetector
@@ -60,6 +62,7 @@ class AllReduce:
         vector: this peer's contribution, shape [n], fp32
         feedback: what earlier rounds have left out
         codec: how numbers travel
+        rule: how a reducer combines the parts of all members
         stripes: how many run side by side
         detector: is told who was heard
         windows: of each reducer: how many parts may be on their way to it
@@ -76,6 +79,7 @@ class AllReduce:
         vector: torch.Tensor,
         feedback: ErrorFeedback,
         codec: CompressionBase,
+        rule: Combination,
         stripes: int,
         detector: FailureDetector,
         windows: Mapping[PeerID, SendWindow],
@@ -84,7 +88,8 @@ class AllReduce:
         stream_seconds: float,
     ):
         self.me, self.group = me, group
-        self.weights = {peer: float(ticket.samples) for peer, ticket in zip(group.peer_ids, group.tickets, strict=True)}
+        weights = rule.weights([ticket.samples for ticket in group.tickets])
+        self.weights = dict(zip(group.peer_ids, weights, strict=True))
         self.parts_received = self.inputs_received = self.bytes_sent = self.bytes_received = 0
         self.blamed: dict[PeerID, Blame] = {}
         """Who has sent what no honest peer sends, and what that was."""
@@ -100,7 +105,7 @@ class AllReduce:
         self._own_parts = self._parts.get(me, [])
         parts = [part for parts in self._parts.values() for part in parts]
         self._largest_part = max((len(part.numbers) for part in parts), default=0)
-        self._reducer = PartReducer([len(part.numbers) for part in self._own_parts], group.peer_ids)
+        self._reducer = PartReducer([len(part.numbers) for part in self._own_parts], group.peer_ids, rule)
         self._encoded: dict[int, asyncio.Future[runtime_pb2.Tensor]] = {}
         self._left_out: dict[int, torch.Tensor] = {}
         self._lost: set[PeerID] = set()
@@ -129,14 +134,27 @@ class AllReduce:
     def add_left_out(self) -> None:
         """Before anything is sent: what earlier rounds left out of this peer's contributions goes with this one."""
         for reducer, parts in self._parts.items():
-            for part in parts:
-                travels = reducer != self.me
-                self._feedback.add_to(part.numbers, part.info, part.offset, self.weights[self.me], travels)
+            for part in parts if reducer != self.me else ():
+                self._feedback.add_to(part.numbers, part.info, part.offset, self.weights[self.me])
 
     def keep_left_out(self) -> None:
-        """After the round has succeeded: what its encoded averages left out goes with the next contribution."""
+        """After the round has succeeded: what its encoded averages left out goes with the next ones."""
         for part_index, left_out in self._left_out.items():
-            self._feedback.keep(left_out, self._own_parts[part_index].offset, self.group.samples)
+            self._feedback.keep(left_out, self._own_parts[part_index].offset, self._weight_of_all)
+
+    @property
+    def _weight_of_all(self) -> float:
+        return sum(self.weights.values())
+
+    @property
+    def parts_combined(self) -> int:
+        """Parts of this peer's share of which there is a mean."""
+        return self._reducer.parts_combined
+
+    @property
+    def outside(self) -> Mapping[PeerID, int]:
+        """In how many of them each member was far from the others."""
+        return self._reducer.outside
 
     async def run(self) -> torch.Tensor:
         """Send to all reducers, reduce for all senders; the average, shape [n].
@@ -343,8 +361,10 @@ class AllReduce:
         return await asyncio.shield(self._encoded[part_index])  # others wait for it, too
 
     def encode_average(self, part_index: int, mean: torch.Tensor) -> runtime_pb2.Tensor:
-        """The message; what it leaves out of the mean is noted."""
-        message = self.codec.compress(mean, self._own_parts[part_index].info)
+        """The message, with what earlier ones have left out; what it leaves out itself is noted."""
+        part = self._own_parts[part_index]
+        mean = self._feedback.with_left_out(mean, part.offset, self._weight_of_all)
+        message = self.codec.compress(mean, part.info)
         if self._feedback.left_out is not None:
             self._left_out[part_index] = mean - self.codec.extract(message)
         return message

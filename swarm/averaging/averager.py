@@ -26,6 +26,7 @@ from swarm.averaging.commands import (
     SetStep,
 )
 from swarm.averaging.compression.codec import Codec, bytes_of_member
+from swarm.averaging.robust_mean import Combination
 from swarm.averaging.rounds import AveragingOptions, RoundSignals
 from swarm.averaging.service import AveragingService
 from swarm.protocol.admission import OPEN, Admission
@@ -59,6 +60,7 @@ class SwarmAverager:
         get_state: called in a thread when a peer asks for the state; returns (small metadata, tensors)
         target: a group with fewer samples disperses, and its members compute on; all members must have the same
         codec: how gradients travel; all members must have the same
+        rule: how reducers combine them; all members must have the same
         shapes: of the parameters whose gradients the vector begins with
         of_trainer: tensors that the trainer alone uses
         line: what rounds and states may take of this peer's line
@@ -76,6 +78,7 @@ class SwarmAverager:
         get_state: StateProvider,
         target: BatchTarget = BatchTarget(0),  # noqa: B008 (it is frozen)
         codec: Codec | None = None,
+        rule: Combination = Combination(),  # noqa: B008
         shapes: Sequence[Sequence[int]] = (),
         of_trainer: Sequence[torch.Tensor] = (),
         line: LineUse | None = None,
@@ -89,7 +92,7 @@ class SwarmAverager:
         self._dead_since: float | None = None
         self._signals, self._status = RoundSignals(), TransferStatus()
         options = AveragingOptions(
-            namespace, vector, target, codec, shapes, dht.client_mode, self.line, timeouts, admission
+            namespace, vector, target, codec, rule, shapes, dht.client_mode, self.line, timeouts, admission
         )
         self._process = WorkerProcess(
             dht,

@@ -310,7 +310,7 @@ class Matchmaking:
         arrived = [peer for peer in arrived if self._is_still_member(peer)]
         entries = [(peer, self._lobby[peer].ticket, self._lobby[peer].shown) for peer in arrived]
         entries.append((self._p2p.peer_id, ticket, self._admission.show(ticket.to_bytes())))
-        random.shuffle(entries)  # no peer reduces the same share every time
+        entries.sort(key=lambda entry: entry[0].to_bytes())  # what a mean left out is still where its reducer adds it
         peer_ids, tickets, shown = zip(*entries, strict=True)
         group = Group.close(nonce := os.urandom(LINEAGE_BYTES), peer_ids, tickets)
         if self._target.is_reached_by(group.samples):

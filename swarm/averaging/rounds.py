@@ -20,6 +20,7 @@ from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.matchmaking import Matchmaking
+from swarm.averaging.robust_mean import Combination
 from swarm.averaging.running_groups import RunningGroups
 from swarm.averaging.send_window import SendWindow
 from swarm.averaging.slow_members import SlowMembers
@@ -91,6 +92,7 @@ class AveragingOptions:
         vector: shape [n], fp32, shared memory: what is averaged, in place
         target: a group with fewer samples disperses, and its members compute on; all members must have the same
         codec: how gradients travel; all members must have the same
+        rule: how reducers combine them; all members must have the same
         shapes: of the parameters whose gradients the vector begins with
         client_mode: others cannot call this peer
         line: what rounds and states may take of this peer's line
@@ -101,6 +103,7 @@ class AveragingOptions:
     vector: torch.Tensor
     target: BatchTarget
     codec: Codec
+    rule: Combination
     shapes: Sequence[Sequence[int]]
     client_mode: bool
     line: LineUse
@@ -268,6 +271,8 @@ class Rounds:
             stripes.runners,
             lost=frozenset(stripes.lost),
             blamed=trouble.blamed,
+            judged=any(runner.parts_combined for runner in stripes.runners),
+            outside=stripes.outside,
             meeting_seconds=meeting_seconds,
             exchange_seconds=exchange_seconds,
         )
@@ -309,6 +314,7 @@ class Rounds:
             vector=part,
             feedback=feedback,
             codec=self._codec,
+            rule=self._options.rule,
             stripes=stripes,
             detector=self.detector,
             windows=self._windows,

@@ -1,9 +1,10 @@
-"""Who averages which numbers of a vector, in which parts they travel, and the means of these parts."""
+"""Who averages which numbers of a vector, in which parts they travel, and what becomes of these parts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.p2p import PeerID
 from hivemind.utils import TensorDescriptor
 
+from swarm.averaging.robust_mean import Combination, Combined
 from swarm.protocol.messages import ExchangeBroken
 
 MIN_PART_BYTES, MAX_PART_BYTES = 2**14, 2**19
@@ -75,25 +77,28 @@ def partition(
 
 
 class PartReducer:
-    """Averages the parts of one share.
+    """Makes one part of those of all members, part after part of one share.
 
-    A member sends its parts in their order, and gives the next one when it has the mean of the last. So one part is
-    summed up at a time, and no more memory than that is needed.
+    A member sends its parts in their order, and gives the next one when it has the mean of the last. So one part of
+    each member is kept at a time. They are combined when all are there, in the order of the members: what comes out
+    depends on nothing but what went in.
 
     Args:
         part_sizes: how many numbers each part has
         senders: whose parts are awaited
+        rule: how they are combined
     """
 
-    def __init__(self, part_sizes: Sequence[int], senders: Collection[PeerID]):
-        self.part_sizes = part_sizes
-        self._senders = set(senders)
-        self._given: set[PeerID] = set()
-        """Whose part is in the sum."""
-        self._index = -1
-        self._sum = torch.zeros(0)
-        self._weight = 0.0
+    def __init__(self, part_sizes: Sequence[int], senders: Sequence[PeerID], rule: Combination):
+        self.part_sizes, self._rule = part_sizes, rule
+        self._order, self._senders = tuple(senders), set(senders)
+        self._given: dict[PeerID, tuple[torch.Tensor, float]] = {}
+        """Of the present part: what each has given, and its weight."""
+        self._index, self._is_combining = -1, False
         self._mean: asyncio.Future[torch.Tensor] = asyncio.get_running_loop().create_future()
+        self.parts_combined = 0
+        self.outside: Counter[PeerID] = Counter()
+        """In how many of these parts a member was far from the others."""
         self._begin_next()
 
     @property
@@ -102,7 +107,7 @@ class PartReducer:
         return self._index >= len(self.part_sizes)
 
     async def mean_with(self, sender: PeerID, part: torch.Tensor, weight: float) -> torch.Tensor:
-        """Add a member's part of those that are summed up now; the mean, once everybody's is there.
+        """Give a member's part of those that are awaited now; the mean, once everybody's is there.
 
         Args:
             part: shape [size of this part], fp32
@@ -110,43 +115,54 @@ class PartReducer:
         Raises:
             ExchangeBroken: this member has been given up, has given this part already, or all is over
         """
-        if self.is_finished or sender not in self._senders or sender in self._given:
+        if self.is_finished or sender not in self._senders or sender in self._given or self._is_combining:
             raise ExchangeBroken("this part is not awaited")
-        self._sum.add_(part, alpha=weight)
-        self._weight += weight
-        self._given.add(sender)
+        self._given[sender] = part, weight
         mean = self._mean
-        self._finish_if_complete()
+        self._combine_if_complete()
         return await asyncio.shield(mean)  # many wait for it: who hangs up takes it from nobody
 
     def awaited_from(self, sender: PeerID) -> int | None:
-        """Number of the part that is summed up now, if this member's is missing: what follows waits for it."""
-        is_missing = not self.is_finished and sender in self._senders - self._given
+        """Number of the part that is awaited now, if this member's is missing: what follows waits for it."""
+        is_missing = not self.is_finished and not self._is_combining and sender in self._senders - self._given.keys()
         return self._index if is_missing else None
 
     def lose(self, sender: PeerID) -> None:
         """What this member has not given yet is not waited for."""
         self._senders.discard(sender)
-        self._finish_if_complete()
+        self._combine_if_complete()
 
     def close(self) -> None:
         """Nobody needs the rest."""
-        self._index = len(self.part_sizes)
-        self._sum = torch.zeros(0)
+        self._index, self._given = len(self.part_sizes), {}
         self._mean.cancel()
 
-    def _finish_if_complete(self) -> None:
-        if self.is_finished or not self._given or not self._senders <= self._given:
+    def _combine_if_complete(self) -> None:
+        if self.is_finished or self._is_combining or not self._given or not self._senders <= self._given.keys():
             return
-        if self._weight == 0:  # none of those who are left has computed anything: there is no mean
+        counting = [peer for peer in self._order if peer in self._given and self._given[peer][1]]
+        if not counting:  # none of those who are left has computed anything: there is no mean
             return self.close()
-        self._mean.set_result(self._sum.div_(self._weight))
+        parts, weights = zip(*(self._given[peer] for peer in counting), strict=True)
+        self._is_combining = True
+        combining = asyncio.get_running_loop().run_in_executor(None, self._rule.combine, parts, weights)
+        combining.add_done_callback(lambda done: self._take(done, counting))
+
+    def _take(self, done: asyncio.Future[Combined], counting: Sequence[PeerID]) -> None:
+        """A part has been combined."""
+        self._is_combining = False
+        if self.is_finished or done.cancelled():
+            return
+        if error := done.exception():
+            self._mean.set_exception(error)
+            return self.close()
+        combined = done.result()
+        self.parts_combined += 1
+        self.outside.update(counting[position] for position in combined.outside)
+        self._mean.set_result(combined.mean)
         self._begin_next()
 
     def _begin_next(self) -> None:
-        self._index += 1
-        if self.is_finished:
-            return
-        self._given = set()
-        self._sum, self._weight = torch.zeros(self.part_sizes[self._index]), 0.0
-        self._mean = asyncio.get_running_loop().create_future()
+        self._index, self._given = self._index + 1, {}
+        if not self.is_finished:
+            self._mean = asyncio.get_running_loop().create_future()

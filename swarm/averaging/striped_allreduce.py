@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -154,6 +154,13 @@ class StripedAllReduce(contextlib.AsyncExitStack):
     def blamed(self) -> dict[PeerID, Blame]:
         """Who has sent what no honest peer sends, and what that was."""
         return {peer: what for runner in self.runners for peer, what in runner.blamed.items()}
+
+    @property
+    def outside(self) -> frozenset[PeerID]:
+        """Members that were far from the others in at least half of what this peer has combined."""
+        combined = sum(runner.parts_combined for runner in self.runners)
+        parts = sum((Counter(runner.outside) for runner in self.runners), Counter())
+        return frozenset(peer for peer, number in parts.items() if 2 * number >= combined)
 
     async def _give_up_who_is_late(self, part: AwaitedPart, owing: set[PeerID]) -> None:
         awaited = self._awaited(part)

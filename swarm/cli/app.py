@@ -12,6 +12,7 @@ COMMANDS = {
     "join": ("train", "join", "JoinOptions", "Join a swarm: swarm join ADDRESS"),
     "start": ("train", "start", "StartOptions", "Start a new swarm; it prints the line with which others join."),
     "watch": ("watch", "main", "WatchOptions", "See who trains in a swarm, and how far they are."),
+    "desk": ("desk", "main", "DeskOptions", "Show a swarm on a web page, and tell people when something is wrong."),
     "invite": ("invite", "main", "InviteOptions", "Invite people into your run: print the line with which they join."),
     "members": ("members", "main", "MembersOptions", "See who is a member of your run, and who is invited."),
     "remove": ("remove", "main", "RemoveOptions", "Remove a member from your run, or take it back."),

@@ -7,6 +7,9 @@ import os
 import resource
 import shutil
 import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,9 +24,14 @@ from swarm.runtime.hivemind_version import HIVEMIND_VERSION, check_hivemind_vers
 if TYPE_CHECKING:
     from torch import nn  # takes seconds to import
 
+    from swarm.membership.run_manifest import RunManifest
+
 GIB = 2**30
 PACKAGES = ("torch", "torchvision", "hivemind", "timm", "lightning", "torchmetrics", "numpy")
 SHARED_MEMORY = Path("/dev/shm")
+IMAGES_AT_ONCE = 1000
+"""That are decoded before anything is said about them."""
+TELL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -119,12 +127,14 @@ def check_disk(output_dir: Path) -> Check:
     return judged("disk", free, 0.2, 1, found, "free some space, or name another --output-dir")
 
 
-def check_data(recipe: Recipe, data_dir: Path) -> Check:
-    """Nothing is downloaded."""
+def check_data(manifest: RunManifest, data_dir: Path) -> Check:
+    """Whether the run's data are here, and the same as the others'. Nothing is downloaded."""
     from recipe.data.datasets import damaged_cifar10, open_splits
 
+    recipe = manifest.recipe
     try:
         splits = open_splits(recipe, data_dir)
+        manifest.with_classes(splits.digest, data_dir)
     except InputError as error:
         if recipe.dataset == "cifar10" and not damaged_cifar10(data_dir):
             return Check("data", "warning", f"no CIFAR-10 in {data_dir}", "the peer downloads 170 MB when it starts")
@@ -156,3 +166,46 @@ def machine_checks(device: str, output_dir: Path) -> list[Check]:
         return [versions]
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     return [versions, check_device(device), check_memory(), check_open_files(), check_disk(output_dir)]
+
+
+def check_images(data_dir: Path, tell: Callable[[str], None]) -> Check:
+    """Decode every image once; a core takes about an hour for a million photographs.
+
+    Args:
+        data_dir: with `train/`, `val/` and perhaps `test/`, each with a folder per class
+        tell: takes a line for each damaged file, and one about the progress every ten seconds
+    """
+    from recipe.data.damaged_images import ImagesByClass, damage
+
+    try:
+        parts = [ImagesByClass(data_dir / name) for name in ("train", "val", "test") if (data_dir / name).is_dir()]
+    except OSError as error:
+        return Check("images", "failed", str(error), "name a --data-dir with train/<class>/ and val/<class>/")
+    if not parts:
+        fix = "name a --data-dir with train/<class>/ and val/<class>/"
+        return Check("images", "failed", f"{data_dir} has no folders train, val or test", fix)
+    total = sum(map(len, parts))
+    done = num_damaged = 0
+    too_many = False
+    told_at = time.monotonic()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders work without Python's lock
+        for part in parts:
+            damaged_here = 0
+            paths = [path for path, _ in part.samples]
+            for first in range(0, len(paths), IMAGES_AT_ONCE):
+                some = paths[first : first + IMAGES_AT_ONCE]
+                for path, reason in zip(some, pool.map(damage, some), strict=True):
+                    if reason:
+                        damaged_here += 1
+                        tell(f"{path}: {reason}")
+                done += len(some)
+                if time.monotonic() - told_at >= TELL_SECONDS:
+                    told_at = time.monotonic()
+                    tell(f"{done:,} of {total:,} images looked at, {num_damaged + damaged_here:,} are damaged")
+            num_damaged += damaged_here
+            too_many |= damaged_here > part.limit
+    if not num_damaged:
+        return Check("images", "ok", f"all {total:,} can be read")
+    allowed = ", ".join(f"{part.limit} of {Path(part.root).name}" for part in parts)
+    fix = f"repair or remove them; a peer skips {allowed} at most, and ends when it meets more"
+    return Check("images", "failed" if too_many else "warning", f"{num_damaged:,} of {total:,} cannot be read", fix)

@@ -26,9 +26,16 @@ from rich.table import Table
 
 from recipe.command_line import arg
 from recipe.errors import InputError
-from swarm.cli.checks import Check, check_data, check_micro_batch, check_shared_memory, judged, machine_checks
+from swarm.cli.checks import (
+    Check,
+    check_data,
+    check_images,
+    check_micro_batch,
+    check_shared_memory,
+    judged,
+    machine_checks,
+)
 from swarm.cli.demo import wide_console
-from swarm.cli.image_check import check_images
 from swarm.enrolment.join_line import JoinLine, whom_to_join
 from swarm.network.addresses import check_reachable, connects, reachable
 from swarm.runtime.imports import quick_imports
@@ -177,7 +184,7 @@ def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Ite
         stop_dht(dht)
     yield check_micro_batch(model, recipe, options.device)
     yield check_shared_memory(sum(map(math.prod, shapes)))
-    yield check_data(recipe, options.data_dir.expanduser())
+    yield check_data(manifest, options.data_dir.expanduser())
 
 
 def table(checks: list[Check]) -> Table:

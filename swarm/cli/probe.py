@@ -16,12 +16,8 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.averaging.compression.codec import Codec
-from swarm.membership.progress_record import PeerProgress
-from swarm.membership.progress_store import read_record
+from swarm.membership.progress_store import progress_records
 from swarm.membership.run_manifest import RunManifest
-from swarm.network.signed_records import PROGRESS, owned_entries
-from swarm.protocol.admission import Admission
-from swarm.protocol.messages import MAX_GROUP_SIZE
 
 ANSWER_SECONDS = 5.0
 
@@ -119,23 +115,3 @@ def vectors_sent(num_peers: int, num_full: int) -> float:
     are full, that is the 2 (N - 1) / N of a butterfly all-reduce (Patarasuk and Yuan 2009).
     """
     return (num_full - 1) / num_full + (num_peers - 1) / num_full
-
-
-def progress_records(
-    dht: hivemind.DHT, manifest: RunManifest, admission: Admission | None = None, timeout_seconds: float = 5
-) -> dict[PeerID, PeerProgress]:
-    """Of everyone who trains; what makes no sense is left out.
-
-    Args:
-        admission: of the run, for who looks again and again
-    """
-    found = dht.get(f"{manifest.key_prefix}.{PROGRESS}", latest=True, return_future=True).result(timeout_seconds)
-    admission, records = admission or Admission(manifest.authority), {}
-    for peer_id, value in owned_entries(found, MAX_GROUP_SIZE):
-        try:
-            record = read_record(value, peer_id, admission, get_dht_time())
-        except ValueError:
-            continue
-        if record is not None:
-            records[peer_id] = record
-    return records

@@ -276,7 +276,7 @@ def _keep_newest(dht: SwarmDHT, manifest: RunManifest, change: Change) -> None:
 
 def _who_trains(dht: SwarmDHT, manifest: RunManifest) -> list[PeerID]:
     """Peers that can be called; the others ask for the list every few seconds."""
-    from swarm.cli.probe import progress_records
+    from swarm.membership.progress_store import progress_records
 
     records = progress_records(dht, manifest, timeout_seconds=ANSWER_SECONDS)
     return [peer_id for peer_id, record in records.items() if not record.client_mode]

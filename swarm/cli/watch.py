@@ -47,8 +47,6 @@ LOOK_SECONDS = 2.0
 LINE_SECONDS = 30.0
 """Between two tables where the output is no terminal."""
 MAX_ROWS = 50
-RISEN_TIMES, RISEN_BY = 2.0, 0.5
-"""A training loss that is both above the lowest one seen is a reason to look."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,9 @@ class SwarmView:
     @property
     def loss_has_risen(self) -> bool:
         """Since the watch began, in the median of the peers: bad data, or a peer that computes nonsense."""
-        return self.loss > max(RISEN_TIMES * self.lowest_loss, self.lowest_loss + RISEN_BY)
+        from swarm.desk.health import loss_has_risen
+
+        return loss_has_risen(self.loss, self.lowest_loss)
 
     @property
     def warnings(self) -> list[str]:
@@ -197,7 +197,7 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
     Raises:
         InputError: nobody answers, or the run is not known there
     """
-    from swarm.cli.probe import progress_records
+    from swarm.membership.progress_store import progress_records
     from swarm.membership.run_manifest import choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
     from swarm.protocol.admission import Admission

@@ -113,7 +113,7 @@ class Announcer:
             earlier = [address for address in read_book(self._book) if not address.endswith(own.to_base58())]
             others = list(dict.fromkeys([*others, *earlier]))[:MAX_REMEMBERED]
             write_book(self._book, others)
-        self._dht.run_coroutine(_Call(others), return_future=True).result(self._timeout_seconds)
+        self._dht.run_coroutine(CallLost(others), return_future=True).result(self._timeout_seconds)
 
 
 def addresses_in(found: object, own: PeerID, first: Container[PeerID] = (), admission: Admission = OPEN) -> list[str]:
@@ -135,7 +135,7 @@ def addresses_in(found: object, own: PeerID, first: Container[PeerID] = (), admi
     return addresses[:MAX_REMEMBERED]
 
 
-class _Call:
+class CallLost:
     """Connects to those peers that this node of the DHT does not know (any more); runs in the DHT process.
 
     Who twice does not answer is called over a new connection: over the old one, TCP would not try again for as long as
@@ -155,7 +155,7 @@ class _Call:
         known = node.protocol.routing_table.peer_id_to_uid
         lost = {peer: at for peer, at in peers.items() if peer not in known or peer in node.blacklist}
         lost.pop(node.peer_id, None)
-        _Call.silent.intersection_update(lost)
+        CallLost.silent.intersection_update(lost)
         await asyncio.gather(*(self._call(node, peer, at) for peer, at in lost.items()), return_exceptions=True)
 
     @staticmethod
@@ -163,10 +163,10 @@ class _Call:
         await asyncio.wait_for(node.p2p._client.connect(peer, addresses), CALL_SECONDS)
         if await asyncio.wait_for(node.protocol.call_ping(peer), CALL_SECONDS):  # which puts it into the routing table
             node.blacklist.register_success(peer)
-        elif peer in _Call.silent:
-            _Call.silent.remove(peer)
+        elif peer in CallLost.silent:
+            CallLost.silent.remove(peer)
             await node.p2p._client.disconnect(peer)
             await asyncio.wait_for(node.p2p._client.connect(peer, addresses), CALL_SECONDS)
             await node.protocol.call_ping(peer)
         else:
-            _Call.silent.add(peer)
+            CallLost.silent.add(peer)

@@ -17,8 +17,9 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 
 from swarm.membership.progress_record import PeerProgress
+from swarm.membership.run_manifest import RunManifest
 from swarm.network.record_push import Push, PushedHere
-from swarm.network.signed_records import owned_entries
+from swarm.network.signed_records import PROGRESS, owned_entries
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import EVERYTHING, Role
 from swarm.protocol.messages import MAX_GROUP_SIZE
@@ -131,3 +132,23 @@ def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float)
         raise ValueError("a certificate with which it cannot be called")
     joined = max(record.joined, min(member.member_since, now))  # the organiser's clock may be ahead
     return replace(record, joined=joined, time=max(record.time, joined))
+
+
+def progress_records(
+    dht: DHT, manifest: RunManifest, admission: Admission | None = None, timeout_seconds: float = 5
+) -> dict[PeerID, PeerProgress]:
+    """Of everyone who trains; what makes no sense is left out.
+
+    Args:
+        admission: of the run, for who looks again and again
+    """
+    found = dht.get(f"{manifest.key_prefix}.{PROGRESS}", latest=True, return_future=True).result(timeout_seconds)
+    admission, records = admission or Admission(manifest.authority), {}
+    for peer_id, value in owned_entries(found, MAX_GROUP_SIZE):
+        try:
+            record = read_record(value, peer_id, admission, get_dht_time())
+        except ValueError:
+            continue
+        if record is not None:
+            records[peer_id] = record
+    return records

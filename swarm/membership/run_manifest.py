@@ -27,7 +27,7 @@ PROTOCOL = 16
 11: a member may listen to a round before it has the weights of its step.
 14: the size of a part follows its bytes on the wire.
 15: members show a certificate, where the run has an organiser.
-16: progress records say what state a peer holds.
+16: progress records say what state a peer holds; reducers clip what members send, unless the recipe says otherwise.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -47,7 +47,8 @@ class RunManifest:
     """What every peer of a run has to agree on.
 
     Args:
-        classes: digest of the class names of an image folder, whose order gives the labels; empty for other data
+        classes: digest of what all peers' data have in common: the class names of an image folder, whose order gives
+            the labels, or the images of `glyphs`; empty where there is only one such data set
         organiser: public key of who decides about its members; empty if everybody may join
         signature: hers, over all the rest, as text; empty as long as it is not signed
         made: when she signed it, seconds since 1970: the latest counts; 0 if it is not signed
@@ -164,19 +165,20 @@ class RunManifest:
         return cls(protocol, content["run_id"], recipe, classes, authority.organiser, content["signature"], made)
 
     def with_classes(self, classes: str, data_dir: Path) -> "RunManifest":
-        """The manifest of a peer whose images have these classes; who starts a run fixes them.
+        """The manifest of a peer with these data; who starts a run fixes them.
 
         Args:
-            classes: digest of its class names
+            classes: their digest
             data_dir: where they are
 
         Raises:
-            InputError: the run has others, so that the same label would mean something else
+            InputError: the run has others, so that the same label would mean something else, or a sample held out here
+                be trained on there
         """
         if self.classes and self.classes != classes:
             raise InputError(
-                f"The class folders in {data_dir} have other names than those that run {self.run_id!r} is trained "
-                "with, so labels would be mixed up: ask its organiser for the images, or for the names."
+                f"The images in {data_dir} are not those that run {self.run_id!r} is trained with (class folders of "
+                "other names, or another glyphs.npz): ask its organiser for the images, or for the names."
             )
         return self if classes == self.classes else replace(self, classes=classes)
 

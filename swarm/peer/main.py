@@ -297,6 +297,7 @@ class Peer:
         if self.options.start_from is not None:
             weights = session.started_from or "not those of --start-from, but the run's, which is there already"
             print(f"Weights to start from: {weights}.")
+        print(session.averaging.protection)
         print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
         invitation = self._entry.invitation()
         if addresses and (invitation is not None or not self.joins):

@@ -85,6 +85,7 @@ class Session:
         self.options, self.name, self.dht, self.manifest, self.joins = options, name, dht, manifest, joins
         self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
         self.recipe: Recipe = manifest.recipe
+        self.averaging = Averaging.of(self.recipe)
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
         options.check_steps(self.recipe.total_steps)
         options.check_micro_batch(self.recipe.target_batch_size)
@@ -100,7 +101,7 @@ class Session:
         self.data = VisionData(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
         self.data.prepare_data()
         self.data.setup("fit")
-        self.manifest = entry.signed(manifest.with_classes(self.data.classes_digest, machine.data_dir))
+        self.manifest = entry.signed(manifest.with_classes(self.data.digest, machine.data_dir))
         self.admission = OPEN if entry.membership is None else entry.membership.new_admission()
         """Who may take part, as the trainer knows it."""
         self._entry = entry
@@ -262,7 +263,7 @@ class Session:
                 admission=self.admission,
             ),
             stop_requested=self.stop_requested,
-            averaging=Averaging.of(self.recipe),
+            averaging=self.averaging,
             max_step=self.recipe.total_steps,
             keep_own=self._keep_own,
         )
@@ -276,7 +277,7 @@ class Session:
 
     def _trainer(self) -> Trainer:
         leaving = self.options.leaving
-        advice = [] if self.joins else [SlowLineAdvice(Averaging.of(self.recipe), self.reporter.say)]
+        advice = [] if self.joins else [SlowLineAdvice(self.averaging, self.reporter.say)]
         return build_trainer(
             self.recipe,
             self.folder,

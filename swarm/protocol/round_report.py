@@ -28,6 +28,8 @@ class RoundReport:
         bytes_received: the same
         lost: members that were found not to be there any more
         blamed: members that sent what no honest peer sends or are far too slow, and which of these
+        judged: whether this peer has compared the members' gradients, as a reducer
+        outside: members whose gradients were far from the others' in at least half of this peer's share
     """
 
     group: Group
@@ -41,6 +43,8 @@ class RoundReport:
     bytes_received: int
     lost: frozenset[PeerID] = frozenset()
     blamed: Mapping[PeerID, Blame] = field(default_factory=dict)
+    judged: bool = False
+    outside: frozenset[PeerID] = frozenset()
 
     @classmethod
     def of(cls, group: Group, runners: Sequence[Any] = (), **known: Any) -> RoundReport:
@@ -134,6 +138,7 @@ class RoundEvent:
         group_size: how many took part; 0 if no group came about, or the round failed before anybody was told of it
         lost: ids of those that were found not to be there any more
         blamed: ids of those that sent what no honest peer sends, or are far too slow
+        outside: ids of those whose gradients were far from the others' in at least half of this peer's share
     """
 
     step: int
@@ -154,6 +159,7 @@ class RoundEvent:
     group_size: int = 0
     lost: tuple[str, ...] = ()
     blamed: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
 
     @classmethod
     def of_failure(
@@ -200,6 +206,7 @@ class RoundEvent:
             group_size=len(tickets),
             lost=_ids(exchanged.lost),
             blamed=_ids(exchanged.blamed),
+            outside=_ids(exchanged.outside),
         )
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from recipe.config import Recipe
 from recipe.errors import InputError
 from swarm.averaging.compression.codec import FOR_LOCAL_STEPS, Codec
+from swarm.averaging.robust_mean import Combination
 
 MODES = ("sync", "overlap", "local")
+ROBUST = ("auto", "off", "clip")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Averaging:
         codec: how numbers travel
         overlaps: a peer computes for the next update while an average is on its way
         local_steps: peers average how far their own optimizer steps have come; None: they average gradients
+        robust: clip lets no single member carry an average off, off lets each count as it says; auto is clip where the
+            codec allows it
 
     Raises:
         InputError: the codec does not go with it
@@ -51,25 +55,31 @@ class Averaging:
     codec: Codec = field(default_factory=Codec)
     overlaps: bool = False
     local_steps: LocalSteps | None = None
+    robust: str = "auto"
 
     def __post_init__(self):
+        if self.robust not in ROBUST:
+            raise InputError(f"There is no robust {self.robust!r}: give one of {', '.join(ROBUST)}.")
+        if self.robust == "clip" and self.codec.name == "powersgd":
+            raise InputError("The codec powersgd cannot be clipped: set robust='off', or another codec.")
         if self.codec.name in FOR_LOCAL_STEPS and self.local_steps is None:
             raise InputError(f"The codec {self.codec.name} needs local steps: set --averaging local, or another codec.")
 
     @classmethod
-    def sync(cls, codec: str = "none", rank: int = 8) -> Averaging:
+    def sync(cls, codec: str = "none", rank: int = 8, robust: str = "auto") -> Averaging:
         """A peer waits for the average of all gradients: one model, as if one machine had the whole batch.
 
         Args:
             codec: none (float32), fp16, int8, int4 or powersgd
             rank: columns of powersgd's thin matrices
+            robust: auto, off or clip
         """
-        return cls(Codec(codec, rank))
+        return cls(Codec(codec, rank), robust=robust)
 
     @classmethod
-    def overlap(cls, codec: str = "none", rank: int = 8) -> Averaging:
+    def overlap(cls, codec: str = "none", rank: int = 8, robust: str = "auto") -> Averaging:
         """As `sync`, but a peer computes on meanwhile, on weights that are one update old."""
-        return cls(Codec(codec, rank), overlaps=True)
+        return cls(Codec(codec, rank), overlaps=True, robust=robust)
 
     @classmethod
     def local(
@@ -79,6 +89,7 @@ class Averaging:
         learning_rate: float = 1.0,
         momentum: float = 0.0,
         rank: int = 8,
+        robust: str = "auto",
     ) -> Averaging:
         """Peers make optimizer steps of their own, and average how far these have come (DiLoCo).
 
@@ -87,7 +98,8 @@ class Averaging:
             learning_rate: of the outer optimizer
             momentum: of the outer optimizer
         """
-        return cls(Codec(codec, rank), overlaps=True, local_steps=LocalSteps(steps, learning_rate, momentum))
+        local_steps = LocalSteps(steps, learning_rate, momentum)
+        return cls(Codec(codec, rank), overlaps=True, local_steps=local_steps, robust=robust)
 
     @classmethod
     def named(cls, name: str) -> Averaging:
@@ -110,11 +122,29 @@ class Averaging:
         steps = None
         if recipe.averaging == "local":
             steps = LocalSteps(recipe.local_steps, recipe.outer_learning_rate, recipe.outer_momentum)
-        return cls(codec, overlaps=recipe.averaging != "sync", local_steps=steps)
+        return cls(codec, overlaps=recipe.averaging != "sync", local_steps=steps, robust=recipe.robust)
+
+    @property
+    def rule(self) -> Combination:
+        """How reducers combine what members send."""
+        clips = self.robust == "clip" or (self.robust == "auto" and self.codec.name != "powersgd")
+        return Combination(clips, self.local_steps.steps if self.local_steps else 0)
+
+    @property
+    def protection(self) -> str:
+        """Against what averages are protected, for the person who gave the machine."""
+        if self.rule.clips:
+            return (
+                "Averages are clipped: a member whose gradients are far from the others' counts for little. "
+                "That takes three members or more, fewer than half of them liars; small lies are not found."
+            )
+        why = "--robust off" if self.robust == "off" else f"codec {self.codec.name}"
+        return f"Averages are not clipped ({why}): one member that sends false gradients spoils the run."
 
     def __str__(self) -> str:
         """Equal for peers that can average with each other."""
         local = self.local_steps
-        return (
+        name = (
             f"{self.codec}" if local is None else f"{self.codec}-{local.steps}-{local.learning_rate}-{local.momentum}"
         )
+        return f"{name}-clip" if self.rule.clips else name

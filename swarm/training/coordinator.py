@@ -9,6 +9,7 @@ same update, so all stay equal without a second averaging of the weights.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from hivemind.utils import get_logger
 
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
+from swarm.membership.far_members import MANY, ROUNDS, FarMembers
 from swarm.membership.progress_record import AVERAGING, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.batch_target import BatchTarget
@@ -81,7 +83,7 @@ class Coordinator:
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
-        self._throughput = Throughput()
+        self._throughput, self._far_members = Throughput(), FarMembers()
         self._inflight: InflightRound | None = None
         self._strayed_from: PeerID | None = None
         """Whose state this peer takes over after its update."""
@@ -104,6 +106,7 @@ class Coordinator:
             self.version.export,
             self.target,
             self.averaging.codec,
+            self.averaging.rule,
             shapes,
             of_trainer,
             self.options.line,
@@ -273,7 +276,7 @@ class Coordinator:
         if not self._gradients.is_finite:  # one NaN would spoil everybody's weights: this peer only listens this time
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
             self._gradients.drop()
-            self.tracker.report(samples=0)
+            self.tracker.report(samples=0, loss=math.nan)
             if self._throughput.drop() and (donor := self._follower.find_healer()):
                 self.catch_up(donor)
                 return False
@@ -339,6 +342,7 @@ class Coordinator:
                 raise Behind(self.step)  # it listened to the round of other weights
             self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
             self.tracker.blame(report.blamed)
+            self._name_who_is_far(report)
         except ShortBatch as short:
             self.on_round(inflight.failed(short))
             self.tracker.met(short.group.peer_ids, inflight.expected)
@@ -363,6 +367,13 @@ class Coordinator:
             self.catch_up(is_told=True)
             return False
         return self._update_alone(report)
+
+    def _name_who_is_far(self, report: RoundReport) -> None:
+        for peer in self._far_members.note(report):
+            logger.warning(
+                f"{self.tracker.name_of(peer)}: its gradients were far from the others' in {MANY} of its last {ROUNDS} "
+                "rounds, and count for little. It lies, or its machine or its data are not in order: ask its owner."
+            )
 
     def _take_back(self) -> None:
         """The round has ended in vain: its samples count for the next one."""
@@ -400,6 +411,8 @@ class Coordinator:
         """An average is there: `updating` puts it where the optimizer finds it."""
         self._strayed_from = self._stray(ticket, report)
         self.last_step = StepReport.of(ticket, computed, blocked, report)
+        if ticket.samples:
+            self.tracker.report(loss=ticket.loss)
         return True
 
     def _stray(self, ticket: Ticket, report: RoundReport | None) -> PeerID | None:

@@ -28,16 +28,13 @@ class GradientVector:
 
     def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor], overlap: bool = False):
         self.params, self._buffers = params, buffers
-        sizes = [param.numel() for param in params]
-        self._sum = torch.zeros(sum(sizes), dtype=torch.float32, device=params[0].device)
+        num_params = sum(param.numel() for param in params)
+        self._sum = torch.zeros(num_params, dtype=torch.float32, device=params[0].device)
         self._unit = 1  # each number in the sum counts for so many samples
         self.average = torch.zeros_like(self._sum) if overlap else self._sum
-        self.views, self._average_views = (
-            [view.view(param.shape) for param, view in zip(params, flat.split(sizes), strict=True)]
-            for flat in (self._sum, self.average)
-        )
+        self.views = self.views_of(self._sum)
         num_buffers = sum(buffer.numel() for buffer in buffers)
-        self.wire = torch.zeros(sum(sizes) + num_buffers, dtype=torch.float32).share_memory_()
+        self.wire = torch.zeros(num_params + num_buffers, dtype=torch.float32).share_memory_()
         """Shape [n + m], fp32, shared memory: what travels."""
         self._buffers_before: list[torch.Tensor] = []
         self.reset()
@@ -51,6 +48,12 @@ class GradientVector:
     def own_tensors(self) -> list[torch.Tensor]:
         """What never leaves the trainer: all but the wire."""
         return [self._sum, self.average]
+
+    def views_of(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """The first n numbers in the shapes of the parameters."""
+        sizes = [param.numel() for param in self.params]
+        parts = vector[: sum(sizes)].split(sizes)
+        return [part.view(param.shape) for param, part in zip(self.params, parts, strict=True)]
 
     @torch.no_grad()
     def receive(self, samples: int) -> None:
@@ -102,9 +105,12 @@ class GradientVector:
     def _write(self, vector: torch.Tensor) -> None:
         split = vector.numel()
         self.wire[:split].copy_(vector)
+        self._write_buffers()
+
+    def _write_buffers(self) -> None:
         if self._buffers:
             flat = [buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers]
-            torch.cat(flat, out=self.wire[split:])
+            torch.cat(flat, out=self.wire[self._sum.numel() :])
 
     @torch.no_grad()
     def take_back(self, samples: int) -> None:
@@ -123,10 +129,13 @@ class GradientVector:
     def take(self, average: torch.Tensor) -> None:
         """Take over an average, shape [n + m]."""
         offset = self._sum.numel()
-        self.average.copy_(average[:offset])
+        self._take_vector(average[:offset])
         for buffer in self._buffers:
             buffer.copy_(average[offset : offset + buffer.numel()].view(buffer.shape))
             offset += buffer.numel()
+
+    def _take_vector(self, average: torch.Tensor) -> None:
+        self.average.copy_(average)
 
     @torch.no_grad()
     def average_alone(self, samples: int) -> None:
@@ -151,8 +160,11 @@ class GradientVector:
 
     def hand_over(self) -> None:
         """Put the average into `param.grad`."""
-        for param, view in zip(self.params, self._average_views, strict=True):
-            param.grad = view if param.dtype == view.dtype else view.to(param.dtype)
+        self._hand_over(self.params, self.average)
+
+    def _hand_over(self, params: list[nn.Parameter], vector: torch.Tensor) -> None:
+        for param, view in zip(params, self.views_of(vector), strict=True):
+            param.grad = view.to(param.device, param.dtype)  # the view itself, where it is of the parameter's kind
 
     def release(self) -> None:
         for param in self.params:

@@ -7,6 +7,7 @@ An average is applied when it arrives, and what has been computed meanwhile stay
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import torch
@@ -24,7 +25,8 @@ logger = get_logger(__name__)
 class PseudoGradient(GradientVector):
     """What a round averages: how far local steps have moved the weights away from those of the swarm, its *anchors*.
 
-    The gradients themselves are added up for the next local step, and serve this peer alone.
+    The gradients themselves are added up for the next local step, and serve this peer alone. An average is used where
+    it has arrived, on the wire or in what was downloaded: with large models each vector of n numbers is a lot.
 
     Args:
         params: the weights that local steps change, n numbers in all
@@ -41,7 +43,8 @@ class PseudoGradient(GradientVector):
         self._owed: torch.Tensor | None = None
         """Shape [n], sum over samples: what earlier roundings left out, and a round that failed took along in vain."""
         self._good_buffers: list[torch.Tensor] = []
-        super().__init__(params, buffers, overlap=True)
+        super().__init__(params, buffers)
+        self.average = self.wire
 
     @property
     def weights(self) -> list[torch.Tensor]:
@@ -50,14 +53,18 @@ class PseudoGradient(GradientVector):
 
     @property
     def own_tensors(self) -> list[torch.Tensor]:
-        return [*super().own_tensors, *self.anchors, *self._sent]
+        return [self._sum, *self.anchors, *self._sent]
 
     def hand_over_own(self) -> None:
-        """Put the mean of the own gradients into `param.grad`, for a local step; the next one begins."""
-        super().average_alone(self.samples)
-        super().hand_over()
+        """Put the mean of the own gradients into `param.grad`, for a local step."""
+        self._sum.mul_(self._unit / self.samples)
+        self._hand_over(self.params, self._sum)
+
+    def end_own_step(self) -> None:
+        """The local step is made; the next one begins."""
         self._sum.zero_()
         self.samples, self._good_buffers = 0, [buffer.clone() for buffer in self._buffers]
+        self.release()
 
     def drop_own(self) -> int:
         """Forget gradients that are not finite; of how many samples they were."""
@@ -96,15 +103,21 @@ class PseudoGradient(GradientVector):
 
     @torch.no_grad()
     def _depart(self) -> None:
-        """The pseudo-gradient of now is the average, until there is one."""
-        for param, anchor, sent, view in zip(self.params, self.anchors, self._sent, self._average_views, strict=True):
+        for param, sent in zip(self.params, self._sent, strict=True):
             sent.copy_(param)
-            torch.sub(anchor, param, out=view)
 
+    @torch.no_grad()
+    def _write_pseudo_gradient(self) -> None:
+        """And the buffers. Local steps go on from here."""
+        self._depart()
+        for anchor, sent, view in zip(self.anchors, self._sent, self.views_of(self.wire), strict=True):
+            view.copy_(anchor - sent)
+        self._write_buffers()
+
+    @torch.no_grad()
     def to_wire(self, samples: int) -> None:
         """Write how far the weights have come, and the buffers. Local steps go on from here."""
-        self._depart()
-        self._write(self.average)
+        self._write_pseudo_gradient()
         if self._owed is not None and samples:
             self.wire[: len(self._owed)].add_(self._owed, alpha=1 / samples)
             self._owed = None
@@ -115,9 +128,9 @@ class PseudoGradient(GradientVector):
 
         What they do not hold is what `ErrorFeedback` added to it, less what that kept of it.
         """
-        for anchor, sent, view in zip(self.anchors, self._sent, self._average_views, strict=True):
-            torch.sub(anchor, sent, out=view)  # again, because local steps have used these since
-        added = self.wire[: self.average.numel()] - self.average.cpu()
+        added = self.wire[: self._sum.numel()].clone()
+        for anchor, sent, view in zip(self.anchors, self._sent, self.views_of(added), strict=True):
+            view.sub_((anchor - sent).to(view.device))
         if samples and added.any():
             self._owed = added.mul_(samples)
 
@@ -131,9 +144,16 @@ class PseudoGradient(GradientVector):
         super().take(average)
         self._buffers_before = self._good_buffers = [buffer.clone() for buffer in self._buffers]
 
+    def _take_vector(self, average: torch.Tensor) -> None:
+        self.average = average
+
     def average_alone(self, samples: int) -> None:
         """The own pseudo-gradient, where there is nobody to average with."""
-        self._depart()
+        self._write_pseudo_gradient()
+        self.average = self.wire
+
+    def show(self) -> None:
+        """Whoever follows this peer finds its average on the wire already."""
 
     def follow(self, average: torch.Tensor) -> None:
         """Make the outer step of an update that others have made; local steps of this peer are forgotten."""
@@ -147,8 +167,8 @@ class PseudoGradient(GradientVector):
         progress = self._sent  # which is not needed any more: the next round writes it anew
         for param, sent in zip(self.params, self._sent, strict=True):
             torch.sub(param, sent, out=sent)
-        for anchor, view in zip(self.anchors, self._average_views, strict=True):
-            anchor.grad = view if anchor.dtype == view.dtype else view.to(anchor.dtype)
+        self._hand_over(self.anchors, self.average)
+        self.average = self.wire  # what was downloaded is not needed any more
         self.outer.step()
         for param, anchor, more in zip(self.params, self.anchors, progress, strict=True):
             anchor.grad = None
@@ -220,7 +240,7 @@ class LocalCoordinator(Coordinator):
                 return False
             self._gradients.drop()  # back to those that the last global update has made
             self._throughput.take()
-            self.tracker.report(samples=0)
+            self.tracker.report(samples=0, loss=math.nan)
         self._synchronise_all()
         return False
 
@@ -230,7 +250,7 @@ class LocalCoordinator(Coordinator):
         with self.version.lock:  # nobody may download a half-made step
             self._gradients.hand_over_own()
             yield
-        self._gradients.release()
+        self._gradients.end_own_step()
         self._synchronise_all()
 
     def _synchronise_all(self) -> None:

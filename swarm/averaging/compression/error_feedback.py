@@ -9,10 +9,11 @@ from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 
 
 class ErrorFeedback:
-    """What a peer's encodings have left out so far; it is added to what the peer gives to the next round.
+    """What a peer's encodings have left out so far; it is added to what the peer encodes in the next round.
 
-    Kept as a sum over samples, like gradients, so that it counts with the same weight whenever it arrives, and so that
-    a reducer can add what its encoded averages have left out of everybody's. After Seide et al., 1-bit Stochastic
+    Kept as a sum over samples, like gradients, so that it counts with the same weight whenever it arrives. A sender
+    adds it to its contribution. A reducer adds it to the mean of its share: it was left out of what everybody gave, so
+    next to the contribution of one member it would look like a lie. After Seide et al., 1-bit Stochastic
     Gradient Descent (Interspeech 2014), and Tang et al., DoubleSqueeze (ICML 2019), which does it on both sides.
 
     Args:
@@ -38,7 +39,7 @@ class ErrorFeedback:
             self.left_out.zero_()
 
     @torch.no_grad()
-    def add_to(self, part: torch.Tensor, info: CompressionInfo, offset: int, samples: float, travels: bool) -> None:
+    def add_to(self, part: torch.Tensor, info: CompressionInfo, offset: int, samples: float) -> None:
         """Make a part of this peer's contribution what will arrive of it, in place, and keep the rest.
 
         Args:
@@ -46,18 +47,26 @@ class ErrorFeedback:
             info: Hivemind's description of it
             offset: of its first number in the vector
             samples: this peer's weight; a listener gives nothing and keeps everything
-            travels: False for parts that this peer reduces itself
         """
         if self.left_out is None or samples == 0 or not torch.isfinite(part).all():
             return
         left_out = self.left_out[offset : offset + len(part)]
         part.add_(left_out, alpha=1 / samples)
-        if not travels:
-            left_out.zero_()
-            return
         arrives = self._codec.extract(self._codec.compress(part, info))
         torch.sub(part, arrives, out=left_out).mul_(samples)
         part.copy_(arrives)
+
+    @torch.no_grad()
+    def with_left_out(self, mean: torch.Tensor, offset: int, samples: float) -> torch.Tensor:
+        """A mean of this peer's share over `samples`, with what is left of earlier rounds; that stays until `keep`.
+
+        Args:
+            mean: shape [n], fp32
+            offset: of its first number in the vector
+        """
+        if self.left_out is None:
+            return mean
+        return mean.add(self.left_out[offset : offset + len(mean)], alpha=1 / samples)
 
     def come_to(self, step: int) -> None:
         """Before the round of this step: what waits has faded with each update since the last one.
@@ -70,6 +79,11 @@ class ErrorFeedback:
 
     @torch.no_grad()
     def keep(self, left_out: torch.Tensor, offset: int, samples: float) -> None:
-        """Add what encoding the average over `samples` has left out of a part that this peer reduced."""
+        """What the encoded mean over `samples` has left out of a part that this peer reduced takes the old one's place.
+
+        Args:
+            left_out: shape [n], fp32
+            offset: of its first number in the vector
+        """
         if self.left_out is not None:
-            self.left_out[offset : offset + len(left_out)].add_(left_out, alpha=samples)
+            torch.mul(left_out, samples, out=self.left_out[offset : offset + len(left_out)])

@@ -22,8 +22,12 @@ from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.matchmaking import Matchmaking
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.wire import MAX_SAMPLES
 from swarm.state_sync.state_server import StateServer
+from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
+from swarm.training.gradient_buffer import GradientVector
+from swarm.training.local_steps import PseudoGradient
 from tests.helpers.attacks.tools import check_address, listening_host
 
 SLOW_SECONDS = 0.8
@@ -149,6 +153,40 @@ def _say_that_it_was_here_first() -> None:
     ProgressTracker.__init__, ProgressTracker.came_back = begin, come_back
 
 
+def reverse() -> None:
+    """b1: a gradient, or what local steps have made, x -100."""
+    _send_instead(lambda wire: wire.mul_(-100))
+
+
+def noise() -> None:
+    """b2: noise of 1,000 times the norm."""
+    _send_instead(lambda wire: wire.copy_(1000 * wire.norm() / len(wire) ** 0.5 * torch.randn_like(wire)))
+
+
+def idle() -> None:
+    """c1: zeros, and a claim of as many samples as a ticket can say."""
+    honest = StateVersion.ticket
+
+    def ticket(self, *arguments):
+        return replace(honest(self, *arguments), samples=MAX_SAMPLES)
+
+    StateVersion.ticket = ticket
+    _send_instead(torch.zero_)
+
+
+def _send_instead(change: Callable[[torch.Tensor], object]) -> None:
+    for kind in (GradientVector, PseudoGradient):
+        kind.to_wire = _changed(kind.to_wire, change)
+
+
+def _changed(honest: Callable, change: Callable[[torch.Tensor], object]) -> Callable:
+    def to_wire(self, samples: int) -> None:
+        honest(self, samples)
+        change(self.wire)
+
+    return to_wire
+
+
 LIES: dict[str, Callable[[], None]] = {
     "nan": nan,
     "overflow": overflow,
@@ -158,6 +196,9 @@ LIES: dict[str, Callable[[], None]] = {
     "ahead": ahead,
     "false-statistics": false_statistics,
     "flip": flip,
+    "reverse": reverse,
+    "noise": noise,
+    "idle": idle,
 }
 
 

@@ -63,7 +63,7 @@ def test_a_step_that_is_not_finite_takes_what_it_did_to_the_buffers_with_it():
     compute(1.0, 2.0)
     assert vector.drop_own() == 0
     vector.hand_over_own()
-    vector.release()
+    vector.end_own_step()
     compute(torch.nan, torch.nan)
     assert vector.drop_own() == 4
     assert mean.item() == 2.0
@@ -88,6 +88,25 @@ def test_an_outer_step_is_nesterovs():
         vector.from_wire()
         vector.hand_over()
         torch.testing.assert_close(weights(model), before + expected)
+
+
+def test_an_average_is_used_where_it_is_and_stays_as_it_was():
+    """Neither the momentum nor a local step meanwhile writes into what a round, or a follower's download, may hold."""
+    model = small_model()
+    vector = vector_of(model, LocalSteps(4, 0.5, 0.9))
+    for _ in range(2):
+        average = torch.full_like(vector.wire, -1.0)
+        vector.wire.fill_(3.0)  # a round to which this peer listens is under way
+        vector.follow(average)
+        for view in vector.views:
+            view.fill_(0.5)
+        vector.samples = 8
+        vector.hand_over_own()
+        vector.end_own_step()
+        assert (average == -1.0).all()
+        assert (vector.wire == 3.0).all()
+    num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in vector.own_tensors)
+    assert num_bytes == 3 * 4 * weights(model).numel(), "gradients, anchors, and what was sent"
 
 
 def test_what_was_computed_meanwhile_stays_on_top_of_the_average():
@@ -126,10 +145,10 @@ def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
         with torch.no_grad():
             for param in model.parameters():
                 param.add_(0.01 * torch.randn(param.shape, generator=generator))
+        moved_by = torch.cat([anchor.detach().reshape(-1) for anchor in vector.anchors]) - weights(model)
         vector.to_wire(samples)
-        moved_by = vector.average.double() * samples
-        feedback.add_to(vector.wire, CompressionInfo.from_tensor(vector.wire), 0, samples, travels=True)
-        return moved_by
+        feedback.add_to(vector.wire, CompressionInfo.from_tensor(vector.wire), 0, samples)
+        return moved_by.double() * samples
 
     send(10)
     waited = feedback.left_out.double()
@@ -141,7 +160,7 @@ def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
             view.fill_(0.5)
         vector.samples = 8
         vector.hand_over_own()  # a local step meanwhile
-        vector.release()
+        vector.end_own_step()
         vector.take_back(samples)
     moved_by = send(30)
     assert waited.abs().max() > 1e-6

@@ -99,11 +99,10 @@ def test_nothing_is_lost_between_a_sender_and_a_reducer(name):
     for samples in (30, 50, 0, 20) * 5:
         own, other = (1e-4 * torch.randn(size, generator=generator) for _ in range(2))
         given_so_far += samples * other.double() + 40 * own.double()
-        sender.add_to(other, info(other), 0, samples, travels=True)
+        sender.add_to(other, info(other), 0, samples)
         if samples:
             torch.testing.assert_close(travelled(codec, other), other, rtol=1e-6, atol=0.0)
-        reducer.add_to(own, info(own), 0, 40, travels=False)
-        average = (samples * other + 40 * own) / (samples + 40)
+        average = reducer.with_left_out((samples * other + 40 * own) / (samples + 40), 0, samples + 40)
         encoded = travelled(codec, average)
         reducer.keep(average - encoded, 0, samples + 40)
         arrived += (samples + 40) * encoded.double()
@@ -115,7 +114,7 @@ def test_nothing_is_lost_between_a_sender_and_a_reducer(name):
 def test_what_waits_for_long_fades_away():
     feedback = ErrorFeedback(TOP_K, CHUNK, decay=0.5)
     part = torch.linspace(1, 2, CHUNK)
-    feedback.add_to(part, info(part), 0, 8, travels=True)
+    feedback.add_to(part, info(part), 0, 8)
     waiting = feedback.left_out.clone()
     for step in (2, 2, 1):  # the second time a round has failed
         feedback.come_to(step)
@@ -132,9 +131,9 @@ def test_the_largest_numbers_alone_are_for_local_steps(mode):
 def test_float32_leaves_nothing_out_and_numbers_that_are_not_finite_stay_what_they_are():
     exact = ErrorFeedback(CODECS["none"](), 4)
     part = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    exact.add_to(part, info(part), 0, 8, travels=True)
+    exact.add_to(part, info(part), 0, 8)
     exact.keep(part, 0, 8)
     assert exact.left_out is None
     spoiled, feedback = torch.tensor([1.0, torch.nan]), ErrorFeedback(INT8, 2)
-    feedback.add_to(spoiled, info(spoiled), 0, 8, travels=True)
+    feedback.add_to(spoiled, info(spoiled), 0, 8)
     assert feedback.left_out.tolist() == [0.0, 0.0], "the reducer leaves this sender out"

@@ -7,11 +7,13 @@ import torch
 from hivemind.p2p import PeerID
 
 from swarm.averaging.compression.codec import CODECS
+from swarm.averaging.robust_mean import Combination
 from swarm.averaging.shares import MAX_PART_BYTES, PartReducer, partition
 from swarm.protocol.messages import ExchangeBroken
 
 PEERS = [PeerID(bytes([number])) for number in range(7)]
 A, B, C = PEERS[:3]
+MEAN = Combination()
 
 
 @pytest.mark.parametrize("codec", ["none", "fp16", "int8"])
@@ -39,7 +41,7 @@ async def mean_of(reducer: PartReducer, gifts: dict[PeerID, tuple[float, float]]
 
 def test_means_are_weighted_and_come_part_after_part():
     async def test():
-        reducer = PartReducer([4, 4], [A, B])
+        reducer = PartReducer([4, 4], [A, B], MEAN)
         for value in (1.0, 2.0):
             assert reducer.awaited_from(A) == reducer.awaited_from(B) == value - 1
             one, other = await mean_of(reducer, {A: (value, 10), B: (5 * value, 30)})
@@ -53,7 +55,7 @@ def test_means_are_weighted_and_come_part_after_part():
 
 def test_who_is_lost_is_not_waited_for_and_what_it_gave_counts():
     async def test():
-        reducer = PartReducer([4, 4], [A, B, C])
+        reducer = PartReducer([4, 4], [A, B, C], MEAN)
         giving = asyncio.ensure_future(mean_of(reducer, {A: (1.0, 10), B: (4.0, 10)}))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -72,7 +74,7 @@ def test_who_is_lost_is_not_waited_for_and_what_it_gave_counts():
 
 def test_who_gives_a_part_twice_is_refused_and_its_part_counts_once():
     async def test():
-        reducer = PartReducer([2], [A, B])
+        reducer = PartReducer([2], [A, B], MEAN)
         first = asyncio.ensure_future(reducer.mean_with(A, torch.ones(2), 10))
         await asyncio.sleep(0)
         with pytest.raises(ExchangeBroken):
@@ -85,7 +87,7 @@ def test_who_gives_a_part_twice_is_refused_and_its_part_counts_once():
 
 def test_who_hangs_up_takes_the_mean_from_nobody_and_when_all_is_over_nobody_waits():
     async def test():
-        reducer = PartReducer([2, 2], [A, B])
+        reducer = PartReducer([2, 2], [A, B], MEAN)
         hanging_up = asyncio.ensure_future(reducer.mean_with(A, torch.ones(2), 10))
         await asyncio.sleep(0)
         hanging_up.cancel()
@@ -103,11 +105,55 @@ def test_who_hangs_up_takes_the_mean_from_nobody_and_when_all_is_over_nobody_wai
 
 def test_there_is_no_mean_of_those_who_have_computed_nothing():
     async def test():
-        reducer = PartReducer([2], [A, B])
+        reducer = PartReducer([2], [A, B], MEAN)
         listening = asyncio.ensure_future(reducer.mean_with(A, torch.zeros(2), 0))
         await asyncio.sleep(0)
         reducer.lose(B)
         with pytest.raises(asyncio.CancelledError):
             await listening
+
+    asyncio.run(test())
+
+
+def test_the_order_of_members_counts_and_not_who_comes_first():
+    parts = {
+        peer: torch.randn(1000, generator=torch.Generator().manual_seed(number)) for number, peer in enumerate(PEERS)
+    }
+
+    async def mean(arrivals) -> torch.Tensor:
+        reducer = PartReducer([1000], PEERS, MEAN)
+        found = await asyncio.gather(*(reducer.mean_with(peer, parts[peer], 3.0) for peer in arrivals))
+        return found[0]
+
+    one, other = asyncio.run(mean(PEERS)), asyncio.run(mean(PEERS[::-1]))
+    assert torch.equal(one, other)
+    total = sum(parts[peer].double() for peer in PEERS) / len(PEERS)
+    torch.testing.assert_close(one.double(), total, rtol=0, atol=1e-6)
+
+
+def test_it_is_noted_in_how_many_parts_a_member_was_far_from_the_others():
+    async def test():
+        reducer = PartReducer([4, 4, 4], [A, B, C], Combination(clips=True))
+        for far in (100.0, 1.0, 100.0):
+            gifts = {A: (0.9, 10), B: (1.1, 10), C: (far, 10)}
+            means = await mean_of(reducer, gifts)
+            assert 0.9 <= means[0][0] <= 1.3
+        assert (reducer.parts_combined, reducer.outside) == (3, {C: 2})
+
+    asyncio.run(test())
+
+
+def test_an_error_in_a_rule_is_told_to_all_who_wait():
+    class Broken(Combination):
+        def combine(self, parts, weights):
+            raise RuntimeError("no memory")
+
+    async def test():
+        reducer = PartReducer([2], [A, B], Broken())
+        found = await asyncio.gather(
+            *(reducer.mean_with(peer, torch.ones(2), 1.0) for peer in (A, B)), return_exceptions=True
+        )
+        assert [str(error) for error in found] == ["no memory"] * 2
+        assert reducer.is_finished
 
     asyncio.run(test())

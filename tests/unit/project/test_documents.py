@@ -28,6 +28,7 @@ from swarm.cli import app
 from swarm.cli.bench import BenchOptions
 from swarm.cli.demo import DemoOptions
 from swarm.cli.deputy import DeputyOptions
+from swarm.cli.desk import DeskOptions
 from swarm.cli.doctor import DoctorOptions
 from swarm.cli.enrol import EnrolOptions
 from swarm.cli.invite import InviteOptions
@@ -56,6 +57,7 @@ OPTIONS = {
     "join": JoinOptions,
     "start": StartOptions,
     "watch": WatchOptions,
+    "desk": DeskOptions,
     "doctor": DoctorOptions,
     "demo": DemoOptions,
     "bench": BenchOptions,
@@ -353,7 +355,7 @@ def test_pages_tell_no_history():
 
 def test_who_starts_a_swarm_is_told_who_can_spoil_it():
     start = README.split("\n## Start\n")[1].split("\n## ")[0]
-    assert "**Members are\nbelieved" in start
+    assert "**Members are\nbelieved in part" in start
     assert "by anyone with the address" in start
 
 

@@ -19,11 +19,12 @@ from tests.helpers.paths import ROOT
 
 # A changed fingerprint parts old peers from new ones: change these only together with what a recipe means.
 FINGERPRINTS = {
-    "digits": "79d6bda63dd915f1",
-    "cifar10-vit-base": "c55db316b6a0f8b5",
-    "cifar10-vit-tiny": "3d194ac81c1b0df4",
-    "imagefolder-vit-small": "982a5b6ac27b66ee",
-    "synthetic": "2fb991c9588f7ca4",
+    "digits": "51d9517113cb4277",
+    "glyphs": "a5a11b9e47299f77",
+    "cifar10-vit-base": "36b18203e3195111",
+    "cifar10-vit-tiny": "9c991b654f903338",
+    "imagefolder-vit-small": "f3b09206a443fe44",
+    "synthetic": "0b6420b910dc7fbd",
 }
 
 
@@ -33,6 +34,16 @@ def test_json_round_trip(name):
     assert recipe.name == name
     assert Recipe.from_json(recipe.to_json()) == recipe
     assert Recipe.from_json(recipe.to_json().encode()).fingerprint == recipe.fingerprint
+
+
+def test_a_recipe_of_an_earlier_version_has_the_defaults_of_what_it_lacks():
+    recipe = preset("digits")
+    earlier = json.loads(recipe.to_json())
+    del earlier["robust"]
+    assert Recipe.from_json(json.dumps(earlier)) == recipe
+    del earlier["seed"]
+    with pytest.raises(InputError, match=r"lacks the fields \['seed'\]"):
+        Recipe.from_json(json.dumps(earlier))
 
 
 @pytest.mark.parametrize("name", PRESETS)

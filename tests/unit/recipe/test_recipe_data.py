@@ -15,6 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10
 
+from recipe.config import DIGITS_FOLDS
 from recipe.data.augmentation import TensorView
 from recipe.data.datasets import TensorImages, open_splits, stratified
 from recipe.data.sampler import PeerBatches, sample_randomness
@@ -22,6 +23,7 @@ from recipe.data.vision_data import PeerSampler, VisionData
 from recipe.errors import InputError
 from recipe.presets import preset
 from swarm.cli.checks import check_data
+from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from tests.helpers.paths import ROOT
 
 
@@ -89,6 +91,39 @@ def test_digits_are_those_of_scikit_learn_split_as_it_splits():
     for part, indices in ((splits.train, train), (splits.val, val), (splits.test, test)):
         assert (part.images.flatten(1).numpy() * 16 == pixels[indices]).all()
         assert (part.labels.numpy() == labels[indices]).all()
+
+
+def test_the_folds_of_digits_validate_every_image_once():
+    everything = TensorImages(*(torch.cat(parts) for parts in zip(*map(images_and_labels, all_digits()), strict=True)))
+    validated = []
+    for fold in DIGITS_FOLDS:
+        splits = open_splits(replace(preset("digits"), dataset=fold), Path("unused"))
+        assert splits.test is None
+        assert len(splits.train) + len(splits.val) == len(everything) == 1797
+        assert (splits.val.labels.bincount() - everything.labels.bincount() / 5).abs().max() < 1
+        assert not as_set(splits.train) & as_set(splits.val)
+        validated.append(as_set(splits.val))
+    assert sum(map(len, validated)) == len(set().union(*validated)) == len(as_set(everything))
+
+
+def all_digits() -> list[TensorImages]:
+    splits = open_splits(preset("digits"), Path("unused"))
+    return [splits.train, splits.val, splits.test]
+
+
+def images_and_labels(part: TensorImages) -> tuple[torch.Tensor, torch.Tensor]:
+    return part.images, part.labels
+
+
+def as_set(part: TensorImages) -> set[bytes]:
+    """The images; no two of the 1,797 are equal."""
+    return {image.numpy().tobytes() for image in part.images}
+
+
+def test_a_fold_of_digits_has_nothing_to_test_with():
+    data = VisionData(replace(preset("digits"), dataset="digits-fold-2"))
+    with pytest.raises(InputError, match="a fold of digits has none"):
+        data.test_dataloader()
 
 
 def test_digits_batches():
@@ -245,7 +280,9 @@ def test_a_damaged_file_of_cifar10_is_named(cifar_folder, monkeypatch):
             use()
         assert str(caught.value).startswith(f"{damaged} has the wrong checksum, ")
         assert "delete it, and connect this machine to the network or put cifar-10-python.tar.gz" in str(caught.value)
-    assert check_data(data.recipe, cifar_folder).found.startswith(f"{damaged} has the wrong checksum")
+    assert check_data(RunManifest(PROTOCOL, "run", data.recipe), cifar_folder).found.startswith(
+        f"{damaged} has the wrong checksum"
+    )
 
 
 @pytest.fixture
@@ -271,8 +308,8 @@ def test_imagefolder(image_folder, augmentation):
     images, _ = next(iter(data.train_dataloader()))
     assert images.shape == (5, 1, 16, 16)
     assert torch.cat([labels for _, labels in data.val_dataloader()]).tolist() == [0, 0, 1, 1, 2, 2]
-    assert len(data.classes_digest) == 16
-    assert VisionData(preset("digits")).classes_digest == ""
+    assert len(data.digest) == 16
+    assert VisionData(preset("digits")).digest == ""
     with pytest.raises(InputError, match="test"):
         data.test_dataloader()
 

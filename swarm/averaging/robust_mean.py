@@ -1,0 +1,153 @@
+"""How a reducer makes one part of all members' parts: their mean, or a mean that no single member can carry off.
+
+It imports nothing of the swarm: the simulator of attacks (`python -m analysis robust`) runs the same lines.
+
+The rule `clip` is centred clipping (Karimireddy, He, Jaggi: Learning from History for Byzantine Robust Optimization,
+ICML 2021), on each part by its reducer as in ButterflyClip (Gorbunov et al.: Secure Distributed Training at Scale, ICML
+2022). It begins at the median of each number over the members, which fewer than half of them cannot move far. The
+median of the members' distances to it is the *usual distance*. A member within `REACH` times that counts as it is. If
+nobody is farther, the result is the weighted mean, bit by bit. Who is farther counts only with a difference of the
+usual length, and with a shorter one the farther away it is: so large lies, which push the same way in each update,
+count for next to nothing (statistics calls such a rule *redescending*).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+REACH = 2.0
+"""Usual distances within which a member counts as it is. Honest ones are about one away, and seldom two if they have
+computed fifty samples. Who lies within reach counts in full, so more would be dangerous (`docs/benchmarks.md`)."""
+ITERATIONS = 3
+MAX_SHARE = 2
+"""Of the samples, in N-ths, that one of N members can count for."""
+MAX_EXCHANGED = 16
+"""Members that are sorted by exchanging neighbours: of N members N²/2 exchanges, each of all numbers at once."""
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What became of a part.
+
+    Args:
+        mean: shape [n], fp32
+        outside: positions of those who were farther away than others are
+    """
+
+    mean: torch.Tensor
+    outside: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A rule; all members of a group have the same.
+
+    Args:
+        clips: `clip`; else the weighted mean
+        local_steps: parts are what so many optimizer steps of equal members have added up to; 0: they are gradients
+        reach: usual distances within which a member counts as it is
+    """
+
+    clips: bool = False
+    local_steps: int = 0
+    reach: float = REACH
+
+    def weights(self, samples: Sequence[int]) -> list[float]:
+        """What members count for that say that they have computed so many samples."""
+        return capped(samples) if self.clips else [float(number) for number in samples]
+
+    @torch.no_grad()
+    def combine(self, parts: Sequence[torch.Tensor], weights: Sequence[float]) -> Combined:
+        """One part of those of all members; the order of members decides about the last bits, and nothing else.
+
+        Args:
+            parts: of each member, shape [n], fp32, finite
+            weights: more than 0
+        """
+        if not self.clips or len(parts) < 3:  # between two, nobody can say who is the one that is far away
+            return Combined(weighted_mean(parts, weights))
+        lengths = self._lengths(weights)
+        even = [part if length == 1 else part / length for part, length in zip(parts, lengths, strict=True)]
+        center = median(even)
+        distances = [_norm(part - center) for part in even]
+        scales = _scales(weights)
+        usual = statistics.median(distance / scale for distance, scale in zip(distances, scales, strict=True))
+        radii = [usual * scale for scale in scales]
+        outside = tuple(
+            index
+            for index, (distance, radius) in enumerate(zip(distances, radii, strict=True))
+            if distance > self.reach * radius
+        )
+        if not outside:
+            return Combined(weighted_mean(parts, weights))
+        pulls = [weight * length for weight, length in zip(weights, lengths, strict=True)]
+        for _ in range(ITERATIONS):
+            clipped = [self._clip(part - center, radius) for part, radius in zip(even, radii, strict=True)]
+            center = center + weighted_mean(clipped, pulls)
+        return Combined(center * (sum(pulls) / sum(weights)), outside)
+
+    def _lengths(self, weights: Sequence[float]) -> list[float]:
+        """How many times as far as usual each member has come, if all go the same way: by its local steps."""
+        if not self.local_steps:
+            return [1.0 for _ in weights]
+        samples_of_step = sum(weights) / len(weights) / self.local_steps
+        steps = [max(1.0, weight / samples_of_step) for weight in weights]
+        usual = statistics.median(steps)
+        return [number / usual for number in steps]
+
+    def _clip(self, difference: torch.Tensor, radius: float) -> torch.Tensor:
+        """The same within reach; beyond it is at most as long as usual, and the shorter the farther away it was."""
+        distance = _norm(difference)
+        farther = distance / self.reach
+        return difference * (radius / distance) * (radius / farther) if farther > radius else difference
+
+
+def _scales(weights: Sequence[float]) -> list[float]:
+    """How far each member may be, in usual distances: what is made of fewer samples is noisier."""
+    usual = statistics.median(weights)
+    return [max(1.0, math.sqrt(usual / weight)) for weight in weights]
+
+
+def capped(samples: Sequence[int]) -> list[float]:
+    """Of N members who have any, none counts for more than 2/N of what all count for together: claims are cheap.
+
+    Two or fewer count as they say.
+    """
+    counted = sorted((number for number in samples if number), reverse=True)
+    for num_over in range(len(counted)):
+        most = MAX_SHARE * sum(counted[num_over:]) / (len(counted) - MAX_SHARE * num_over)
+        if counted[num_over] <= most:
+            return [min(float(number), most) for number in samples]
+    return [0.0 for _ in samples]
+
+
+def weighted_mean(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """Shape [n], as each of the parts; added up in their order."""
+    total = parts[0] * weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        total.add_(part, alpha=weight)
+    return total.div_(sum(weights))
+
+
+def median(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of each number over the members, shape [n]; of an even number of members the mean of the two in the middle."""
+    low, high = (len(parts) - 1) // 2, len(parts) // 2
+    if len(parts) > MAX_EXCHANGED:
+        ordered = list(torch.stack(list(parts)).sort(dim=0).values[low : high + 1])
+        return (ordered[0] + ordered[-1]) / 2
+    ordered = list(parts)
+    for turn in range(len(parts)):  # odd-even transposition sort, of all numbers at once
+        for first in range(turn % 2, len(parts) - 1, 2):
+            one, other = ordered[first : first + 2]
+            ordered[first : first + 2] = torch.minimum(one, other), torch.maximum(one, other)
+    return (ordered[low] + ordered[high]) / 2
+
+
+def _norm(difference: torch.Tensor) -> float:
+    """In float64: the square of a large number does not fit into fp32."""
+    return float(torch.linalg.vector_norm(difference, dtype=torch.float64))

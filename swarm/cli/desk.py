@@ -1,0 +1,185 @@
+"""Show a swarm on a web page: whether it is well, how far it is, who trains, and how to join.
+
+    swarm desk swarm://JOIN_LINE
+    swarm desk /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1... --host 0.0.0.0
+    swarm desk swarm://JOIN_LINE --alert mailto://user:password@example.org
+
+It takes no part in the training. What it has seen is kept in OUTPUT_DIR/RUN_ID/desk.json, and a desk that is started
+again goes on from there. It ends with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from recipe.command_line import arg, exit_status, read_options
+from recipe.errors import InputError
+from recipe.interrupts import raise_again
+from recipe.run_folder import make_writable
+from swarm.enrolment.join_line import MAX_ADDRESSES, JoinLine, whom_to_join
+from swarm.network.addresses import check_reachable
+from swarm.runtime.hivemind_version import check_hivemind_version
+from swarm.runtime.imports import quick_imports
+from swarm.runtime.log_filters import silence_libraries
+
+if TYPE_CHECKING:
+    from swarm.desk.report import RunCard
+    from swarm.membership.run_manifest import RunManifest
+
+LOOK_SECONDS = 2.0
+HISTORY_FILE = "desk.json"
+ALERTS_VARIABLE = "SWARM_DESK_ALERTS"
+
+
+@dataclass(frozen=True)
+class DeskOptions:
+    """Show a swarm on a web page, with its curves, its peers, and how to join. It needs the extra `desk`."""
+
+    addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "the variable INITIAL_PEERS")]] = ()
+    """A join line, or addresses of peers that are there. An invitation in the line is not shown."""
+    run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
+    """The run, where several share the addresses."""
+    host: Annotated[str, arg("ADDRESS")] = "127.0.0.1"
+    """Where the page is served: 0.0.0.0 shows it to everybody who can reach this machine."""
+    port: Annotated[int, arg("NUMBER")] = 8080
+    """TCP port of the page; 0 takes any free one."""
+    invitation: Annotated[str | None, arg("JOIN_LINE")] = None
+    """Show this line with its invitation to everybody who sees the page."""
+    alert: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], arg("URL", f"the variable {ALERTS_VARIABLE}")]] = ()
+    """Send a message there when something is wrong, and when it is well again: a URL as Apprise reads it."""
+    still_minutes: Annotated[float, arg("NUMBER")] = 10.0
+    """Without an update, after which something is wrong."""
+    output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
+    """The history is kept in OUTPUT_DIR/RUN_ID/desk.json."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0 after Ctrl-C, 1 if the connection to the swarm broke, 2 for input that cannot work."""
+    silence_libraries()
+    return exit_status(lambda: _run(read_options(DeskOptions, arguments, "swarm desk")))
+
+
+def _run(options: DeskOptions) -> int:
+    check_hivemind_version()
+    given, line = whom_to_join(options.addresses or None)
+    if not given:
+        raise InputError("Whom to ask is not known: give a join line, or an ADDRESS as a running peer prints it.")
+    if not 0 < options.still_minutes < math.inf:
+        raise InputError(f"--still-minutes is {options.still_minutes:g}: it has to be above 0.")
+    invitation = None if options.invitation is None else _invitation(options.invitation, line)
+    make_writable(options.output_dir)
+    raise_again()  # from now on it is the usual end
+    with quick_imports():
+        _import_extra()
+    return _watch_and_serve(options, given, line, invitation)
+
+
+def _import_extra() -> None:
+    try:
+        import swarm.desk.desk
+        import swarm.desk.watcher  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"The desk needs a package that is not there ({error.name}): install them with pip install -e .[desk]"
+        ) from None
+
+
+def _watch_and_serve(
+    options: DeskOptions, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None
+) -> int:
+    from swarm.desk.alerts import Alerts
+    from swarm.desk.desk import Desk, open_socket, page_url, served
+    from swarm.desk.history import remembered_addresses
+    from swarm.desk.watcher import Watcher
+    from swarm.membership.run_manifest import choose_manifest, read_manifests
+    from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
+
+    alerts = Alerts(options.alert or os.environ.get(ALERTS_VARIABLE, "").split())
+    listener = open_socket(options.host, options.port)
+    run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
+    output_dir = options.output_dir.expanduser()
+    remembered = remembered_addresses(output_dir / run_id / HISTORY_FILE) if run_id else []
+    alive = check_reachable([*given, *remembered])
+    dht = start_dht(NetworkOptions(initial_peers=tuple(alive), client_mode=True))
+    try:
+        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id)
+        card = run_card(manifest, given, line, invitation)
+        folder = output_dir / manifest.run_id
+        make_writable(folder)
+        desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes)
+        watcher = Watcher(dht, manifest, given, remembered)
+        desk.turn(watcher.look())
+        with served(lambda: desk.newest, listener):
+            print(f"The desk of run {manifest.run_id}: {page_url(listener)}", flush=True)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            try:
+                while dht.is_alive():
+                    began = time.monotonic()
+                    desk.turn(watcher.look())
+                    desk.remember(watcher.keep_contact())
+                    time.sleep(max(0.0, began + LOOK_SECONDS - time.monotonic()))
+            except KeyboardInterrupt:
+                return 0
+            finally:
+                desk.save()
+        print("error: The connection to the swarm broke: start the desk again.", file=sys.stderr)
+        return 1
+    finally:
+        alerts.stop()
+        stop_dht(dht)
+
+
+def _invitation(text: str, line: JoinLine | None) -> JoinLine:
+    """Raises InputError: it invites nobody, or to another run"""
+    shown = JoinLine.parse(text)
+    if not shown.token:
+        raise InputError("--invitation is a join line without an invitation: make one with swarm invite.")
+    if line is not None and (line.run_id, line.organiser) != (shown.run_id, shown.organiser):
+        raise InputError(f"--invitation is for another run, {shown.run_id}: give one for {line.run_id}.")
+    return shown
+
+
+def run_card(
+    manifest: RunManifest, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None
+) -> RunCard:
+    """What the desk shows of a run all the time; an invitation only if it was given for that.
+
+    Args:
+        given: addresses of its peers
+        line: join line with which the desk was started
+        invitation: join line to be shown
+
+    Raises:
+        InputError: the invitation is for another run
+    """
+    from swarm.desk.report import RunCard
+
+    recipe, organiser = manifest.recipe, manifest.organiser
+    if organiser:
+        public = line or JoinLine(manifest.run_id, organiser, tuple(given[:MAX_ADDRESSES]))
+        shown = str(invitation or replace(public, token=b""))  # what lets people in is shown only on request
+    else:
+        shown = " ".join(given)
+    if invitation is not None and (invitation.run_id, invitation.organiser) != (manifest.run_id, organiser):
+        raise InputError(f"--invitation is for another run than {manifest.run_id}, which is at these addresses.")
+    return RunCard(
+        manifest.key_prefix,
+        manifest.run_id,
+        recipe.model,
+        recipe.dataset,
+        recipe.total_steps,
+        recipe.target_batch_size,
+        by_invitation=bool(organiser),
+        join_line=shown,
+        has_invitation=invitation is not None,
+    )

@@ -1,0 +1,112 @@
+"""Tells people what is wrong with a run, once, and once more when it is well again."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import apprise
+
+from recipe.errors import InputError
+from swarm.desk.health import Finding
+
+SURE_SECONDS = 15.0
+"""For which something has to be wrong before anybody is told: a peer that starts again is no reason."""
+SETTLED_SECONDS = 60.0
+"""For which it has to be over before that is said."""
+RETRY_SECONDS = 60.0
+"""After a message that did not get through."""
+
+logger = logging.getLogger(__name__)
+logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its words hold the URLs, and these hold passwords
+
+
+@dataclass
+class _Matter:
+    """Something that is wrong, or was a moment ago."""
+
+    finding: Finding
+    since: float
+    seen_at: float
+    is_told: bool = False
+
+
+class Alerts:
+    """Sends messages to all places that the organiser has named, from a thread of its own.
+
+    Args:
+        urls: as Apprise reads them: mailto://, slack://, json:// and a hundred others
+        clock: seconds
+
+    Raises:
+        InputError: Apprise cannot read one of them
+    """
+
+    def __init__(self, urls: Sequence[str], clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._places = apprise.Apprise()
+        for position, url in enumerate(urls, 1):
+            if not self._places.add(url):  # which may hold a password, so it is not repeated
+                raise InputError(
+                    f"--alert number {position} is no URL that Apprise can send to: see its list of services for the "
+                    "form, such as mailto://user:password@example.org or json://host/path."
+                )
+        self._matters: dict[str, _Matter] = {}
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="alerts")
+        self._sending: tuple[str, bool, Future[bool]] | None = None
+        """Of which kind, whether it says that it is over, and whether it got through."""
+        self._quiet_until = -math.inf
+
+    def update(self, found: Sequence[Finding], title: str) -> None:
+        """What is wrong now. Begins to send what is to be said, if anything, under that title, and
+        returns at once."""
+        now = self._clock()
+        for finding in found:
+            matter = self._matters.setdefault(finding.kind, _Matter(finding, now, now))
+            matter.finding, matter.seen_at = finding, now
+        for kind, matter in [*self._matters.items()]:
+            if not matter.is_told and matter.seen_at < now:
+                del self._matters[kind]
+        if self._sending is not None and self._sending[2].done():
+            self._settle(*self._sending)
+            self._sending = None
+        if len(self._places) and self._sending is None and now >= self._quiet_until:
+            self._send_next(now, title)
+
+    def wait(self) -> None:
+        """Until what is being sent has arrived, or has not."""
+        if self._sending is not None:
+            wait([self._sending[2]])
+
+    def stop(self) -> None:
+        """Sends nothing more; what is being sent may still arrive."""
+        self._sender.shutdown(wait=False, cancel_futures=True)
+
+    def _send_next(self, now: float, title: str) -> None:
+        for kind, matter in self._matters.items():
+            if not matter.is_told and now - matter.since >= SURE_SECONDS:
+                return self._send(kind, title, matter.finding.text, is_over=False)
+            if matter.is_told and now - matter.seen_at >= SETTLED_SECONDS:
+                return self._send(kind, title, f"Is well again. It was: {matter.finding.text}", is_over=True)
+        return None
+
+    def _send(self, kind: str, title: str, text: str, is_over: bool) -> None:
+        notify_type = apprise.NotifyType.SUCCESS if is_over else apprise.NotifyType.FAILURE
+        sent = self._sender.submit(self._places.notify, body=text, title=title, notify_type=notify_type)
+        self._sending = kind, is_over, sent
+
+    def _settle(self, kind: str, is_over: bool, sent: Future[bool]) -> None:
+        if sent.exception() is not None or not sent.result():
+            logger.warning(
+                "An alert could not be sent: try its URL with the command `apprise`. Another attempt comes in %.0f s",
+                RETRY_SECONDS,
+            )
+            self._quiet_until = self._clock() + RETRY_SECONDS
+        elif is_over:
+            self._matters.pop(kind, None)
+        elif kind in self._matters:
+            self._matters[kind].is_told = True

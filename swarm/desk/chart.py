@@ -1,0 +1,79 @@
+"""Lays out a curve: the path of a small SVG, and the numbers beside it. The template draws it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 1000, 300
+"""Of the drawing, in its own units: the page stretches it."""
+NICE = (1, 2, 2.5, 5, 10)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A curve that is ready to be drawn.
+
+    Args:
+        title: what it shows
+        said: the curve in one sentence, for who cannot see it
+        path: of the SVG, in `WIDTH` x `HEIGHT`; empty as long as there are not two points
+        levels: numbers beside the grid lines, from above
+        begin, end: below the first and the last point
+    """
+
+    title: str
+    said: str
+    path: str
+    levels: tuple[str, ...]
+    begin: str
+    end: str
+
+
+def chart(
+    title: str,
+    curve: Sequence[tuple[float, float | None]],
+    shown: Callable[[float], str],
+    place: Callable[[float], str],
+    from_zero: bool = False,
+) -> Chart:
+    """
+    Args:
+        curve: x and y; None where nobody knows y, which leaves a gap
+        shown: a value in words
+        place: an x in words
+        from_zero: the lowest level is zero
+    """
+    known = [(x, y) for x, y in curve if y is not None and math.isfinite(y)]
+    if len(known) < 2 or known[0][0] == known[-1][0]:
+        return Chart(title, f"{title}: not enough is known yet.", "", (), "", "")
+    low, high, steps = levels(min(y for _, y in known), max(y for _, y in known), from_zero)
+    first, last = known[0], known[-1]
+    (begin, end), scale = (first[0], last[0]), HEIGHT / (high - low)
+    commands, pen_is_down = [], False
+    for x, y in curve:
+        if y is None or not math.isfinite(y):
+            pen_is_down = False
+            continue
+        along = WIDTH * (x - begin) / (end - begin)
+        commands.append(f"{'L' if pen_is_down else 'M'}{along:.0f} {(high - y) * scale:.0f}")
+        pen_is_down = True
+    lowest, highest = min(y for _, y in known), max(y for _, y in known)
+    said = (
+        f"{title}: {shown(first[1])} at {place(begin)}, {shown(last[1])} at {place(end)}; "
+        f"between {shown(lowest)} and {shown(highest)}."
+    )
+    numbers = tuple(shown(low + (high - low) * step / steps) for step in range(steps, -1, -1))
+    return Chart(title, said, "".join(commands), numbers, place(begin), place(end))
+
+
+def levels(lowest: float, highest: float, from_zero: bool) -> tuple[float, float, int]:
+    """Where the axis begins and ends, and in how many equal steps: two to five, of a round size."""
+    low = min(0.0, lowest) if from_zero else lowest
+    span = highest - low or abs(highest) or 1.0
+    magnitude = 10 ** math.floor(math.log10(span / 4))
+    size = next(nice * magnitude for nice in NICE if nice * magnitude * 4 >= span * (1 - 1e-9))
+    begin = math.floor(low / size + 1e-9) * size
+    steps = max(2, math.ceil((highest - begin) / size - 1e-9))
+    return begin, begin + steps * size, steps

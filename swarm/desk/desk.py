@@ -1,0 +1,164 @@
+"""The desk: looks, remembers, tells, and serves what it has seen."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from recipe.errors import InputError
+from swarm.desk.alerts import Alerts
+from swarm.desk.app import build_app
+from swarm.desk.health import Finding, findings
+from swarm.desk.history import History
+from swarm.desk.page import MAX_LEADERS, Snapshot
+from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, swarm_report
+from swarm.membership.progress_record import PeerProgress
+from swarm.network.addresses import check_port_free
+
+SAVE_SECONDS = 30.0
+LEAST_FREE_BYTES = 2**30
+"""On the desk's own disk."""
+MAX_CONNECTIONS = 256
+MAX_HEADER_BYTES = 2**14
+END_SECONDS = 3.0
+
+logger = logging.getLogger(__name__)
+
+
+class Desk:
+    """What one run looks like, and has looked like.
+
+    Args:
+        card: of the run
+        path: file of the history; an earlier desk's is continued
+        alerts: who is told what is wrong
+        still_minutes: without an update, after which something is wrong
+        clock: seconds since 1970
+    """
+
+    def __init__(
+        self,
+        card: RunCard,
+        path: Path,
+        alerts: Alerts,
+        still_minutes: float,
+        clock: Callable[[], float] = time.time,
+    ):
+        self._card, self._path, self._alerts, self._still_minutes, self._clock = (
+            card,
+            path,
+            alerts,
+            still_minutes,
+            clock,
+        )
+        self.history = History.load(path, card.key, card.target_batch_size, clock())
+        self._saved_at = clock()
+        self._trouble = ""
+        """Why the history could not be saved the last time."""
+        self.newest = self._snapshot()
+
+    def turn(self, records: dict[str, PeerProgress] | None) -> None:
+        """After a look.
+
+        Args:
+            records: by peer id; None if nobody answered
+        """
+        if records is not None:
+            self.history.look(records, self._clock())
+        self.newest = self._snapshot()
+        if self._clock() - self._saved_at >= SAVE_SECONDS:
+            self.save()
+
+    def remember(self, addresses: list[str]) -> None:
+        """Where peers can be called, for the next desk; written down at once if it is news."""
+        if addresses != self.history.addresses:
+            self.history.addresses = addresses
+            self.save()
+
+    def save(self) -> None:
+        """Write the history; a full disk costs the history, not the page."""
+        self._saved_at = self._clock()
+        try:
+            self.history.save(self._path)
+            self._trouble = ""
+        except OSError as error:
+            self._trouble = error.strerror or "unknown error"
+
+    def _snapshot(self) -> Snapshot:
+        now = self._clock()
+        found = findings(self.history, self._card.total_steps, self._still_minutes, now) + self._disk()
+        self._alerts.update(found, f"Swarm {self._card.run_id}")
+        return Snapshot(
+            self._card,
+            swarm_report(self._card, self.history, found, now),
+            peers_report(self.history, now),
+            leaders_report(self.history, MAX_LEADERS),
+            history_report(self.history, now),
+        )
+
+    def _disk(self) -> list[Finding]:
+        if self._trouble:
+            return [Finding("disk", "warning", f"The desk cannot save its history ({self._trouble}): free some space.")]
+        free = shutil.disk_usage(self._path.parent).free
+        if free >= LEAST_FREE_BYTES:
+            return []
+        return [Finding("disk", "warning", f"The desk's own disk is nearly full: {free / 2**20:,.0f} MiB are free.")]
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Listen there.
+
+    Raises:
+        InputError: the port is taken or not allowed, or the host is not this machine's
+    """
+    check_port_free(port, host)
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise InputError(f"The desk cannot listen on {host}, port {port} ({error.strerror}): choose others.") from None
+
+
+def page_url(listener: socket.socket) -> str:
+    """What to type into a browser on this machine."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+@contextlib.contextmanager
+def served(newest: Callable[[], Snapshot], listener: socket.socket) -> Iterator[None]:
+    """The page is there as long as this lasts.
+
+    Args:
+        newest: what was seen last
+        listener: of `open_socket`
+    """
+    config = uvicorn.Config(
+        build_app(newest),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        http="h11",
+        ws="none",
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],), name="page", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(END_SECONDS)
+        listener.close()

@@ -1,0 +1,121 @@
+"""Whether a run is well, and if not, the one sentence that says why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from swarm.desk.history import History
+from swarm.membership.progress_record import WAITING
+
+RISEN_TIMES, RISEN_BY = 2.0, 0.5
+"""A training loss that is both above the lowest one seen is a reason to look."""
+LOST_UPDATES = 3
+"""Updates without any finite loss."""
+DEAF_SECONDS = 30.0
+"""Without an answer from the swarm."""
+
+Level = Literal["good", "warning", "bad"]
+Kind = Literal["deaf", "nobody", "still", "loss", "reachable", "disk"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it should be.
+
+    Args:
+        kind: what it is about; of each kind there is one at most
+        level: bad: the run makes no progress, or what it makes is worth nothing
+        text: one sentence, which says what to do where that is not plain
+    """
+
+    kind: Kind
+    level: Level
+    text: str
+
+
+def loss_has_risen(loss: float, lowest: float) -> bool:
+    """In the median of the peers: bad data, or a peer that computes nonsense."""
+    return loss > max(RISEN_TIMES * lowest, lowest + RISEN_BY)
+
+
+def is_over(history: History, total_steps: int) -> bool:
+    """Whether the run has made all its updates."""
+    return history.step is not None and history.step >= total_steps
+
+
+def findings(history: History, total_steps: int, still_minutes: float, now: float) -> list[Finding]:
+    """What is not as it should be, the worst first.
+
+    Args:
+        total_steps: updates after which the run has ended
+        still_minutes: without an update, after which something is wrong
+        now: seconds since 1970
+    """
+    deaf_seconds = now - (history.looked_at or history.began_at)
+    if deaf_seconds > DEAF_SECONDS:
+        text = f"The desk has had no answer from the swarm for {_minutes(deaf_seconds)}: what is shown is as old."
+        return [Finding("deaf", "bad", text)]
+    if is_over(history, total_steps):
+        return []
+    here = history.here
+    if not here:
+        return [Finding("nobody", "bad", "Nobody trains: the desk finds no peer in the run.")]
+    found = [_still(history, still_minutes, now), _loss(history), _reachable(history)]
+    return sorted((finding for finding in found if finding), key=lambda finding: finding.level != "bad")
+
+
+def verdict(history: History, total_steps: int, found: list[Finding], now: float) -> tuple[Level, str]:
+    """The one sentence."""
+    if found:
+        return found[0].level, found[0].text
+    if is_over(history, total_steps):
+        return "good", f"The run has ended: all {total_steps:,} updates are made."
+    peers = len(history.here)
+    trains = f"{peers} peers train" if peers > 1 else "One peer trains"
+    pace = history.updates_per_minute(now)
+    if pace is None:
+        return "good", f"{trains}. How fast shows after the next updates."
+    return "good", f"All is well: {trains[0].lower() + trains[1:]}, with an update every {_every(60 / pace)}."
+
+
+def _still(history: History, still_minutes: float, now: float) -> Finding | None:
+    if all(peer.phase == WAITING for peer in history.here):
+        text = "The peers that are here wait for more to come: the run has not begun, or they need company to go on."
+        return Finding("still", "warning", text)
+    seconds = history.still_seconds(now)
+    if seconds < 60 * still_minutes:
+        return None
+    return Finding("still", "bad", f"No update was made for {_minutes(seconds)}.")
+
+
+def _loss(history: History) -> Finding | None:
+    if history.step is not None and history.step - history.finite_at_step >= LOST_UPDATES:
+        return Finding("loss", "bad", "The loss is not finite: no peer has a number for it any more.")
+    loss, lowest = history.loss, history.lowest_loss
+    if loss is not None and lowest is not None and loss_has_risen(loss, lowest):
+        return Finding("loss", "bad", f"The loss has risen from {lowest:.3f} to {loss:.3f}.")
+    return None
+
+
+def _reachable(history: History) -> Finding | None:
+    full = [peer.name for peer in history.here if not peer.client_mode]
+    if not full:
+        return Finding("reachable", "bad", "No peer can be called, so nobody can average: open a port for one.")
+    if len(full) == 1:
+        text = f"Only {full[0]} can be called: without it nobody can average or join. Open a port for another peer."
+        return Finding("reachable", "warning", text)
+    return None
+
+
+def _minutes(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} seconds"
+    return f"{minutes} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+
+
+def _every(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

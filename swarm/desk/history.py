@@ -1,0 +1,371 @@
+"""What has been seen of a run so far: its peers, its curves and what happened. It knows neither network nor page.
+
+Everything in it comes from strangers' records and grows with time, so everything has a bound.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from recipe.run_folder import write_json
+from swarm.membership.progress_record import JOINING, WAITING, PeerProgress
+from swarm.network.known_peers import usable
+
+LOST_SECONDS = 5.0
+"""Without a new record: a peer writes one a second."""
+MISSED_LOOKS = 2
+"""Looks at which a record has to be missing: then its peer has taken it away."""
+SHOWN_SECONDS = 3600.0
+"""For which a peer that is gone stays among the others."""
+LOWER_SECONDS = 60.0
+"""For which most peers have to be at an earlier update: then the run has begun again there."""
+UNSEEN_SECONDS = 60.0
+"""Between two looks: what was computed meanwhile is credited to nobody."""
+CREDIT_TIMES = 3.0
+"""What peers can have given between two looks, over what they say they compute: records are seconds old."""
+MAX_POINTS, MAX_EVENTS, MAX_PEERS, MAX_ADVANCES = 1000, 200, 4096, 50
+PACE_SECONDS = 10.0
+"""That updates have to be seen for, before their pace is told."""
+MAX_NAMES = 5
+"""In one event."""
+
+State = Literal["here", "lost", "left"]
+
+
+@dataclass
+class PeerSeen:
+    """A peer as its last record has it.
+
+    Args:
+        joined: DHT time in seconds when it joined, or came back
+        record_time: DHT time in seconds of its last record
+        seen_at: when it was written, by this machine's clock, seconds since 1970
+        least_age: that a record of it ever seemed to have: what the two clocks differ by
+        state: lost: it fell silent; left: it took its record away
+        samples: in all updates so far, by the pace that it claims
+        missed: looks at which it had no record
+    """
+
+    name: str
+    step: int
+    rate: float
+    client_mode: bool
+    phase: str
+    joined: float
+    record_time: float
+    seen_at: float
+    loss: float | None = None
+    accuracy: float | None = None
+    state: State = "here"
+    samples: float = 0.0
+    least_age: float | None = None
+    missed: int = 0
+
+    @property
+    def computes(self) -> bool:
+        """Whether it has a part in the next update."""
+        return self.state == "here" and self.phase not in (JOINING, WAITING)
+
+    def read(self, record: PeerProgress, now: float) -> bool:
+        """Take over a record; whether it is a new one."""
+        self.missed = 0
+        if record.time <= self.record_time:
+            return False
+        self.name, self.step, self.rate, self.phase = record.name, record.step, record.rate, record.phase
+        self.client_mode, self.joined = record.client_mode, record.joined
+        self.loss, self.accuracy = _finite(record.loss), _finite(record.accuracy)
+        age = now - record.time
+        self.least_age = age if self.least_age is None else min(age, self.least_age)
+        self.record_time, self.seen_at = record.time, now - (age - self.least_age)
+        return True
+
+
+@dataclass
+class Point:
+    """The swarm at one moment.
+
+    Args:
+        time: seconds since 1970
+        samples_per_second: of all peers together
+        updates_per_minute: None as long as too few have been seen
+        peers: who are there
+    """
+
+    time: float
+    step: int
+    loss: float | None
+    accuracy: float | None
+    samples_per_second: float
+    updates_per_minute: float | None
+    peers: int
+
+
+@dataclass
+class Event:
+    """Something that happened, at a time in seconds since 1970."""
+
+    time: float
+    text: str
+
+
+@dataclass
+class History:
+    """What has been seen of a run.
+
+    Args:
+        key: of the run, so that a file of another run is not continued
+        target_batch_size: samples of an update
+        began_at: when the first look was, seconds since 1970
+        looked_at: when the last look was that found somebody's answer
+        updated_at: when the last update was seen
+        lower_since: since when most peers are at an earlier update than `step`
+        finite_at_step: the last one at which a peer had a finite loss
+        lowest_loss: that was seen
+        point_seconds: between two points; it doubles each time that there are too many
+        peers: by peer id
+        addresses: of peers, so that the desk finds the swarm again, whoever has left
+    """
+
+    key: str
+    target_batch_size: int
+    began_at: float
+    looked_at: float | None = None
+    step: int | None = None
+    updated_at: float | None = None
+    lower_since: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    lowest_loss: float | None = None
+    finite_at_step: int = 0
+    point_seconds: float = 2.0
+    points: list[Point] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    peers: dict[str, PeerSeen] = field(default_factory=dict)
+    addresses: list[str] = field(default_factory=list)
+
+    def __post_init__(self):
+        self._advances: deque[tuple[float, int]] = deque(maxlen=MAX_ADVANCES)
+        """When updates were seen, and which, since the desk was started."""
+        self._attentive_since = -math.inf
+        """Since when there was no long time between two looks: nobody is lost because nobody looked."""
+
+    # ---- looking ------------------------------------------------------------------------------------------------
+
+    def look(self, records: Mapping[str, PeerProgress], now: float) -> None:
+        """What everybody says now.
+
+        Args:
+            records: by peer id
+            now: seconds since 1970
+        """
+        unseen = now - (self.looked_at or now)
+        if unseen > LOST_SECONDS or math.isinf(self._attentive_since):
+            self._attentive_since = now
+        self._meet(records, now)
+        self._miss(records, now)
+        self._advance(now, unseen)
+        self._summarise(now)
+        self.looked_at = now
+        self._forget()
+
+    def _meet(self, records: Mapping[str, PeerProgress], now: float) -> None:
+        joined, back = [], []
+        for peer_id, record in records.items():
+            peer = self.peers.get(peer_id)
+            if peer is None:
+                peer = self.peers[peer_id] = PeerSeen("", 0, 0.0, False, JOINING, 0.0, -math.inf, now)
+                peer.read(record, now)
+                joined.append(record.name)
+            elif peer.read(record, now) and peer.state != "here":
+                peer.state = "here"
+                back.append(record.name)
+        if self.looked_at is None and joined:
+            self.note(f"The desk began to watch. {_list(joined)} {_were(joined)} there.", now)
+        elif joined:
+            self.note(f"{_list(joined)} joined.", now)
+        if back:
+            self.note(f"{_list(back)} came back.", now)
+
+    def _miss(self, records: Mapping[str, PeerProgress], now: float) -> None:
+        lost, left = [], []
+        for peer_id, peer in self.peers.items():
+            if peer.state != "here":
+                continue
+            if peer_id not in records:
+                peer.missed += 1
+            if now - max(peer.seen_at, self._attentive_since) > LOST_SECONDS:
+                peer.state = "lost"
+                lost.append(peer.name)
+            elif peer.missed >= MISSED_LOOKS:
+                peer.state = "left"
+                left.append(peer.name)
+        if lost:
+            self.note(f"{_list(lost)} {_were(lost)} lost: no word for more than {LOST_SECONDS:.0f} s.", now)
+        if left:
+            self.note(f"{_list(left)} left.", now)
+
+    def _advance(self, now: float, unseen: float) -> None:
+        here = [peer for peer in self.peers.values() if peer.computes]
+        steps = sorted(peer.step for peer in here) or sorted(peer.step for peer in self.here)
+        if not steps:
+            return
+        step = steps[len(steps) // 2]  # of most: one who claims to be far ahead moves nothing
+        if self.step is None:
+            self.step = self.finite_at_step = step
+            self._advances.append((now, step))
+        elif step > self.step:
+            if unseen <= UNSEEN_SECONDS:
+                self._credit(here, step - self.step, unseen)
+            else:
+                self._advances.clear()
+            self.step, self.updated_at = step, now
+            self._advances.append((now, step))
+        self.lower_since = (self.lower_since or now) if step < self.step else None
+        if self.lower_since is not None and now - self.lower_since > LOWER_SECONDS:
+            self.note(f"The run went back from update {self.step:,} to {step:,}.", now)
+            self.step, self.lower_since, self.finite_at_step = step, None, min(self.finite_at_step, step)
+            self._advances.clear()
+
+    def _credit(self, here: list[PeerSeen], updates: int, seconds: float) -> None:
+        """All compute for the same time, so each has given in proportion to its pace, and about what it can compute."""
+        total = sum(peer.rate for peer in here)
+        can_be = total * CREDIT_TIMES * seconds + self.target_batch_size
+        samples = min(updates * self.target_batch_size, can_be)
+        for peer in here:
+            peer.samples += samples * peer.rate / total if total > 0 else 0.0
+
+    def _summarise(self, now: float) -> None:
+        losses = [peer.loss for peer in self.here if peer.loss is not None]
+        accuracies = [peer.accuracy for peer in self.here if peer.accuracy is not None]
+        if losses:
+            self.loss, self.finite_at_step = statistics.median(losses), self.step or 0
+            self.lowest_loss = self.loss if self.lowest_loss is None else min(self.lowest_loss, self.loss)
+        if accuracies:
+            self.accuracy = statistics.median(accuracies)
+        if self.step is None or (self.points and now - self.points[-1].time < self.point_seconds):
+            return
+        self.points.append(
+            Point(
+                now,
+                self.step,
+                self.loss if losses else None,
+                self.accuracy,
+                self.samples_per_second,
+                self.updates_per_minute(now),
+                len(self.here),
+            )
+        )
+        if len(self.points) > MAX_POINTS:
+            del self.points[1::2]
+            self.point_seconds *= 2
+
+    def _forget(self) -> None:
+        """Those first who are gone and have given least."""
+        if len(self.peers) <= MAX_PEERS:
+            return
+        worth = sorted(self.peers.items(), key=lambda item: (item[1].state == "here", item[1].samples))
+        for peer_id, _ in worth[: len(self.peers) - MAX_PEERS]:
+            del self.peers[peer_id]
+
+    def note(self, text: str, now: float) -> None:
+        """Something happened."""
+        self.events.append(Event(now, text))
+        del self.events[:-MAX_EVENTS]
+
+    # ---- what comes of it ---------------------------------------------------------------------------------------
+
+    @property
+    def here(self) -> list[PeerSeen]:
+        """Peers that are there."""
+        return [peer for peer in self.peers.values() if peer.state == "here"]
+
+    def shown(self, now: float) -> dict[str, PeerSeen]:
+        """Peers that are there, and those that went not long ago: the fastest first, then who went last."""
+        recent = {
+            peer_id: peer
+            for peer_id, peer in self.peers.items()
+            if peer.state == "here" or now - peer.seen_at < SHOWN_SECONDS
+        }
+        return dict(sorted(recent.items(), key=lambda item: _order(item[1])))
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all peers that compute, as they claim."""
+        return sum(peer.rate for peer in self.peers.values() if peer.computes)
+
+    def updates_per_minute(self, now: float) -> float | None:
+        """Over the last updates; when none comes any more, it falls. None as long as there are not two."""
+        if len(self._advances) < 2:
+            return None
+        (first_at, first), (last_at, last) = self._advances[0], self._advances[-1]
+        usual = (last_at - first_at) / (len(self._advances) - 1)
+        ends = now if now - last_at > 2 * usual else last_at
+        return 60 * (last - first) / (ends - first_at) if ends - first_at >= PACE_SECONDS else None
+
+    def still_seconds(self, now: float) -> float:
+        """Since the last update, or the first look."""
+        return max(0.0, now - (self.updated_at or self.began_at))
+
+    # ---- on disk ------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Replace the file atomically.
+
+        Raises:
+            OSError: it cannot be written
+        """
+        write_json(path, {item.name: msgspec.to_builtins(getattr(self, item.name)) for item in fields(self)})
+
+    @classmethod
+    def load(cls, path: Path, key: str, target_batch_size: int, now: float) -> History:
+        """That of an earlier desk; a new one if there is none, or another run's or a damaged one, which is kept
+        beside it."""
+        try:
+            history = msgspec.json.decode(path.read_bytes(), type=cls)
+            if history.key == key:
+                history.target_batch_size = target_batch_size
+                history.note("The desk was started again.", now)
+                return history
+        except FileNotFoundError:
+            return cls(key, target_batch_size, now)
+        except (OSError, ValueError, RecursionError):
+            pass
+        os.replace(path, path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}"))
+        return cls(key, target_batch_size, now)
+
+
+def remembered_addresses(path: Path) -> list[str]:
+    """Those of an earlier desk; none if it cannot be read."""
+    try:
+        return usable(msgspec.json.decode(path.read_bytes(), type=History).addresses)
+    except (OSError, ValueError, RecursionError):
+        return []
+
+
+def _order(peer: PeerSeen) -> tuple[bool, float, float]:
+    is_gone = peer.state != "here"
+    return is_gone, -peer.seen_at if is_gone else -peer.rate, -peer.samples
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _list(names: list[str]) -> str:
+    """A few names, and how many more there are."""
+    shown = [*names[:MAX_NAMES]] + ([f"{len(names) - MAX_NAMES:,} more"] if len(names) > MAX_NAMES else [])
+    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+
+
+def _were(names: list[str]) -> str:
+    return "was" if len(names) == 1 else "were"

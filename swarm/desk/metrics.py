@@ -1,0 +1,66 @@
+"""The run as metrics for Prometheus, with at most `MAX_PEERS` peers of their own: labels of strangers cost memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
+
+from swarm.desk.health import Kind
+from swarm.desk.report import PeerReport, SwarmReport
+
+MAX_PEERS = 200
+
+
+def metrics_text(swarm: SwarmReport, peers: Iterable[PeerReport]) -> bytes:
+    """What `/metrics` answers.
+
+    Args:
+        peers: the fastest first
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Metrics(swarm, [peer for peer in peers if peer.state == "here"][:MAX_PEERS]))
+    return generate_latest(registry)
+
+
+class _Metrics:
+    """One report as prometheus_client collects it."""
+
+    def __init__(self, swarm: SwarmReport, peers: list[PeerReport]):
+        self._swarm, self._peers = swarm, peers
+
+    def collect(self) -> Iterator[Metric]:
+        swarm = self._swarm
+        yield InfoMetricFamily("swarm_run", "What is trained", value={"run_id": swarm.run_id, "model": swarm.model})
+        yield _gauge("swarm_updates", "Updates made so far", swarm.step)
+        yield _gauge("swarm_planned_updates", "Updates after which the run ends", swarm.total_steps)
+        yield _gauge("swarm_loss", "Training loss, median of the peers", swarm.loss)
+        yield _gauge("swarm_accuracy_ratio", "Validation accuracy, median of the peers, 0 to 1", swarm.accuracy)
+        yield _gauge("swarm_samples_per_second", "As the peers claim, together", swarm.samples_per_second)
+        yield _gauge("swarm_updates_per_minute", "Over the last updates", swarm.updates_per_minute)
+        yield _gauge("swarm_peers", "Peers that are there", swarm.num_peers)
+        yield _gauge("swarm_full_peers", "Peers that others can call", swarm.num_full_peers)
+        yield _gauge("swarm_last_update_timestamp_seconds", "When the last update was seen", swarm.updated_at)
+        yield _gauge("swarm_healthy", "1 if nothing is wrong", int(not swarm.findings))
+        wrong = {finding.kind for finding in swarm.findings}
+        found = GaugeMetricFamily("swarm_finding", "1 for what is wrong now", labels=["kind"])
+        for kind in get_args(Kind):
+            found.add_metric([kind], int(kind in wrong))
+        yield found
+        rates = GaugeMetricFamily("swarm_peer_samples_per_second", "As the peer claims", labels=["peer", "name"])
+        claimed = GaugeMetricFamily("swarm_peer_claimed_samples", "In the updates seen", labels=["peer", "name"])
+        for peer in self._peers:
+            rates.add_metric([peer.peer_id, peer.name], peer.samples_per_second)
+            claimed.add_metric([peer.peer_id, peer.name], peer.claimed_samples)
+        yield from (rates, claimed)
+
+
+def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
+    """Without a sample as long as nobody knows the value."""
+    gauge = GaugeMetricFamily(name, text)
+    if value is not None:
+        gauge.add_metric([], value)
+    return gauge

@@ -1,0 +1,149 @@
+"""The page and the badge, drawn from reports by templates that escape whatever strangers have written."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import segno
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from swarm.desk.chart import HEIGHT, WIDTH, Chart, chart
+from swarm.desk.report import HistoryReport, PeerReport, PeersReport, RunCard, SwarmReport
+
+MAX_ROWS = 50
+"""Of peers on the first page; the others are one link away."""
+MAX_LEADERS, MAX_EVENTS = 10, 12
+SIGNS = {"good": "✓", "warning": "!", "bad": "✕"}
+"""Beside the colour, for who does not see it."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The run at one moment; what is made of it is made once, when somebody asks for it first."""
+
+    card: RunCard
+    swarm: SwarmReport
+    peers: PeersReport
+    leaders: list[PeerReport]
+    history: HistoryReport
+    made: dict[str, object] = field(default_factory=dict, repr=False)
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` returns, from the second time on as it was."""
+        if name not in self.made:
+            self.made[name] = make()
+        return self.made[name]
+
+
+def render(template: str, snapshot: Snapshot) -> str:
+    """One of the templates in `pages/`."""
+    swarm = snapshot.swarm
+    return _TEMPLATES.get_template(template).render(
+        card=snapshot.card,
+        swarm=swarm,
+        peers=snapshot.peers.peers,
+        leaders=snapshot.leaders,
+        events=snapshot.history.events[: -MAX_EVENTS - 1 : -1],
+        charts=snapshot.once("charts", lambda: _charts(snapshot.history)),
+        sign=SIGNS[swarm.level],
+        max_rows=MAX_ROWS,
+        width=WIDTH,
+        height=HEIGHT,
+    )
+
+
+def qr_code(text: str) -> bytes:
+    """An SVG picture, dark on light also where the page is dark, as cameras expect it."""
+    picture = io.BytesIO()
+    segno.make(text, error="l").save(picture, kind="svg", scale=4, dark="#000", light="#fff")
+    return picture.getvalue()
+
+
+def _charts(history: HistoryReport) -> list[Chart]:
+    points = history.points
+
+    def update(step: float) -> str:
+        return f"update {step:,.0f}"
+
+    by_step = sorted({point.step: point for point in points}.items())  # of each update, the last that was seen
+    return [
+        chart("Training loss", [(step, point.loss) for step, point in by_step], "{:.4g}".format, update),
+        chart("Accuracy", [(step, point.accuracy) for step, point in by_step], _short_percent, update),
+        chart("Samples per second", [(point.time, point.samples_per_second) for point in points], _rate, _clock, True),
+        chart("Updates per minute", [(point.time, point.updates_per_minute) for point in points], _rate, _clock, True),
+    ]
+
+
+def _known(shown: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: "–" if value is None or not math.isfinite(value) else shown(value)
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.3g}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _short_percent(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.3g}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%d %b, %H:%M UTC")
+
+
+def _second(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S UTC")
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit that is not too coarse."""
+    seconds = max(0.0, seconds)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+    return f"{seconds / 86400:.0f} days"
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("swarm.desk", "pages"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {
+    "loss": _known(_loss),
+    "percent": _known(_percent),
+    "rate": _known(_rate),
+    "count": _known(_count),
+    "duration": _known(_duration),
+    "iso": _iso,
+    "clock": _clock,
+    "second": _second,
+}

@@ -1,0 +1,55 @@
+// Keeps the page up to date: fetches it again, and replaces what has changed. Without it the page is a still picture.
+"use strict";
+
+const REFRESH_MS = 1000;
+const MAX_REFRESH_MS = 60000;
+let pauseMs = REFRESH_MS;
+
+async function update() {
+  const source = document.querySelector("main").dataset.source;
+  const answer = await fetch(source, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
+  if (!answer.ok) throw new Error(`status ${answer.status}`);
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const element of document.querySelectorAll("[data-live], [data-class]")) {
+    const now = fresh.getElementById(element.id);
+    if (!now) continue;
+    element.className = now.className;
+    // What has not changed stays as it is: a screen reader is not told again, and a selection is kept.
+    if ("live" in element.dataset && element.innerHTML !== now.innerHTML) element.replaceChildren(...now.childNodes);
+  }
+  const sign = document.getElementById("sign");
+  if (sign) document.title = document.title.replace(/^\S+/, sign.textContent);
+}
+
+async function keepUpToDate() {
+  try {
+    await update();
+    pauseMs = REFRESH_MS;
+    document.body.classList.remove("offline");
+  } catch {
+    pauseMs = Math.min(2 * pauseMs, MAX_REFRESH_MS); // the desk is busy or away: ask less often
+    document.body.classList.add("offline");
+  }
+  setTimeout(keepUpToDate, pauseMs);
+}
+
+function offerCopy() {
+  const button = document.getElementById("copy");
+  if (!button) return;
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    const line = document.getElementById("join-line");
+    const told = document.getElementById("copied");
+    try {
+      await navigator.clipboard.writeText(line.textContent);
+      told.textContent = "Copied.";
+    } catch {
+      getSelection().selectAllChildren(line); // a browser copies by itself on secure pages only
+      told.textContent = "Selected: press Ctrl-C.";
+    }
+    setTimeout(() => (told.textContent = ""), 4000);
+  });
+}
+
+offerCopy();
+setTimeout(keepUpToDate, pauseMs);

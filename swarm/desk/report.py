@@ -1,0 +1,173 @@
+"""What the desk tells about a run at one moment: the content of `/api/v1`, of the page, and of the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from swarm.desk.health import Finding, Level, is_over, verdict
+from swarm.desk.history import Event, History, PeerSeen, Point, State
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """What does not change while the desk runs.
+
+    Args:
+        key: of the run in the DHT
+        by_invitation: only members take part
+        join_line: what a volunteer pastes after `swarm join`; with an invitation only if the organiser shows one
+        has_invitation: whether it lets anybody in
+    """
+
+    key: str
+    run_id: str
+    model: str
+    dataset: str
+    total_steps: int
+    target_batch_size: int
+    by_invitation: bool
+    join_line: str
+    has_invitation: bool = False
+
+    @property
+    def join_command(self) -> str:
+        """What a volunteer types."""
+        return f"swarm join {self.join_line}"
+
+
+class SwarmReport(BaseModel):
+    """The run as a whole. Times are seconds since 1970; what peers say about themselves is claimed, not audited."""
+
+    time: float
+    run_id: str
+    model: str
+    dataset: str
+    by_invitation: bool
+    level: Level
+    sentence: str = Field(description="whether the run is well, and if not, why")
+    findings: list[Finding]
+    step: int | None
+    total_steps: int
+    is_over: bool
+    seconds_left: float | None = Field(description="at the pace of the last updates")
+    target_batch_size: int
+    loss: float | None
+    lowest_loss: float | None
+    accuracy: float | None = Field(description="0 to 1")
+    samples_per_second: float
+    updates_per_minute: float | None
+    num_peers: int
+    num_full_peers: int = Field(description="that others can call")
+    updated_at: float | None = Field(description="when the desk has seen the last update")
+    watched_since: float
+
+
+class PeerReport(BaseModel):
+    """A peer as its last progress record has it."""
+
+    peer_id: str
+    name: str = Field(description="as it calls itself: anybody can choose any name")
+    state: State
+    phase: str
+    role: Literal["full", "outbound-only"]
+    reachable: bool
+    step: int
+    samples_per_second: float
+    share: float | None = Field(description="of the samples that the swarm makes now, 0 to 1")
+    loss: float | None
+    accuracy: float | None
+    joined_at: float
+    seen_at: float = Field(description="when the desk last got a new record of it")
+    claimed_samples: float = Field(description="in all updates that the desk has seen, by the pace that it claims")
+
+
+class PeersReport(BaseModel):
+    """Who is there, the fastest first, then those that went in the last hour."""
+
+    time: float
+    peers: list[PeerReport]
+
+
+class HistoryReport(BaseModel):
+    """The curves, with at most 1,000 points, and the last 200 events."""
+
+    time: float
+    points: list[Point]
+    events: list[Event]
+
+
+def swarm_report(card: RunCard, history: History, found: Sequence[Finding], now: float) -> SwarmReport:
+    """The run as a whole.
+
+    Args:
+        found: what is not as it should be
+        now: seconds since 1970
+    """
+    level, sentence = verdict(history, card.total_steps, list(found), now)
+    pace, here = history.updates_per_minute(now), history.here
+    left = card.total_steps - (history.step or 0)
+    return SwarmReport(
+        time=now,
+        run_id=card.run_id,
+        model=card.model,
+        dataset=card.dataset,
+        by_invitation=card.by_invitation,
+        level=level,
+        sentence=sentence,
+        findings=[*found],
+        step=history.step,
+        total_steps=card.total_steps,
+        is_over=is_over(history, card.total_steps),
+        seconds_left=60 * max(0, left) / pace if pace else None,
+        target_batch_size=card.target_batch_size,
+        loss=history.loss,
+        lowest_loss=history.lowest_loss,
+        accuracy=history.accuracy,
+        samples_per_second=history.samples_per_second,
+        updates_per_minute=pace,
+        num_peers=len(here),
+        num_full_peers=sum(not peer.client_mode for peer in here),
+        updated_at=history.updated_at,
+        watched_since=history.began_at,
+    )
+
+
+def peers_report(history: History, now: float) -> PeersReport:
+    """Who is there, and who was there not long ago."""
+    total = history.samples_per_second
+    return PeersReport(time=now, peers=[_peer(peer_id, peer, total) for peer_id, peer in history.shown(now).items()])
+
+
+def leaders_report(history: History, most: int) -> list[PeerReport]:
+    """Those who have given most so far, whether they are still there or not."""
+    given = [item for item in history.peers.items() if item[1].samples > 0]
+    total = history.samples_per_second
+    return [_peer(*item, total) for item in sorted(given, key=lambda item: -item[1].samples)[:most]]
+
+
+def history_report(history: History, now: float) -> HistoryReport:
+    """The curves and the events."""
+    return HistoryReport(time=now, points=[*history.points], events=[*history.events])
+
+
+def _peer(peer_id: str, peer: PeerSeen, total_rate: float) -> PeerReport:
+    return PeerReport(
+        peer_id=peer_id,
+        name=peer.name,
+        state=peer.state,
+        phase=peer.phase,
+        role="outbound-only" if peer.client_mode else "full",
+        reachable=not peer.client_mode,
+        step=peer.step,
+        samples_per_second=peer.rate,
+        share=peer.rate / total_rate if peer.computes and total_rate > 0 else None,
+        loss=peer.loss,
+        accuracy=peer.accuracy,
+        joined_at=peer.joined,
+        seen_at=peer.seen_at,
+        claimed_samples=peer.samples,
+    )

@@ -1,0 +1,64 @@
+"""Looks into a run's DHT again and again, and finds back to it when those are gone through whom the desk came in."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from hivemind import DHT
+
+from swarm.membership.announcer import CallLost, addresses_in
+from swarm.membership.progress_record import PeerProgress
+from swarm.membership.progress_store import progress_records
+from swarm.membership.run_manifest import RunManifest
+from swarm.network.known_peers import MAX_REMEMBERED
+from swarm.network.signed_records import ADDRESSES
+from swarm.protocol.admission import Admission
+
+CONTACT_SECONDS = 10.0
+"""Between two looks at where peers can be called."""
+ANSWER_SECONDS = 5.0
+
+
+class Watcher:
+    """Sees what a run's peers say, without taking part.
+
+    Args:
+        dht: a running DHT, of `start_dht`
+        manifest: of the run
+        given: addresses that a person gave
+        remembered: those of an earlier desk
+    """
+
+    def __init__(self, dht: DHT, manifest: RunManifest, given: Sequence[str], remembered: Sequence[str] = ()):
+        self._dht, self._manifest = dht, manifest
+        self._admission = Admission(manifest.authority)
+        self._given = list(given)
+        self._addresses = list(dict.fromkeys([*given, *remembered]))[:MAX_REMEMBERED]
+        self._called_at = -math.inf
+
+    def look(self) -> dict[str, PeerProgress] | None:
+        """The records of all who train, by peer id; None if the swarm does not answer."""
+        try:
+            records = progress_records(self._dht, self._manifest, self._admission, ANSWER_SECONDS)
+        except (TimeoutError, OSError):  # the DHT process is busy, or has ended
+            return None
+        return {peer_id.to_base58(): record for peer_id, record in records.items()}
+
+    def keep_contact(self) -> list[str]:
+        """Now and then, calls those peers whom the DHT has lost. Returns where peers can be called."""
+        if time.monotonic() - self._called_at >= CONTACT_SECONDS:
+            self._called_at = time.monotonic()
+            try:
+                self._call()
+            except (TimeoutError, OSError):
+                pass  # the next look says that nobody answers
+        return self._addresses
+
+    def _call(self) -> None:
+        key = f"{self._manifest.key_prefix}.{ADDRESSES}"
+        found = self._dht.get(key, latest=True, return_future=True).result(ANSWER_SECONDS)
+        others = addresses_in(found, self._dht.peer_id, self._dht.acquaintances, self._admission)
+        self._addresses = list(dict.fromkeys([*self._given, *others, *self._addresses]))[:MAX_REMEMBERED]
+        self._dht.run_coroutine(CallLost(self._addresses), return_future=True).result(2 * ANSWER_SECONDS)

@@ -1,0 +1,202 @@
+"""The desk of a real swarm, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import statistics
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from swarm.desk.alerts import Alerts
+from swarm.desk.desk import Desk, open_socket, page_url, served
+from swarm.desk.page import MAX_ROWS
+from swarm.desk.report import RunCard
+from swarm.membership.progress_record import TRAINING, PeerProgress
+from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+LOST_SECONDS = 10.0
+GRAVE = {"moderate", "serious", "critical"}
+MARKUP = "<img src=x onerror=alert(1)>"
+REPETITIONS = 5
+TIMED_UPDATE = """async () => {
+    const began = performance.now();
+    await update();
+    document.body.offsetHeight;  // which is known only when everything has its place
+    return performance.now() - began;
+}"""
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
+]
+
+
+@dataclass
+class RunningDesk:
+    output_dir: Path
+    programs: list[Program]
+    peers: list[PeerProgram]
+    desk: Program
+
+    @property
+    def url(self) -> str:
+        return self.desk.wait_until(lambda: re.search(r"http://\S+", self.desk.output), "it serves its page")[0]
+
+    def api(self, name: str) -> dict:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{name}", timeout=10) as answer:
+            return json.load(answer)
+
+    def wait_for_addresses(self) -> None:
+        """Until the desk has written down where the other peers can be called."""
+        ids = [peer.peer_id for peer in self.peers]
+        file = self.output_dir / "shown" / "desk.json"
+        self.desk.wait_until(
+            lambda: file.exists() and all(peer_id in str(json.loads(file.read_text())["addresses"]) for peer_id in ids),
+            "it knows where everybody is",
+        )
+
+    def start(self) -> None:
+        """Another desk, which is told of the first peer alone, whether it is there or not."""
+        arguments = [self.peers[0].address, "--run-id", "shown", "--port", "0", "--output-dir", str(self.output_dir)]
+        self.desk = Program("swarm", ["desk", *arguments], self.output_dir / f"desk-{len(self.programs)}.log")
+        self.programs.append(self.desk)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Iterator[RunningDesk]:
+    """Three peers that train on and on, and the desk."""
+    output_dir = tmp_path_factory.mktemp("desk")
+    with reaping() as programs:
+        options = ["--run-id", "shown", "--total-steps", "100000", "--validate-every-steps", "20", *TINY]
+        first = PeerProgram(output_dir, "shown", "first", *options, **PACED)
+        programs.append(first)
+        others = [
+            PeerProgram(output_dir, "shown", name, INITIAL_PEERS=first.address, **PACED) for name in ("second", "third")
+        ]
+        programs += others
+        running = RunningDesk(output_dir, programs, [first, *others], first)
+        running.start()
+        for peer in running.peers:
+            peer.wait_for_contribution()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, running) -> Iterator[Page]:
+    """The desk's page; afterwards nothing may have gone wrong in the browser, or come from elsewhere."""
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page, errors, asked = context.new_page(), [], []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda request: asked.append(request.url))
+    url = running.url
+    page.goto(url)
+    yield page
+    context.close()
+    assert errors == []
+    assert [other for other in asked if not other.startswith(url)] == []
+
+
+def test_numbers_move_while_the_swarm_trains(page):
+    expect(page.locator("#sentence")).to_contain_text("All is well: 3 peers train", timeout=30_000)
+    before = page.locator(".far strong").inner_text()
+    curve = page.locator("#charts path.curve").first
+    drawn = curve.get_attribute("d")
+    expect(page.locator(".far strong")).not_to_have_text(before, timeout=15_000)
+    expect(curve).not_to_have_attribute("d", drawn, timeout=15_000)
+    expect(page.locator("#peers tbody tr")).to_have_count(3)
+
+
+def test_the_join_line_is_copied(page, running):
+    page.get_by_role("button", name="Copy").click()
+    expect(page.locator("#copied")).to_have_text("Copied.")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == f"swarm join {running.peers[0].address}"
+    assert page.get_by_role("img", name="QR code").evaluate("image => image.naturalWidth") > 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_anybody_can_read_it(page, scheme, width):
+    """On a phone and on a screen, by day and by night, with a screen reader."""
+    page.set_viewport_size({"width": width, "height": 800})
+    page.emulate_media(color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    brightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (max(brightness) < 64) == (scheme == "dark")
+    violations = Axe().run(page).response["violations"]
+    grave = [(fault["id"], fault["nodes"][0]["html"]) for fault in violations if fault["impact"] in GRAVE]
+    assert grave == []
+
+
+def test_the_peer_through_which_the_desk_came_is_killed_and_the_next_desk_knows_everything(page, running):
+    first = running.peers[0]
+    running.wait_for_addresses()
+    first.process.send_signal(signal.SIGKILL)
+    lost = page.locator("#peers tbody tr.lost", has_text="first")
+    expect(lost).to_contain_text("lost", timeout=1000 * LOST_SECONDS)
+    expect(page.locator("#events")).to_contain_text("first was lost")
+    expect(page.locator("#sentence")).to_contain_text("All is well: 2 peers train", timeout=30_000)
+    page.goto("about:blank")
+    before, earlier = running.api("history"), running.url
+    running.desk.interrupt()
+    assert running.desk.wait(30) == 0
+    running.start()
+    assert running.url != earlier
+    after = running.api("history")
+    assert after["points"][: len(before["points"])] == before["points"]
+    assert "The desk was started again." in [event["text"] for event in after["events"]]
+    assert running.api("swarm")["num_peers"] == 2
+
+
+@pytest.mark.parametrize(("path", "rows", "most_ms"), [("/", MAX_ROWS, (2000, 400)), ("/peers", 1000, (4000, 2000))])
+def test_a_thousand_peers_with_markup_in_their_names(browser, tmp_path, path, rows, most_ms):
+    """Prints how long the page takes; the bounds leave room for a busy machine."""
+    card = RunCard("key", "crowd", "vit", "digits", 1000, 64, by_invitation=False, join_line="ADDRESS")
+    desk = Desk(card, tmp_path / "desk.json", Alerts([]), still_minutes=10)
+
+    def look(step: int) -> None:
+        now = time.time()
+        record = PeerProgress(MARKUP, step, 8, 10.0, now - 9, now, False, TRAINING, 0.5)
+        desk.turn({f"id-{number}": record for number in range(1000)})
+
+    look(1)
+    listener, dialogs, loads, refreshes = open_socket("127.0.0.1", 0), [], [], []
+    with served(lambda: desk.newest, listener):
+        for step in range(2, 2 + REPETITIONS):
+            page = browser.new_page()
+            page.on("dialog", lambda dialog: dialogs.append(dialog.dismiss()))
+            page.goto(page_url(listener) + path)
+            loads.append(page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
+            look(step)
+            refreshes.append(page.evaluate(TIMED_UPDATE))
+            assert page.locator("table").first.locator("tbody bdi").all_inner_texts() == rows * [MARKUP]
+            page.close()
+    assert dialogs == []
+    print(f"{path}: loads in {_shown(loads)}, a refresh takes {_shown(refreshes)}")
+    assert statistics.median(loads) < most_ms[0]
+    assert statistics.median(refreshes) < most_ms[1]
+
+
+def _shown(milliseconds: list[float]) -> str:
+    return f"{statistics.median(milliseconds):.0f} ms (at most {max(milliseconds):.0f}, n = {len(milliseconds)})"

@@ -1,0 +1,98 @@
+"""A member that sends finite lies: it carries averages off where they are not clipped, and does not where they are."""
+
+import os
+from functools import partial
+
+import pytest
+import torch
+
+from swarm.training.averaging_mode import Averaging
+from swarm.training.strategy import SwarmStrategy
+from tests.helpers.attacks import members
+from tests.helpers.strategy_runs import (
+    Outcome,
+    Plan,
+    Record,
+    Samples,
+    Task,
+    assert_equal_updates,
+    assert_same_bits,
+    loader,
+    patience,
+    trainer_for,
+)
+from tests.helpers.swarm_peers import Peers, running_dht
+
+pytestmark = pytest.mark.timeout(180)
+UPDATES, TARGET, HONEST = 24, 128, "abc"
+PLAN = Plan(compute_seconds=0.02)
+
+
+def member(name, initial_peers, line, folder, averaging, lie=None):
+    """A peer of the tiny model, what it prints goes to a file; with a lie it is the liar."""
+    output = os.open(folder / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(output, number)
+    if lie is not None:
+        members.LIES[lie]()
+    with running_dht(initial_peers, line) as dht:
+        strategy = SwarmStrategy(
+            TARGET, "test", dht=dht, name=name, options=patience(len(HONEST) + 1), averaging=averaging
+        )
+        record, task = Record(line), Task(PLAN)
+        trainer_for(strategy, [record], max_steps=UPDATES, gradient_clip_val=PLAN.clip).fit(task, loader(ord(name[0])))
+        state = {key: value.clone() for key, value in task.net.state_dict().items()}
+        return Outcome(str(dht.peer_id), record.updates, record.joined_at, state, {})
+
+
+def train(folder, averaging: Averaging, lie: str | None) -> tuple[dict[str, Outcome], str]:
+    """Three honest peers and one more, which may lie; what the honest ones have, and what they said."""
+    with Peers(timeout_seconds=90) as peers:
+        for name in HONEST:
+            peers.start(name, member, folder, averaging)
+        peers.start("mallory", partial(member, lie=lie), folder, averaging)
+        found = peers.results(*HONEST)
+    return found, "".join((folder / f"{name}.log").read_text() for name in HONEST)
+
+
+def accuracy(outcome: Outcome) -> float:
+    """Of the weights at the end, on all samples; 0 if they are not finite."""
+    net, samples = PLAN.net(), Samples()
+    net.load_state_dict(outcome.state)
+    with torch.no_grad():
+        return float((net(samples.x).argmax(1) == samples.y).float().mean())
+
+
+def assert_all_alike(found: dict[str, Outcome]) -> None:
+    one, *others = found.values()
+    for other in others:
+        assert_equal_updates(one, other)
+        assert_same_bits(one.state, other.state)
+    assert [update.step for update in one.updates] == list(range(1, UPDATES + 1)), "all updates are made"
+    assert sum(update.num_peers == 4 for update in one.updates) >= UPDATES / 2, "mostly with the fourth one"
+
+
+@pytest.mark.parametrize(("lie", "is_named"), [("reverse", True), ("noise", True), ("idle", False)])
+def test_a_liar_does_not_carry_clipped_averages_off(tmp_path, lie, is_named):
+    found, said = train(tmp_path, Averaging.sync(), lie)
+    assert_all_alike(found)
+    assert accuracy(found["a"]) > 0.6, "a single process has 0.70 to 0.75 by then"
+    assert ("its gradients were far from the others'" in said) == is_named
+    assert not is_named or "mallory: its gradients" in said
+    assert said.count("its gradients were far") <= len(HONEST), "once by each peer, and nobody else"
+
+
+def test_the_same_liar_carries_off_averages_that_are_not_clipped(tmp_path):
+    found, said = train(tmp_path, Averaging.sync(robust="off"), "reverse")
+    assert_all_alike(found)
+    assert accuracy(found["a"]) < 0.4
+    assert "its gradients were far" not in said
+
+
+def test_honest_peers_are_not_named_where_the_codec_leaves_out_most(tmp_path):
+    """What it leaves out of a mean is not given to it by one member."""
+    found, said = train(tmp_path, Averaging.local(1, "topk"), None)
+    assert_same_bits(found["a"].state, found["b"].state)
+    assert_same_bits(found["a"].state, found["c"].state)
+    assert accuracy(found["a"]) > 0.4, "it has learnt something"
+    assert "its gradients were far" not in said

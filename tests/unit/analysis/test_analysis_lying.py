@@ -1,0 +1,51 @@
+"""Trainings with one member that lies: what is refused, and the arithmetic of the table."""
+
+import pytest
+
+from analysis.endurance.lying import LyingOptions, cost, main, table
+from recipe.errors import InputError
+
+
+def row(lie: str, robust: str, seconds: float, weights=("a", "a"), accuracy: float = 0.9) -> dict:
+    return {
+        "lie": lie,
+        "robust": robust,
+        "accuracies": [accuracy, accuracy - 0.02],
+        "weights": list(weights),
+        "named_by": 1,
+        "updates": [60, 60],
+        "seconds": [seconds, seconds],
+    }
+
+
+def test_pairs_of_honest_trainings_say_what_clipping_costs():
+    rows = [row("honest", "off", seconds) for seconds in (60.0, 50.0, 40.0)]
+    rows += [row("honest", "clip", seconds) for seconds in (60.0, 50.0, 80.0)]
+    rows += [row("reverse", "clip", 1.0)]
+    # ratios 1, 1 and 0.5; Student's 4.303 for two degrees of freedom
+    assert cost(rows) == "Updates/s with clip over off, where nobody lies: 0.833 ± 0.717 (n = 3)"
+    assert cost(rows[:3]) == ""
+
+
+def test_a_row_has_the_mean_over_trainings_and_says_whether_weights_are_alike():
+    shown = table([row("reverse", "clip", 60.0), row("reverse", "clip", 30.0, ("a", "b"), 0.8)])
+    cells = [next(iter(column.cells)) for column in shown.columns]
+    assert cells == ["reverse", "clip", "2", "84.0", "1.500", "up to 2 different ones", "1 to 1"]
+    (same,) = (
+        list(column.cells) for column in table([row("noise", "off", 60.0)]).columns if "weights" in column.header
+    )
+    assert same == ["bit-identical"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [({"peers": 1}, "peers"), ({"updates": 0}, "updates"), ({"paced_samples_per_second": 0.0}, "more than 0")],
+)
+def test_options_that_cannot_work_are_refused(options, problem):
+    with pytest.raises(InputError, match=problem):
+        LyingOptions(**options).check()
+
+
+def test_bad_input_ends_with_a_sentence_and_status_2(capsys):
+    assert main(["--peers", "1"]) == 2
+    assert "--peers" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""What `swarm desk` refuses, and what it shows of an invitation."""
+
+import socket
+import sys
+from dataclasses import replace
+
+import pytest
+
+from recipe.errors import InputError
+from recipe.presets import preset
+from swarm.cli.desk import main, run_card
+from swarm.enrolment.join_line import JoinLine
+from swarm.membership.run_manifest import PROTOCOL, RunManifest
+
+ADDRESS = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+LINE = JoinLine("letters", b"o" * 32, (ADDRESS,), b"t" * 16, 31338, b"f" * 16)
+OPEN = RunManifest(PROTOCOL, "letters", preset("digits"))
+BY_INVITATION = replace(OPEN, organiser=LINE.organiser, signature="s", made=1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("INITIAL_PEERS", "SWARM_DESK_ALERTS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_an_open_run_shows_its_addresses():
+    card = run_card(OPEN, [ADDRESS], None, None)
+    assert card.join_command == f"swarm join {ADDRESS}"
+    assert not card.by_invitation
+
+
+def test_the_invitation_in_the_line_that_the_desk_was_started_with_is_not_shown():
+    card = run_card(BY_INVITATION, [ADDRESS], LINE, None)
+    shown = JoinLine.parse(card.join_line)
+    assert shown == replace(LINE, token=b"")
+    assert (card.by_invitation, card.has_invitation) == (True, False)
+
+
+def test_a_line_is_made_of_addresses():
+    shown = JoinLine.parse(run_card(BY_INVITATION, [ADDRESS], None, None).join_line)
+    assert shown == JoinLine("letters", LINE.organiser, (ADDRESS,))
+
+
+def test_an_invitation_is_shown_if_the_organiser_says_so():
+    card = run_card(BY_INVITATION, [ADDRESS], replace(LINE, token=b""), LINE)
+    assert JoinLine.parse(card.join_line) == LINE
+    assert card.has_invitation
+    with pytest.raises(InputError, match="for another run"):
+        run_card(OPEN, [ADDRESS], None, LINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give a join line, or an ADDRESS"),
+        ([ADDRESS, "--still-minutes", "0"], "has to be above 0"),
+        ([ADDRESS, "--still-minutes", "nan"], "has to be above 0"),
+        ([ADDRESS, "--alert", "nonsense://ada:secret@example.org"], "--alert number 1 is no URL"),
+        ([ADDRESS, "--invitation", str(replace(LINE, token=b""))], "make one with swarm invite"),
+        ([str(LINE), "--invitation", str(replace(LINE, run_id="other"))], "is for another run, other"),
+        ([ADDRESS, "--host", "203.0.113.77", "--port", "0"], "203.0.113.77"),
+        ([ADDRESS, "--port", "99999"], "--port 99999 does not exist"),
+        ([NOBODY, "--port", "0"], "127.0.0.1"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(refusal, arguments, words):
+    assert words in refusal(main, arguments)
+
+
+def test_a_port_in_use_is_refused_in_one_sentence(refusal):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert refusal(main, [ADDRESS, "--port", str(port)]).startswith(f"Port {port} is in use on this machine")
+
+
+def test_who_has_not_installed_it_is_told_how(refusal, monkeypatch):
+    monkeypatch.setitem(sys.modules, "swarm.desk.desk", None)
+    assert "pip install -e .[desk]" in refusal(main, [ADDRESS])

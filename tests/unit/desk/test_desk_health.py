@@ -1,0 +1,195 @@
+"""The one sentence, and who is told."""
+
+import json
+import math
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from recipe.errors import InputError
+from swarm.desk.alerts import RETRY_SECONDS, SETTLED_SECONDS, SURE_SECONDS, Alerts
+from swarm.desk.desk import LEAST_FREE_BYTES
+from swarm.membership.progress_record import WAITING
+
+
+def sentence(run) -> tuple[str, str]:
+    report = run.desk.newest.swarm
+    return report.level, report.sentence
+
+
+def test_nobody_trains(seen):
+    seen.look()
+    assert sentence(seen) == ("bad", "Nobody trains: the desk finds no peer in the run.")
+
+
+def test_all_is_well(seen):
+    seen.look(seen.record("ada", 1), seen.record("ben", 1))
+    assert sentence(seen) == ("good", "2 peers train. How fast shows after the next updates.")
+    seen.train("ada", "ben", steps=range(2, 20), loss=0.5)
+    assert sentence(seen) == ("good", "All is well: 2 peers train, with an update every 2 s.")
+    assert seen.desk.newest.swarm.seconds_left == pytest.approx(2 * 9981)
+
+
+def test_it_is_over(seen):
+    seen.train("ada", steps=range(9998, 10_001))
+    assert sentence(seen) == ("good", "The run has ended: all 10,000 updates are made.")
+    seen.look(after=3600)
+    assert sentence(seen)[0] == "good", "nobody has to be there any more"
+
+
+def test_it_has_not_begun(seen):
+    seen.look(seen.record("ada", 0, phase=WAITING), seen.record("ben", 0, phase=WAITING))
+    level, said = sentence(seen)
+    assert level == "warning"
+    assert said.startswith("The peers that are here wait for more to come")
+
+
+def test_no_update_is_made(seen):
+    seen.train("ada", "ben", steps=range(3))
+    for _ in range(290):
+        seen.look(seen.record("ada", 2), seen.record("ben", 2))
+    assert sentence(seen)[0] == "good"
+    for _ in range(10):
+        seen.look(seen.record("ada", 2), seen.record("ben", 2))
+    assert sentence(seen) == ("bad", "No update was made for 10 minutes.")
+
+
+def test_the_loss_rises_or_is_no_number(seen):
+    seen.train("ada", "ben", steps=range(3), loss=0.3)
+    seen.train("ada", "ben", steps=range(3, 5), loss=0.7)
+    assert sentence(seen)[0] == "good", "losses go up and down"
+    seen.train("ada", "ben", steps=range(5, 6), loss=2.3)
+    assert sentence(seen) == ("bad", "The loss has risen from 0.300 to 2.300.")
+    seen.train("ada", "ben", steps=range(6, 9), loss=math.nan)
+    assert sentence(seen) == ("bad", "The loss is not finite: no peer has a number for it any more.")
+
+
+def test_a_desk_that_comes_late_does_not_take_the_first_records_for_a_broken_loss(seen):
+    seen.train("ada", "ben", steps=range(50, 52), loss=math.nan)
+    assert sentence(seen)[0] == "good"
+
+
+def test_who_can_be_called(seen):
+    seen.look(seen.record("ada", 1), seen.record("ben", 1, client_mode=True))
+    level, said = sentence(seen)
+    assert level == "warning"
+    assert said.startswith("Only ada can be called")
+    seen.look(seen.record("ben", 1, client_mode=True))
+    seen.look(seen.record("ben", 1, client_mode=True))
+    level, said = sentence(seen)
+    assert level == "bad"
+    assert said.startswith("No peer can be called")
+
+
+def test_the_swarm_does_not_answer(seen):
+    seen.train("ada", steps=range(2))
+    seen.now += 60
+    seen.desk.turn(None)
+    level, said = sentence(seen)
+    assert level == "bad"
+    assert said.startswith("The desk has had no answer from the swarm for 60 seconds")
+
+
+def test_the_own_disk(seen, monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        "swarm.desk.desk.shutil.disk_usage", lambda _: type("Usage", (), {"free": LEAST_FREE_BYTES - 1})
+    )
+    seen.train("ada", "ben", steps=range(8))
+    assert sentence(seen) == ("warning", "The desk's own disk is nearly full: 1,024 MiB are free.")
+    seen.path.mkdir()
+    seen.desk.save()
+    seen.train("ada", "ben", steps=range(8, 10))
+    assert sentence(seen) == ("warning", "The desk cannot save its history (Is a directory): free some space.")
+
+
+class Mailbox:
+    """Takes what Apprise sends as JSON."""
+
+    def __init__(self):
+        self.received: list[dict] = []
+        self.status = 200
+        mailbox = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                if mailbox.status == 200:
+                    mailbox.received.append(json.loads(body))
+                self.send_response(mailbox.status)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"json://127.0.0.1:{self.server.server_port}/"
+
+    @property
+    def texts(self) -> list[str]:
+        return [message["message"] for message in self.received]
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def mailbox():
+    mailbox = Mailbox()
+    yield mailbox
+    mailbox.close()
+
+
+def test_each_matter_is_told_once_and_once_more_when_it_is_over(another, mailbox):
+    run = another(urls=(mailbox.url,))
+
+    def go_on(seconds: float, *names: str) -> None:
+        for _ in range(int(seconds / 2)):
+            step = (run.history.step or 0) + 1
+            run.look(*(run.record(name, step) for name in names))
+            run.alerts.wait()
+
+    go_on(SURE_SECONDS - 2, "ada", "ben")
+    assert mailbox.texts == []
+    go_on(SURE_SECONDS - 4)
+    go_on(SETTLED_SECONDS, "ada", "ben")
+    assert mailbox.texts == [], "it was over before anybody was sure"
+    go_on(10 * SURE_SECONDS)
+    told = ["Nobody trains: the desk finds no peer in the run."]
+    assert mailbox.texts == told
+    go_on(SETTLED_SECONDS - 10, "ada", "ben")
+    go_on(10)
+    assert mailbox.texts == told, "it is not over"
+    go_on(2 * SETTLED_SECONDS, "ada", "ben")
+    assert mailbox.texts == [*told, f"Is well again. It was: {told[0]}"]
+    assert [message["type"] for message in mailbox.received] == ["failure", "success"]
+    assert {message["title"] for message in mailbox.received} == {"Swarm letters"}
+    run.alerts.stop()
+
+
+def test_a_message_that_does_not_get_through_is_sent_again(another, mailbox):
+    run = another(urls=(mailbox.url,))
+    mailbox.status = 500
+    for _ in range(20):
+        run.look()
+        run.alerts.wait()
+    assert mailbox.texts == []
+    mailbox.status = 200
+    for _ in range(int(RETRY_SECONDS)):
+        run.look()
+        run.alerts.wait()
+    assert len(mailbox.texts) == 1
+    run.alerts.stop()
+
+
+def test_a_place_that_apprise_does_not_know_is_refused_without_its_password():
+    with pytest.raises(InputError, match="--alert number 1 is no URL") as refusal:
+        Alerts(["nonsense://user:secret@example.org"])
+    assert "secret" not in str(refusal.value)

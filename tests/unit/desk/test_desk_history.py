@@ -1,0 +1,136 @@
+"""What a desk remembers: peers that come and go, curves of a bounded size, and a file that survives."""
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from swarm.desk.history import MAX_EVENTS, MAX_NAMES, MAX_PEERS, MAX_POINTS, remembered_addresses
+from swarm.membership.progress_record import JOINING
+
+
+def test_a_peer_that_falls_silent_is_lost_and_one_that_says_so_has_left(seen):
+    seen.train("ada", "ben", "eve", steps=range(3))
+    silent = seen.record("ben", 2)
+    for _ in range(4):
+        seen.look(seen.record("ada", 3), silent)
+    assert {name: peer.state for name, peer in seen.history.peers.items()} == {
+        "ada": "here",
+        "ben": "lost",
+        "eve": "left",
+    }
+    assert seen.events[1:] == ["eve left.", "ben was lost: no word for more than 5 s."]
+    seen.look(seen.record("ada", 4), seen.record("ben", 4))
+    assert seen.events[-1] == "ben came back."
+    assert [*seen.history.shown(seen.now)] == ["ada", "ben", "eve"]
+    seen.look(seen.record("ada", 5), after=4000)
+    assert "eve" not in seen.history.shown(seen.now), "it went more than an hour ago"
+
+
+def test_a_record_that_is_missing_once_is_no_reason(seen):
+    seen.train("ada", "ben", steps=range(2))
+    seen.look(seen.record("ada", 2))
+    seen.train("ada", "ben", steps=range(3, 5))
+    assert len(seen.events) == 1
+
+
+def test_nobody_is_lost_because_nobody_looked(seen):
+    seen.train("ada", steps=range(2))
+    old = seen.record("ada", 1)
+    seen.look(replace(old, time=seen.now), after=600)
+    assert seen.history.peers["ada"].state == "here"
+    seen.look(after=1)
+    seen.look(after=1)
+    assert seen.events[-1] == "ada left."
+
+
+def test_one_who_claims_to_be_ahead_moves_nothing(seen):
+    seen.train("ada", "ben", steps=range(7, 9))
+    seen.look(seen.record("ada", 9), seen.record("ben", 9), seen.record("liar", 10**6))
+    seen.look(seen.record("ada", 10), seen.record("ben", 10), seen.record("new", 0, phase=JOINING))
+    assert seen.history.step == 10
+
+
+def test_a_run_that_began_again_at_an_earlier_update_is_followed(seen):
+    seen.train("ada", steps=range(50, 53))
+    seen.train("ada", steps=range(20, 25), seconds=20)
+    assert seen.history.step == 24
+    assert "The run went back from update 52 to 24." in seen.events
+
+
+def test_samples_are_credited_by_pace_and_not_for_what_nobody_saw(seen):
+    seen.look(seen.record("ada", 1, rate=30), seen.record("ben", 1, rate=10))
+    seen.look(seen.record("ada", 3, rate=30), seen.record("ben", 3, rate=10))
+    assert [peer.samples for peer in seen.history.peers.values()] == [96, 32], "two updates of 64 samples"
+    seen.look(seen.record("ada", 10**6, rate=30), seen.record("ben", 10**6, rate=10))
+    assert sum(peer.samples for peer in seen.history.peers.values()) < 512, "nobody can have computed so much"
+    before = [peer.samples for peer in seen.history.peers.values()]
+    seen.look(seen.record("ada", 10**7, rate=30), seen.record("ben", 10**7, rate=10), after=3600)
+    assert [peer.samples for peer in seen.history.peers.values()] == before
+
+
+def test_the_pace_is_that_of_the_last_updates_and_falls_when_none_comes(seen):
+    seen.train("ada", steps=range(2))
+    assert seen.history.updates_per_minute(seen.now) is None, "too short a time"
+    seen.train("ada", steps=range(2, 30))
+    assert seen.history.updates_per_minute(seen.now) == pytest.approx(30)
+    for _ in range(29):
+        seen.look(seen.record("ada", 29))
+    assert seen.history.updates_per_minute(seen.now) == pytest.approx(15)
+
+
+def test_the_curves_show_the_whole_run_in_a_bounded_number_of_points(seen):
+    for step in range(3 * MAX_POINTS):
+        seen.now += 2
+        seen.history.look({"ada": seen.record("ada", step, loss=1 / (1 + step))}, seen.now)
+    points = seen.history.points
+    assert MAX_POINTS / 2 <= len(points) <= MAX_POINTS
+    assert points[0].step == 0
+    assert points[-1].step > 3 * MAX_POINTS - 10
+    gaps = [after.time - before.time for before, after in pairwise(points)]
+    assert max(gaps) <= 4 * min(gaps)
+
+
+def test_strangers_without_end_cost_neither_memory_nor_the_view(seen):
+    seen.train("ada", steps=range(2))
+    for wave in range(8):
+        crowd = [(f"id-{wave}-{number}", seen.record("x" * 60, 1)) for number in range(1000)]
+        seen.look(*crowd, seen.record("ada", 2 + wave))
+    assert len(seen.history.peers) == MAX_PEERS
+    assert seen.history.peers["ada"].samples > 0
+    assert len(seen.history.events) <= MAX_EVENTS
+    assert max(len(text) for text in seen.events) < (MAX_NAMES + 2) * 66
+    seen.desk.save()
+    assert seen.path.stat().st_size < 4 * 2**20
+
+
+def test_a_desk_that_is_started_again_knows_everything(seen, another):
+    seen.train("ada", "ben", steps=range(8), loss=0.5, accuracy=math.nan)
+    seen.history.addresses = ["/ip4/203.0.113.5/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", "nonsense"]
+    seen.desk.save()
+    again = another()
+    assert again.history.points == seen.history.points
+    assert again.history.peers == seen.history.peers
+    assert again.events == [*seen.events, "The desk was started again."]
+    assert remembered_addresses(seen.path) == seen.history.addresses[:1]
+    again.now = seen.now + 100
+    again.look(again.record("ada", 20, loss=0.4))
+    assert again.events[-1] == "The desk was started again."
+    again.look(again.record("ada", 21))
+    assert again.events[-1] == "ben left."
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"key": "another run", "target_batch_size": 1, "began_at": 0}', "[1]"])
+def test_a_file_that_is_of_no_use_is_kept_aside(tmp_path, another, content):
+    path = tmp_path / "desk.json"
+    path.write_text(content)
+    run = another()
+    assert run.history.points == []
+    (kept,) = tmp_path.glob("desk.json.*")
+    assert kept.read_text() == content
+    assert remembered_addresses(kept) == []
+    run.train("ada", steps=range(2))
+    run.desk.save()
+    assert json.loads(path.read_text())["step"] == 1

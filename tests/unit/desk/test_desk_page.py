@@ -1,0 +1,198 @@
+"""What strangers get to see, and how often."""
+
+import json
+import re
+import time
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from swarm.desk.app import build_app
+from swarm.desk.chart import chart, levels
+from swarm.desk.guard import PER_ADDRESS, Guard, household
+from swarm.desk.history import MAX_POINTS
+from swarm.desk.metrics import MAX_PEERS
+from swarm.desk.page import MAX_ROWS
+from swarm.runtime.token_bucket import TokenBucket
+from tests.helpers.paths import ROOT
+
+PAGES = ("/", "/live", "/peers")
+FILES = ("/desk.css", "/desk.js", "/icon.svg", "/join.svg", "/badge.svg")
+API = ("/api/v1/swarm", "/api/v1/peers", "/api/v1/history")
+MARKUP = "</b><img src=x onerror=alert(1)>&\"'"
+
+
+def text_of(html: str) -> str:
+    return " ".join(re.sub("<[^>]*>", " ", html).split())
+
+
+def test_the_page_says_how_the_run_is(seen):
+    seen.train("ada", "ben", steps=range(1, 20), loss=0.25, accuracy=0.9)
+    text = text_of(seen.web.get("/").text)
+    for words in (
+        "letters",
+        "All is well: 2 peers train, with an update every 2 s.",
+        "Update 19 of 10,000 about 5 h 32 min left",
+        "Training loss 0.250",
+        "Accuracy 90.0 %",
+        "Samples per second 20",
+        "Updates per minute 30",
+        "ada ada training full, reachable 19 10 50.0 % 0.250 now",
+        "The desk began to watch. ada and ben were there.",
+        "Claimed, not audited",
+        "swarm join /ip4/203.0.113.5/tcp/31337",
+    ):
+        assert words in text, words
+
+
+def test_before_anything_is_known_there_is_a_page_as_well(seen):
+    for path in (*PAGES, *FILES, *API, "/metrics"):
+        assert seen.web.get(path).status_code == 200
+    assert "Update – of 10,000" in text_of(seen.web.get("/").text)
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/badge.svg"])
+def test_what_strangers_write_is_text(seen, path):
+    seen.look((MARKUP, seen.record(MARKUP, 1)), (f"{MARKUP}2", seen.record(MARKUP, 1)))
+    seen.look((MARKUP, seen.record(MARKUP, 2)))
+    seen.look((MARKUP, seen.record(MARKUP, 3)))
+    page = seen.web.get(path).text
+    assert "<img src=x" not in page
+    assert "</b>" not in page
+    if path != "/badge.svg":
+        assert "&lt;img src=x onerror=alert(1)&gt;" in page
+
+
+@pytest.mark.parametrize("path", [*PAGES, *FILES, *API, "/metrics", "/nothing", "/api/v1/openapi.json"])
+def test_browsers_are_told_what_not_to_do(seen, path):
+    headers = seen.web.get(path).headers
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_nothing_comes_from_elsewhere_and_no_script_stands_in_the_page(seen, path):
+    seen.train("ada", steps=range(9))
+    page = seen.web.get(path).text
+    assert not re.search(r"(src|href|action)=\"(https?:)?//", page)
+    assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son[a-z]+=", page)
+    assert seen.web.get("/docs").status_code == seen.web.get("/redoc").status_code == 404
+
+
+def test_an_invitation_is_nowhere_unless_the_organiser_shows_it(another):
+    """What is in the card is all that is shown; `test_desk_options` has what comes into the card."""
+    run = another(card=replace(another().desk.newest.card, by_invitation=True, join_line="swarm://PUBLIC"))
+    assert "This run is by invitation" in run.web.get("/").text
+    shown = another("other", card=replace(run.desk.newest.card, has_invitation=True, join_line="swarm://INVITES"))
+    assert "This run is by invitation" not in shown.web.get("/").text
+
+
+def test_programs_get_what_the_schema_says(seen):
+    seen.train("ada", "ben", steps=range(5), accuracy=0.5)
+    schema = seen.web.get("/api/v1/openapi.json").json()
+    for path in API:
+        content = seen.web.get(path).json()
+        described = schema["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        fields = schema["components"]["schemas"][described["$ref"].rsplit("/", 1)[1]]["properties"]
+        assert content.keys() == fields.keys()
+    assert seen.web.get("/api/v1/swarm").json()["step"] == 4
+    assert [peer["name"] for peer in seen.web.get("/api/v1/peers").json()["peers"]] == ["ada", "ben"]
+
+
+def test_prometheus_reads_the_metrics_and_grafana_shows_them(seen):
+    seen.look(*((str(number), seen.record(MARKUP, 3, client_mode=True)) for number in range(MAX_PEERS + 9)))
+    families = {family.name: family for family in text_string_to_metric_families(seen.web.get("/metrics").text)}
+    assert families["swarm_updates"].samples[0].value == 3
+    assert {sample.labels["kind"] for sample in families["swarm_finding"].samples if sample.value} == {"reachable"}
+    assert len(families["swarm_peer_samples_per_second"].samples) == MAX_PEERS
+    assert families["swarm_peer_samples_per_second"].samples[0].labels["name"] == MARKUP
+    dashboard = json.loads((ROOT / "peers" / "grafana" / "swarm.json").read_text())
+    asked = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    names = set(re.findall(r"swarm_\w+", asked))
+    assert names
+    assert names <= families.keys()
+
+
+def test_the_badge_is_a_picture(seen):
+    seen.train("ada", steps=range(5))
+    assert "1 peer · update 4" in "".join(ElementTree.fromstring(seen.web.get("/badge.svg").text).itertext())
+    ElementTree.fromstring(seen.web.get("/join.svg").content)
+
+
+def test_what_a_browser_has_already_is_not_sent_again(seen):
+    web = seen.web
+    tag = web.get("/").headers["etag"]
+    assert web.get("/", headers={"if-none-match": tag}).status_code == 304
+    seen.train("ada", steps=range(3))
+    assert web.get("/", headers={"if-none-match": tag}).status_code == 200
+    assert web.get("/", headers={"accept-encoding": "identity"}).text == web.get("/").text
+
+
+def test_who_asks_too_often_has_to_wait_and_the_others_do_not(seen):
+    app = build_app(lambda: seen.desk.newest)
+    rude, polite = TestClient(app, client=("203.0.113.5", 1)), TestClient(app, client=("203.0.113.6", 1))
+    found = [rude.get("/badge.svg") for _ in range(2 * PER_ADDRESS)]
+    assert {answer.status_code for answer in found} == {200, 429}
+    assert found[-1].headers["retry-after"] == "1"
+    assert polite.get("/badge.svg").status_code == 200
+
+
+def test_all_together_have_a_limit_as_well(seen):
+    guard = Guard(build_app(lambda: seen.desk.newest), TokenBucket(10, 0.001))
+    crowd = [TestClient(guard, client=(f"198.51.100.{number}", 1)).get("/badge.svg") for number in range(12)]
+    assert [answer.status_code for answer in crowd] == 10 * [200] + 2 * [429]
+
+
+def test_whoever_has_many_addresses_has_one_limit():
+    assert household("2001:db8::1") == household("2001:db8::ffff:1") != household("2001:db8:0:1::1")
+    assert household("203.0.113.5") != household("203.0.113.6")
+    assert household("testclient") == "testclient"
+
+
+def test_a_thousand_peers(seen):
+    """With full curves; the bounds leave room for a busy machine."""
+    names = [f"peer-{number}" for number in range(1000)]
+    for step in range(MAX_POINTS):
+        seen.now += 2
+        seen.history.look({"ada": seen.record("ada", step)}, seen.now)
+    seen.train(*names, steps=range(MAX_POINTS, MAX_POINTS + 2))
+    web = seen.web
+    assert web.get("/live").text.count("<tr") < 2 * MAX_ROWS
+    assert "All 1,001 peers" in text_of(web.get("/").text)
+    assert web.get("/peers").text.count('scope="row"') == 1001
+    seen.train(*names, steps=range(MAX_POINTS + 2, MAX_POINTS + 3))
+    for path, seconds in (("/live", 0.2), ("/", 1.0), ("/peers", 1.0)):
+        began = time.perf_counter()
+        web.get(path)
+        assert time.perf_counter() - began < 2 * seconds, path
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "from_zero", "expected"),
+    [
+        (0.0, 1.0, False, (0.0, 1.0, 4)),
+        (1.03, 1.74, False, (1.0, 1.8, 4)),
+        (250, 340, True, (0, 400, 4)),
+        (5, 5, False, (4, 8, 2)),
+        (0, 0, True, (0, 0.5, 2)),
+        (-1e30, 1e30, False, (-1e30, 1e30, 4)),
+    ],
+)
+def test_levels_are_round_numbers_around_the_curve(lowest, highest, from_zero, expected):
+    begin, end, steps = levels(lowest, highest, from_zero)
+    assert begin <= lowest * (1 - 1e-9) or begin == pytest.approx(lowest)
+    assert end >= highest or end == pytest.approx(highest)
+    assert 2 <= steps <= 5
+    assert (begin, end, steps) == pytest.approx(expected)
+
+
+def test_a_curve_is_a_path_with_gaps_and_a_sentence():
+    drawn = chart("Loss", [(0, 2.0), (1, None), (2, 1.0), (4, 0.0)], "{:.1f}".format, "update {:.0f}".format)
+    assert drawn.path == "M0 0M500 150L1000 300"
+    assert drawn.levels == ("2.0", "1.5", "1.0", "0.5", "0.0")
+    assert drawn.said == "Loss: 2.0 at update 0, 0.0 at update 4; between 0.0 and 2.0."
+    assert chart("Loss", [(1, 2.0)], "{:.1f}".format, str).path == ""
