@@ -20,7 +20,7 @@ from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
 
 logger = get_logger(__name__)
 
-MAX_SHARE = 0.01
+MAX_SHARE = 0.005
 """Of the time from one digest to the next, which one may cost."""
 MAX_EVERY = 2**16
 """Updates from one to the next, at most."""
@@ -30,7 +30,7 @@ SMOOTHING = 0.3
 class Attester:
     """Of one peer.
 
-    Every `SKETCH_EVERY` updates there is a sketch at least, and a digest as often as it costs a hundredth of the time.
+    Every `SKETCH_EVERY` updates there is a sketch at least, and a digest as often as it costs 0.5 % of the time.
     All peers choose some of the same steps, since each takes those that a power of two divides.
 
     Args:

@@ -126,7 +126,7 @@ class Probation:
         others = self._tracker.attestations(received.step, received.lineage, [donor])
         if self._judge(received, others, is_as_received=True) is Verdict.REFUTED:
             self._refused += 1
-            names = self._others(received, others)
+            names = self._names_apart(received, others)
             self._tracker.has_handed_over_false(donor)
             raise RoundFailed(f"what it gives as step {received.step} is not what {names} hold")
         return received
@@ -203,7 +203,7 @@ class Probation:
 
     def _refute(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> None:
         self.refuters = frozenset(peer for peer, said in others.items() if not are_alike(own, said))
-        sources, names = self._names(self.sources), self._others(own, others)
+        sources, names = self._names(self.sources), self._names_apart(own, others)
         logger.warning(f"The weights of step {own.step} from {sources} are not those of {names}: they are dropped")
         self._version.is_refuted, self._refused = True, self._refused + 1
         for source in self.sources:
@@ -233,7 +233,8 @@ class Probation:
         self._own = {}
         self._has_state, self._updates, self.since = False, 0, math.inf
 
-    def _others(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> str:
+    def _names_apart(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> str:
+        """Of those who hold something else."""
         return self._names(peer for peer, said in others.items() if not are_alike(own, said))
 
     def _names(self, peers: Iterable[PeerID]) -> str:
