@@ -370,9 +370,16 @@ class Coordinator:
 
     def _name_who_is_far(self, report: RoundReport) -> None:
         for peer in self._far_members.note(report):
+            is_own = peer == self.tracker.peer_id
+            who = "This peer" if is_own else self.tracker.name_of(peer)
+            why = (
+                "Look whether its images are those of the others, and whether its machine is in order."
+                if is_own
+                else "It lies, or its machine or its images are not in order: ask its owner."
+            )
             logger.warning(
-                f"{self.tracker.name_of(peer)}: its gradients were far from the others' in {MANY} of its last {ROUNDS} "
-                "rounds, and count for little. It lies, or its machine or its data are not in order: ask its owner."
+                f"{who}: its gradients were far from the others' in {MANY} of its last {ROUNDS} rounds, and count for "
+                f"little. {why}"
             )
 
     def _take_back(self) -> None:
