@@ -88,8 +88,8 @@ class AllReduce:
         stream_seconds: float,
     ):
         self.me, self.group = me, group
-        weights = rule.weights([ticket.samples for ticket in group.tickets])
-        self.weights = dict(zip(group.peer_ids, weights, strict=True))
+        samples = [float(ticket.samples) for ticket in group.tickets]
+        self.weights = dict(zip(group.peer_ids, rule.weights(samples), strict=True))
         self.parts_received = self.inputs_received = self.bytes_sent = self.bytes_received = 0
         self.blamed: dict[PeerID, Blame] = {}
         """Who has sent what no honest peer sends, and what that was."""
@@ -105,7 +105,8 @@ class AllReduce:
         self._own_parts = self._parts.get(me, [])
         parts = [part for parts in self._parts.values() for part in parts]
         self._largest_part = max((len(part.numbers) for part in parts), default=0)
-        self._reducer = PartReducer([len(part.numbers) for part in self._own_parts], group.peer_ids, rule)
+        sizes = [len(part.numbers) for part in self._own_parts]
+        self._reducer = PartReducer(sizes, group.peer_ids, rule, dict(zip(group.peer_ids, samples, strict=True)))
         self._encoded: dict[int, asyncio.Future[runtime_pb2.Tensor]] = {}
         self._left_out: dict[int, torch.Tensor] = {}
         self._lost: set[PeerID] = set()

@@ -62,16 +62,19 @@ class Combination:
         return capped(samples) if self.clips else [float(number) for number in samples]
 
     @torch.no_grad()
-    def combine(self, parts: Sequence[torch.Tensor], weights: Sequence[float]) -> Combined:
+    def combine(
+        self, parts: Sequence[torch.Tensor], weights: Sequence[float], samples: Sequence[float] = ()
+    ) -> Combined:
         """One part of those of all members; the order of members decides about the last bits, and nothing else.
 
         Args:
             parts: of each member, shape [n], fp32, finite
             weights: more than 0
+            samples: that each has computed, which may be more than its weight; the weights, if they are not given
         """
         if not self.clips or len(parts) < 3:  # between two, nobody can say who is the one that is far away
             return Combined(weighted_mean(parts, weights))
-        lengths = self._lengths(weights)
+        lengths = self._lengths(samples or weights)
         even = [part if length == 1 else part / length for part, length in zip(parts, lengths, strict=True)]
         center = median(even)
         distances = [_norm(part - center) for part in even]
@@ -91,12 +94,12 @@ class Combination:
             center = center + weighted_mean(clipped, pulls)
         return Combined(center * (sum(pulls) / sum(weights)), outside)
 
-    def _lengths(self, weights: Sequence[float]) -> list[float]:
+    def _lengths(self, samples: Sequence[float]) -> list[float]:
         """How many times as far as usual each member has come, if all go the same way: by its local steps."""
         if not self.local_steps:
-            return [1.0 for _ in weights]
-        samples_of_step = sum(weights) / len(weights) / self.local_steps
-        steps = [max(1.0, weight / samples_of_step) for weight in weights]
+            return [1.0 for _ in samples]
+        samples_of_step = sum(samples) / len(samples) / self.local_steps
+        steps = [max(1.0, number / samples_of_step) for number in samples]
         usual = statistics.median(steps)
         return [number / usual for number in steps]
 

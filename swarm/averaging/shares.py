@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -87,10 +87,17 @@ class PartReducer:
         part_sizes: how many numbers each part has
         senders: whose parts are awaited
         rule: how they are combined
+        samples: that each sender has computed, if that is not its weight
     """
 
-    def __init__(self, part_sizes: Sequence[int], senders: Sequence[PeerID], rule: Combination):
-        self.part_sizes, self._rule = part_sizes, rule
+    def __init__(
+        self,
+        part_sizes: Sequence[int],
+        senders: Sequence[PeerID],
+        rule: Combination,
+        samples: Mapping[PeerID, float] | None = None,
+    ):
+        self.part_sizes, self._rule, self._samples = part_sizes, rule, samples or {}
         self._order, self._senders = tuple(senders), set(senders)
         self._given: dict[PeerID, tuple[torch.Tensor, float]] = {}
         """Of the present part: what each has given, and its weight."""
@@ -144,8 +151,9 @@ class PartReducer:
         if not counting:  # none of those who are left has computed anything: there is no mean
             return self.close()
         parts, weights = zip(*(self._given[peer] for peer in counting), strict=True)
+        samples = [self._samples.get(peer, weight) for peer, weight in zip(counting, weights, strict=True)]
         self._is_combining = True
-        combining = asyncio.get_running_loop().run_in_executor(None, self._rule.combine, parts, weights)
+        combining = asyncio.get_running_loop().run_in_executor(None, self._rule.combine, parts, weights, samples)
         combining.add_done_callback(lambda done: self._take(done, counting))
 
     def _take(self, done: asyncio.Future[Combined], counting: Sequence[PeerID]) -> None:

@@ -169,7 +169,7 @@ def run_card(
         public = line or JoinLine(manifest.run_id, organiser, tuple(given[:MAX_ADDRESSES]))
         shown = str(invitation or replace(public, token=b""))  # what lets people in is shown only on request
     else:
-        shown = " ".join(given)
+        shown = " ".join(given[:MAX_ADDRESSES])
     if invitation is not None and (invitation.run_id, invitation.organiser) != (manifest.run_id, organiser):
         raise InputError(f"--invitation is for another run than {manifest.run_id}, which is at these addresses.")
     return RunCard(

@@ -72,6 +72,8 @@ class ProgressTracker:
         self._others: dict[PeerID, PeerProgress] = {}
         self._last_group: frozenset[PeerID] = frozenset()
         self._proven: dict[PeerID, float] = {}
+        self._trained_with: set[PeerID] = set()
+        """Also before this peer came back: who has been in a group with it is no stranger."""
         self.distrusted, self._unreachable = Backoff(), Backoff()
         self.blamed, self._false_donors = BlameBackoff(), Backoff(MAX_BLAME_SECONDS)
         self._no_shows, self._attestations = NoShows(), Attestations()
@@ -125,6 +127,8 @@ class ProgressTracker:
         self._last_group, records = group, self._others | {self.peer_id: self._own}
         before = self._proven if len(self._proven) < 2 * MAX_GROUP_SIZE else {}
         self._proven = before | {peer: records[peer].joined for peer in group & records.keys()}
+        met_before = self._trained_with if len(self._trained_with) < 2 * MAX_GROUP_SIZE else set()
+        self._trained_with = met_before | group
         self.has_trained |= len(group) > 1
         self._liveness.met(group)
         self._dht.meet(group)
@@ -182,6 +186,7 @@ class ProgressTracker:
         """These have spoilt a round or held it up: they are not met for a while, each further time for longer."""
         for peer, what in blamed.items():
             self.blamed.blame(peer, what)
+            self._trained_with.discard(peer)
             self._proven.pop(peer, None)  # its word counts again when it has been in a group again
             logger.warning(f"{self.name_of(peer)} {what}: it is left out for a while")
 
@@ -241,7 +246,7 @@ class ProgressTracker:
             sources: from whom this peer has the weights: their own word says nothing
         """
         records = self.swarm.records.keys() - set(sources)
-        known = records & self._proven.keys() if self.has_trained else set()
+        known = records & self._trained_with if self.has_trained else set()
         said = self._attestations.of(step, lineage)
         return {peer: attestation for peer, attestation in said.items() if peer in (known or records)}
 

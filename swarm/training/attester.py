@@ -52,6 +52,8 @@ class Attester:
     def digest_every(self) -> int:
         """Updates from one step to the next of which this peer takes a digest."""
         every = 1
+        if math.isinf(self._cost_seconds):
+            return every  # it does not know yet what one costs
         while every < MAX_EVERY and self._cost_seconds > MAX_SHARE * every * self._update_seconds:
             every *= 2
         return every

@@ -135,8 +135,8 @@ class Averaging:
         """Against what averages are protected, for the person who gave the machine."""
         if self.rule.clips:
             return (
-                "Averages are clipped: a member whose gradients are far from the others' counts for little. "
-                "That takes three members or more, fewer than half of them liars; small lies are not found."
+                "Averages are clipped: a member whose gradients are far from the others' counts for little. That takes "
+                "three members or more that give samples, fewer than half of them liars; small lies are not found."
             )
         why = "--robust off" if self.robust == "off" else f"codec {self.codec.name}"
         return f"Averages are not clipped ({why}): one member that sends false gradients spoils the run."

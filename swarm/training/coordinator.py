@@ -22,7 +22,7 @@ from hivemind.utils import get_logger
 
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
-from swarm.membership.far_members import MANY, ROUNDS, FarMembers
+from swarm.membership.far_members import MANY, FarMembers
 from swarm.membership.progress_record import AVERAGING, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.batch_target import BatchTarget
@@ -375,12 +375,10 @@ class Coordinator:
             why = (
                 "Look whether its images are those of the others, and whether its machine is in order."
                 if is_own
-                else "It lies, or its machine or its images are not in order: ask its owner."
+                else "It has other images, is far faster than the others, is not in order, or lies: ask its owner."
             )
-            logger.warning(
-                f"{who}: its gradients were far from the others' in {MANY} of its last {ROUNDS} rounds, and count for "
-                f"little. {why}"
-            )
+            found = f"its gradients were far from the others' in {MANY} of its latest rounds, and count for little"
+            logger.warning(f"{who}: {found}. {why}")
 
     def _take_back(self) -> None:
         """The round has ended in vain: its samples count for the next one."""

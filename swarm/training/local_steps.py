@@ -43,6 +43,8 @@ class PseudoGradient(GradientVector):
         self._owed: torch.Tensor | None = None
         """Shape [n], sum over samples: what earlier roundings left out, and a round that failed took along in vain."""
         self._good_buffers: list[torch.Tensor] = []
+        self._has_dropped = False
+        """Since a round began, all that this peer has done was dropped, also what it gave to that round."""
         super().__init__(params, buffers)
         self.average = self.wire
 
@@ -89,6 +91,7 @@ class PseudoGradient(GradientVector):
         """Forget the local steps since the last global update, also what they did to the buffers."""
         super().drop()
         self.samples, self._owed, self._good_buffers = 0, None, self._buffers_before
+        self._has_dropped = True
         self.show_anchors()
 
     @torch.no_grad()
@@ -103,6 +106,7 @@ class PseudoGradient(GradientVector):
 
     @torch.no_grad()
     def _depart(self) -> None:
+        self._has_dropped = False
         for param, sent in zip(self.params, self._sent, strict=True):
             sent.copy_(param)
 
@@ -165,8 +169,9 @@ class PseudoGradient(GradientVector):
     def hand_over(self) -> None:
         """Make the outer step; what local steps have done since the round began stays, on top of it."""
         progress = self._sent  # which is not needed any more: the next round writes it anew
-        for param, sent in zip(self.params, self._sent, strict=True):
-            torch.sub(param, sent, out=sent)
+        since = self.anchors if self._has_dropped else self._sent
+        for param, before, sent in zip(self.params, since, self._sent, strict=True):
+            torch.sub(param, before, out=sent)
         self._hand_over(self.anchors, self.average)
         self.average = self.wire  # what was downloaded is not needed any more
         self.outer.step()
@@ -210,6 +215,9 @@ class LocalCoordinator(Coordinator):
             True when a local step is due: make it within `updating`; False: the next micro-batch comes
         """
         self._count(samples, loss)
+        if self._probation.gives_nothing:  # its gradients are dropped, and zeros would wear out Adam's statistics
+            self._synchronise_all()
+            return False
         vector = self._gradients
         vector.samples += samples
         may_begin = self._inflight is None and not self._catching_up.is_behind

@@ -205,7 +205,8 @@ class Probation:
         self.refuters = frozenset(peer for peer, said in others.items() if not are_alike(own, said))
         sources, names = self._names(self.sources), self._names_apart(own, others)
         logger.warning(f"The weights of step {own.step} from {sources} are not those of {names}: they are dropped")
-        self._version.is_refuted, self._refused = True, self._refused + 1
+        self._version.is_refuted = self._has_state  # what it has trained itself is worth keeping
+        self._refused += 1
         for source in self.sources:
             self._tracker.has_handed_over_false(source)
 

@@ -107,14 +107,14 @@ class Throughput:
 
     def withhold(self) -> None:
         """These samples are not for the swarm."""
-        self.work = Work(seconds=self.work.seconds)
+        self.work, self._kept_loss_sum = Work(seconds=self.work.seconds), 0.0
 
     def give_back(self, work: Work) -> None:
         """It counts for the present step after all."""
         self.work.samples += work.samples
-        self.work.loss_sum += work.loss_sum
+        self.work.loss_sum = self.work.loss_sum + work.loss_sum  # not in place: `keep` remembers the same tensor
         self.work.seconds += work.seconds
-        self._kept_loss_sum += work.loss_sum
+        self._kept_loss_sum = self._kept_loss_sum + work.loss_sum
 
     def keep(self) -> None:
         """All that has been computed so far was of use, in a local step."""

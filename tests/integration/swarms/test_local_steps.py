@@ -134,6 +134,17 @@ def test_a_round_that_failed_is_sent_again_whole():
     torch.testing.assert_close(vector.wire, torch.full_like(weights(model), -2.0))
 
 
+def test_what_was_dropped_during_a_round_is_not_undone_when_its_average_comes():
+    model = small_model()
+    vector = vector_of(model, TAKE_OVER)
+    move(model, 0.25)
+    vector.to_wire(10)
+    vector.drop()
+    vector.from_wire()
+    vector.hand_over()
+    torch.testing.assert_close(weights(model), torch.cat([anchor.detach().reshape(-1) for anchor in vector.anchors]))
+
+
 @pytest.mark.parametrize("codec", ["fp16", "int8", "topk"])
 def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
     """What arrives, and what waits, is what the weights have moved by and what waited before."""

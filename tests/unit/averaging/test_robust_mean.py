@@ -116,6 +116,18 @@ def test_who_has_made_more_local_steps_has_come_farther():
     assert (liar.mean - without).norm() < 0.3 * without.norm(), "it has as much in it as honest members have made"
 
 
+def test_who_is_far_faster_has_come_as_far_as_its_samples_say_not_as_its_weight():
+    """A GPU beside CPUs: what it counts for is bounded, what it has computed is not."""
+    steps, samples = honest([1000.0] * 3), [2000.0, 100.0, 100.0]
+    parts, local = [20 * steps[0], *steps[1:]], Combination(clips=True, local_steps=30)
+    weights = local.weights(samples)
+    assert weights[0] < samples[0]
+    found = local.combine(parts, weights, samples)
+    assert found.outside == ()
+    assert torch.equal(found.mean, weighted_mean(parts, weights))
+    assert local.combine(parts, weights).outside == (0,)
+
+
 def test_only_the_order_of_members_decides_about_the_last_bits():
     weights = [100.0, 50.0, 70.0, 100.0]
     parts = honest(weights)

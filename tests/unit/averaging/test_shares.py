@@ -145,7 +145,7 @@ def test_it_is_noted_in_how_many_parts_a_member_was_far_from_the_others():
 
 def test_an_error_in_a_rule_is_told_to_all_who_wait():
     class Broken(Combination):
-        def combine(self, parts, weights):
+        def combine(self, parts, weights, samples=()):
             raise RuntimeError("no memory")
 
     async def test():

@@ -21,6 +21,7 @@ from swarm.membership.progress_record import (
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.network.signed_records import peer_of
 from swarm.protocol.admission import OPEN
+from swarm.protocol.attestation import Attestation
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
@@ -297,6 +298,17 @@ def test_who_comes_back_is_the_newest_member(swarm):
     assert sorted(swarm.tracker.swarm.members, key=lambda member: member.seniority)[0].peer_id == follower
     told = PeerProgress.from_bytes(swarm.tracker.own.to_bytes(), get_dht_time())
     assert told.joined == swarm.tracker.own.joined, "others believe it"
+
+
+def test_who_comes_back_asks_those_with_whom_it_has_trained_and_no_strangers(swarm):
+    """In an open run names cost nothing: strangers would agree with each other about any state."""
+    said = Attestation(8, LINEAGE, b"D" * 16)
+    ben = swarm.says("ben", step=8, attested=said)
+    swarm.tracker.begin_step(8, LINEAGE, frozenset([swarm.tracker.peer_id, ben]))
+    for number in range(3):
+        swarm.says(f"stranger {number}", step=8, attested=Attestation(8, LINEAGE, b"F" * 16))
+    swarm.tracker.came_back()
+    assert swarm.tracker.attestations(8, LINEAGE, []) == {ben: said}
 
 
 def test_donors_are_full_peers_first_then_the_latest_then_the_senior(swarm):

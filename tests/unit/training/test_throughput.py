@@ -65,3 +65,24 @@ def test_a_gpu_is_one_micro_batch_behind_and_no_more():
     assert not ends[-1].query()
     throughput.finish()
     assert ends[-1].query()
+
+
+def test_the_loss_counts_once_when_a_round_with_local_steps_fails():
+    throughput = Throughput()
+    throughput.note(10, 1.0)
+    throughput.keep()
+    in_vain = throughput.take()
+    throughput.note(10, 1.0)
+    throughput.keep()
+    throughput.give_back(in_vain)
+    assert (throughput.work.samples, throughput.work.loss) == (20, pytest.approx(1.0))
+
+
+def test_samples_that_are_withheld_leave_no_loss_behind():
+    throughput = Throughput()
+    throughput.note(10, 1.0)
+    throughput.keep()
+    throughput.withhold()
+    throughput.note(10, 3.0)
+    throughput.drop(10)
+    assert throughput.work.loss == 0
