@@ -124,7 +124,7 @@ def two_rounds(name, initial_peers, line, fault, timeouts=DEFAULT_TIMEOUTS):
         vector = torch.zeros(SIZE)
         averager = averager_for(vector, dht, "none", timeouts)
         averager.set_step(0)
-        members = [replace(member, joined=float(place)) for place, member in enumerate(meet_everyone(line, dht))]
+        members = [replace(member, since=float(place)) for place, member in enumerate(meet_everyone(line, dht))]
         reports = [run_round(averager, members, vector, 1, step) for step in range(2)]
         line.put([len(report.group.peer_ids) for report in reports])
         line.get()
