@@ -54,7 +54,7 @@ PLAIN, SWARM = "plain Trainer", "one-peer swarm"
 class BenchOptions:
     """Compare a plain Trainer with a one-peer swarm."""
 
-    preset: Annotated[str, tyro.conf.arg(name="recipe")] = "synthetic"
+    recipe: str = "synthetic"
     """Preset to train."""
     pairs: int = 40
     """Turns of each."""
@@ -83,7 +83,7 @@ class BenchOptions:
 
     def trained(self) -> Recipe:
         """Raises InputError: there is no such preset, or its fields cannot be these."""
-        recipe = apply_overrides(preset(self.preset), self.overrides)
+        recipe = apply_overrides(preset(self.recipe), self.overrides)
         return replace(recipe, target_batch_size=self.batch_size * self.micro_batches)
 
 
@@ -238,7 +238,7 @@ def result_table(turns: Turns, options: BenchOptions) -> Table:
     micro_batch_ms = 1000 * np.median(turns.seconds[PLAIN]) / (options.updates * options.micro_batches)
     device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     title = (
-        f"{options.preset}, micro-batch {options.batch_size} ({micro_batch_ms:.0f} ms), {options.threads} thread(s), "
+        f"{options.recipe}, micro-batch {options.batch_size} ({micro_batch_ms:.0f} ms), {options.threads} thread(s), "
         f"{device}, {len(ratios)} turns of {options.updates} update(s) each"
     )
     table = Table(title=title, title_justify="left")

@@ -90,7 +90,7 @@ def _import_extra() -> None:
         import swarm.desk.watcher  # noqa: F401
     except ModuleNotFoundError as error:
         raise InputError(
-            f"The desk needs a package that is not there ({error.name}): install them with pip install -e .[desk]"
+            f"The desk needs a package that is not there ({error.name}): install them with pip install -e '.[desk]'"
         ) from None
 
 

@@ -49,7 +49,7 @@ def test_the_ratio_is_of_neighbours_and_comes_with_an_interval():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (BenchOptions(preset="nothing"), "nothing"),
+        (BenchOptions(recipe="nothing"), "nothing"),
         (BenchOptions(batch_size=10**6), "target_batch_size is 4000000"),
         (BenchOptions(pairs=1), "--pairs is 1"),
         (BenchOptions(overrides=RecipeOverrides(image_size=30)), "--patch-size"),

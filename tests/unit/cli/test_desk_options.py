@@ -78,4 +78,4 @@ def test_a_port_in_use_is_refused_in_one_sentence(refusal):
 
 def test_who_has_not_installed_it_is_told_how(refusal, monkeypatch):
     monkeypatch.setitem(sys.modules, "swarm.desk.desk", None)
-    assert "pip install -e .[desk]" in refusal(main, [ADDRESS])
+    assert "pip install -e '.[desk]'" in refusal(main, [ADDRESS])

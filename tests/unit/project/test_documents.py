@@ -70,7 +70,7 @@ OPTIONS = {
 FOREIGN_OPTIONS = {"--shm-size"}
 FOREIGN = {
     *("docker", "sbatch", "make", "git", "sh", "cp", "echo", "useradd", "systemctl", "journalctl", "tensorboard"),
-    *(".", "source", "mail", "pip", "mkdocs", "ruff", "cd", "sudo", "apt-get"),
+    *(".", "source", "mail", "pip", "mkdocs", "ruff", "cd", "sudo", "apt-get", "chmod"),
 }
 """Programs of others, whose options are not looked at."""
 REDIRECTIONS = {"|", "||", "&&", ">", ">>", "2>", "<", ";", "&"}
