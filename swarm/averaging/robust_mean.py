@@ -26,6 +26,10 @@ computed fifty samples. Who lies within reach counts in full, so more would be d
 ITERATIONS = 3
 MAX_SHARE = 2
 """Of the samples, in N-ths, that one of N members can count for."""
+MAX_LENGTH = 2.0
+"""Times the usual way that a member has come by its local steps, of what it counts for, however many it claims."""
+MAX_SORTED = 4096
+"""Numbers of each member that are sorted at a time, which bounds the memory."""
 MAX_EXCHANGED = 16
 """Members that are sorted by exchanging neighbours: of N members N²/2 exchanges, each of all numbers at once."""
 
@@ -86,9 +90,14 @@ class Combination:
             for index, (distance, radius) in enumerate(zip(distances, radii, strict=True))
             if distance > self.reach * radius
         )
+        counted = [min(length, MAX_LENGTH) for length in lengths]  # samples are claimed, and so is this
         if not outside:
-            return Combined(weighted_mean(parts, weights))
-        pulls = [weight * length for weight, length in zip(weights, lengths, strict=True)]
+            shown = [
+                part if length <= MAX_LENGTH else one * MAX_LENGTH
+                for part, one, length in zip(parts, even, lengths, strict=True)
+            ]
+            return Combined(weighted_mean(shown, weights))
+        pulls = [weight * length for weight, length in zip(weights, counted, strict=True)]
         for _ in range(ITERATIONS):
             clipped = [self._clip(part - center, radius) for part, radius in zip(even, radii, strict=True)]
             center = center + weighted_mean(clipped, pulls)
@@ -98,10 +107,8 @@ class Combination:
         """How many times as far as usual each member has come, if all go the same way: by its local steps."""
         if not self.local_steps:
             return [1.0 for _ in samples]
-        samples_of_step = sum(samples) / len(samples) / self.local_steps
-        steps = [max(1.0, number / samples_of_step) for number in samples]
-        usual = statistics.median(steps)
-        return [number / usual for number in steps]
+        usual = statistics.median(samples)
+        return [max(1.0 / self.local_steps, number / usual) for number in samples]
 
     def _clip(self, difference: torch.Tensor, radius: float) -> torch.Tensor:
         """The same within reach; beyond it is at most as long as usual, and the shorter the farther away it was."""
@@ -141,8 +148,11 @@ def median(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Of each number over the members, shape [n]; of an even number of members the mean of the two in the middle."""
     low, high = (len(parts) - 1) // 2, len(parts) // 2
     if len(parts) > MAX_EXCHANGED:
-        ordered = list(torch.stack(list(parts)).sort(dim=0).values[low : high + 1])
-        return (ordered[0] + ordered[-1]) / 2
+        medians = []
+        for pieces in zip(*(part.split(MAX_SORTED) for part in parts), strict=True):
+            ordered = torch.stack(pieces).sort(dim=0).values
+            medians.append((ordered[low] + ordered[high]) / 2)
+        return torch.cat(medians)
     ordered = list(parts)
     for turn in range(len(parts)):  # odd-even transposition sort, of all numbers at once
         for first in range(turn % 2, len(parts) - 1, 2):

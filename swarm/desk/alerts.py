@@ -96,7 +96,13 @@ class Alerts:
 
     def _send(self, kind: str, title: str, text: str, is_over: bool) -> None:
         notify_type = apprise.NotifyType.SUCCESS if is_over else apprise.NotifyType.FAILURE
-        sent = self._sender.submit(self._places.notify, body=text, title=title, notify_type=notify_type)
+        sent = self._sender.submit(
+            self._places.notify,
+            body=text,  # which may hold a stranger's name
+            title=title,
+            notify_type=notify_type,
+            body_format=apprise.NotifyFormat.TEXT,
+        )
         self._sending = kind, is_over, sent
 
     def _settle(self, kind: str, is_over: bool, sent: Future[bool]) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 1000, 300
 """Of the drawing, in its own units: the page stretches it."""
 NICE = (1, 2, 2.5, 5, 10)
+LEAST_SPAN = 1e-9
+"""Of an axis: strangers may say any number."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def chart(
 def levels(lowest: float, highest: float, from_zero: bool) -> tuple[float, float, int]:
     """Where the axis begins and ends, and in how many equal steps: two to five, of a round size."""
     low = min(0.0, lowest) if from_zero else lowest
-    span = highest - low or abs(highest) or 1.0
+    span = max(highest - low if highest > low else abs(highest), LEAST_SPAN) if highest or low else 1.0
     magnitude = 10 ** math.floor(math.log10(span / 4))
     size = next(nice * magnitude for nice in NICE if nice * magnitude * 4 >= span * (1 - 1e-9))
     begin = math.floor(low / size + 1e-9) * size

@@ -61,4 +61,6 @@ def household(host: str) -> str:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host
+    if address.version == 6 and address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
     return host if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))

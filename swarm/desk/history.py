@@ -36,6 +36,7 @@ CREDIT_TIMES = 3.0
 MAX_POINTS, MAX_EVENTS, MAX_PEERS, MAX_ADVANCES = 1000, 200, 4096, 50
 PACE_SECONDS = 10.0
 """That updates have to be seen for, before their pace is told."""
+MAX_LOSS = 1e6
 MAX_NAMES = 5
 """In one event."""
 
@@ -219,7 +220,7 @@ class History:
         steps = sorted(peer.step for peer in here) or sorted(peer.step for peer in self.here)
         if not steps:
             return
-        step = steps[len(steps) // 2]  # of most: one who claims to be far ahead moves nothing
+        step = steps[(len(steps) - 1) // 2]  # of most, and of two the lower: who claims to be far ahead moves nothing
         if self.step is None:
             self.step = self.finite_at_step = step
             self._advances.append((now, step))
@@ -358,7 +359,8 @@ def _order(peer: PeerSeen) -> tuple[bool, float, float]:
 
 
 def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    """A loss or an accuracy; what cannot be one is none."""
+    return value if 0 <= value < MAX_LOSS else None
 
 
 def _list(names: list[str]) -> str:

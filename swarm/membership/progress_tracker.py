@@ -240,15 +240,16 @@ class ProgressTracker:
         return self._admission.is_open and not self.has_trained
 
     def attestations(self, step: int, lineage: bytes, sources: Collection[PeerID]) -> dict[PeerID, Attestation]:
-        """What others say of these weights. Who has trained asks only those with whom it has, if they are there.
+        """What others say of these weights. Who has trained asks only those with whom it has.
 
         Args:
             sources: from whom this peer has the weights: their own word says nothing
         """
-        records = self.swarm.records.keys() - set(sources)
-        known = records & self._trained_with if self.has_trained else set()
+        asked = self.swarm.records.keys() - set(sources)
+        if self.has_trained:
+            asked &= self._trained_with
         said = self._attestations.of(step, lineage)
-        return {peer: attestation for peer, attestation in said.items() if peer in (known or records)}
+        return {peer: attestation for peer, attestation in said.items() if peer in asked}
 
     def _may_serve(self, peer: PeerID) -> bool:
         """Whether it may hand over its state, as far as the organiser says."""

@@ -57,21 +57,24 @@ def are_alike(one: Attestation, other: Attestation) -> bool:
     return have_sketches and relative_distance(one.sketch, other.sketch) <= TOLERANCE
 
 
-def judge(own: Attestation, others: Iterable[Attestation], is_as_received: bool) -> Verdict:
+def judge(own: Attestation, others: Iterable[Attestation], is_as_received: bool, num_witnesses: int = 0) -> Verdict:
     """By what others say of the same step and lineage.
 
     Equal bits confirm. So do weights that are nearly the same, as on other hardware, but only after an update: signs of
     a sketch follow from the lineage, so whoever hands over a state knows those of its step, and can look alike there.
-    Others who agree with each other refute it if they are more than its donor and who agrees with that: two at least.
+    Others who agree with each other refute it if they are more than its donor and who agrees with that, two at least,
+    and more than half of all who could say something: peers are silent about most steps where a digest takes long, and
+    two liars would otherwise refute every honest donor.
 
     Args:
         is_as_received: no update has been made since the state was handed over
+        num_witnesses: who say anything of what they hold, of whatever step; the donor is none
     """
     alike, apart = [], []
     for other in others:
         (alike if are_alike(own, other) else apart).append(other)
     against = max((sum(are_alike(one, other) for other in apart) for one in apart), default=0)
-    if against > 1 + len(alike):
+    if against > 1 + len(alike) and 2 * against > num_witnesses:
         return Verdict.REFUTED
     confirming = [other for other in alike if is_same(own, other) or not is_as_received]
     return Verdict.CONFIRMED if confirming and len(alike) > against else Verdict.OPEN
@@ -124,7 +127,7 @@ class Probation:
             return None
         received = self._version.attest_received(description, tensors)
         others = self._tracker.attestations(received.step, received.lineage, [donor])
-        if self._judge(received, others, is_as_received=True) is Verdict.REFUTED:
+        if self._judge(received, others, [donor], is_as_received=True) is Verdict.REFUTED:
             self._refused += 1
             names = self._names_apart(received, others)
             self._tracker.has_handed_over_false(donor)
@@ -179,7 +182,7 @@ class Probation:
         self.refuters = frozenset()  # they have gone
         for own, is_as_received in [*self._own.values()]:
             others = self._tracker.attestations(own.step, own.lineage, self.sources)
-            verdict = self._judge(own, others, is_as_received)
+            verdict = self._judge(own, others, self.sources, is_as_received)
             if verdict is Verdict.CONFIRMED and own.step >= self._last_step:  # else averages have come on top of it
                 self._confirm(own, others)
                 return
@@ -188,8 +191,10 @@ class Probation:
                 return
         self._end_if_nobody_can_tell()
 
-    def _judge(self, own: Attestation, others: Mapping[PeerID, Attestation], is_as_received: bool) -> Verdict:
-        verdict = judge(own, others.values(), is_as_received)
+    def _judge(
+        self, own: Attestation, others: Mapping[PeerID, Attestation], sources: Iterable[PeerID], is_as_received: bool
+    ) -> Verdict:
+        verdict = judge(own, others.values(), is_as_received, len(self._witnesses(sources)))
         has_doubts = verdict is Verdict.REFUTED and self._tracker.knows_nobody and self._refused >= MAX_REFUSED
         return Verdict.OPEN if has_doubts else verdict
 

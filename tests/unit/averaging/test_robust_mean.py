@@ -102,9 +102,9 @@ def test_sparse_parts_are_not_taken_for_lies():
 
 
 def test_who_has_made_more_local_steps_has_come_farther():
-    """Three times as far in nearly the same direction, with three times the samples; another one half a step."""
-    steps, weights = honest([1000.0] * 5), [300.0, 100.0, 100.0, 100.0, 50.0]
-    parts = [3 * steps[0], *steps[1:]]
+    """Twice as far in nearly the same direction, with twice the samples; another one half a step."""
+    steps, weights = honest([1000.0] * 5), [200.0, 100.0, 100.0, 100.0, 50.0]
+    parts = [2 * steps[0], *steps[1:]]
     local = Combination(clips=True, local_steps=1)
     assert CLIP.combine(parts, weights).outside == (0,)
     found = local.combine(parts, weights)
@@ -112,20 +112,31 @@ def test_who_has_made_more_local_steps_has_come_farther():
     assert torch.equal(found.mean, weighted_mean(parts, weights))
     liar = local.combine([parts[0], -100 * parts[1], *parts[2:]], weights)
     assert liar.outside == (1,)
-    without = weighted_mean([parts[0], *parts[2:]], [300.0, 100.0, 100.0, 50.0])
+    without = weighted_mean([parts[0], *parts[2:]], [200.0, 100.0, 100.0, 50.0])
     assert (liar.mean - without).norm() < 0.3 * without.norm(), "it has as much in it as honest members have made"
 
 
 def test_who_is_far_faster_has_come_as_far_as_its_samples_say_not_as_its_weight():
-    """A GPU beside CPUs: what it counts for is bounded, what it has computed is not."""
+    """A GPU beside CPUs: its weight is bounded, and how far it has come; it is not taken for a liar."""
     steps, samples = honest([1000.0] * 3), [2000.0, 100.0, 100.0]
     parts, local = [20 * steps[0], *steps[1:]], Combination(clips=True, local_steps=30)
     weights = local.weights(samples)
     assert weights[0] < samples[0]
     found = local.combine(parts, weights, samples)
     assert found.outside == ()
-    assert torch.equal(found.mean, weighted_mean(parts, weights))
+    torch.testing.assert_close(found.mean, weighted_mean([2 * steps[0], *steps[1:]], weights))
     assert local.combine(parts, weights).outside == (0,)
+
+
+@pytest.mark.parametrize("members", [3, 4, 5, 8])
+@pytest.mark.parametrize("lie", [-50.0, 16.0])
+def test_who_claims_many_local_steps_makes_nobodys_average_long(members, lie):
+    """Its claim is two updates, and what it sends is far away, or looks like so many honest steps."""
+    parts, samples = honest([1000.0] * members), [2000.0, *[1000.0 / members] * (members - 1)]
+    local = Combination(clips=True, local_steps=16)
+    usual = sum(float(part.norm()) for part in parts[1:]) / (members - 1)
+    mean = local.combine([lie * parts[0], *parts[1:]], local.weights(samples), samples).mean
+    assert mean.norm() < 2.5 * usual
 
 
 def test_only_the_order_of_members_decides_about_the_last_bits():

@@ -53,6 +53,20 @@ def test_one_who_claims_to_be_ahead_moves_nothing(seen):
     assert seen.history.step == 10
 
 
+def test_of_two_the_one_that_claims_to_be_ahead_ends_no_run(seen):
+    seen.train("ada", steps=range(7, 9))
+    seen.look(seen.record("ada", 9), seen.record("liar", 10**6))
+    assert seen.history.step == 9
+
+
+def test_losses_that_cannot_be_are_none_and_the_page_is_there_all_the_same(seen):
+    for loss in (1.7e308, -1.7e308, 5e-324, -1000.0, 0.0):
+        seen.look(seen.record("ada", 1), seen.record("liar", 1, loss=loss))
+        seen.look(seen.record("liar", 1, loss=loss))
+        assert seen.web.get("/").status_code == 200
+    assert seen.history.lowest_loss >= 0
+
+
 def test_a_run_that_began_again_at_an_earlier_update_is_followed(seen):
     seen.train("ada", steps=range(50, 53))
     seen.train("ada", steps=range(20, 25), seconds=20)

@@ -277,3 +277,9 @@ def test_attestations_are_kept_for_some_steps_and_not_changed_afterwards():
     assert [bool(kept.of(step, LINEAGE)) for step in range(5)] == [False, False, False, True, True]
     kept.note({"carl": SimpleNamespace(attested=None)})
     assert kept.of(MAX_KEPT, LINEAGE) == {}, "ben has left"
+
+
+def test_two_who_agree_refute_nothing_while_most_are_silent():
+    """Where a digest takes long, honest peers are silent about most steps, and two liars are not."""
+    assert judge(OWN, [FALSE, FALSE], True, num_witnesses=3) is REFUTED
+    assert judge(OWN, [FALSE, FALSE], True, num_witnesses=4) is OPEN
