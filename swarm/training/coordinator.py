@@ -422,7 +422,10 @@ class Coordinator:
 
     def _stray(self, ticket: Ticket, report: RoundReport | None) -> PeerID | None:
         """Whose state this peer has to take over, because its weights are not those of the others."""
-        return self.version.strayed_from(ticket, report.group, self._follower.last_donor) if report else None
+        healer = self.version.strayed_from(ticket, report.group, self._follower.last_donor) if report else None
+        if healer is not None:
+            self._probation.note_stray()
+        return healer
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:

@@ -206,6 +206,14 @@ class Probation:
         self._refused = 0
         self._tracker.report(attested=own)
 
+    def note_stray(self) -> None:
+        """The group has compared weights, and those that this peer has taken over are not the group's."""
+        if self._has_state:
+            sources = self._names(self.sources)
+            logger.warning(f"The weights from {sources} are not those of the group: they are dropped")
+            for source in self.sources:
+                self._tracker.has_handed_over_false(source)
+
     def _refute(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> None:
         self.refuters = frozenset(peer for peer, said in others.items() if not are_alike(own, said))
         sources, names = self._names(self.sources), self._names_apart(own, others)

@@ -283,3 +283,12 @@ def test_two_who_agree_refute_nothing_while_most_are_silent():
     """Where a digest takes long, honest peers are silent about most steps, and two liars are not."""
     assert judge(OWN, [FALSE, FALSE], True, num_witnesses=3) is REFUTED
     assert judge(OWN, [FALSE, FALSE], True, num_witnesses=4) is OPEN
+
+
+def test_a_group_whose_weights_are_others_names_who_handed_them_over(newcomer):
+    """The comparison in a round may come before what others say in their records."""
+    newcomer.probation.note_stray()
+    assert newcomer.tracker.given_up == []
+    newcomer.take_over(false=True)
+    newcomer.probation.note_stray()
+    assert newcomer.tracker.given_up == ["donor"]
