@@ -194,10 +194,12 @@ def train(
     max_steps=-1,
     data=loader,
     client_mode=False,
+    averaging="sync",
 ):
     """A peer. Its samples come in an order that its name seeds."""
     with running_dht(initial_peers, line, client_mode=client_mode) as dht:
-        strategy = SwarmStrategy(target, "test", dht=dht, name=name, options=patience(min_peers))
+        options = patience(min_peers)
+        strategy = SwarmStrategy(target, "test", dht=dht, name=name, options=options, averaging=averaging)
         record = Record(line, stop)
         task = Task(plan)
         trainer = trainer_for(strategy, [record], max_steps=max_steps, gradient_clip_val=plan.clip)

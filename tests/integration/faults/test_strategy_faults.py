@@ -17,6 +17,7 @@ from swarm.membership.progress_record import JOINING, TRAINING, PeerProgress
 from swarm.membership.progress_store import ProgressStore
 from swarm.runtime import fault_injection as faults
 from swarm.state_sync.training_state import SharedState
+from swarm.training.averaging_mode import Averaging
 from swarm.training.probation import MAX_UPDATES
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.strategy_runs import (
@@ -222,11 +223,12 @@ def together_again(updates) -> bool:
 
 def test_what_a_frozen_peer_computed_on_old_weights_does_not_count():
     """Each update is the gradient of what all say that they computed for it, on the weights after the update before."""
-    plan = Plan(optimizer="sgd", clip=None, compute_seconds=0.03)
+    plan, plain = Plan(optimizer="sgd", clip=None, compute_seconds=0.03), Averaging.sync(robust="off")
     with Peers(timeout_seconds=90) as peers:
         for name in "abc":
             fault = "freeze computing 5" if name == "c" else ""  # it holds a gradient that it has not counted yet
-            peers.start(name, partial(train_doomed, fault, min_peers=3, stop=together_again), plan, 96)
+            doomed = partial(train_doomed, fault, min_peers=3, stop=together_again, averaging=plain)
+            peers.start(name, doomed, plan, 96)
         peers.until(lambda: psutil.STATUS_STOPPED in [process.status() for process in peers["c"].processes()])
         for process in peers["c"].processes():
             process.suspend()
