@@ -40,8 +40,10 @@ def loss_has_risen(loss: float, lowest: float) -> bool:
 
 
 def is_over(history: History, total_steps: int) -> bool:
-    """Whether the run has made all its updates."""
-    return history.step is not None and history.step >= total_steps
+    """Whether the run has made all its updates; peers that have made the last one leave, often before they say so."""
+    if history.step is None:
+        return False
+    return history.step >= total_steps or (history.step == total_steps - 1 and not history.here)
 
 
 def findings(history: History, total_steps: int, still_minutes: float, now: float) -> list[Finding]:

@@ -38,6 +38,15 @@ def test_it_is_over(seen):
     assert sentence(seen)[0] == "good", "nobody has to be there any more"
 
 
+def test_peers_that_leave_with_the_last_update_have_ended_the_run(seen):
+    """They write no record of it any more."""
+    seen.train("ada", steps=range(9997, 10_000))
+    assert "ended" not in sentence(seen)[1]
+    seen.look()
+    seen.look()
+    assert sentence(seen) == ("good", "The run has ended: all 10,000 updates are made.")
+
+
 def test_it_has_not_begun(seen):
     seen.look(seen.record("ada", 0, phase=WAITING), seen.record("ben", 0, phase=WAITING))
     level, said = sentence(seen)
