@@ -89,11 +89,13 @@ class SwarmView:
 
     def look(self, records: Sequence[PeerProgress]) -> None:
         """What everybody says now."""
+        from swarm.membership.progress_record import step_of_most
+
         self.records = sorted(records, key=lambda record: -record.rate)
-        steps = sorted(record.step for record in records)
+        steps = [record.step for record in records]
         if not steps:
             return
-        step = steps[len(steps) // 2]  # of most: one who claims to be far ahead moves nothing
+        step = step_of_most(steps)
         if self.first_step is None:
             self.first_step = self.step = step
         if step > self.step:
@@ -131,16 +133,16 @@ class SwarmView:
         if self.records and not full:
             found.append("No peer can be called: nobody can average. Start one with an open --port.")
         elif len(full) == 1 and len(self.records) > 1:
-            found.append(f"Only {full[0]} can be called: without it the others cannot average. Start another one.")
+            found.append(f"Only {full[0]!r} can be called: without it the others cannot average. Start another one.")
         return found
 
     def as_json(self) -> dict:
-        """Without what nobody has said yet."""
-        peers = [
-            {key: value for key, value in vars(record).items() if value == value}  # NaN is no JSON
-            | {"lineage": record.lineage.hex()}
-            for record in self.records
-        ]
+        """Without what nobody has said yet, and without what peers say of their states to each other."""
+        peers = []
+        for record in self.records:
+            said = {key: value for key, value in vars(record).items() if value == value}  # NaN is no JSON
+            del said["attested"]
+            peers.append(said | {"lineage": record.lineage.hex()})
         still = time.monotonic() - self.updated_at
         return {
             "time": time.time(),

@@ -105,7 +105,7 @@ def _reachable(history: History) -> Finding | None:
     if not full:
         return Finding("reachable", "bad", "No peer can be called, so nobody can average: open a port for one.")
     if len(full) == 1:
-        text = f"Only {full[0]} can be called: without it nobody can average or join. Open a port for another peer."
+        text = f"Only {full[0]!r} can be called. Without it nobody can average or join: open a port for another peer."
         return Finding("reachable", "warning", text)
     return None
 

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from recipe.run_folder import write_json
-from swarm.membership.progress_record import JOINING, WAITING, PeerProgress
+from swarm.membership.progress_record import JOINING, WAITING, PeerProgress, step_of_most
 from swarm.network.known_peers import usable
 
 LOST_SECONDS = 5.0
@@ -217,10 +217,10 @@ class History:
 
     def _advance(self, now: float, unseen: float) -> None:
         here = [peer for peer in self.peers.values() if peer.computes]
-        steps = sorted(peer.step for peer in here) or sorted(peer.step for peer in self.here)
+        steps = [peer.step for peer in here or self.here]
         if not steps:
             return
-        step = steps[(len(steps) - 1) // 2]  # of most, and of two the lower: who claims to be far ahead moves nothing
+        step = step_of_most(steps)
         if self.step is None:
             self.step = self.finite_at_step = step
             self._advances.append((now, step))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -163,3 +163,8 @@ class OwnClock:
         before, self._ahead = self._ahead, self._ahead_now()
         seconds = self._ahead - before
         return seconds if abs(seconds) > TOLERATED_SECONDS else 0.0
+
+
+def step_of_most(steps: Sequence[int]) -> int:
+    """The step that most peers have reached, by what they say; of two, the lower: who claims more moves nothing."""
+    return sorted(steps)[(len(steps) - 1) // 2]

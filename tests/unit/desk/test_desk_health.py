@@ -83,7 +83,7 @@ def test_who_can_be_called(seen):
     seen.look(seen.record("ada", 1), seen.record("ben", 1, client_mode=True))
     level, said = sentence(seen)
     assert level == "warning"
-    assert said.startswith("Only ada can be called")
+    assert said.startswith("Only 'ada' can be called")
     seen.look(seen.record("ben", 1, client_mode=True))
     seen.look(seen.record("ben", 1, client_mode=True))
     level, said = sentence(seen)
