@@ -47,9 +47,12 @@ class TensorView(Dataset):
     """
 
     def __init__(self, source: TensorImages, recipe: Recipe, key: int | None) -> None:
+        self._mean, self._std = (torch.tensor(values).view(-1, 1, 1) for values in normalisation(recipe))
+        self.is_normalised = source.images.is_floating_point()  # bytes are normalised batch by batch: they stay small
+        if self.is_normalised:
+            source = TensorImages((source.images - self._mean) / self._std, source.labels, len(source))
         self.source = source
-        self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in normalisation(recipe))
-        self.background = ((0.0 - self.mean) / self.std).view(1, -1, 1, 1)
+        self.background = ((0.0 - self._mean) / self._std).view(1, -1, 1, 1)
         self.max_shift = max(1, recipe.image_size // 8) if recipe.augmentation == "light" else 0
         self.key = key
 
@@ -65,7 +68,7 @@ class TensorView(Dataset):
 
     def _normalised(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         images, labels = self.source.gather(indices)
-        return (images - self.mean) / self.std, labels
+        return images if self.is_normalised else (images - self._mean) / self._std, labels
 
     def _shifted(self, images: torch.Tensor, words: np.ndarray) -> torch.Tensor:
         """Moves every image by up to `max_shift` pixels in both directions; black comes in at the edges."""

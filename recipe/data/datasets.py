@@ -31,28 +31,30 @@ class TensorImages(Dataset):
     """Images that fit into memory.
 
     Args:
-        images: tensor (num_images, channels, height, width) of numbers from 0, which is black, to `white`.
+        images: tensor (num_images, channels, height, width), float in [0, 1], or bytes.
         labels: int64 tensor (num_images,).
         length: samples to count; above num_images the images repeat.
-        white: what is stored for white, such as 255.
     """
 
-    def __init__(
-        self, images: torch.Tensor, labels: torch.Tensor, length: int | None = None, white: float = 1.0
-    ) -> None:
-        self.images, self.labels, self.white = images, labels, white
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, length: int | None = None) -> None:
+        self.images, self.labels = images, labels
         self.length = length or len(images)
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.images[index % len(self.images)] / self.white, self.labels[index % len(self.images)]
+        return as_float(self.images[index % len(self.images)]), self.labels[index % len(self.images)]
 
     def gather(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """A whole batch at once: images (batch, channels, height, width), float in [0, 1], and labels (batch,)."""
         chosen = torch.as_tensor(indices) % len(self.images)
-        return self.images[chosen] / self.white, self.labels[chosen]
+        return as_float(self.images[chosen]), self.labels[chosen]
+
+
+def as_float(images: torch.Tensor) -> torch.Tensor:
+    """In [0, 1]; what is there as floats stays as it is."""
+    return images if images.is_floating_point() else images / 255
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def _glyphs(recipe: Recipe, data_dir: Path) -> Splits:
     """62 characters of typefaces, as `python -m recipe.glyphs` has drawn them; a typeface is in one part alone."""
     archive = GlyphArchive.load(data_dir / FILE)
     parts = (
-        TensorImages(_fitted(torch.from_numpy(images)[:, None], recipe), torch.from_numpy(labels).long(), white=255)
+        TensorImages(_fitted(torch.from_numpy(images)[:, None], recipe), torch.from_numpy(labels).long())
         for images, labels in ((archive.images[part], archive.labels[part]) for part in PARTS)
     )
     return Splits(*parts, digest=archive.digest)
