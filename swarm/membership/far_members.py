@@ -1,7 +1,7 @@
 """Which members send gradients that are far from all others', round after round.
 
-Once is nothing: batches differ. Who is far away most of the time lies, or its machine or its images are not in order.
-Nobody is left out for it: what is far away counts for little, and who lies in small steps would not be found by this.
+Once is nothing: batches differ. Who is far away most of the time has other images, is far faster, is not in order, or
+lies. Nobody is left out for it: what is far away counts for little, and small lies would not be found by this.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class StateVersion:
         self.untouched = True
         """Nothing but this peer's own start."""
         self.is_refuted = False
-        """Others agree that the weights of this step are not these."""
+        """Others agree that what this peer has taken over is not theirs: it need not be kept."""
         self.keep_own: Callable[[int], None] = lambda step: None
         """Called before weights that this peer has trained are replaced by others that are far from them."""
         self.lock = threading.Lock()

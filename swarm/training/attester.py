@@ -47,6 +47,7 @@ class Attester:
         self._updated_at: float | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="attester")
         self._running: Future | None = None
+        self._has_complained = False
 
     @property
     def digest_every(self) -> int:
@@ -92,8 +93,10 @@ class Attester:
                 if self._version.lineage != lineage:
                     return  # this peer has gone on
                 self.tell(self.attest_now())
-        except Exception:
-            logger.debug("the state could not be attested", exc_info=True)
+        except Exception as error:
+            if not self._has_complained:
+                self._has_complained = True
+                logger.warning(f"This peer cannot tell the others what state it holds: {error!r} (said once)")
 
     @contextlib.contextmanager
     def _beside_training(self, ready: torch.cuda.Event | None) -> Iterator[None]:
