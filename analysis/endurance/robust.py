@@ -1,6 +1,6 @@
 """Defences against lying members, and attacks on them: a swarm of virtual peers learns digits, again and again.
 
-    python -m analysis robust                          # a quarter of an hour on one core; OUTPUT_DIR/robust.json
+    python -m analysis robust                          # five minutes on one core; OUTPUT_DIR/robust.json
     python -m analysis robust --peers 10 --attackers 20 --rules mean clip --seeds 20
 
 `clip` is the rule of the swarm itself. The others are from the literature; the trimmed mean is told how many attackers
