@@ -32,15 +32,15 @@ from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
-from swarm.training.attester import Attester
 from swarm.training.averaging_mode import Averaging
-from swarm.training.catch_up import CatchUp, Progress
-from swarm.training.follower import Follower
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
-from swarm.training.listener import Listener
+from swarm.training.joining.attester import Attester
+from swarm.training.joining.catch_up import CatchUp, Progress
+from swarm.training.joining.follower import Follower
+from swarm.training.joining.listener import Listener
+from swarm.training.joining.probation import Probation
 from swarm.training.options import CoordinatorOptions
-from swarm.training.probation import Probation
 from swarm.training.throughput import Throughput
 
 logger = get_logger(__name__)

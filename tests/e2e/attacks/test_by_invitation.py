@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from swarm.cli import remove
+from swarm.cli.organiser import remove
 from swarm.peer.membership.credentials import Credentials
 from tests.helpers.attacks import outsiders
 from tests.helpers.attacks.attacked_run import LOOPBACK, TOGETHER, Attacked, Seen

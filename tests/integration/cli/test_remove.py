@@ -8,7 +8,7 @@ import pytest
 from hivemind.utils import get_dht_time
 
 from recipe.presets import digits
-from swarm.cli.remove import main
+from swarm.cli.organiser.remove import main
 from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_store import ProgressStore

@@ -18,7 +18,7 @@ from swarm.membership.progress_store import ProgressStore
 from swarm.runtime import fault_injection as faults
 from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging
-from swarm.training.probation import MAX_UPDATES
+from swarm.training.joining.probation import MAX_UPDATES
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.strategy_runs import (
     Plan,

@@ -14,12 +14,12 @@ from swarm.averaging.striped_allreduce import StripedAllReduce
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.average_log import MAX_AVERAGES, AverageLog
 from swarm.state_sync.pull import Pull
-from swarm.training import listener as listener_module
 from swarm.training.averaging_mode import Averaging
-from swarm.training.follower import Follower
 from swarm.training.gradient_buffer import GradientVector
-from swarm.training.listener import Listener
-from swarm.training.probation import MAX_UPDATES
+from swarm.training.joining import listener as listener_module
+from swarm.training.joining.follower import Follower
+from swarm.training.joining.listener import Listener
+from swarm.training.joining.probation import MAX_UPDATES
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.strategy_runs import Plan, Task, assert_same_bits, loader, patience, trainer_for
 from tests.helpers.swarm_peers import Peers, running_dht

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm.cli import deputy
+from swarm.cli.organiser import deputy
 from swarm.enrolment.organiser_key import check_right, read_key
 from swarm.protocol.certificates import Right
 

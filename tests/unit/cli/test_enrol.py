@@ -5,7 +5,7 @@ import signal
 import pytest
 from hivemind.utils.crypto import RSAPrivateKey
 
-from swarm.cli.enrol import main
+from swarm.cli.organiser.enrol import main
 from swarm.enrolment.client import enrol
 from swarm.protocol.certificates import EVERYTHING
 

@@ -9,8 +9,8 @@ import types
 import pytest
 from hivemind.p2p import PeerID
 
-from swarm.cli.invite import main
-from swarm.cli.organiser_options import date
+from swarm.cli.organiser.invite import main
+from swarm.cli.organiser.organiser_options import date
 from swarm.enrolment.join_line import JoinLine
 from swarm.protocol.certificates import EVERYTHING, Certificate, Role
 

@@ -7,8 +7,8 @@ import time
 import pytest
 from rich.console import Console
 
-from swarm.cli.members import main
-from swarm.cli.organiser_options import date
+from swarm.cli.organiser.members import main
+from swarm.cli.organiser.organiser_options import date
 from swarm.protocol.certificates import EVERYTHING, Role
 
 DAY = 24 * 3600

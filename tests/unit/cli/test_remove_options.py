@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm.cli.remove import main
+from swarm.cli.organiser.remove import main
 from swarm.enrolment.organiser_key import make_deputy, make_key
 from swarm.protocol.certificates import Removals, Right
 

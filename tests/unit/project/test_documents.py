@@ -27,13 +27,13 @@ from recipe.training.task import VisionTask
 from swarm.cli import app
 from swarm.cli.bench import BenchOptions
 from swarm.cli.demo import DemoOptions
-from swarm.cli.deputy import DeputyOptions
 from swarm.cli.desk import DeskOptions
 from swarm.cli.doctor import DoctorOptions
-from swarm.cli.enrol import EnrolOptions
-from swarm.cli.invite import InviteOptions
-from swarm.cli.members import MembersOptions
-from swarm.cli.remove import RemoveOptions
+from swarm.cli.organiser.deputy import DeputyOptions
+from swarm.cli.organiser.enrol import EnrolOptions
+from swarm.cli.organiser.invite import InviteOptions
+from swarm.cli.organiser.members import MembersOptions
+from swarm.cli.organiser.remove import RemoveOptions
 from swarm.cli.train import JoinOptions, StartOptions
 from swarm.cli.watch import WatchOptions
 from swarm.peer.options import PeerOptions, parse_options

@@ -9,7 +9,7 @@ from torch import nn
 from swarm.protocol.attestation import DIGEST_BYTES, Attestation
 from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
 from swarm.state_sync.training_state import SharedState
-from swarm.training.attester import MAX_SHARE, Attester
+from swarm.training.joining.attester import MAX_SHARE, Attester
 
 CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 100.0
         clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
-        monkeypatch.setattr("swarm.training.attester.time", clock)
+        monkeypatch.setattr("swarm.training.joining.attester.time", clock)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from swarm.state_sync.download import Arrived, NoState
 from swarm.state_sync.serialization import pack
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
-from swarm.training import follower as follower_module
-from swarm.training.follower import Follower
+from swarm.training.joining import follower as follower_module
+from swarm.training.joining.follower import Follower
 from tests.helpers.hurry import shorter
 
 

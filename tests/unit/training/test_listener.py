@@ -10,7 +10,7 @@ from hivemind.p2p import PeerID
 from swarm.protocol.messages import ANY_LINEAGE, Behind, Member, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
-from swarm.training.listener import LISTEN_BYTES, Listener
+from swarm.training.joining.listener import LISTEN_BYTES, Listener
 from swarm.training.options import CoordinatorOptions
 
 ME, OTHER = (PeerID(bytes([number])) for number in (1, 2))

@@ -11,7 +11,7 @@ from swarm.protocol.attestation import DIGEST_BYTES, Attestation
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
 from swarm.state_sync.training_state import SharedState
-from swarm.training.probation import MAX_REFUSED, MAX_SECONDS, MAX_UPDATES, Probation, Verdict, judge
+from swarm.training.joining.probation import MAX_REFUSED, MAX_SECONDS, MAX_UPDATES, Probation, Verdict, judge
 
 LINEAGE = b"L" * 16
 HERE = (1.0, -2.0, 3.0, 0.5, 1.5, -1.0, 2.0, 1.0)
@@ -200,7 +200,7 @@ def test_nobody_is_shut_out_by_silence(newcomer, caplog, monkeypatch):
         newcomer.probation.review()
         if by_time:
             now = MAX_SECONDS + 1 + newcomer.probation.since
-            monkeypatch.setattr("swarm.training.probation.time.monotonic", lambda now=now: now)
+            monkeypatch.setattr("swarm.training.joining.probation.time.monotonic", lambda now=now: now)
         else:
             for _ in range(MAX_UPDATES):
                 assert newcomer.probation.gives_nothing

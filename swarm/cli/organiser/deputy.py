@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import tyro
 
 from recipe.command_line import arg, exit_status, read_options
-from swarm.cli.organiser_options import OrganiserOptions
+from swarm.cli.organiser.organiser_options import OrganiserOptions
 
 RightName = Literal["all", "enrol", "remove"]
 

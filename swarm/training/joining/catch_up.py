@@ -17,7 +17,7 @@ from swarm.membership.progress_record import JOINING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
-from swarm.training.follower import Follower
+from swarm.training.joining.follower import Follower
 from swarm.training.options import CoordinatorOptions
 
 SHORT_SECONDS = 1.0

@@ -33,8 +33,8 @@ from swarm.state_sync.serialization import unpack
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
-from swarm.training.listener import NEAR_SECONDS, Listener
-from swarm.training.probation import Probation
+from swarm.training.joining.listener import NEAR_SECONDS, Listener
+from swarm.training.joining.probation import Probation
 
 logger = get_logger(__name__)
 

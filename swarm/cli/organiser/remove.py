@@ -20,7 +20,7 @@ import tyro
 
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
-from swarm.cli.organiser_options import OrganiserOptions, listed, short
+from swarm.cli.organiser.organiser_options import OrganiserOptions, listed, short
 from swarm.network.addresses import check_reachable, parse_initial_peers
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from swarm.protocol.attestation import Attestation
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
 from swarm.state_sync.weight_sketch import TOLERANCE, relative_distance
-from swarm.training.attester import Attester
+from swarm.training.joining.attester import Attester
 
 logger = get_logger(__name__)
 

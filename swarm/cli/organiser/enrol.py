@@ -21,7 +21,7 @@ import tyro
 
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
-from swarm.cli.organiser_options import OrganiserOptions
+from swarm.cli.organiser.organiser_options import OrganiserOptions
 
 if TYPE_CHECKING:
     from swarm.enrolment.organiser_folder import OrganiserFolder

@@ -25,7 +25,7 @@ import tyro
 
 from recipe.command_line import arg, at_least, exit_status, read_options
 from recipe.errors import InputError
-from swarm.cli.organiser_options import OrganiserOptions, RoleName, date, role_of, roles_shown, short
+from swarm.cli.organiser.organiser_options import OrganiserOptions, RoleName, date, role_of, roles_shown, short
 from swarm.network.addresses import EXAMPLE, parse_initial_peers
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from rich.text import Text
 from recipe.command_line import exit_status, read_options
 from recipe.run_folder import RunFolder, read_metrics
 from swarm.cli.demo import wide_console
-from swarm.cli.organiser_options import RunOptions, date, roles_shown, short
+from swarm.cli.organiser.organiser_options import RunOptions, date, roles_shown, short
 
 if TYPE_CHECKING:
     from swarm.enrolment.registry import Invitation, Member
