@@ -16,12 +16,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from recipe.config import Recipe
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.model import check_samples
+from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
-from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer
 from swarm.membership.run_manifest import RunManifest
 from swarm.peer.callbacks.first_contribution import FirstContribution
@@ -93,12 +92,13 @@ class Session:
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
         self._check_folder()
-        self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, needed=not joins)
-        self.resumed_step = None if earlier is None else earlier["global_step"]
         machine = options.machine
         given = machine.batch_size
         identity = dht.peer_id.to_base58()
-        self.data = VisionData(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
+        self.data = build_data(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
+        data_name = type(self.data).__qualname__
+        self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, not joins, data_name)
+        self.resumed_step = None if earlier is None else earlier["global_step"]
         self.data.prepare_data()
         self.data.setup("fit")
         self.manifest = entry.signed(manifest.with_classes(self.data.digest, machine.data_dir))
@@ -108,8 +108,8 @@ class Session:
         self.why_ended = ""
         """A sentence, once this peer may not take part any more."""
         if earlier is not None:  # a peer that comes back goes on with its samples
-            self.data.load_state_dict(earlier[VisionData.__qualname__])
-        self.task = VisionTask(self.recipe)
+            self.data.load_state_dict(earlier[data_name])
+        self.task = build_task(self.recipe)
         self.started_from = None if joins or earlier is not None else options.start_from
         """The file whose weights a new swarm starts from."""
         if self.started_from is not None:

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 import pytest
 import tyro
+from recipe.tasks.texts import KNOWN_TEXT_MODELS
 
-from recipe.config import KNOWN_MODELS, MAX_JSON_BYTES, Recipe
+from recipe.config import MAX_JSON_BYTES, Recipe
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides, field_docstrings
 from recipe.presets import PRESETS, preset
+from recipe.tasks.images import KNOWN_MODELS
 from tests.helpers.paths import ROOT
 
 # A changed fingerprint parts old peers from new ones: change these only together with what a recipe means.
@@ -204,7 +206,7 @@ def test_unknown_preset_suggests_a_name():
 
 
 def test_preset_models_need_no_look_up():
-    assert {preset(name).model for name in PRESETS} == KNOWN_MODELS
+    assert {preset(name).model for name in PRESETS} == KNOWN_MODELS | KNOWN_TEXT_MODELS
 
 
 @dataclasses.dataclass
