@@ -29,6 +29,27 @@ class View(Protocol):
         """Number of samples."""
 
 
+class StoredView(Dataset):
+    """Samples as they are stored: (input, label), one by one.
+
+    Args:
+        part: of the splits.
+        key: as for `PeerData.view`; nothing changes at random here.
+    """
+
+    gives_batches = False
+
+    def __init__(self, part: Dataset, key: int | None) -> None:
+        self.part, self.has_positions = part, key is not None
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __getitem__(self, entry: Any) -> tuple[torch.Tensor, int]:
+        inputs, label = self.part[entry[1] if self.has_positions else entry]
+        return inputs, int(label)
+
+
 class PeerData(L.LightningDataModule):
     """Training, validation and test samples of a recipe. A task says how they are opened and what the model sees.
 
@@ -74,14 +95,14 @@ class PeerData(L.LightningDataModule):
             InputError: it is missing, damaged, or not what the recipe says.
         """
 
-    @abstractmethod
     def view(self, part: Dataset, key: int | None) -> View:
-        """A part as the model sees it.
+        """A part as the model sees it: as it is stored, unless a task makes more of it.
 
         Args:
             part: of the splits.
             key: seed of the random changes of training samples; None for none, where indices are asked for.
         """
+        return StoredView(part, key)
 
     @property
     def missing_download(self) -> str:
@@ -198,7 +219,7 @@ class _PaddedView(Dataset):
             inputs, labels = self.view.__getitems__(existing)
             return inputs, torch.where(torch.tensor(indices) == PADDING, PADDING, labels)
         pairs = zip(indices, (self.view[index] for index in existing), strict=True)
-        return [(one, PADDING if index == PADDING else label) for index, (one, label) in pairs]
+        return [(one, PADDING if index == PADDING else int(label)) for index, (one, label) in pairs]
 
 
 def _as_is(batch: Any) -> Any:
