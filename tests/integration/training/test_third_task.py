@@ -12,8 +12,10 @@ PAGE = ROOT / "docs" / "howto" / "own-task.md"
 
 
 def test_a_third_task_is_a_file_and_a_line(tmp_path):
-    file, line = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    command = re.search(r"^python (baseline_ddp.*)$", PAGE.read_text(), re.MULTILINE)[1]
+    page = PAGE.read_text()
+    file = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    line = re.search(r"^ +\"recipe\.tasks\.wine.*\n", page, re.MULTILINE)[0]
+    command = re.search(r"^python (baseline_ddp.*)$", page, re.MULTILINE)[1]
     for package in ("recipe", "baseline_ddp"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "recipe" / "tasks" / "wine.py").write_text(file)
@@ -29,5 +31,5 @@ def test_a_third_task_is_a_file_and_a_line(tmp_path):
     summary = json.loads((tmp_path / "runs" / "wine" / "single-1" / "summary.json").read_text())
     assert summary["steps"] == 30
     assert summary["val_accuracy"] >= 0.9
-    test = json.loads(next((tmp_path / "runs" / "wine" / "single-1").rglob("*.test.json")).read_text())
+    test = json.loads((tmp_path / "runs" / "wine" / "single-1" / "test.json").read_text())
     assert test["samples"] == 35
