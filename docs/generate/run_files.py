@@ -27,6 +27,11 @@ FILES = {
         "In a run by invitation: the peer's certificate, the list of removed members, the signed run manifest, and the "
         "join line without its invitation. Keep it with the identity: a peer that comes back needs both.",
     ),
+    "evaluations": (
+        "peers",
+        "One line of JSON per pass over the test images, of a peer with `--evaluate-every-steps`: `step`, `images`, "
+        "`loss`, `top1`, `top5`, `seconds`.",
+    ),
     "leftovers": ("peers", "Names of temporary files of this peer; its next start deletes those that a kill left."),
     "summary": (
         "all",

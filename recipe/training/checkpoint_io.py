@@ -11,7 +11,9 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
+from recipe.config import Recipe
 from recipe.errors import InputError
+from recipe.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,20 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= checkpoint.keys():
         raise InputError(f"{path} is no checkpoint of a training: name a .ckpt file of this project.")
     return checkpoint
+
+
+def checkpoint_recipe(checkpoint: dict[str, Any], path: Path) -> Recipe:
+    """The recipe in the checkpoint, or in the run folder that it lies in.
+
+    Raises:
+        InputError: there is none.
+    """
+    beside = RunFolder(path.absolute().parent.parent).recipe
+    if isinstance(text := checkpoint.get("recipe"), str):
+        return Recipe.from_json(text)
+    if beside.exists():
+        return Recipe.from_json(beside.read_bytes())
+    raise InputError(f"{path} does not say which recipe it is of: put the run's recipe.json into {beside.parent}.")
 
 
 def load_weights(task: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:

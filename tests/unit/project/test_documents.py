@@ -29,6 +29,7 @@ from swarm.cli.bench import BenchOptions
 from swarm.cli.demo import DemoOptions
 from swarm.cli.desk import DeskOptions
 from swarm.cli.doctor import DoctorOptions
+from swarm.cli.export import ExportOptions
 from swarm.cli.organiser.deputy import DeputyOptions
 from swarm.cli.organiser.enrol import EnrolOptions
 from swarm.cli.organiser.invite import InviteOptions
@@ -60,6 +61,7 @@ OPTIONS = {
     "desk": DeskOptions,
     "doctor": DoctorOptions,
     "demo": DemoOptions,
+    "export": ExportOptions,
     "bench": BenchOptions,
     "invite": InviteOptions,
     "members": MembersOptions,
