@@ -18,7 +18,17 @@ from recipe.run_folder import check_name
 MAX_CONTRIBUTORS, MAX_NAME_LETTERS = 10_000, 100
 _TASK = "image-classification"
 _WHITE_ON_BLACK = {"glyphs", "digits", *DIGITS_FOLDS}
-_RECIPE_OF_SWARMS = ("averaging", "local_steps", "outer_learning_rate", "outer_momentum", "codec", "powersgd_rank")
+_RECIPE_OF_SWARMS = {
+    *("averaging", "local_steps", "outer_learning_rate", "outer_momentum", "codec", "powersgd_rank", "robust"),
+}
+    "averaging",
+    "local_steps",
+    "outer_learning_rate",
+    "outer_momentum",
+    "codec",
+    "powersgd_rank",
+    "robust",
+)
 
 
 def model_card(
@@ -98,7 +108,7 @@ def _front_matter(recipe: Recipe, record: RunRecord | None, name: str, license_n
                 dataset_name=recipe.dataset,
                 dataset_split=result.part,
                 metric_type="accuracy",
-                metric_value=result.top1,
+                metric_value=round(result.top1, 4),
                 metric_name=f"Top-1 accuracy after {result.step} updates",
             )
             for result in (record.results if record is not None else ())
@@ -177,10 +187,10 @@ def _training(trained: Trained, record: RunRecord | None) -> str:
         peers = "one participant" if record.peers == 1 else f"{record.peers} peers"
         lines.append(
             f"Run `{record.run_id}`: {record.updates:,} updates with {record.samples:,} samples of {peers}, as the "
-            "participant has seen it whose weights these are."
+            "one recorded it whose weights these are."
         )
     lines.append(f"Trained with swarm-vit; the recipe has the fingerprint `{recipe.fingerprint}`.\n")
-    skipped = () if record is None or record.peers > 1 else _RECIPE_OF_SWARMS
+    skipped = set() if record is None or record.peers > 1 else _RECIPE_OF_SWARMS
     lines += ["| setting | value |", "|---|---|"]
     lines += [
         f"| {field.name} | {value} |"

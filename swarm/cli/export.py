@@ -19,6 +19,7 @@ import tyro
 
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
+from recipe.interrupts import raise_again
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
 
@@ -61,6 +62,7 @@ def _export(options: ExportOptions, say: Callable[[str], None]) -> None:
         from recipe.export.run_record import read_record
         from recipe.export.timm_folder import CONFIG, WEIGHTS, write_timm_folder
         from recipe.export.trained import load_trained
+    raise_again()  # Ctrl-C leaves nothing half behind
     name = model_name(folder)
     _check_free(folder, options.overwrite)
     contributors = [] if options.name_contributors is None else read_contributors(options.name_contributors)

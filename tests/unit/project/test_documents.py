@@ -22,7 +22,6 @@ import analysis.__main__ as analysis_program
 from baseline_ddp.options import parse_options as parse_baseline_options
 from recipe.command_line import read_options
 from recipe.presets import PRESETS, preset
-from recipe.run_folder import RunFolder
 from recipe.training.task import VisionTask
 from swarm.cli import app
 from swarm.cli.bench import BenchOptions
@@ -30,6 +29,7 @@ from swarm.cli.demo import DemoOptions
 from swarm.cli.desk import DeskOptions
 from swarm.cli.doctor import DoctorOptions
 from swarm.cli.export import ExportOptions
+from swarm.cli.identity import IdentityOptions
 from swarm.cli.organiser.deputy import DeputyOptions
 from swarm.cli.organiser.enrol import EnrolOptions
 from swarm.cli.organiser.invite import InviteOptions
@@ -62,6 +62,7 @@ OPTIONS = {
     "doctor": DoctorOptions,
     "demo": DemoOptions,
     "export": ExportOptions,
+    "identity": IdentityOptions,
     "bench": BenchOptions,
     "invite": InviteOptions,
     "members": MembersOptions,
@@ -285,12 +286,13 @@ def test_examples_run(page, example, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "my_project", project_of_a_reader())
     for name in ("join", "preview"):  # the arguments have to fit; nobody is joined
         monkeypatch.setattr(peers, name, create_autospec(getattr(peers, name)))
-    folder = RunFolder(tmp_path / "runs" / "RUN_ID" / "NAME")
-    folder.checkpoints.mkdir(parents=True)
-    folder.write_recipe(preset("digits"))
-    trained = VisionTask(preset("digits"))
-    torch.save({"state_dict": trained.state_dict()}, folder.checkpoints / "last.ckpt")
     monkeypatch.chdir(tmp_path)
+    trained = VisionTask(preset("digits"))
+    if "local-dir:digits-vit" in example:
+        torch.save(
+            {"state_dict": trained.state_dict(), "global_step": 60, "recipe": trained.recipe.to_json()}, "b.ckpt"
+        )
+        assert app.main(["export", "b.ckpt", "--to", "digits-vit"]) == 0
 
     scope: dict = {}
     exec(compile(example, str(page), "exec"), scope)
@@ -298,7 +300,7 @@ def test_examples_run(page, example, tmp_path, monkeypatch, capfd):
     if "L.Trainer" in example:
         assert scope["strategy"].coordinator is None, "it has left the swarm"
         assert "initial_peers=['/ip4/" in capfd.readouterr().out
-    if "last.ckpt" in example:
+    if "local-dir:digits-vit" in example:
         torch.testing.assert_close(scope["model"].state_dict(), trained.model.state_dict(), rtol=0, atol=0)
 
 
