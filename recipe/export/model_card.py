@@ -21,14 +21,6 @@ _WHITE_ON_BLACK = {"glyphs", "digits", *DIGITS_FOLDS}
 _RECIPE_OF_SWARMS = {
     *("averaging", "local_steps", "outer_learning_rate", "outer_momentum", "codec", "powersgd_rank", "robust"),
 }
-    "averaging",
-    "local_steps",
-    "outer_learning_rate",
-    "outer_momentum",
-    "codec",
-    "powersgd_rank",
-    "robust",
-)
 
 
 def model_card(
