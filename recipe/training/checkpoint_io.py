@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     A full or lost disk costs the checkpoint and not the training: the old one stays, and the next one is tried when it
     is due. That is said once, until one could be written again.
+
+    Args:
+        on_saved: called with the path of each checkpoint that was written; None for nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_saved: Callable[[Path], None] | None = None) -> None:
+        self.on_saved = on_saved
         self._has_warned = False
         self._outdated: list[Path] = []
 
@@ -43,6 +48,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 os.fsync(file.fileno())
             os.replace(temporary, path)
             self._has_warned = False
+            if self.on_saved is not None:
+                self.on_saved(path)
         except OSError as error:
             self.failed(path, error)
         finally:
