@@ -27,6 +27,11 @@ FILES = {
         "In a run by invitation: the peer's certificate, the list of removed members, the signed run manifest, and the "
         "join line without its invitation. Keep it with the identity: a peer that comes back needs both.",
     ),
+    "evaluations": (
+        "peers",
+        "One line of JSON per pass over the test images, of a peer with `--evaluate-every-steps`: `step`, "
+        "`val_top1` of the same weights, `images`, `loss`, `top1`, `top5`, `seconds`.",
+    ),
     "leftovers": ("peers", "Names of temporary files of this peer; its next start deletes those that a kill left."),
     "summary": (
         "all",
@@ -116,6 +121,8 @@ SUMMARY = {
     "micro_batch": "Samples that the device computed at once.",
     "traffic_bytes": "Sent and received for rounds and states; headers, calls and records are not counted.",
     "start_seconds": "Seconds of each phase of the start, from the command to the first contribution.",
+    "tested": "The line of evaluations.jsonl whose weights had the highest validation accuracy; null without one.",
+    "upload_to": "Where checkpoints were copied to; null if nowhere.",
     "strategy": "single, ddp or fsdp.",
     "processes": "Training processes.",
     "nodes": "Machines.",

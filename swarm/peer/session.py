@@ -23,6 +23,8 @@ from recipe.run_folder import RunFolder
 from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
 from recipe.training.trainer import build_trainer
 from swarm.membership.run_manifest import RunManifest
+from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
+from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.first_contribution import FirstContribution
 from swarm.peer.callbacks.reachable_peer_check import ReachablePeerCheck
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
@@ -107,6 +109,9 @@ class Session:
         self._entry = entry
         self.why_ended = ""
         """A sentence, once this peer may not take part any more."""
+        if options.results.evaluate_every_steps is not None:
+            self.data.test_dataloader()  # says what is missing
+        self.upload = self._upload()
         if earlier is not None:  # a peer that comes back goes on with its samples
             self.data.load_state_dict(earlier[data_name])
         self.task = build_task(self.recipe)
@@ -140,6 +145,16 @@ class Session:
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
         most = largest_sensible(self.recipe, self.data.num_train_samples)
         self.review = MicroBatchReview(self.micro_batch, most, self.data, self.reporter.say)
+        every = options.results.evaluate_every_steps
+        self.evaluation = None if every is None else Evaluation(every, self.folder.evaluations, self.reporter.say)
+
+    def _upload(self) -> CheckpointUpload | None:
+        if self.options.results.upload_to is None:
+            return None
+        upload = CheckpointUpload(self.options.results.upload_to, self.manifest.run_id, self.name)
+        if not self.clock.again:  # a storage that fails for an hour ends no training
+            upload.check()
+        return upload
 
     def _first_status(self) -> Status:
         return Status(
@@ -212,6 +227,8 @@ class Session:
             self._write_summary(final, seconds)
         except OSError as error:
             self._not_written(error)
+        if self.upload is not None and self.supervisor.found is None:
+            self.upload.finish(self.folder.summary, self.reporter.say)
         if complaint := self.why_ended or self.company.complaint:
             raise InputError(complaint)
         return self._farewell(final, seconds)
@@ -293,9 +310,10 @@ class Session:
                 self.supervisor,
                 self.review,
                 *advice,
+                *([] if self.evaluation is None else [self.evaluation]),
                 *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
             ],
-            plugins=[AtomicCheckpointIO()],
+            plugins=[AtomicCheckpointIO(None if self.upload is None else self.upload.saved)],
             max_steps=leaving.max_steps,
             max_time=leaving.max_time,
             target_accuracy=leaving.target_accuracy,
@@ -337,6 +355,8 @@ class Session:
             micro_batch=self.review.samples,
             start_seconds=self.clock.seconds,
             traffic_bytes=self.traffic.num_bytes,
+            tested=None if self.evaluation is None else self.evaluation.best,
+            upload_to=None if self.upload is None else self.upload.url,
         )
 
     def _farewell(self, final: Status, seconds: float) -> str:

@@ -49,21 +49,33 @@ class Credentials:
     removals: bytes = b""
     manifest: bytes = b""
 
-    def write(self, path: Path) -> None:
-        """Raises OSError: the disk is full, for instance"""
+    def to_json(self) -> str:
+        """As it is kept; `from_json` reads it."""
         kept = {
             name: base64.b64encode(getattr(self, name)).decode() for name in ("certificate", "removals", "manifest")
         }
-        write_json(path, {"line": str(self.line), **kept})
+        return json.dumps({"line": str(self.line), **kept})
+
+    @classmethod
+    def from_json(cls, text: str) -> Credentials | None:
+        """None if that cannot be read."""
+        try:
+            content = json.loads(text)
+            kept = {name: base64.b64decode(content[name]) for name in ("certificate", "removals", "manifest")}
+            return cls(JoinLine.parse(content["line"]), **kept)
+        except (ValueError, TypeError, KeyError, RecursionError, InputError):
+            return None
+
+    def write(self, path: Path) -> None:
+        """Raises OSError: the disk is full, for instance"""
+        write_json(path, json.loads(self.to_json()))
 
     @classmethod
     def read(cls, path: Path) -> Credentials | None:
         """None if there are none, or they cannot be read."""
         try:
-            content = json.loads(path.read_text())
-            kept = {name: base64.b64decode(content[name]) for name in ("certificate", "removals", "manifest")}
-            return cls(JoinLine.parse(content["line"]), **kept)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError, InputError):
+            return cls.from_json(path.read_text())
+        except (OSError, UnicodeDecodeError):
             return None
 
     def certificate_of(self, peer_id: PeerID) -> Certificate | None:
