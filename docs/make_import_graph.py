@@ -30,6 +30,7 @@ ROOMS = {
     "membership": "who is in the run, how far, and who is alive",
     "enrolment": "makes members of those who are invited",
     "state_sync": "hands the training state to joiners",
+    "ledger": "who gave what, signed, and adding it up again",
     "network": "this peer's DHT process: addresses, identity, reachability",
     "protocol": "the words of a round: messages, errors, reports",
     "runtime": "processes, async helpers, log throttling",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from hivemind.p2p import PeerID
 
-from recipe.run_folder import RunFolder
+from recipe.run_folder import RunFolder, read_metrics
+from swarm.ledger.audit import audit
 from swarm.runtime.sockets import TEMPORARY
 from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping, summary_of, wait_until
 
@@ -145,3 +148,43 @@ def test_a_killed_peer_comes_back_as_the_same_and_leaves_with_its_terminal(swarm
     again.process.kill()
     wait_until(lambda: not again.alive(), 15, "the peer has left")
     assert summary_of(again.folder)["outcome"] == "interrupted"
+
+
+def given_by_rounds(output_dir: Path) -> dict[str, int]:
+    """Samples of each peer in all updates that several peers have made, as their `rounds.jsonl` say, by peer id."""
+    rounds = set()
+    for path in output_dir.glob("*/*/rounds.jsonl"):
+        for line in read_metrics(path):
+            if line.get("outcome") == "averaged":
+                losses = tuple(line["member_losses"])
+                rounds.add((line["step"], tuple(line["members"]), tuple(line["member_samples"]), losses))
+    given: Counter[str] = Counter()
+    for _, members, samples, _ in rounds:
+        given.update(dict(zip(members, samples, strict=True)))
+    return dict(given)
+
+
+def test_the_ledgers_say_what_all_rounds_say(swarm):
+    """After all that has happened to these peers; one that cannot be called hands over its ledger, too."""
+    shy = swarm.join("shy", "--client-mode")
+    shy.wait_for_contribution(updates=3)
+    fetched = swarm.output_dir / "fetched"
+    program = Program(
+        "swarm", ["ledger", "fetch", swarm.second.address, "--to", str(fetched)], swarm.output_dir / "fetch.log"
+    )
+    swarm.programs.append(program)
+    assert program.wait(60) == 0, program.output
+    shy_id = PeerID.from_identity((swarm.output_dir / "identities" / "shy.key").read_bytes()).to_base58()
+    assert {path.name.partition("-")[0] for path in fetched.iterdir()} == {swarm.second.peer_id, shy_id}
+    for peer in (shy, swarm.second):
+        peer.interrupt()
+        assert peer.wait(20) == 0, peer.output
+    found = audit([swarm.output_dir])
+    assert [str(finding) for finding in found.findings] == []
+    total = {
+        peer: credit.samples + credit.unconfirmed_samples
+        for peer, credit in found.credits.items()
+        if credit.updates + credit.unconfirmed_updates
+    }
+    assert total == given_by_rounds(swarm.output_dir)
+    assert found.updates["confirmed"] > 10 * found.updates["unconfirmed"]

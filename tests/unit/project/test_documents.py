@@ -29,6 +29,7 @@ from swarm.cli.bench import BenchOptions
 from swarm.cli.demo import DemoOptions
 from swarm.cli.desk import DeskOptions
 from swarm.cli.doctor import DoctorOptions
+from swarm.cli.ledger import LedgerOptions
 from swarm.cli.organiser.deputy import DeputyOptions
 from swarm.cli.organiser.enrol import EnrolOptions
 from swarm.cli.organiser.invite import InviteOptions
@@ -58,6 +59,7 @@ OPTIONS = {
     "start": StartOptions,
     "watch": WatchOptions,
     "desk": DeskOptions,
+    "ledger": LedgerOptions,
     "doctor": DoctorOptions,
     "demo": DemoOptions,
     "bench": BenchOptions,
