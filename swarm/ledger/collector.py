@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -217,7 +219,7 @@ class FetchLedgers:
 
     Args:
         run: start of the run's keys in the DHT
-        peers: whom to ask, and by whom else their ledger can be passed on; who can be called is asked itself
+        peers: whose ledgers, and whom to ask for each: the peer itself, or those who may pass it on
         folder: where they go
         max_bytes: of one peer
     """
@@ -228,14 +230,18 @@ class FetchLedgers:
     async def __call__(self, _dht: DHT, node: DHTNode) -> tuple[int, dict[PeerID, str]]:
         """Bytes that are new, and of each peer what was wrong, empty if nothing was."""
         shelves = {peer: Shelf(self.folder, peer, self.run, self.max_bytes) for peer in self.peers}
-        results = await asyncio.gather(*(self._fetch(node.protocol.p2p, peer, shelves[peer]) for peer in self.peers))
+        # Made in the DHT process: a peer answers one of our calls at a time.
+        turns = {other: asyncio.Lock() for asked in self.peers.values() for other in asked}
+        p2p = node.protocol.p2p
+        results = await asyncio.gather(*(self._fetch(p2p, peer, shelves[peer], turns) for peer in self.peers))
         return sum(shelf.num_bytes for shelf in shelves.values()), dict(zip(self.peers, results, strict=True))
 
-    async def _fetch(self, p2p: P2P, peer: PeerID, shelf: Shelf) -> str:
+    async def _fetch(self, p2p: P2P, peer: PeerID, shelf: Shelf, turns: Mapping[PeerID, asyncio.Lock]) -> str:
         problem = "cannot be called, and nobody can pass its ledger on"
-        for other in self.peers[peer] or [peer]:
+        for other in self.peers[peer]:
             try:
-                await fetch(_caller(p2p, other, self.run), shelf, None if other == peer else peer)
+                async with turns[other]:
+                    await fetch(_caller(p2p, other, self.run), shelf, None if other == peer else peer)
                 return ""
             except Refused as error:
                 problem = str(error)
@@ -276,20 +282,32 @@ def collect(
         OSError: the folder cannot be made
     """
     folder.mkdir(parents=True, exist_ok=True)
-    peers = list(is_client)[:MAX_PEERS]
-    full = [peer for peer in peers if not is_client[peer]]
-    num_bytes, problems = 0, {}
-    for begin in range(0, len(peers), AT_A_TIME):
-        asked = {peer: full[:RELAYS] if is_client[peer] else [peer] for peer in peers[begin : begin + AT_A_TIME]}
-        running = dht.run_coroutine(FetchLedgers(run, asked, folder, max_bytes), return_future=True)
-        try:
-            new, found = running.result(FETCH_SECONDS)
-        except TimeoutError:
-            new, found = 0, dict.fromkeys(asked, "takes too long")
-        num_bytes += new
-        problems |= found
+    peers = random.sample(list(is_client), min(MAX_PEERS, len(is_client)))  # if not all get their turn, others do
+    asked = {peer: [peer] for peer in peers if not is_client[peer]}
+    num_bytes, problems = _fetch_all(dht, run, asked, folder, max_bytes)
+    relays = itertools.cycle([peer for peer in asked if not problems[peer]])
+    asked = {peer: list(itertools.islice(relays, RELAYS)) for peer in peers if is_client[peer]}
+    of_clients, of_them = _fetch_all(dht, run, asked, folder, max_bytes)
+    problems |= of_them
     return Collected(
-        num_bytes,
+        num_bytes + of_clients,
         tuple(peer.to_base58() for peer, problem in problems.items() if not problem),
         {peer.to_base58(): problem for peer, problem in problems.items() if problem},
     )
+
+
+def _fetch_all(
+    dht: SwarmDHT, run: str, asked: Mapping[PeerID, Sequence[PeerID]], folder: Path, max_bytes: int
+) -> tuple[int, dict[PeerID, str]]:
+    """Bytes that are new, and of each peer what was wrong, empty if nothing was; a few at a time."""
+    num_bytes, problems = 0, {}
+    for begin in range(0, len(asked), AT_A_TIME):
+        some = dict(list(asked.items())[begin : begin + AT_A_TIME])
+        running = dht.run_coroutine(FetchLedgers(run, some, folder, max_bytes), return_future=True)
+        try:
+            new, found = running.result(FETCH_SECONDS)
+        except TimeoutError:
+            new, found = 0, dict.fromkeys(some, "takes too long")
+        num_bytes += new
+        problems |= found
+    return num_bytes, problems

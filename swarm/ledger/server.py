@@ -26,9 +26,9 @@ MAX_STREAMS = 4
 STREAM_SECONDS = 60.0
 BYTES_PER_SECOND = 2**19
 """Of all streams together: rounds come first."""
-CALLS, CALLS_PER_SECOND = 12, 0.5
-"""Of one caller, at once and then."""
-ALL_CALLS, ALL_CALLS_PER_SECOND = 60, 4.0
+CALLS, CALLS_PER_SECOND = 32, 2.0
+"""Of one caller, at once and then: for each ledger that is passed on it takes one."""
+ALL_CALLS, ALL_CALLS_PER_SECOND = 128, 16.0
 """Of all: a name costs a stranger nothing."""
 
 PassOn = Callable[[PeerID, averaging_pb2.DownloadData], Stream[averaging_pb2.DownloadData]]
