@@ -146,7 +146,7 @@ class Ledger:
         self._sign_seconds = sign_seconds
         self._file: LedgerFile | None = None
         self._signed_at, self._signed_bytes = 0.0, 0
-        self._certificates: dict[str, bytes] = {}
+        self._certificates: dict[PeerID, bytes] = {}
         """By peer, the last one that was written."""
         self._told: Attestation | None = None
         self._has_warned = False
@@ -199,12 +199,11 @@ class Ledger:
         if self._admission.is_open:
             return
         for peer in peers:
-            name = peer.to_base58()
             member = self._admission.own if peer == self._owner.own else self._admission.member(peer)
-            if member is None or self._certificates.get(name) == member.signed:
+            if member is None or self._certificates.get(peer) == member.signed:
                 continue
             if len(self._certificates) < MAX_CERTIFICATES:
-                self._certificates[name] = member.signed
+                self._certificates[peer] = member.signed
                 self._file.append(Certified(self._file.n, self._file.before, member.signed))
 
     def _sign(self) -> None:

@@ -395,6 +395,24 @@ def test_where_there_is_no_ledger_one_sentence_says_so(tmp_path, monkeypatch, ca
     assert error.startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["fetch"], "Whom to ask is not known"),
+        (["fetch", "nonsense"], "nonsense"),
+        (["verify", ".", "--of", "nonsense"], "no join line"),
+        (["fetch", "swarm://damaged"], "cut or changed"),
+    ],
+)
+def test_what_a_person_got_wrong_is_said_in_one_sentence(arguments, why, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("INITIAL_PEERS", raising=False)
+    assert main(arguments) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+    assert why in error
+
+
 def test_a_claim_far_beyond_everything_counts_for_two_updates(run, capsys):
     run.start(*NAMES)
     run.update({"anna": 10**9, "ben": 64, "cleo": 32}, loss=1e308)
