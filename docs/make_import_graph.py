@@ -186,6 +186,7 @@ def _box(room: str, place: tuple[float, float, float], size: int, targets: Mappi
     count = "" if room == RECIPE else f"{size} modules"
     more = f"also {', '.join(far)}" if far else ""
     right = x + width - 14
+    small = min(12.0, round((width - 28) / (0.54 * max(1, len(more))), 1))  # a letter is about half as wide as high
     return "\n".join(
         [
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{BOX_HEIGHT}" rx="8" fill="{FILL}" '
@@ -193,7 +194,7 @@ def _box(room: str, place: tuple[float, float, float], size: int, targets: Mappi
             f'<text x="{x + 14:g}" y="{y + 20:g}" font-size="16" font-weight="600" fill="{INK}">{name}</text>',
             f'<text x="{right:g}" y="{y + 20:g}" font-size="13" fill="{QUIET}" text-anchor="end">{count}</text>',
             f'<text x="{x + 14:g}" y="{y + 36:g}" font-size="13" fill="{INK}">{escape(ROOMS[room])}</text>',
-            f'<text x="{x + 14:g}" y="{y + 51:g}" font-size="12" fill="{QUIET}">{more}</text>',
+            f'<text x="{x + 14:g}" y="{y + 51:g}" font-size="{small:g}" fill="{QUIET}">{more}</text>',
         ]
     )
 
