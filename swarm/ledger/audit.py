@@ -60,11 +60,11 @@ class Round:
     """What is said of one group.
 
     Args:
-        given: what its members brought
+        claims: each member, and the samples that it says it gave
         words: what the members that have signed it say
     """
 
-    given: Given
+    claims: tuple[tuple[str, int], ...]
     words: dict[str, Word] = field(default_factory=dict)
 
     @property
@@ -75,9 +75,9 @@ class Round:
     @property
     def how(self) -> str:
         """Whether it is confirmed, not, or of a peer that was alone."""
-        if len(self.given) == 1:
+        if len(self.claims) == 1:
             return ALONE
-        return CONFIRMED if 3 * self._agreed[1] >= 2 * len(self.given) else UNCONFIRMED
+        return CONFIRMED if 3 * self._agreed[1] >= 2 * len(self.claims) else UNCONFIRMED
 
     @property
     def _agreed(self) -> tuple[int, int]:
@@ -188,7 +188,7 @@ def audit(paths: Sequence[Path], run_id: str = "", organiser: bytes = b"") -> Au
     names = {chain.peer: chain.name for chain in chains}
     for found in result.rounds.values():
         how, most = found.how, found.most
-        for peer, samples in found.given:
+        for peer, samples in found.claims:
             if peer not in result.credits:
                 result.credits[peer] = credit = Credit(name=names.get(peer, ""))
                 if (member := members.get(peer)) is not None:
@@ -290,7 +290,7 @@ def _listen(said: Said, given: dict[bytes, Given], members: dict[str, Certificat
             if not word.group:
                 continue
             if word.group not in result.rounds:
-                result.rounds[word.group] = Round(given[word.group])
+                result.rounds[word.group] = Round(given[word.group].claims)
             if result.rounds[word.group].words.setdefault(chain.peer, word).most != word.most:
                 result.find(Kind.TWO_VERSIONS, word.place, chain.peer)
 

@@ -103,8 +103,17 @@ class Word:
     certificate: bytes = b""
 
 
-Given = tuple[tuple[str, int], ...]
-"""Each member of a group, and the samples that it says it gave."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the members of a group brought.
+
+    Args:
+        claims: each member, and the samples that it says it gave
+        content: digest of all that the group's name is made of, which was checked
+    """
+
+    claims: tuple[tuple[str, int], ...]
+    content: bytes
 
 
 class Chain:
@@ -169,8 +178,6 @@ class Chain:
                 if (kind := self._fault(line)) is not None:
                     self._find(kind, place, self.peer)
                     return
-                if line.group not in self._given:
-                    self._given[line.group] = tuple((sys.intern(claim.peer), claim.samples) for claim in line.members)
                 word = Word(line.n, digest, place, line.group, line.most, line.state)
         self._unsigned.append(word)
 
@@ -181,9 +188,20 @@ class Chain:
         self.said += self._unsigned
         self._unsigned.clear()
 
+    def _is_named_rightly(self, line: Update) -> bool:
+        """The same as of the line itself, at a fifth of the cost where another member has said the same."""
+        known, content = self._given.get(line.group), line.content
+        if known is not None:
+            return known.content == content or line.is_named_rightly()
+        if not line.is_named_rightly():
+            return False
+        claims = tuple((sys.intern(claim.peer), claim.samples) for claim in line.members)
+        self._given[line.group] = Given(claims, content)
+        return True
+
     def _fault(self, line: Update) -> Kind | None:
         """What an honest peer would not say of an update."""
-        if not line.is_named_rightly():
+        if not self._is_named_rightly(line):
             return Kind.FALSE_GROUP
         if all(claim.peer != self.peer for claim in line.members):
             return Kind.NOT_IN_GROUP

@@ -163,6 +163,12 @@ class Update(Line, frozen=True, tag="update"):
         step = group.said[0].step
         return cls(n, before, time, step, group.lineage, group.group_id, group.nonce, group.most, members, state)
 
+    @property
+    def content(self) -> bytes:
+        """SHA-256 of all that the group's name is made of, as it stands here."""
+        content = msgspec.json.encode((self.nonce, self.lineage, self.step, self.members))
+        return hashlib.sha256(content).digest()
+
     def is_named_rightly(self) -> bool:
         """Whether the group's name is made of what stands here."""
         try:
