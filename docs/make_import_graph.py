@@ -189,8 +189,7 @@ def _box(room: str, place: tuple[float, float, float], size: int, targets: Mappi
     small = min(12.0, round((width - 28) / (0.54 * max(1, len(more))), 1))  # a letter is about half as wide as high
     return "\n".join(
         [
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{BOX_HEIGHT}" rx="8" fill="{FILL}" '
-            f'stroke="{INK}"/>',
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{BOX_HEIGHT}" rx="8" fill="{FILL}" stroke="{INK}"/>',
             f'<text x="{x + 14:g}" y="{y + 20:g}" font-size="16" font-weight="600" fill="{INK}">{name}</text>',
             f'<text x="{right:g}" y="{y + 20:g}" font-size="13" fill="{QUIET}" text-anchor="end">{count}</text>',
             f'<text x="{x + 14:g}" y="{y + 36:g}" font-size="13" fill="{INK}">{escape(ROOMS[room])}</text>',
