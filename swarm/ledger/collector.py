@@ -36,8 +36,10 @@ RELAYS = 2
 """Peers that are asked for the ledger of one that cannot be called."""
 MAX_CALLS = 8
 """To one peer, each for 8 MiB; what is left comes next time."""
-FETCH_SECONDS = 300.0
-"""For a few peers."""
+PEER_SECONDS = 30.0
+"""For one peer, however slowly it sends; what is left comes next time."""
+FETCH_SECONDS = 2 * RELAYS * PEER_SECONDS
+"""For a few peers, after which the DHT process does not answer any more."""
 
 Call = Callable[[averaging_pb2.DownloadData], AsyncGenerator[averaging_pb2.DownloadData, None]]
 """Opens a stream to somebody who may have a ledger."""
@@ -240,11 +242,13 @@ class FetchLedgers:
         problem = "cannot be called, and nobody can pass its ledger on"
         for other in self.peers[peer]:
             try:
-                async with turns[other]:
+                async with asyncio.timeout(PEER_SECONDS), turns[other]:
                     await fetch(_caller(p2p, other, self.run), shelf, None if other == peer else peer)
                 return ""
             except Refused as error:
                 problem = str(error)
+            except TimeoutError:
+                problem = "has more to show than comes at once: ask again" if shelf.num_bytes else "takes too long"
             except OSError as error:
                 problem = f"cannot be kept here ({error.strerror or error})"
             except Exception as error:  # of the network: it is not there, or another version
