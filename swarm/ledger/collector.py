@@ -249,11 +249,13 @@ class FetchLedgers:
                 problem = str(error)
             except TimeoutError:
                 problem = "has more to show than comes at once: ask again" if shelf.num_bytes else "takes too long"
-            except OSError as error:
-                problem = f"cannot be kept here ({error.strerror or error})"
-            except Exception as error:  # of the network: it is not there, or another version
-                logger.debug(f"the ledger of {peer} from {other}", exc_info=True)
-                problem = f"does not answer ({type(error).__name__})"
+            except Exception as error:
+                is_disk = isinstance(error, OSError) and not isinstance(error, ConnectionError)
+                if is_disk:
+                    problem = f"cannot be kept here ({error.strerror or error})"
+                else:  # of the network: it is not there, or another version
+                    logger.debug(f"the ledger of {peer} from {other}", exc_info=True)
+                    problem = f"does not answer ({type(error).__name__})"
         return problem
 
 

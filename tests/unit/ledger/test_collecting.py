@@ -11,7 +11,7 @@ import pytest
 from hivemind.proto.averaging_pb2 import DownloadData
 
 from swarm.ledger.audit import audit
-from swarm.ledger.collector import MAX_LEDGERS, Refused, Shelf, fetch
+from swarm.ledger.collector import MAX_LEDGERS, FetchLedgers, Refused, Shelf, fetch
 from swarm.ledger.lines import read_line
 from swarm.ledger.messages import PIECE_BYTES, LedgerOffer, LedgerWish
 from swarm.ledger.server import CALLS, MAX_STREAMS, LedgerServer
@@ -284,3 +284,68 @@ def test_a_peer_without_a_ledger_says_so(run, tmp_path):
         fetched(run, tmp_path / "fetched", caller(server_of(run)))
     with pytest.raises(Refused, match="keeps no ledger"):
         fetched(run, tmp_path / "fetched", caller(LedgerServer(None, set().__contains__, nobody)))
+
+
+# ---- several peers at once -----------------------------------------------------------------------------------------
+
+
+def fetch_by(monkeypatch, folder, calls: dict, asked: dict) -> tuple[int, dict[str, str]]:
+    """As the DHT process does, with somebody who answers in place of each peer.
+
+    Args:
+        calls: by name of a peer, how it answers
+        asked: by name of a peer, who is asked for its ledger
+    """
+
+    def stub(p2p, peer, namespace):
+        (call,) = (call for name, call in calls.items() if owner(name).own == peer)
+
+        async def rpc_download_ledger(request):
+            return call(request)
+
+        return SimpleNamespace(rpc_download_ledger=rpc_download_ledger)
+
+    monkeypatch.setattr("swarm.ledger.collector.PeerService", SimpleNamespace(get_stub=stub))
+    folder.mkdir(exist_ok=True)
+    peers = {owner(name).own: [owner(other).own for other in others] for name, others in asked.items()}
+    node = SimpleNamespace(protocol=SimpleNamespace(p2p=None))
+    num_bytes, problems = asyncio.run(FetchLedgers(RUN, peers, folder, 2**20)(None, node))
+    return num_bytes, {name: problems[owner(name).own] for name in asked}
+
+
+async def silent(request):
+    await asyncio.Event().wait()
+    yield
+
+
+async def broken(request):
+    raise ConnectionError("nobody is there")
+    yield
+
+
+def test_who_does_not_answer_keeps_nobody_else_from_it(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("swarm.ledger.collector.PEER_SECONDS", 0.2)
+    calls = {"anna": silent, "ben": broken, "cleo": caller(server_of(run, "cleo"))}
+    num_bytes, problems = fetch_by(monkeypatch, tmp_path / "fetched", calls, {name: [name] for name in calls})
+    assert num_bytes == run.path("cleo").stat().st_size
+    assert problems == {"anna": "takes too long", "ben": "does not answer (ConnectionError)", "cleo": ""}
+
+
+def test_another_one_is_asked_where_the_first_passes_nothing_on(run, tmp_path, monkeypatch):
+    async def pass_on(peer, request):
+        name = next(name for name in run.ledgers if owner(name).own == peer)
+        async for message in caller(server_of(run, name), "ben")(request):
+            yield message
+
+    shy = {owner(name).own for name in ("anna", "cleo")}
+    calls = {"dora": broken, "ben": caller(server_of(run, "ben", pass_on, known=shy))}
+    asked = {"anna": ["dora", "ben"], "cleo": ["ben", "dora"], "ben": ["ben"]}
+    num_bytes, problems = fetch_by(monkeypatch, tmp_path / "fetched", calls, asked)
+    assert problems == dict.fromkeys(asked, ""), "each at its turn: a peer answers one call at a time"
+    assert num_bytes == sum(run.path(name).stat().st_size for name in asked)
+    assert audit([tmp_path / "fetched"]).credits == run.audit().credits
+
+
+def test_whose_ledger_nobody_passes_on_is_said(run, tmp_path, monkeypatch):
+    _, problems = fetch_by(monkeypatch, tmp_path / "fetched", {}, {"anna": []})
+    assert problems == {"anna": "cannot be called, and nobody can pass its ledger on"}
