@@ -134,6 +134,11 @@ def summary(found: Audit) -> str:
     ]
     if found.unsigned:
         lines.append(f"{found.unsigned:,} updates are not signed yet, and do not count.")
+    if forked := found.forked_steps:
+        lines.append(
+            f"At {forked:,} steps more than one group made a confirmed update: the swarm was divided, or went on from "
+            "an earlier checkpoint, or members have invented rounds."
+        )
     if found.equal_states or found.different_states:
         lines.append(
             f"Of {found.equal_states + found.different_states:,} states of which several peers have taken a digest, "

@@ -61,10 +61,12 @@ class Round:
 
     Args:
         claims: each member, and the samples that it says it gave
+        step: that it has ended
         words: what the members that have signed it say
     """
 
     claims: tuple[tuple[str, int], ...]
+    step: int
     words: dict[str, Word] = field(default_factory=dict)
 
     @property
@@ -125,6 +127,12 @@ class Audit:
         return {how: counted[how] for how in (CONFIRMED, UNCONFIRMED, ALONE)}
 
     @property
+    def forked_steps(self) -> int:
+        """Steps that more than one confirmed group has ended."""
+        groups = Counter(found.step for found in self.rounds.values() if found.how == CONFIRMED)
+        return sum(number > 1 for number in groups.values())
+
+    @property
     def ranked(self) -> list[tuple[str, Credit]]:
         """The credits by peer id; who has given most comes first."""
         return sorted(self.credits.items(), key=lambda item: (-item[1].samples, -item[1].unconfirmed_samples, item[0]))
@@ -153,6 +161,7 @@ class Audit:
             "updates": self.updates,
             "samples": sum(credit.samples for credit in self.credits.values()),
             "unsigned_updates": self.unsigned,
+            "forked_steps": self.forked_steps,
             "states": {"equal": self.equal_states, "different": self.different_states},
             "peers": [{"peer": peer, **vars(credit)} for peer, credit in self.ranked],
             "members": self.members,
@@ -290,7 +299,7 @@ def _listen(said: Said, given: dict[bytes, Given], members: dict[str, Certificat
             if not word.group:
                 continue
             if word.group not in result.rounds:
-                result.rounds[word.group] = Round(given[word.group].claims)
+                result.rounds[word.group] = Round(given[word.group].claims, given[word.group].step)
             if result.rounds[word.group].words.setdefault(chain.peer, word).most != word.most:
                 result.find(Kind.TWO_VERSIONS, word.place, chain.peer)
 

@@ -109,10 +109,12 @@ class Given:
 
     Args:
         claims: each member, and the samples that it says it gave
+        step: that the round has ended
         content: digest of all that the group's name is made of, which was checked
     """
 
     claims: tuple[tuple[str, int], ...]
+    step: int
     content: bytes
 
 
@@ -196,7 +198,7 @@ class Chain:
         if not line.is_named_rightly():
             return False
         claims = tuple((sys.intern(claim.peer), claim.samples) for claim in line.members)
-        self._given[line.group] = Given(claims, content)
+        self._given[line.group] = Given(claims, line.step, content)
         return True
 
     def _fault(self, line: Update) -> Kind | None:

@@ -190,7 +190,7 @@ class Certificate:
         roles: what it may do
         begin, end: between which it counts, seconds since 1970
         name: under which the organiser knows it
-        signed: as it was read
+        signed: all of it, as it was read; it does not travel again
     """
 
     run_id: str

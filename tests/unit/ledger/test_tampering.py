@@ -222,6 +222,20 @@ def test_who_says_two_things_of_one_round_is_found(run):
     assert kinds(run.audit()) == {Kind.TWO_ROUNDS}
 
 
+def test_rounds_that_two_have_invented_together_leave_a_trace(run, capsys):
+    """They confirm each other: no line is false, but these steps had a group already."""
+    run.start("anna", "ben")
+    run.step, run.lineage = 3, b"invented lineage"
+    for _ in range(2):
+        run.update({"anna": 96, "ben": 96})
+    run.close()
+    found = run.audit()
+    assert found.findings == []
+    assert found.forked_steps == 2
+    assert main(["verify", str(run.folder)]) == 0
+    assert "At 2 steps more than one group" in capsys.readouterr().out
+
+
 def test_who_was_not_in_a_group_has_no_word_in_it(run, tmp_path):
     run.start("dora")
     group = run.update()
