@@ -21,6 +21,7 @@ class RunFolder:
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
         self.rounds = self.path / "rounds.jsonl"
+        self.ledger = self.path / "ledger.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"

@@ -18,6 +18,10 @@ FILES = {
         "peers",
         "One line of JSON per averaging round, failed ones included: [rounds](metrics.md#roundsjsonl).",
     ),
+    "ledger": (
+        "peers",
+        "One line of JSON per update, signed by the peer: [who gave what](../howto/ledger.md). Everybody may have it.",
+    ),
     "tensorboard": ("all", "The values of `metrics.jsonl` with the same tags: `tensorboard --logdir runs`."),
     "checkpoints": ("all", "Weights with the optimizer's statistics; see below."),
     "status": ("peers", "What the peer does now, replaced twice a second: [status](metrics.md#statusjson)."),

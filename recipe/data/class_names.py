@@ -4,9 +4,10 @@ from pathlib import Path
 
 from torchvision.datasets.folder import find_classes
 
-from recipe.config import DIGITS_FOLDS, Recipe
+from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.glyphs.drawing import CHARACTERS
+from recipe.registry import DIGITS_FOLDS
 
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _KNOWN = {

@@ -12,6 +12,7 @@ COMMANDS = {
     "join": ("train", "join", "JoinOptions", "Join a swarm: swarm join ADDRESS"),
     "start": ("train", "start", "StartOptions", "Start a new swarm; it prints the line with which others join."),
     "watch": ("watch", "main", "WatchOptions", "See who trains in a swarm, and how far they are."),
+    "ledger": ("ledger", "main", "LedgerOptions", "See who gave what, as the peers have signed it."),
     "desk": ("desk", "main", "DeskOptions", "Show a swarm on a web page, and tell people when something is wrong."),
     "invite": (
         "organiser.invite",

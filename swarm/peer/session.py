@@ -22,10 +22,12 @@ from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
 from recipe.training.trainer import build_trainer
+from swarm.ledger.ledger import Ledger
 from swarm.membership.run_manifest import RunManifest
 from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.first_contribution import FirstContribution
+from swarm.peer.callbacks.ledger_keeper import LedgerKeeper
 from swarm.peer.callbacks.reachable_peer_check import ReachablePeerCheck
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import StatusReporter
@@ -131,6 +133,7 @@ class Session:
         self._begin_folder()
         entry.keep(self.admission, self.manifest, self.folder)
         self.metrics = SwarmMetrics(self.folder.rounds)
+        self.ledger = Ledger(self.folder.ledger, self.manifest.key_prefix, dht.records, name, self.admission)
         self.company = ReachablePeerCheck(dht.client_mode, stop_requested)
         self.line = LineUse(options.connection.max_upload_mbps or math.inf)
         self.traffic = TrafficLimit(self.line, options.leaving.max_traffic_gb, stop_requested)
@@ -278,6 +281,7 @@ class Session:
                 patience.averaging_timeout,
                 line=self.line,
                 admission=self.admission,
+                ledger=self.folder.ledger,
             ),
             stop_requested=self.stop_requested,
             averaging=self.averaging,
@@ -303,6 +307,7 @@ class Session:
             strategy=self.strategy,
             callbacks=[
                 self.metrics,
+                LedgerKeeper(self.ledger),
                 self.reporter,
                 FirstContribution(self.clock, self.reporter.say),
                 self.company,

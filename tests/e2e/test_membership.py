@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from swarm.cli import identity
+from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.organiser_folder import OrganiserFolder
+from swarm.ledger.audit import audit
 from swarm.network.signed_records import prepare_identity
 from swarm.protocol.certificates import EVERYTHING
 from swarm.runtime.processes import kill
@@ -106,3 +108,10 @@ def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organise
     ada.wait_until(lambda: ada.status.step >= before + 3, "it goes on alone")
     said = refused("--initial-peers", invited.replace("swarm://", "swarm:// "), "--public-name", "ben")
     assert "None of the --initial-peers can be reached" in said or "Nobody answers where one could enrol" in said
+
+    ada.process.send_signal(signal.SIGINT)
+    assert ada.wait(60) == 0, ada.output
+    found = audit([first.folder.path, ada.folder.path], "live", JoinLine.parse(line).organiser)
+    assert found.findings == []
+    assert found.updates["confirmed"] > 0
+    assert {member["name"] for member in found.members if member["samples"]} == {"first", "ada"}

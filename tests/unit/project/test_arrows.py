@@ -28,7 +28,7 @@ FLOORS = [
     {"desk", "peer"},
     {"training"},
     {"averaging"},
-    {"membership", "state_sync", "enrolment"},
+    {"membership", "state_sync", "enrolment", "ledger"},
     {"network"},
     {"protocol", "runtime"},
     {"recipe"},

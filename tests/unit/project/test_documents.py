@@ -17,7 +17,6 @@ import pytest
 import torch
 import tyro
 from scipy import stats
-from swarm.cli.identity import IdentityOptions
 
 import analysis.__main__ as analysis_program
 from baseline_ddp.options import parse_options as parse_baseline_options
@@ -31,6 +30,8 @@ from swarm.cli.demo import DemoOptions
 from swarm.cli.desk import DeskOptions
 from swarm.cli.doctor import DoctorOptions
 from swarm.cli.export import ExportOptions
+from swarm.cli.identity import IdentityOptions
+from swarm.cli.ledger import LedgerOptions
 from swarm.cli.organiser.deputy import DeputyOptions
 from swarm.cli.organiser.enrol import EnrolOptions
 from swarm.cli.organiser.invite import InviteOptions
@@ -60,6 +61,7 @@ OPTIONS = {
     "start": StartOptions,
     "watch": WatchOptions,
     "desk": DeskOptions,
+    "ledger": LedgerOptions,
     "doctor": DoctorOptions,
     "demo": DemoOptions,
     "export": ExportOptions,
