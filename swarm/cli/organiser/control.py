@@ -86,7 +86,7 @@ def _control(options: ControlOptions, say: Callable[[str], None]) -> None:
         from swarm.protocol.certificates import Right
 
         try:  # as far as that can be seen without the swarm
-            Order(options.at_step or 1, what, options.value or 0.0)
+            Order(1 if options.at_step is None else options.at_step, what, options.value or 0.0)
         except ValueError as error:
             raise InputError(str(error)) from None
         signer = folder.signer()
