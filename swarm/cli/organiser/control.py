@@ -40,7 +40,7 @@ Word = Literal["show", "pause", "resume", "end", "extend", "learning-rate", "tar
 class ControlOptions:
     """Steer your run while it is under way: each order counts from a step on, on all peers alike."""
 
-    what: tyro.conf.Positional[Annotated[Word, arg("WHAT")]]
+    what: tyro.conf.Positional[Annotated[Word, arg("WHAT")]] = SHOW
     """show: what is ordered; pause, resume, end; extend: to so many updates; learning-rate: times what the recipe says;
     target-batch-size: samples of an update."""
     value: tyro.conf.Positional[Annotated[float | None, arg("VALUE", "none")]] = None
