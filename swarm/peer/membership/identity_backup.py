@@ -30,6 +30,7 @@ from swarm.peer.membership.sealed import (
     unseal,
 )
 from swarm.protocol.certificates import Authority, Certificate, NotSigned, Removals
+from swarm.protocol.signed_lists import REMOVED
 
 FOLDER = "identities"
 SUFFIX = ".key"
@@ -64,7 +65,8 @@ class Kept:
         """What the list of removed members says; None if it does not name this one."""
         line = self.credentials.line
         try:
-            removals = Removals.read(self.credentials.removals, Authority(line.run_id, line.organiser))
+            signed = self.credentials.lists.get(REMOVED, b"")
+            removals = Removals.read(signed, Authority(line.run_id, line.organiser))
         except NotSigned:
             return None
         serial = self.certificate.serial

@@ -12,6 +12,7 @@ from swarm.cli import identity
 from swarm.enrolment.join_line import JoinLine
 from swarm.network.signed_records import prepare_identity
 from swarm.peer.membership.credentials import Credentials, become_member
+from swarm.protocol.signed_lists import REMOVED
 from tests.helpers.owners import DAY_SECONDS, Organiser
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -120,7 +121,7 @@ def test_show_names_who_was_removed(old, organiser):
     kept = Credentials.read(path)
     serial = kept.certificate_of(PeerID.from_identity(old.key.read_bytes())).serial
     removals = organiser.removals.with_removed([serial], "noise").signed_by(organiser.signer)
-    Credentials(kept.line, kept.certificate, removals).write(path)
+    Credentials(kept.line, kept.certificate, {REMOVED: removals}).write(path)
     assert old.run("show") == 0
     assert "removed from run night-1: noise" in old.text
 

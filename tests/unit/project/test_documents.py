@@ -32,6 +32,7 @@ from swarm.cli.doctor import DoctorOptions
 from swarm.cli.export import ExportOptions
 from swarm.cli.identity import IdentityOptions
 from swarm.cli.ledger import LedgerOptions
+from swarm.cli.organiser.control import ControlOptions
 from swarm.cli.organiser.deputy import DeputyOptions
 from swarm.cli.organiser.enrol import EnrolOptions
 from swarm.cli.organiser.invite import InviteOptions
@@ -71,6 +72,7 @@ OPTIONS = {
     "members": MembersOptions,
     "remove": RemoveOptions,
     "enrol": EnrolOptions,
+    "control": ControlOptions,
     "deputy": DeputyOptions,
 }
 FOREIGN_OPTIONS = {"--shm-size"}
