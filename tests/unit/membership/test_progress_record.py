@@ -24,7 +24,7 @@ from tests.helpers.mutation import mutated
 from tests.helpers.records import NOW, RECORD
 
 FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
-FIELDS += ("ahead", "lineage", "attested")
+FIELDS += ("ahead", "lineage", "attested", "helps")
 LONG = Attestation(MAX_STEP, b"L" * 16, b"D" * 16, (-1.5e-300,) * 16)
 """As many bytes as there can be."""
 ATTESTED = [12, b"L" * 16, b"D" * 16, [0.5] * 8]
@@ -102,6 +102,10 @@ def test_unknown_loss_and_accuracy_survive_the_wire():
         {"attested": [*ATTESTED[:3], [0.5] * 17]},
         {"attested": [*ATTESTED[:3], ["x"]]},
         {"attested": [*ATTESTED, 1]},
+        {"helps": 1},
+        {"helps": None},
+        {"helps": True, "samples": 8, "rate": 0.0},
+        {"helps": True, "samples": 0, "rate": 8.0},
     ],
     ids=lambda changes: "-".join(f"{key}={value!r}"[:24] for key, value in changes.items()),
 )
