@@ -235,6 +235,13 @@ class LocalCoordinator(Coordinator):
         self._weights_may_be_why = False
         return True
 
+    def attend(self) -> bool:
+        """As any helper; a global update is made at once, and no local step is due."""
+        if super().attend():
+            with super().updating():
+                pass
+        return False
+
     def _leave_out(self, samples: int) -> bool:
         """A local step of so many samples; after several in a row the weights may be why."""
         logger.warning(f"A local step after step {self.step} is not finite: its {samples} samples are dropped")
