@@ -22,6 +22,7 @@ from swarm.peer.options import (
     MembershipOptions,
     PatienceOptions,
     PeerOptions,
+    RoleOptions,
 )
 
 SECOND_PEER = 2
@@ -41,6 +42,7 @@ class JoinOptions:
     resume: bool = False
     """Go on where a peer with this --output-dir was last: with the run and the name of its newest checkpoint."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
+    role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)
     leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving")] = field(default_factory=LeavingOptions)
     connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
         default_factory=ConnectionOptions
@@ -58,6 +60,7 @@ class JoinOptions:
             run_id=self.run_id,
             resume=self.resume,
             machine=self.machine,
+            role=self.role,
             leaving=self.leaving,
             connection=self.connection,
             patience=self.patience,
@@ -96,6 +99,7 @@ class StartOptions:
     start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
     """Checkpoint whose weights the swarm starts from, at step 0 with a new optimizer."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
+    role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)
     leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving")] = field(default_factory=LeavingOptions)
     connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
         default_factory=ConnectionOptions
@@ -123,6 +127,7 @@ class StartOptions:
             resume=self.resume,
             start_from=self.start_from,
             machine=self.machine,
+            role=self.role,
             leaving=self.leaving,
             connection=self.connection,
             patience=self.patience,
