@@ -25,15 +25,15 @@ from baseline_ddp.options import BaselineOptions
 from baseline_ddp.processes import Processes
 from baseline_ddp.results import finish
 from baseline_ddp.stopping import StopRequest
-from baseline_ddp.strategies import build_strategy, build_task, choose_strategy, cluster_environment
+from baseline_ddp.strategies import build_strategy, choose_strategy, cluster_environment, prepare_task
 from recipe.config import Recipe
+from recipe.data.peer_data import PeerData
 from recipe.data.sampler import stable_seed
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.model import check_samples
+from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.callbacks import StepMetrics
-from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer, tensorboard_logger
 
 
@@ -124,7 +124,7 @@ class Session:
         self.largest_batch = self._find_batch() if options.compute.batch_size == "auto" else None
         self.data.batch_size = self.plan.micro_batch
         self.communication = Stopwatch()
-        self.task = build_task(strategy_name, recipe, options.compute, self.communication)
+        self.task = prepare_task(strategy_name, recipe, options.compute, self.communication)
         if not options.compute.sync_batchnorm:
             check_samples(self.task.model, self.plan.micro_batch, recipe.model)
         self.split = StepSplit(DataClock(), self.communication)
@@ -194,9 +194,9 @@ class Session:
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
-    def _open_data(self) -> VisionData:
+    def _open_data(self) -> PeerData:
         files, compute = self.options.files, self.options.compute
-        data = VisionData(self.recipe, files.data_dir, self.plan.micro_batch, num_workers=compute.num_workers)
+        data = build_data(self.recipe, files.data_dir, self.plan.micro_batch, num_workers=compute.num_workers)
         data.prepare_data()
         data.setup("fit")
         return data
@@ -205,8 +205,8 @@ class Session:
         """Sets the plan, and returns the largest micro-batch that fits in all processes."""
         share = self.recipe.target_batch_size // self.processes.size
         limit = min(share, self.data.num_train_samples)
-        data = VisionData(self.recipe, self.options.files.data_dir, 1)
-        task = VisionTask(self.recipe, self.options.compute.channels_last)
+        data = build_data(self.recipe, self.options.files.data_dir, 1)
+        task = build_task(self.recipe, self.options.compute.channels_last)
         found = self.processes.smallest(find_largest_batch(task, data, self.device, self.precision, limit))
         self.plan = plan_batches(self.recipe.target_batch_size, largest_divisor(share, found), self.processes.size)
         return found

@@ -96,7 +96,7 @@ WRITERS = {
     "Peers alone": ("swarm.peer.callbacks.swarm_metrics",),
     "Baseline alone": ("baseline_ddp.measuring.timing", "baseline_ddp.measuring.resources"),
 }
-"""Where the tags are written; the first section also has those of `VisionTask` and `StepMetrics`."""
+"""Where the tags are written; the first section also has those of `ClassificationTask` and `StepMetrics`."""
 
 SUMMARY = {
     "run_id": "The run.",

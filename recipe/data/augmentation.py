@@ -9,10 +9,11 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from recipe.config import DIGITS_FOLDS, Recipe
+from recipe.config import Recipe
 from recipe.data.damaged_images import ImagesByClass
 from recipe.data.datasets import TensorImages
 from recipe.data.sampler import PADDING, sample_randomness
+from recipe.registry import DIGITS_FOLDS
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _DIGITS = ((0.3053,) * 3, (0.3761,) * 3)  # of the 1,797 images, scaled to [0, 1]
@@ -45,6 +46,8 @@ class TensorView(Dataset):
     Args:
         key: seed of the random changes; then the entries asked for are (position, index). None: no changes, indices.
     """
+
+    gives_batches = True
 
     def __init__(self, source: TensorImages, recipe: Recipe, key: int | None) -> None:
         self._mean, self._std = (torch.tensor(values).view(-1, 1, 1) for values in normalisation(recipe))
@@ -86,6 +89,8 @@ class TensorView(Dataset):
 
 class ImageView(Dataset):
     """A part of a data set of PIL images, transformed one by one; `key` as for `TensorView`."""
+
+    gives_batches = False
 
     def __init__(self, source: Dataset, recipe: Recipe, key: int | None) -> None:
         self.source, self.key = source, key

@@ -63,7 +63,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A Lightning checkpoint of a `VisionTask`, as plain data: loading it runs no code of its author.
+    """A Lightning checkpoint of a `ClassificationTask`, as plain data: loading it runs no code of its author.
 
     Raises:
         InputError: it is missing, damaged, or of something else.
@@ -85,7 +85,7 @@ def load_weights(task: nn.Module, checkpoint: dict[str, Any], path: Path) -> Non
     """Puts the weights of a checkpoint into a task, whoever trained them.
 
     Args:
-        task: a `VisionTask`.
+        task: a `ClassificationTask`.
         checkpoint: of `read_checkpoint`.
         path: of its file, for messages.
 

@@ -51,9 +51,9 @@ class RoleOptions:
     role: Literal["trainer", "helper"] = "trainer"
     """A helper trains nothing, so it needs no data and no GPU, but a port that others can call. It averages for those
     who train, hands over the weights and keeps checkpoints: with one, volunteers train who are all behind routers."""
-    data_digest: Annotated[str | None, arg("TEXT", "none; the published one for glyphs")] = None
-    """Digest of the images that volunteers have, as swarm doctor --check-images shows it: for a helper that starts a
-    run on a folder of images."""
+    data_digest: Annotated[str | None, arg("TEXT", "that of the data in --data-dir, if they are there")] = None
+    """Digest of the data that volunteers have, for a helper that starts a run without them; swarm doctor --check-images
+    shows that of a folder of images."""
     desk_port: Annotated[int | None, arg("PORT", "no page")] = None
     """Also show the run on a web page at this port: swarm desk, in a process of its own."""
     desk_host: Annotated[str, arg("ADDRESS")] = "127.0.0.1"
@@ -67,7 +67,7 @@ class RoleOptions:
     def check(self) -> None:
         """Raises InputError: a value cannot work"""
         if self.data_digest is not None and not self.helps:
-            raise InputError("--data-digest is for a helper, which has no images: leave it out, or add --role helper.")
+            raise InputError("--data-digest is for a helper, which has no data: leave it out, or add --role helper.")
         if self.desk_port is not None and not 0 <= self.desk_port <= 65535:
             raise InputError(f"--desk-port is {self.desk_port}: give 0 (any free port) to 65535.")
 

@@ -16,12 +16,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from recipe.config import Recipe
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.model import check_samples
+from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
-from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer
 from swarm.membership.run_manifest import RunManifest
 from swarm.peer.callbacks.first_contribution import FirstContribution
@@ -31,7 +30,7 @@ from swarm.peer.callbacks.status_reporter import StatusReporter
 from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.peer.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints
-from swarm.peer.helping.helper import NO_MICRO_BATCH, NoImages, NoStepMetrics, digest_for
+from swarm.peer.helping.helper import NO_MICRO_BATCH, NoData, NoStepMetrics, digest_for
 from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions
 from swarm.peer.startup_timer import StartupTimer
@@ -91,21 +90,24 @@ class Session:
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
         options.check_steps(self.recipe.total_steps)
         options.check_micro_batch(self.recipe.target_batch_size)
+        if options.role.helps and options.leaving.target_accuracy is not None:
+            raise InputError("A helper does not validate, so it cannot leave at an accuracy: drop --target-accuracy.")
         if options.machine.device == "cuda" and not torch.cuda.is_available():
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
         self._check_folder()
-        self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, needed=not joins)
-        self.resumed_step = None if earlier is None else earlier["global_step"]
         machine = options.machine
         given = machine.batch_size
         identity = dht.peer_id.to_base58()
         self.helps = options.role.helps
         self.data = (
-            NoImages(digest_for(manifest, options.role.data_digest))
+            NoData(digest_for(manifest, machine.data_dir, options.role.data_digest))
             if self.helps
-            else VisionData(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
+            else build_data(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
         )
+        data_name = type(self.data).__qualname__
+        self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, not joins, data_name)
+        self.resumed_step = None if earlier is None else earlier["global_step"]
         self.data.prepare_data()
         self.data.setup("fit")
         self.manifest = entry.signed(manifest.with_classes(self.data.digest, machine.data_dir))
@@ -114,9 +116,9 @@ class Session:
         self._entry = entry
         self.why_ended = ""
         """A sentence, once this peer may not take part any more."""
-        if earlier is not None and (position := earlier[VisionData.__qualname__]) is not None:
+        if earlier is not None and (position := earlier[data_name]) is not None:
             self.data.load_state_dict(position)  # a peer that comes back goes on with its samples
-        self.task = VisionTask(self.recipe)
+        self.task = build_task(self.recipe)
         self.started_from = None if joins or earlier is not None else options.start_from
         """The file whose weights a new swarm starts from."""
         if self.started_from is not None:

@@ -15,8 +15,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recipe.presets import preset
+from recipe.registry import build_task
 from recipe.run_folder import RunFolder, read_metrics
-from recipe.training.task import VisionTask
 from swarm.network.known_peers import write_book
 from swarm.network.signed_records import prepare_identity
 from swarm.peer.startup_timer import STARTED
@@ -276,7 +276,7 @@ def test_a_new_swarm_starts_from_given_weights_and_reads_images_in_processes(tmp
         for number in range(8):
             Image.new("RGB", (20, 20), (16 * number, 0, 0)).save(tmp_path / "images" / part / label / f"{number}.png")
     shape = {"num_classes": 2, "image_size": 16, "patch_size": 4, "depth": 1, "embed_dim": 32, "num_heads": 2}
-    fresh = VisionTask(replace(preset("imagefolder-vit-small"), **shape)).state_dict()
+    fresh = build_task(replace(preset("imagefolder-vit-small"), **shape)).state_dict()
     earlier = {name: tensor + 0.1 for name, tensor in fresh.items()}  # every peer of a recipe has the same fresh ones
     torch.save({"state_dict": earlier, "global_step": 40}, tmp_path / "best.ckpt")
     options = [word for name, value in shape.items() for word in (f"--{name.replace('_', '-')}", str(value))]

@@ -1,4 +1,4 @@
-"""What a helper does without: images, micro-batches, somebody to wait for."""
+"""What a helper does without: data, micro-batches, somebody to wait for."""
 
 import threading
 from dataclasses import replace
@@ -8,9 +8,10 @@ import pytest
 from recipe.errors import InputError
 from recipe.glyphs.archive import REFERENCE_DIGEST
 from recipe.presets import preset
+from recipe.registry import build_data
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.peer.checkpoints import newest_checkpoint
-from swarm.peer.helping.helper import NoImages, digest_for
+from swarm.peer.helping.helper import NoData, digest_for
 from swarm.peer.options import parse_options
 from swarm.runtime.bell import Bell
 from swarm.training.helper import HelperStrategy
@@ -33,15 +34,19 @@ def manifest(recipe: str, classes: str = "") -> RunManifest:
         ("imagefolder-vit-small", "5678", None, "5678"),
     ],
 )
-def test_it_knows_which_images_the_others_have(recipe, classes, given, digest, tmp_path):
+def test_it_knows_which_data_the_others_have(recipe, classes, given, digest, tmp_path):
     run = manifest(recipe, classes)
-    images = NoImages(digest_for(run, given))
-    assert run.with_classes(images.digest, tmp_path).classes == digest
+    data = NoData(digest_for(run, tmp_path, given))
+    assert run.with_classes(data.digest, tmp_path).classes == digest
 
 
-def test_a_run_on_a_folder_does_not_begin_before_somebody_says_which_images():
-    with pytest.raises(InputError, match="give --data-digest, which swarm doctor"):
-        digest_for(manifest("imagefolder-vit-small"), None)
+def test_it_takes_the_digest_of_data_that_are_there(tmp_path):
+    assert digest_for(manifest("docstrings"), tmp_path, None) == build_data(preset("docstrings")).digest != ""
+
+
+def test_a_run_on_a_folder_does_not_begin_before_somebody_says_which_images(tmp_path):
+    with pytest.raises(InputError, match="give their --data-digest"):
+        digest_for(manifest("imagefolder-vit-small"), tmp_path, None)
 
 
 def test_other_images_than_the_runs_are_refused(tmp_path):
@@ -77,7 +82,7 @@ def test_a_trainer_goes_on_with_the_checkpoint_of_a_helper(tmp_path):
     import torch
 
     torch.save({"global_step": 3, "state_dict": {"weight": torch.ones(2)}}, tmp_path / "step=3.ckpt")
-    path, found = newest_checkpoint(tmp_path, needed=True)
+    path, found = newest_checkpoint(tmp_path, needed=True, data_name="VisionData")
     assert path == tmp_path / "step=3.ckpt"
     assert (found["global_step"], found["VisionData"]) == (3, None)
 

@@ -22,8 +22,8 @@ import analysis.__main__ as analysis_program
 from baseline_ddp.options import parse_options as parse_baseline_options
 from recipe.command_line import read_options
 from recipe.presets import PRESETS, preset
+from recipe.registry import build_task
 from recipe.run_folder import RunFolder
-from recipe.training.task import VisionTask
 from swarm.cli import app
 from swarm.cli.bench import BenchOptions
 from swarm.cli.demo import DemoOptions
@@ -286,7 +286,7 @@ def test_examples_run(page, example, tmp_path, monkeypatch, capfd):
     folder = RunFolder(tmp_path / "runs" / "RUN_ID" / "NAME")
     folder.checkpoints.mkdir(parents=True)
     folder.write_recipe(preset("digits"))
-    trained = VisionTask(preset("digits"))
+    trained = build_task(preset("digits"))
     torch.save({"state_dict": trained.state_dict()}, folder.checkpoints / "last.ckpt")
     monkeypatch.chdir(tmp_path)
 

@@ -310,5 +310,5 @@ def test_checkpoints(tmp_path, data):
     torch.save(content, buffer := io.BytesIO())
     (tmp_path / "last.ckpt").write_bytes(data.draw(damaged(buffer.getvalue())))
     torch.save(content | {"global_step": 6}, tmp_path / "step=6.ckpt")
-    _, found = newest_checkpoint(tmp_path, needed=True)
+    _, found = newest_checkpoint(tmp_path, True, VisionData.__qualname__)
     assert set(found) == set(content)
