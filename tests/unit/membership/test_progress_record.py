@@ -50,6 +50,12 @@ def test_a_sketch_that_is_not_finite_is_none():
     assert PeerProgress.from_bytes(replace(RECORD, attested=attested).to_bytes(), NOW).attested.sketch == ()
 
 
+def test_a_person_reads_of_a_helper_that_it_helps():
+    helper = PeerProgress.from_bytes(replace(RECORD, helps=True, samples=0, rate=0.0).to_bytes(), NOW)
+    assert (RECORD.shown_phase, helper.shown_phase) == ("training", "helping")
+    assert replace(helper, phase=JOINING).shown_phase == JOINING
+
+
 def test_unknown_loss_and_accuracy_survive_the_wire():
     record = PeerProgress.from_bytes(replace(RECORD, loss=math.nan, accuracy=math.nan).to_bytes(), NOW)
     assert math.isnan(record.loss)
