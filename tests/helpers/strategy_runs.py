@@ -199,9 +199,10 @@ def train(
     client_mode=False,
     averaging="sync",
     kind=SwarmStrategy,
+    host="127.0.0.1",
 ):
     """A peer. Its samples come in an order that its name seeds."""
-    with running_dht(initial_peers, line, client_mode=client_mode) as dht:
+    with running_dht(initial_peers, line, client_mode=client_mode, host_maddrs=(f"/ip4/{host}/tcp/0",)) as dht:
         options = patience(min_peers)
         strategy = kind(target, "test", dht=dht, name=name, options=options, averaging=averaging)
         record = Record(line, stop)

@@ -1,7 +1,7 @@
 """A helper, which trains nothing, and those for whom it averages."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import psutil
@@ -12,12 +12,16 @@ from torch.nn import functional as F
 from swarm.averaging.robust_mean import weighted_mean
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
+from tests.helpers.nat import HOME_IP, INTERNET_IP, enter, home_behind_router, why_not
 from tests.helpers.strategy_runs import Outcome, Plan, Samples, assert_equal_updates, assert_same_bits, helper, train
 from tests.helpers.swarm_peers import Peers
 
 pytestmark = pytest.mark.timeout(180)
 STEPS, TARGET = 10, 128
 VOLUNTEERS = "abcd"
+EXACT = Averaging.sync(robust="off")
+"""A weighted mean in float32: who reduces which numbers changes no bit of it."""
+WHY_NO_ROUTER = why_not()
 
 
 def expected(plan: Plan, found: dict[str, Outcome]) -> Iterator[dict[str, torch.Tensor]]:
@@ -50,12 +54,32 @@ def expected(plan: Plan, found: dict[str, Outcome]) -> Iterator[dict[str, torch.
 @pytest.mark.parametrize("client_mode", [True, False], ids=["outbound-only", "open"])
 def test_a_helper_and_four_volunteers_hold_the_bits_of_one_process(client_mode):
     """Whether the volunteers can be called or not: both are compared with the same arithmetic, bit by bit."""
-    plan, averaging = Plan(compute_seconds=0.02), Averaging.sync(robust="off")
+    common = {"max_steps": STEPS, "averaging": EXACT}
+    compare(partial(helper, **common), partial(train, min_peers=4, client_mode=client_mode, **common))
+
+
+@pytest.mark.skipif(WHY_NO_ROUTER is not None, reason=str(WHY_NO_ROUTER))
+def test_so_do_volunteers_who_are_all_behind_a_router():
+    """Its addresses are translated; nobody on the other side could call them."""
+    with home_behind_router() as home:
+        first = partial(helper, max_steps=STEPS, averaging=EXACT, host=INTERNET_IP)
+        volunteer = partial(train, min_peers=4, max_steps=STEPS, averaging=EXACT, client_mode=True, host=HOME_IP)
+        compare(partial(at, home.internet, first), partial(at, home.home, volunteer))
+
+
+def at(place: tuple[str, ...], part: Callable[..., Outcome], *arguments) -> Outcome:
+    """A peer in another network."""
+    enter(place)
+    return part(*arguments)
+
+
+def compare(first: Callable[..., Outcome], volunteer: Callable[..., Outcome]) -> None:
+    """A helper and four volunteers, with one process that makes the same updates."""
+    plan = Plan(compute_seconds=0.02)
     with Peers(timeout_seconds=120) as peers:
-        peers.start("h", partial(helper, max_steps=STEPS, averaging=averaging), plan, TARGET)
+        peers.start("h", first, plan, TARGET)
         for name in VOLUNTEERS:
-            part = partial(train, min_peers=4, max_steps=STEPS, averaging=averaging, client_mode=client_mode)
-            peers.start(name, part, plan, TARGET)
+            peers.start(name, volunteer, plan, TARGET)
         found = peers.results()
     for name in VOLUNTEERS:
         assert_equal_updates(found["h"], found[name])
