@@ -73,7 +73,7 @@ def verdict(history: History, total_steps: int, found: list[Finding], now: float
         return found[0].level, found[0].text
     if is_over(history, total_steps):
         return "good", f"The run has ended: all {total_steps:,} updates are made."
-    peers = len(history.here)
+    peers = sum(not peer.helps for peer in history.here)
     trains = f"{peers} peers train" if peers > 1 else "One peer trains"
     pace = history.updates_per_minute(now)
     if pace is None:
@@ -82,6 +82,8 @@ def verdict(history: History, total_steps: int, found: list[Finding], now: float
 
 
 def _still(history: History, still_minutes: float, now: float) -> Finding | None:
+    if all(peer.helps for peer in history.here):
+        return Finding("still", "warning", "Only helpers are here: the run waits for somebody who trains.")
     if all(peer.phase == WAITING for peer in history.here):
         text = "The peers that are here wait for more to come: the run has not begun, or they need company to go on."
         return Finding("still", "warning", text)
