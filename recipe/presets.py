@@ -179,7 +179,7 @@ def docstrings() -> Recipe:
         weight_decay=0.05,
         clip_norm=1.0,
         warmup_steps=5,
-        total_steps=60,
+        total_steps=40,
         target_batch_size=256,
         validate_every_steps=10,
     )
