@@ -36,7 +36,7 @@ from swarm.peer.checkpoints import kept_checkpoints, newest_checkpoint, own_chec
 from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions
 from swarm.peer.startup_timer import StartupTimer
-from swarm.peer.status import Status, percent, tensorboard_command
+from swarm.peer.status import Status, percent, program, tensorboard_command
 from swarm.peer.supervisor import Supervisor
 from swarm.protocol.admission import OPEN
 from swarm.runtime.line_use import LineUse
@@ -368,6 +368,7 @@ class Session:
             f"You gave {metrics.contributed:,} samples to {metrics.updates} updates, which is {percent(share)} of what "
             f"the swarm computed for them. Rounds and states took {self.traffic.num_bytes / 1e9:.2f} GB of your line.\n"
             f"Weights: {self.folder.checkpoints}\n"
+            f"To use:  {program('swarm')} export {self.folder.path} --to my-model\n"
             f"Curves:  {tensorboard_command(self.folder.path)}"
         )
 
