@@ -180,7 +180,8 @@ def import_identity(
         overwrite: replace another identity of that name
 
     Raises:
-        InputError: the passphrase is wrong; another identity is there, or a running peer uses it; nothing can be written
+        InputError: the passphrase is wrong; another identity is there, or a running peer uses it; or nothing can be
+            written
     """
     try:
         content = msgspec.json.decode(unseal(backup, passphrase), type=_Content)
