@@ -38,7 +38,7 @@ from swarm.peer.helping.helper import NO_MICRO_BATCH, NoData, NoStepMetrics, dig
 from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions
 from swarm.peer.startup_timer import StartupTimer
-from swarm.peer.status import Status, percent, tensorboard_command
+from swarm.peer.status import Status, percent, program, tensorboard_command
 from swarm.peer.supervisor import Supervisor
 from swarm.protocol.admission import OPEN
 from swarm.runtime.line_use import LineUse
@@ -398,6 +398,7 @@ class Session:
             f"{ended}{how}.\n"
             f"{gave} Rounds and states took {self.traffic.num_bytes / 1e9:.2f} GB of your line.\n"
             f"Weights: {self.folder.checkpoints}\n"
+            f"To use:  {program('swarm')} export {self.folder.path} --to my-model\n"
             f"Curves:  {tensorboard_command(self.folder.path)}"
         )
 
