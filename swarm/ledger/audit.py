@@ -221,7 +221,7 @@ def ledgers_in(paths: Iterable[Path]) -> list[Path]:
         path = path.expanduser()
         if path.is_dir():
             found += sorted({*path.rglob("ledger*.jsonl"), *path.rglob("Qm*.jsonl")})
-        elif path.exists():
+        elif path.is_file():
             found.append(path)
         else:
             raise InputError(f"There is no file {path}: give a ledger.jsonl, or a folder in which there are some.")
@@ -273,8 +273,9 @@ def _members(said: Said, result: Audit) -> dict[str, Certificate]:
             known = members.get(member.peer_id.to_base58())
             if known is None or known.begin <= member.begin:
                 members[member.peer_id.to_base58()] = member
-    for chain, _ in said:
-        if chain.start.organiser and chain.peer not in members:
+    for chain, words in said:
+        has_said = any(word.group for word in words)
+        if chain.start.organiser and has_said and chain.peer not in members:
             result.find(Kind.UNKNOWN_PEER, chain.place, chain.peer)
     return members
 
