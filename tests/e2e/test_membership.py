@@ -85,3 +85,5 @@ def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organise
     assert found.findings == []
     assert found.updates["confirmed"] > 0
     assert {member["name"] for member in found.members if member["samples"]} == {"first", "ada"}
+    names = {credit.name for credit in audit([ada.folder.path]).credits.values()}
+    assert names == {"first", "ada"}, "each keeps the certificates of the others"
