@@ -10,7 +10,7 @@ from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.ledger.audit import audit
 from swarm.protocol.certificates import EVERYTHING
 from swarm.runtime.processes import kill
-from tests.helpers.cli import PACED, TINY, PeerProgram, reaping
+from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
 
 pytestmark = pytest.mark.timeout(300)
 OWN = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
@@ -71,6 +71,10 @@ def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organise
     programs.append(ada := PeerProgram(tmp_path, "live", "ada", "--resume", *OWN, **PACED))
     ada.wait_for_contribution()
     assert len(organiser.registry.members()) == 2
+    fetched = tmp_path / "fetched"
+    programs.append(fetch := Program("swarm", ["ledger", "fetch", line, "--to", str(fetched)], tmp_path / "fetch.log"))
+    assert fetch.wait(60) == 0, "who is no member may have the ledgers, too: " + fetch.output
+    assert {path.name.partition("-")[0] for path in fetched.iterdir()} == {first.peer_id, ada.peer_id}
 
     invited = str(organiser.join_line(organiser.registry.invite("ben", 1, 1, EVERYTHING)))
     kill(first.alive())
