@@ -29,6 +29,7 @@ class RunFolder:
         self.peers = self.path / "peers.json"
         self.leftovers = self.path / "leftovers.json"
         self.membership = self.path / "membership.json"
+        self.evaluations = self.path / "evaluations.jsonl"
 
     @classmethod
     def create(cls, output_dir: str | Path, run_id: str, peer_name: str) -> "RunFolder":

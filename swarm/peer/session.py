@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import psutil
 import torch
@@ -16,15 +16,16 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from recipe.config import Recipe
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.model import check_samples
+from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
-from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer
 from swarm.ledger.ledger import Ledger
 from swarm.membership.run_manifest import RunManifest
+from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
+from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.first_contribution import FirstContribution
 from swarm.peer.callbacks.ledger_keeper import LedgerKeeper
 from swarm.peer.callbacks.reachable_peer_check import ReachablePeerCheck
@@ -95,12 +96,13 @@ class Session:
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
         self._check_folder()
-        self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, needed=not joins)
-        self.resumed_step = None if earlier is None else earlier["global_step"]
         machine = options.machine
         given = machine.batch_size
         identity = dht.peer_id.to_base58()
-        self.data = VisionData(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
+        self.data = build_data(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
+        data_name = type(self.data).__qualname__
+        self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, not joins, data_name)
+        self.resumed_step = None if earlier is None else earlier["global_step"]
         self.data.prepare_data()
         self.data.setup("fit")
         self.manifest = entry.signed(manifest.with_classes(self.data.digest, machine.data_dir))
@@ -109,9 +111,12 @@ class Session:
         self._entry = entry
         self.why_ended = ""
         """A sentence, once this peer may not take part any more."""
+        if options.results.evaluate_every_steps is not None:
+            self.data.test_dataloader()  # says what is missing
+        self.upload = self._upload()
         if earlier is not None:  # a peer that comes back goes on with its samples
-            self.data.load_state_dict(earlier[VisionData.__qualname__])
-        self.task = VisionTask(self.recipe)
+            self.data.load_state_dict(earlier[data_name])
+        self.task = build_task(self.recipe)
         self.started_from = None if joins or earlier is not None else options.start_from
         """The file whose weights a new swarm starts from."""
         if self.started_from is not None:
@@ -143,6 +148,16 @@ class Session:
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
         most = largest_sensible(self.recipe, self.data.num_train_samples)
         self.review = MicroBatchReview(self.micro_batch, most, self.data, self.reporter.say)
+        every = options.results.evaluate_every_steps
+        self.evaluation = None if every is None else Evaluation(every, self.folder.evaluations, self.reporter.say)
+
+    def _upload(self) -> CheckpointUpload | None:
+        if self.options.results.upload_to is None:
+            return None
+        upload = CheckpointUpload(self.options.results.upload_to, self.manifest.run_id, self.name)
+        if not self.clock.again:  # a storage that fails for an hour ends no training
+            upload.check()
+        return upload
 
     def _first_status(self) -> Status:
         return Status(
@@ -215,6 +230,8 @@ class Session:
             self._write_summary(final, seconds)
         except OSError as error:
             self._not_written(error)
+        if self.upload is not None and self.supervisor.found is None:
+            self.upload.finish(self.folder.summary, self.reporter.say)
         if complaint := self.why_ended or self.company.complaint:
             raise InputError(complaint)
         return self._farewell(final, seconds)
@@ -233,15 +250,15 @@ class Session:
             kill([averaging])  # it would only complain that it cannot leave in order
         self._on_death(name)
 
-    def tell_members(self, certificate: bytes, removals: bytes) -> bool:
-        """The averaging process hears of a new certificate or of removed members, and they are kept on the disk.
+    def tell_members(self, certificate: bytes, lists: Mapping[str, bytes]) -> bool:
+        """The averaging process hears of a new certificate or of what the organiser has signed; both are kept.
 
         Returns:
             False if there is no such process yet
         """
         if (coordinator := self.strategy.coordinator) is None:
             return False
-        coordinator.averager.set_admission(certificate, removals)
+        coordinator.averager.set_admission(certificate, lists)
         self._entry.keep(self.admission, self.manifest, self.folder)
         return True
 
@@ -298,9 +315,10 @@ class Session:
                 self.supervisor,
                 self.review,
                 *advice,
+                *([] if self.evaluation is None else [self.evaluation]),
                 *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
             ],
-            plugins=[AtomicCheckpointIO()],
+            plugins=[AtomicCheckpointIO(None if self.upload is None else self.upload.saved)],
             max_steps=leaving.max_steps,
             max_time=leaving.max_time,
             target_accuracy=leaving.target_accuracy,
@@ -309,7 +327,7 @@ class Session:
     def outcome(self, trainer: Trainer) -> str:
         if self.supervisor.found:
             return "starting again"
-        if self.traffic.has_stopped and trainer.global_step < self.total_steps:
+        if self.traffic.has_stopped and trainer.global_step < trainer.max_steps:
             return "traffic limit reached"
         if self.why_ended:
             return "no member any more"
@@ -319,9 +337,9 @@ class Session:
         target = self.options.leaving.target_accuracy
         if target is not None and accuracy >= target:
             return "target accuracy reached"
-        if trainer.global_step < self.total_steps:
+        if trainer.global_step < trainer.max_steps:
             return "time is up"
-        has_taken_part = self.metrics.updates > 0 or (self.resumed_step or 0) >= self.total_steps
+        has_taken_part = self.metrics.updates > 0 or (self.resumed_step or 0) >= trainer.max_steps
         return "completed" if has_taken_part else "over before this peer took part"
 
     def _write_summary(self, final: Status, seconds: float) -> None:
@@ -342,6 +360,8 @@ class Session:
             micro_batch=self.review.samples,
             start_seconds=self.clock.seconds,
             traffic_bytes=self.traffic.num_bytes,
+            tested=None if self.evaluation is None else self.evaluation.best,
+            upload_to=None if self.upload is None else self.upload.url,
         )
 
     def _farewell(self, final: Status, seconds: float) -> str:

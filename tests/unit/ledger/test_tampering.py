@@ -16,6 +16,7 @@ from swarm.ledger.chain import Kind
 from swarm.ledger.lines import Certified, Claim, Signature, Start, Update, digest_of, read_line, to_line
 from swarm.protocol.messages import Group
 from swarm.protocol.run_names import key_prefix
+from swarm.protocol.signed_lists import REMOVED
 from tests.helpers.ledgers.ledger_run import NAMES, RUN, SAMPLES, LedgerRun, owner, signed_again, where
 from tests.helpers.owners import Organiser
 
@@ -347,7 +348,7 @@ def test_who_was_removed_keeps_what_it_gave(members, organiser):
     before = members.audit().credits
     list_of_removed = organiser.remove(members.admissions["cleo"])
     for name in ("anna", "ben"):
-        members.admissions[name].take_removals(list_of_removed)
+        members.admissions[name].lists.take(REMOVED, list_of_removed)
     members.start("anna", "ben")
     members.update({"anna": 96, "ben": 64})
     members.close()
