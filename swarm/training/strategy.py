@@ -267,6 +267,8 @@ class SwarmStrategy(SingleDeviceStrategy):
             if loop.max_steps in (-1, self._total_steps) or loop.max_steps > total:  # else this peer leaves earlier
                 loop.max_steps = total
             self._total_steps = total
+        if not self.coordinator.control.orders.given:
+            return
         for config in self.lr_scheduler_configs:
             scheduler = config.scheduler
             if isinstance(scheduler, LambdaLR):
