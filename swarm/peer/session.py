@@ -92,7 +92,9 @@ class Session:
         self.recipe: Recipe = manifest.recipe
         self.averaging = Averaging.of(self.recipe)
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
-        options.check_steps(self.recipe.total_steps)
+        self.admission = OPEN if entry.membership is None else entry.membership.new_admission()
+        """Who may take part, and what is ordered, as the trainer knows it."""
+        options.check_steps(self.admission.lists.orders.total_steps(math.inf, self.recipe.total_steps))
         options.check_micro_batch(self.recipe.target_batch_size)
         if options.role.helps and options.leaving.target_accuracy is not None:
             raise InputError("A helper does not validate, so it cannot leave at an accuracy: drop --target-accuracy.")
@@ -115,8 +117,6 @@ class Session:
         self.data.prepare_data()
         self.data.setup("fit")
         self.manifest = entry.signed(manifest.with_classes(self.data.digest, machine.data_dir))
-        self.admission = OPEN if entry.membership is None else entry.membership.new_admission()
-        """Who may take part, as the trainer knows it."""
         self._entry = entry
         self.why_ended = ""
         """A sentence, once this peer may not take part any more."""

@@ -174,6 +174,7 @@ class Coordinator:
             InputError: a swarm is there but nobody hands over its state
         """
         self.tracker.holds(self.step, self.version.lineage)
+        self._follow_orders()
         self.tracker.start()
         if not self.tracker.exchange.wait_refreshed(20):
             raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")
