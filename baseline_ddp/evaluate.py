@@ -12,14 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from baseline_ddp.batching import DEFAULT_MICRO_BATCH
-from baseline_ddp.checkpoints.snapshots import checkpoint_recipe
 from baseline_ddp.measuring.pictures import draw_confusion
 from baseline_ddp.options import BaselineOptions
 from baseline_ddp.processes import Processes
 from recipe.errors import InputError
 from recipe.registry import build_data, build_task
 from recipe.run_folder import make_writable, write_json
-from recipe.training.checkpoint_io import load_weights, read_checkpoint
+from recipe.training.checkpoint_io import checkpoint_recipe, load_weights, read_checkpoint
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import Logger
 
 from baseline_ddp.batch_finder import find_largest_batch
 from baseline_ddp.batching import BatchPlan, largest_divisor, plan_batches
-from baseline_ddp.checkpoints.best_checkpoint import BestCheckpointCopy, RemoteFile
+from baseline_ddp.checkpoints.best_checkpoint import BestCheckpointCopy
 from baseline_ddp.checkpoints.snapshots import SnapshotIO, Snapshots, check_resumable, forget_after
 from baseline_ddp.measuring.resources import ResourceMeter
 from baseline_ddp.measuring.timing import DataClock, StepSplit, Stopwatch
@@ -32,6 +32,7 @@ from recipe.data.sampler import stable_seed
 from recipe.errors import InputError
 from recipe.model import check_samples
 from recipe.registry import build_data, build_task
+from recipe.remote_file import RemoteCopy, RemoteFile
 from recipe.run_folder import RunFolder
 from recipe.training.callbacks import StepMetrics
 from recipe.training.trainer import build_trainer, tensorboard_logger
@@ -138,7 +139,7 @@ class Session:
             save_on_train_epoch_end=False,  # the endless order of samples is one epoch; after validations instead
             enable_version_counter=False,
         )
-        self.copy = None if self.remote is None else BestCheckpointCopy(self.remote, self.best)
+        self.copy = None if self.remote is None else RemoteCopy(self.remote)
         self.trainer = self._trainer()
         self.seconds = 0.0
 
@@ -215,7 +216,8 @@ class Session:
         on_gpu = self.device.type == "cuda"
         single_gpu = on_gpu and self.strategy_name == "single"
         strategy = build_strategy(self.strategy_name, self.options.compute, self.processes, self.communication)
-        checkpoints = [self.best, self.snapshots, *([] if self.copy is None else [self.copy])]
+        copies = [] if self.copy is None else [BestCheckpointCopy(self.copy, self.best)]
+        checkpoints = [self.best, self.snapshots, *copies]
         return build_trainer(
             self.recipe,
             self.folder,

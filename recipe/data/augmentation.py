@@ -24,6 +24,8 @@ _STATISTICS = {
     "imagefolder": _IMAGENET,
     "synthetic": ((0.5,) * 3, (0.2,) * 3),
 }
+CROP_FRACTION = 0.875
+"""Of an image that is enlarged and cropped: that of the ResNet and ViT evaluations on ImageNet."""
 _CIFAR_PIXELS = 32
 
 
@@ -125,8 +127,7 @@ def eval_transform(recipe: Recipe) -> v2.Compose:
     side = recipe.image_size
     if recipe.dataset == "cifar10":
         return v2.Compose([*_resize_cifar(side), *_to_tensor(recipe)])
-    # 0.875 is the crop of the ResNet and ViT evaluations on ImageNet.
-    return v2.Compose([v2.Resize(round(side / 0.875)), v2.CenterCrop(side), *_to_tensor(recipe)])
+    return v2.Compose([v2.Resize(round(side / CROP_FRACTION)), v2.CenterCrop(side), *_to_tensor(recipe)])
 
 
 def _random_changes(recipe: Recipe) -> list[v2.Transform]:
@@ -138,7 +139,7 @@ def _random_changes(recipe: Recipe) -> list[v2.Transform]:
         # On the original 32 px, before enlarging: the same picture for a fraction of the work.
         return [v2.RandomCrop(_CIFAR_PIXELS, padding=4), *mirrored, *further, *_resize_cifar(side)]
     if recipe.augmentation == "light":
-        return [v2.Resize(round(side / 0.875)), v2.RandomCrop(side)]
+        return [v2.Resize(round(side / CROP_FRACTION)), v2.RandomCrop(side)]
     return [v2.RandomResizedCrop(side), *mirrored, *further]
 
 

@@ -110,6 +110,14 @@ class ClassificationTask(L.LightningModule):
         self.test_confusion.reset()
         self._log_evaluation("test", self.test_loss, self.test_metrics)
 
+    def take_test_results(self) -> dict[str, float | int]:
+        """What the test steps so far have found, which begin anew; for passes that Lightning's `test` does not make."""
+        images = int(self.test_confusion.compute().sum())
+        computed = {"loss": self.test_loss.compute(), **self.test_metrics.compute()}
+        for metric in (self.test_confusion, self.test_loss, self.test_metrics):
+            metric.reset()
+        return {"images": images, **{name: float(value) for name, value in computed.items()}}
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the recipe, so that a checkpoint can be tested by itself."""
         checkpoint["recipe"] = self.recipe.to_json()

@@ -8,6 +8,7 @@ import multiprocessing as mp
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
@@ -33,6 +34,7 @@ from swarm.protocol.admission import Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundReport
+from swarm.protocol.signed_lists import ORDERS
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
 from swarm.runtime.bell import Bell
@@ -101,6 +103,7 @@ class AveragingOptions:
         client_mode: others cannot call this peer
         line: what rounds and states may take of this peer's line
         admission: who may take part; the averaging process has its own copy
+        ledger: file that is handed out to whoever asks; None if this peer keeps none
     """
 
     namespace: str
@@ -113,6 +116,7 @@ class AveragingOptions:
     line: LineUse
     timeouts: Timeouts
     admission: Admission
+    ledger: Path | None = None
 
 
 class Rounds:
@@ -202,6 +206,16 @@ class Rounds:
         """Members have been removed from the run: they come to no further round; the one that runs goes on."""
         self._matchmaking.turn_away_removed()
 
+    def orders_changed(self) -> None:
+        """The organiser has ordered something: who meets has to do so on the same orders."""
+        self._matchmaking.orders_changed()
+
+    async def compare_orders(self, peer: PeerID | None, ticket: Ticket) -> bytes:
+        """The newest list of the organiser's orders, after a look at what this peer follows."""
+        if peer is not None:
+            await self._matchmaking.compare_orders(peer, ticket)
+        return self._options.admission.lists.signed(ORDERS)
+
     def cancel(self) -> None:
         """Give up the round that is running, if any."""
         if self._running is not None:
@@ -213,6 +227,7 @@ class Rounds:
         if not self._options.admission.is_open:  # all who are expected have shown a certificate
             limits_of(self._p2p).met(member.peer_id for member in order.members)
         timeout, future = order.timeout_seconds, order.future
+        self._target = self._matchmaking.target = order.target
         try:
             with self.groups.meeting():
                 report = await asyncio.wait_for(self._meet_and_average(order, trouble), timeout)

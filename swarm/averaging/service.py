@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from hivemind.p2p import P2P, PeerID
+from hivemind.proto.averaging_pb2 import DownloadData
+from hivemind.utils import get_logger
 
 from swarm.averaging.commands import (
     CancelDownload,
     CancelRound,
+    CompareOrders,
     DownloadState,
     Expect,
     Finish,
@@ -18,12 +23,18 @@ from swarm.averaging.commands import (
     SetStep,
 )
 from swarm.averaging.rounds import AveragingOptions, Rounds, RoundSignals
+from swarm.ledger.server import LedgerServer
 from swarm.network.peer_service import DOWNLOAD_STATE, PeerService
+from swarm.network.stream_limits import limits_of
+from swarm.protocol.certificates import NotSigned
 from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.signed_lists import ORDERS, REMOVED
 from swarm.runtime.worker_process import AskForState
 from swarm.state_sync.state_downloader import StateDownloader, streams_of
 from swarm.state_sync.state_server import StateServer
 from swarm.state_sync.transfer_status import TransferStatus
+
+logger = get_logger(__name__)
 
 
 class AveragingService:
@@ -57,6 +68,7 @@ class AveragingService:
             self._rounds.rpc_join_group,
             self._rounds.groups.rpc_aggregate_part,
             self._server.rpc_download_state,
+            LedgerServer(options.ledger, limits_of(p2p).knows, self._ask_for_ledger, options.line).rpc_download_ledger,
         )
 
     async def start(self) -> None:
@@ -84,8 +96,10 @@ class AveragingService:
             case SetStep(step, lineage):
                 self._rounds.set_step(step, lineage)
                 self._server.state_changed()
-            case SetAdmission(certificate, removals):
-                self._set_admission(certificate, removals)
+            case SetAdmission(certificate, lists):
+                self._set_admission(certificate, lists)
+            case CompareOrders(peer, ticket, future):
+                future.set_result(await self._rounds.compare_orders(peer, ticket))
             case KeepAverage(step, before, after, future):
                 await self._server.keep_average(step, before, after, self._options.vector)
                 future.set_result(None)
@@ -100,12 +114,25 @@ class AveragingService:
             case _:
                 raise TypeError(f"there is no such command: {command!r}")
 
-    def _set_admission(self, certificate: bytes, removals: bytes) -> None:
+    def _set_admission(self, certificate: bytes, lists: Mapping[str, bytes]) -> None:
         admission = self._options.admission
         admission.certificate = certificate
-        if removals and admission.take_removals(removals):
+        try:
+            newer = admission.lists.take_all(lists, self._rounds.step)
+        except NotSigned as error:
+            logger.warning(f"A list of the organiser is not followed: it {error}")
+            return
+        if REMOVED in newer:
             self._rounds.turn_away_removed()
             self._server.end_uploads_of_removed()
+        if ORDERS in newer:
+            self._rounds.orders_changed()
+
+    async def _ask_for_ledger(self, peer_id: PeerID, request: DownloadData) -> AsyncIterator[DownloadData]:
+        stub = PeerService.get_stub(self._p2p, peer_id, namespace=self._options.namespace)
+        async with aclosing(await stub.rpc_download_ledger(request)) as stream:
+            async for message in stream:
+                yield message
 
     async def _keep_average_of_round(self, ticket: Ticket, group: Group) -> None:
         await self._server.keep_average(ticket.step, group.lineage, group.group_id, self._options.vector)

@@ -23,8 +23,8 @@ MAX_RATE = 1e7  # samples per second
 MAX_NAME_LENGTH = 64
 
 JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
-AVERAGING, VALIDATING = "averaging", "validating"
-PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING)
+AVERAGING, VALIDATING, PAUSED = "averaging", "validating", "paused"
+PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING, PAUSED)
 HELPING = "helping"  # what a helper does while others train; not on the wire
 
 MAX_RECORD_BYTES = 640

@@ -15,6 +15,8 @@ from recipe.errors import InputError
 logger = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 3
+BEST = "best.ckpt"
+"""The one with the highest validation accuracy. Test images do not choose: their accuracy would then say too much."""
 OWN_PREFIX = "own-step-"
 """Of what this peer had trained before it took over weights that are far from that; not gone on from by itself."""
 
@@ -28,7 +30,7 @@ def kept_checkpoints(folder: Path, every_steps: int) -> list[ModelCheckpoint]:
     """
     best = ModelCheckpoint(
         folder,
-        "best",
+        BEST.removesuffix(".ckpt"),
         monitor="val/top1",
         mode="max",
         save_on_train_epoch_end=False,  # the loader never ends: at validations

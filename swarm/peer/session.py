@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import psutil
 import torch
@@ -22,8 +22,12 @@ from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
 from recipe.training.trainer import build_trainer
+from swarm.ledger.ledger import Ledger
 from swarm.membership.run_manifest import RunManifest
+from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
+from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.first_contribution import FirstContribution
+from swarm.peer.callbacks.ledger_keeper import LedgerKeeper
 from swarm.peer.callbacks.reachable_peer_check import ReachablePeerCheck
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import StatusReporter
@@ -90,8 +94,8 @@ class Session:
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
         options.check_steps(self.recipe.total_steps)
         options.check_micro_batch(self.recipe.target_batch_size)
-        if options.role.helps and options.leaving.target_accuracy is not None:
-            raise InputError("A helper does not validate, so it cannot leave at an accuracy: drop --target-accuracy.")
+        if options.role.helps and (options.leaving.target_accuracy or options.results.evaluate_every_steps):
+            raise InputError("A helper measures nothing: leave out --target-accuracy and --evaluate-every-steps.")
         if options.machine.device == "cuda" and not torch.cuda.is_available():
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
@@ -116,6 +120,9 @@ class Session:
         self._entry = entry
         self.why_ended = ""
         """A sentence, once this peer may not take part any more."""
+        if options.results.evaluate_every_steps is not None:
+            self.data.test_dataloader()  # says what is missing
+        self.upload = self._upload()
         if earlier is not None and (position := earlier[data_name]) is not None:
             self.data.load_state_dict(position)  # a peer that comes back goes on with its samples
         self.task = build_task(self.recipe)
@@ -137,6 +144,7 @@ class Session:
         self._begin_folder()
         entry.keep(self.admission, self.manifest, self.folder)
         self.metrics = SwarmMetrics(self.folder.rounds)
+        self.ledger = Ledger(self.folder.ledger, self.manifest.key_prefix, dht.records, name, self.admission)
         self.company = ReachablePeerCheck(dht.client_mode, stop_requested)
         self.line = LineUse(options.connection.max_upload_mbps or math.inf)
         self.traffic = TrafficLimit(self.line, options.leaving.max_traffic_gb, stop_requested)
@@ -151,6 +159,16 @@ class Session:
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
         most = largest_sensible(self.recipe, self.data.num_train_samples)
         self.review = MicroBatchReview(self.micro_batch, most, self.data, self.reporter.say)
+        every = options.results.evaluate_every_steps
+        self.evaluation = None if every is None else Evaluation(every, self.folder.evaluations, self.reporter.say)
+
+    def _upload(self) -> CheckpointUpload | None:
+        if self.options.results.upload_to is None:
+            return None
+        upload = CheckpointUpload(self.options.results.upload_to, self.manifest.run_id, self.name)
+        if not self.clock.again:  # a storage that fails for an hour ends no training
+            upload.check()
+        return upload
 
     def _first_status(self) -> Status:
         return Status(
@@ -223,6 +241,8 @@ class Session:
             self._write_summary(final, seconds)
         except OSError as error:
             self._not_written(error)
+        if self.upload is not None and self.supervisor.found is None:
+            self.upload.finish(self.folder.summary, self.reporter.say)
         if complaint := self.why_ended or self.company.complaint:
             raise InputError(complaint)
         return self._farewell(final, seconds)
@@ -241,15 +261,15 @@ class Session:
             kill([averaging])  # it would only complain that it cannot leave in order
         self._on_death(name)
 
-    def tell_members(self, certificate: bytes, removals: bytes) -> bool:
-        """The averaging process hears of a new certificate or of removed members, and they are kept on the disk.
+    def tell_members(self, certificate: bytes, lists: Mapping[str, bytes]) -> bool:
+        """The averaging process hears of a new certificate or of what the organiser has signed; both are kept.
 
         Returns:
             False if there is no such process yet
         """
         if (coordinator := self.strategy.coordinator) is None:
             return False
-        coordinator.averager.set_admission(certificate, removals)
+        coordinator.averager.set_admission(certificate, lists)
         self._entry.keep(self.admission, self.manifest, self.folder)
         return True
 
@@ -272,6 +292,7 @@ class Session:
                 patience.averaging_timeout,
                 line=self.line,
                 admission=self.admission,
+                ledger=self.folder.ledger,
             ),
             stop_requested=self.stop_requested,
             averaging=self.averaging,
@@ -298,6 +319,7 @@ class Session:
             strategy=self.strategy,
             callbacks=[
                 self.metrics,
+                LedgerKeeper(self.ledger),
                 self.reporter,
                 *of_trainer,
                 self.company,
@@ -305,9 +327,10 @@ class Session:
                 self.supervisor,
                 self.review,
                 *advice,
+                *([] if self.evaluation is None else [self.evaluation]),
                 *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
             ],
-            plugins=[AtomicCheckpointIO()],
+            plugins=[AtomicCheckpointIO(None if self.upload is None else self.upload.saved)],
             max_steps=leaving.max_steps,
             max_time=leaving.max_time,
             target_accuracy=leaving.target_accuracy,
@@ -322,7 +345,7 @@ class Session:
     def outcome(self, trainer: Trainer) -> str:
         if self.supervisor.found:
             return "starting again"
-        if self.traffic.has_stopped and trainer.global_step < self.total_steps:
+        if self.traffic.has_stopped and trainer.global_step < trainer.max_steps:
             return "traffic limit reached"
         if self.why_ended:
             return "no member any more"
@@ -332,9 +355,9 @@ class Session:
         target = self.options.leaving.target_accuracy
         if target is not None and accuracy >= target:
             return "target accuracy reached"
-        if trainer.global_step < self.total_steps:
+        if trainer.global_step < trainer.max_steps:
             return "time is up"
-        has_taken_part = self.metrics.updates > 0 or (self.resumed_step or 0) >= self.total_steps
+        has_taken_part = self.metrics.updates > 0 or (self.resumed_step or 0) >= trainer.max_steps
         return "completed" if has_taken_part else "over before this peer took part"
 
     def _write_summary(self, final: Status, seconds: float) -> None:
@@ -355,6 +378,8 @@ class Session:
             micro_batch=self.review.samples,
             start_seconds=self.clock.seconds,
             traffic_bytes=self.traffic.num_bytes,
+            tested=None if self.evaluation is None else self.evaluation.best,
+            upload_to=None if self.upload is None else self.upload.url,
         )
 
     def _farewell(self, final: Status, seconds: float) -> str:

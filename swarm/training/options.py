@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from swarm.protocol.admission import OPEN, Admission
 from swarm.runtime.line_use import LineUse
@@ -23,6 +24,7 @@ class CoordinatorOptions:
         admission: who may take part; by default everybody
         helps: this peer is a helper: it gives nothing to any round (`swarm.training.helper`)
         timeouts: everything else that this peer waits for
+        ledger: file with what each has given, which is handed out to whoever asks; None if this peer keeps none
     """
 
     min_peers: int = 1
@@ -33,3 +35,4 @@ class CoordinatorOptions:
     admission: Admission = OPEN
     helps: bool = False
     timeouts: Timeouts = DEFAULT_TIMEOUTS
+    ledger: Path | None = None

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from baseline_ddp.evaluate import evaluate
 from recipe.presets import preset
 from recipe.registry import build_task
 from recipe.run_folder import RunFolder, read_metrics
@@ -59,11 +60,12 @@ class FinishedRun:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Iterator[FinishedRun]:
-    """`swarm demo --peers 3 --max-steps 20`, run to its end."""
+    """`swarm demo --peers 3 --max-steps 20`, run to its end; peers test the weights, and upload them."""
     output_dir = tmp_path_factory.mktemp("finished")
+    results = ["--evaluate-every-steps", "15", "--upload-to", f"file://{output_dir}/far"]
     with reaping() as programs:
         arguments = ["--peers", "3", "--output-dir", str(output_dir), "--run-id", "whole", "--max-steps", "20"]
-        program = Program("swarm", ["demo", *arguments, *VALIDATED], output_dir / "local.log")
+        program = Program("swarm", ["demo", *arguments, *VALIDATED, *results], output_dir / "local.log")
         programs.append(program)
         yield FinishedRun(program, program.wait(2 * START_SECONDS), output_dir)
 
@@ -100,6 +102,22 @@ def test_all_peers_end_with_the_same_bits(finished):
     assert weights
     for other in others:
         assert all(torch.equal(first[name], other[name]) for name in weights)
+
+
+def test_the_weights_were_tested_and_uploaded(finished):
+    result = evaluate(finished.folders[0].checkpoints / "last.ckpt", finished.output_dir, 64, torch.device("cpu"))
+    for folder in finished.folders:
+        (tested,) = read_metrics(folder.evaluations)  # 15 updates are over at the validation of step 20
+        assert (tested["step"], tested["images"], tested["top1"]) == (20, 270, pytest.approx(result.top1))
+        assert tested["loss"] == pytest.approx(result.loss, rel=1e-4)
+        summary = summary_of(folder)
+        assert summary["tested"]["top1"] == tested["top1"]
+        assert summary["tested"]["val_top1"] == pytest.approx(summary["val_accuracy"])
+        far = finished.output_dir / "far" / "whole" / folder.path.name
+        assert summary["upload_to"] == f"file://{far}"
+        for name in ("best.ckpt", "last.ckpt"):
+            assert (far / name).read_bytes() == (folder.checkpoints / name).read_bytes(), name
+        assert (far / "summary.json").read_bytes() == folder.summary.read_bytes()
 
 
 def test_every_update_is_logged_once_and_was_complete(finished):

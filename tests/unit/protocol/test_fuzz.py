@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgpack
 import pytest
@@ -19,6 +20,9 @@ from recipe.errors import InputError
 from recipe.presets import digits
 from recipe.run_folder import read_metrics
 from swarm.averaging.matchmaking_messages import group_reply, parse_group, parse_step
+from swarm.ledger.audit import audit
+from swarm.ledger.lines import NotALine, Update, read_line, to_line
+from swarm.ledger.messages import LedgerOffer, LedgerWish
 from swarm.membership.announcer import addresses_in
 from swarm.membership.progress_record import PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
@@ -30,9 +34,12 @@ from swarm.peer.session import newest_checkpoint
 from swarm.peer.status import Status
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.attestation import Attestation
+from swarm.protocol.certificates import ORDERS as SIGNED_AS_ORDERS
 from swarm.protocol.certificates import Removals
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, RoundFailed, Ticket
-from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
+from swarm.protocol.orders import Order, Orders, What
+from swarm.protocol.signed_lists import ORDERS, REMOVED
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP, to_wire
 from swarm.state_sync.download_messages import SLICE_BYTES, Offer, Wish
 from swarm.state_sync.serialization import pack, unpack
 from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
@@ -123,6 +130,8 @@ PARSERS = {
     "offer": (lambda data: Offer.from_bytes(data, 10 * SLICE_BYTES), OFFER),
     "progress": (lambda data: PeerProgress.from_bytes(data, NOW), RECORD),
     "ticket": (Ticket.from_bytes, TICKET.to_bytes()),
+    "ledger's wish": (LedgerWish.from_bytes, LedgerWish(PEERS[0].to_bytes(), bytes(32), 7).to_bytes()),
+    "ledger's offer": (LedgerOffer.from_bytes, LedgerOffer(bytes(32), 7, 2**40).to_bytes()),
     "call": (CallMe.FromString, CallMe(31337, bytes(NONCE_BYTES)).SerializeToString()),
     "called": (Called.FromString, Called("203.0.113.5", True).SerializeToString()),
 }
@@ -185,6 +194,8 @@ ORGANISER = Organiser("run")
 MEMBER = ORGANISER.admission(PEERS[0])
 SHOWN = MEMBER.show(TICKET.to_bytes())
 LIST = ORGANISER.remove(ORGANISER.admission(PEERS[1]))
+ORDERED = Orders("run").with_order(Order(7, What.LEARNING_RATE, 0.5)).with_order(Order(9, What.PAUSE))
+SIGNED_ORDERS = ORDERED.signed_by(ORGANISER.signer)
 SIGNED_MANIFEST = RunManifest(PROTOCOL, "run", digits()).signed_by(ORGANISER.signer)
 
 
@@ -202,8 +213,34 @@ def test_what_members_show(data):
 @given(damaged(LIST) | messages(LIST))
 def test_lists_of_removed_members(data):
     here = Admission(ORGANISER.authority)
-    if not refused(here.take_removals, data):
-        assert here.removals == Removals.read(LIST, ORGANISER.authority)
+    if not refused(partial(here.lists.take, REMOVED), data):
+        assert here.lists.removals == Removals.read(LIST, ORGANISER.authority)
+
+
+@often(1000)
+@given(damaged(SIGNED_ORDERS) | messages(SIGNED_ORDERS))
+@example(SIGNED_ORDERS)
+def test_lists_of_orders(data):
+    here = Admission(ORGANISER.authority)
+    if not refused(partial(here.lists.take, ORDERS), data):
+        assert here.lists.orders == ORDERED
+
+
+@often(1000)
+@given(some.integers(0, 2**31), some.integers(0, 7), some.floats() | some.integers(-1, 2**40))
+def test_what_an_order_says(at_step, kind, value):
+    """Signed, but by an organiser's program that is wrong."""
+    signed = ORGANISER.signer.sign(SIGNED_AS_ORDERS, to_wire("run", 1, [(at_step, kind, value)]))
+    here = Admission(ORGANISER.authority)
+    if not refused(partial(here.lists.take, ORDERS), signed):
+        (order,) = here.lists.orders.given
+        for step in (0, at_step, MAX_STEP):
+            here.lists.orders.digest(step)
+            assert here.lists.orders.schedule_position(step, 100) >= 0
+            assert 0.01 <= here.lists.orders.learning_rate_factor(step) <= 100
+            assert here.lists.orders.total_steps(step, 100) >= 1
+            assert here.lists.orders.target_batch_size(step, 64) >= 1
+        assert 1 <= order.at_step <= MAX_STEP
 
 
 @often(1000)
@@ -213,6 +250,30 @@ def test_signed_manifests(field, value, data):
     for text in (changed, data):
         if not refused(RunManifest.from_bytes, text, InputError):
             assert RunManifest.from_bytes(text) == SIGNED_MANIFEST
+
+
+LEDGER_LINE = to_line(Update.of(1, bytes(32), NOW, GROUP, (7, bytes(16), bytes(16))))
+LEDGER_FIELDS = json.loads(LEDGER_LINE)
+
+
+@often(1500)
+@given(
+    damaged(LEDGER_LINE) | some.binary(max_size=300) | json_junk.map(json.dumps).map(str.encode),
+    some.sampled_from([*LEDGER_FIELDS]),
+    json_junk,
+)
+@example(LEDGER_LINE, "state", None)
+def test_lines_of_a_ledger(data, field, value):
+    for text in (data, json.dumps(LEDGER_FIELDS | {field: value}).encode()):
+        if not refused(read_line, text, NotALine) and isinstance(line := read_line(text), Update):
+            assert read_line(to_line(line)) == line
+            same = (line.nonce, line.lineage, line.step, line.members) == (
+                NONCE,
+                TICKET.lineage,
+                7,
+                read_line(LEDGER_LINE).members,
+            )
+            assert line.is_named_rightly() == (same and line.group == GROUP.group_id)
 
 
 @some.composite
@@ -301,6 +362,20 @@ def test_files_of_lines(tmp_path, lines):
     assert all(isinstance(line, dict) for line in read_metrics(path))
     assert isinstance(read_book(path), list)
     assert Status.read(path) is None or isinstance(Status.read(path), Status)
+
+
+@often(300)
+@given(
+    some.lists(
+        damaged(LEDGER_LINE) | json_junk.map(json.dumps).map(str.encode) | some.just(DEEP), min_size=1, max_size=4
+    )
+)
+def test_ledgers(tmp_path, lines):
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    found = audit([path])
+    assert found.findings, "a ledger begins with its peer's key, and is signed"
+    assert found.credits == {}
 
 
 @often(200)
