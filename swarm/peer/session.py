@@ -96,8 +96,8 @@ class Session:
         """Who may take part, and what is ordered, as the trainer knows it."""
         options.check_steps(self.admission.lists.orders.total_steps(math.inf, self.recipe.total_steps))
         options.check_micro_batch(self.recipe.target_batch_size)
-        if options.role.helps and options.leaving.target_accuracy is not None:
-            raise InputError("A helper does not validate, so it cannot leave at an accuracy: drop --target-accuracy.")
+        if options.role.helps and (options.leaving.target_accuracy or options.results.evaluate_every_steps):
+            raise InputError("A helper measures nothing: leave out --target-accuracy and --evaluate-every-steps.")
         if options.machine.device == "cuda" and not torch.cuda.is_available():
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)

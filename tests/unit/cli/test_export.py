@@ -147,7 +147,7 @@ def test_the_card_says_what_the_run_folder_says(tmp_path):
 def test_weights_that_began_with_others_name_them(tmp_path):
     folder = run_of(tmp_path, small("cifar10-vit-tiny"))
     recipe = replace(preset("cifar10-vit-base"), model="vit_tiny_patch16_224", image_size=32)
-    task = VisionTask(replace(recipe, pretrained=False))
+    task = build_task(replace(recipe, pretrained=False))
     content = {"state_dict": task.state_dict(), "global_step": 1, "recipe": recipe.to_json()}
     torch.save(content, moved := folder.path / "moved.ckpt")
     assert export.main([str(moved), "--to", str(tmp_path / "m")]) == 0
