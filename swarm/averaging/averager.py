@@ -92,7 +92,7 @@ class SwarmAverager:
         self._dead_since: float | None = None
         self._signals, self._status = RoundSignals(), TransferStatus()
         options = AveragingOptions(
-            namespace, vector, target, codec, rule, shapes, dht.client_mode, self.line, timeouts, admission
+            namespace, vector, target, codec, rule, shapes, dht.client_mode, self.line, timeouts, admission, dht.key
         )
         self._process = WorkerProcess(
             dht,

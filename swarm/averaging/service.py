@@ -57,6 +57,7 @@ class AveragingService:
             self._rounds.rpc_join_group,
             self._rounds.groups.rpc_aggregate_part,
             self._server.rpc_download_state,
+            self._rounds.rpc_show_evidence,
         )
 
     async def start(self) -> None:
