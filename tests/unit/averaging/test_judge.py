@@ -82,9 +82,9 @@ def at_the_edge(scale: float):
     return gradients
 
 
-def is_outside(judge, scale: float) -> bool:
+def counts_in_full(judge, scale: float) -> bool:
     parts = [at_the_edge(scale)(place, 4096) for place in range(len(MEMBERS))]
-    return bool(judge.rule.combine(parts, [100.0] * len(MEMBERS)).outside)
+    return float(judge.rule.combine(parts, [100.0] * len(MEMBERS)).mean[3]) > 0.9 * scale / len(MEMBERS)
 
 
 def test_a_member_at_the_edge_of_reach_is_held_against_nobody():
@@ -92,9 +92,9 @@ def test_a_member_at_the_edge_of_reach_is_held_against_nobody():
     judge, low, high = judge_of("none"), 1.0, 10.0
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (low, middle) if is_outside(judge, middle) else (middle, high)
-    assert not is_outside(judge, low)
-    assert is_outside(judge, high)
+        low, high = (middle, high) if counts_in_full(judge, middle) else (low, middle)
+    assert counts_in_full(judge, low)
+    assert not counts_in_full(judge, high)
     averages = set()
     for change in (-5e-4, 5e-4):
         made_by = replace(judge, rule=replace(judge.rule, reach=judge.rule.reach * (1 + change)))
