@@ -18,7 +18,7 @@ from swarm.averaging.audit.statements import (
     hash_of,
     root_of,
 )
-from tests.helpers.sealed_rounds import judge_of, key, peer, sealed_share
+from tests.helpers.attacks.sealed_rounds import judge_of, key, peer, sealed_share
 
 STRIPE, ROOT = bytes(16), root_of([bytes(32)])
 

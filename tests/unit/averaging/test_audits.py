@@ -12,7 +12,7 @@ from swarm.averaging.audit.statements import Receipt, root_of
 from swarm.membership.backoff import BlameBackoff
 from swarm.protocol.messages import MAX_TICKET_BYTES, Blame, Group, Ticket
 from swarm.protocol.wire import to_wire
-from tests.helpers.sealed_rounds import group_of, judge_of, key, peer, sealed_share
+from tests.helpers.attacks.sealed_rounds import group_of, judge_of, key, peer, sealed_share
 
 MEMBERS = (0, 1, 2, 3)
 REFUSED = "read|no proof|signed|contradict|other|another|honest|bytes|known|decoded|unexpected|malformed"

@@ -10,7 +10,7 @@ from hivemind.proto import runtime_pb2
 from swarm.averaging.audit.judge import Evidence, can_be_judged, is_faithful
 from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.robust_mean import Combination
-from tests.helpers.sealed_rounds import SIZE, group_of, judge_of, peer, sealed_share
+from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, peer, sealed_share
 
 MEMBERS = (0, 1, 2, 3)
 LIES = {
