@@ -154,7 +154,8 @@ class AllReduce:
         """Before anything is sent: what earlier rounds left out of this peer's contributions goes with this one."""
         for reducer, parts in self._parts.items():
             for part in parts if reducer != self.me else ():
-                self._feedback.add_to(part.numbers, part.info, part.offset, self.weights[self.me])
+                if not part.is_seal:
+                    self._feedback.add_to(part.numbers, part.info, part.offset, self.weights[self.me])
 
     def keep_left_out(self) -> None:
         """After the round has succeeded: what its encoded averages left out goes with the next ones."""
