@@ -11,6 +11,7 @@ import torch
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.seals import Seals, seal_with
+from swarm.averaging.audit.statements import Receipt, hash_of, root_of
 from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.membership.backoff import BlameBackoff
@@ -126,71 +127,131 @@ def test_who_does_not_sign_for_its_parts_is_named_and_the_others_go_on():
     assert isinstance(outcomes[peer(0)], RoundFailed), "it gets no receipts"
 
 
+class Audited:
+    """Members who average round after round, audit each other, and ask each other without a network.
+
+    Args:
+        share: of the updates in which each reducer is audited
+    """
+
+    def __init__(self, codec: str, share: float):
+        self.codec, self.judge, self.asked = codec, judge_of(codec), 0
+        self.shunned = {me: BlameBackoff() for me in NUMBERS}
+        self.audits = {
+            me: Audits(me, key(number), self.judge, self.asker(me), self.shunned[me], share)
+            for me, number in NUMBERS.items()
+        }
+        self._feedbacks = {me: ErrorFeedback(CODECS[codec](), SIZE) for me in NUMBERS}
+        self.group, self._number = group_of(MEMBERS), 0
+
+    def asker(self, me):
+        async def ask(other, request, most):
+            self.asked += 1
+            try:
+                return await self.audits[other].answer(me, request)
+            except ValueError as error:
+                raise OSError from error
+
+        return ask
+
+    async def round(self, scale=1.0, change=None, loses=False, kinds=None) -> Exchange:
+        """One round, and all audits that follow.
+
+        Args:
+            scale: of all gradients
+            change: place of a member, and what is other in its ticket
+            loses: whether one is gone before it is over
+        """
+        self._number += 1
+        ticket = replace(GROUPS["all alike"].tickets[0], lineage=self.group.group_id)
+        tickets = [self.audits[me].sign(ticket) for me in self.group.peer_ids]
+        if change is not None:
+            place, other = change
+            tickets[place] = replace(tickets[place], **other)
+        self.group = Group.close(self._number.to_bytes(16), self.group.peer_ids, tuple(tickets))
+        for audits in self.audits.values():
+            audits.begin(self.group)
+        exchange = Exchange(
+            self.group.bounded(self.judge.target),
+            {me: scale * vector for me, vector in vectors_of(self.group, self._number).items()},
+            self.codec,
+            lambda me, stripe: self.audits[me].seals_of(stripe),
+            self._feedbacks,
+            kinds,
+        )
+        if loses:
+            gone = self.group.peer_ids[self._number % len(MEMBERS)]
+            asyncio.get_running_loop().call_later(0.002 * (self._number % 10), exchange.lose, gone)
+        for me, outcome in (await exchange.run()).items():
+            self.audits[me].end(has_average=not isinstance(outcome, BaseException))
+        for audits in self.audits.values():
+            await audits.until_done()
+        return exchange
+
+    def found(self) -> dict:
+        """Whom each member has found out since this was asked last."""
+        return {me: audits.found() for me, audits in self.audits.items()}
+
+
 @pytest.mark.parametrize("codec", ["none", "fp16", "int8", "int4", "topk"])
 def test_honest_members_never_find_anybody_out(codec):
     """Round after round with what codecs leave out, some without samples, some lost on the way; all is audited."""
-    rng, audited = random.Random(codec), []
-    judge = judge_of(codec)
-    shunned = {member: BlameBackoff() for member in NUMBERS}
+    swarm, rng = Audited(codec, share=100.0), random.Random(codec)
 
-    async def ask(me, other, request, most):
-        try:
-            audited.append(other)
-            return await audits[other].answer(me, request)
-        except ValueError as error:
-            raise OSError from error
-
-    audits = {
-        me: Audits(
-            me,
-            key(number),
-            judge,
-            lambda other, request, most, me=me: ask(me, other, request, most),
-            shunned[me],
-            100.0,
-        )
-        for me, number in NUMBERS.items()
-    }
-    feedbacks = {me: ErrorFeedback(CODECS[codec](), SIZE) for me in NUMBERS}
-    group = group_of(MEMBERS)
-
-    async def one_round(number: int) -> None:
-        nonlocal group
-        tickets = [
-            audits[me].sign(replace(GROUPS["all alike"].tickets[0], lineage=group.group_id)) for me in group.peer_ids
-        ]
-        place = rng.randrange(8)
-        if place < 4:
-            tickets[place] = replace(
-                tickets[place], **rng.choice([{"samples": 0}, {"samples": 1000}, {"client_mode": True}])
-            )
-        group = Group.close(rng.randbytes(16), group.peer_ids, tuple(tickets))
-        for one in audits.values():
-            one.begin(group)
-        vectors = vectors_of(group, rng.randrange(10**6))
-        scale = 10.0 ** rng.uniform(-8, 3)  # what was left out before may be far larger than what comes now
-        exchange = Exchange(
-            group.bounded(judge.target),
-            {me: scale * vector for me, vector in vectors.items()},
-            codec,
-            lambda me, stripe: audits[me].seals_of(stripe),
-            feedbacks,
-        )
-        if number % 3 == 2:
-            asyncio.get_running_loop().call_later(rng.uniform(0, 0.03), exchange.lose, rng.choice(group.peer_ids))
-        for me, outcome in (await exchange.run()).items():
-            audits[me].end(has_average=not isinstance(outcome, BaseException))
-        for one in audits.values():
-            await one.until_done()
-        for member in exchange.members.values():
-            assert not member.blamed
-
-    async def all_rounds() -> None:
+    async def run():
         for number in range(ROUNDS):
-            await one_round(number)
-            for one in audits.values():
-                assert one.found() == {}
+            other = rng.choice([{"samples": 0}, {"samples": 1000}, {"client_mode": True}])
+            exchange = await swarm.round(
+                scale=10.0 ** rng.uniform(-8, 3),  # what was left out before may be far larger than what comes now
+                change=(rng.randrange(len(MEMBERS)), other) if rng.random() < 0.5 else None,
+                loses=number % 3 == 2,
+            )
+            assert not any(member.blamed for member in exchange.members.values())
+            assert not any(swarm.found().values())
 
-    asyncio.run(all_rounds())
-    assert len(audited) >= (0 if codec == "topk" else ROUNDS)
-    assert not any(other in shunned[me] for me in NUMBERS for other in NUMBERS)
+    asyncio.run(run())
+    assert swarm.asked >= (0 if codec == "topk" else ROUNDS)
+    assert not any(other in swarm.shunned[me] for me in NUMBERS for other in NUMBERS)
+
+
+class MakesUpItsAverage(AllReduce):
+    """And signs it."""
+
+    def encode_average(self, part_index, mean):
+        return super().encode_average(part_index, -10 * mean)
+
+
+class TellsMembersDifferentThings(AllReduce):
+    """One of them gets another average, and a receipt that fits."""
+
+    async def rpc_aggregate_part(self, stream, context):
+        hashes = []
+        async for answer in super().rpc_aggregate_part(stream, context):
+            if context.remote_id == peer(1) and answer.tensor_part.size[0]:
+                answer.tensor_part.buffer = (-self.codec.extract(answer.tensor_part)).numpy().tobytes()
+                hashes.append(hash_of(answer.tensor_part))
+            elif context.remote_id == peer(1):
+                true = Receipt.from_bytes(answer.tensor_part.buffer)
+                false = Receipt.sign(key(0), true.stripe, root_of(hashes), true.counted)
+                answer.tensor_part.CopyFrom(seal_with(false.data))
+            yield answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "deed", "rounds"),
+    [(MakesUpItsAverage, Blame.MADE_UP_AN_AVERAGE, 1), (TellsMembersDifferentThings, Blame.EQUIVOCATED, 2)],
+)
+def test_a_reducer_that_lies_is_found_out_by_all(kind, deed, rounds):
+    """One that makes it up before the next round; one that tells members different things when they meet again."""
+    swarm = Audited("none", share=100.0 if kind is MakesUpItsAverage else 0.0)
+
+    async def run():
+        for _ in range(rounds):
+            assert not any(swarm.found().values())
+            await swarm.round(kinds={peer(0): kind})
+
+    asyncio.run(run())
+    found = swarm.found()
+    assert [found[peer(number)] for number in MEMBERS[1:]] == [{peer(0): deed}] * 3
+    assert all(peer(0) in swarm.shunned[peer(number)] for number in MEMBERS[1:])
+    assert not any(peer(other) in swarm.shunned[me] for me in NUMBERS for other in MEMBERS[1:])
