@@ -136,7 +136,7 @@ def test_who_did_not_check_is_convinced_by_the_proof():
     assert all(LIAR in members.shunned[peer(number)] for number in MEMBERS[1:])
 
 
-def test_who_tells_members_different_things_is_found_out_by_all_before_the_next_average():
+def test_who_tells_members_different_things_is_found_out_when_they_meet_again():
     async def scenario(members):
         await members.round(lies_to=peer(2))
         members.group = Group.close(bytes(16), members.group.peer_ids, members.tickets())
