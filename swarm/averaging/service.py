@@ -69,6 +69,7 @@ class AveragingService:
             self._rounds.groups.rpc_aggregate_part,
             self._server.rpc_download_state,
             self._ledger_server().rpc_download_ledger,
+            self._rounds.rpc_show_evidence,
         )
 
     def _ledger_server(self) -> LedgerServer:
