@@ -115,8 +115,8 @@ def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organise
 
     ada.process.send_signal(signal.SIGINT)
     assert ada.wait(60) == 0, ada.output
-    found = audit([first.folder.path, ada.folder.path], "live", JoinLine.parse(line).organiser)
-    assert found.findings == []
+    found = audit([first.folder.path, tmp_path, ada.folder.path], "live", JoinLine.parse(line).organiser)
+    assert found.findings == [], "of ada there are two ledgers, and a copy of one"
     assert found.updates["confirmed"] > 0
     assert {member["name"] for member in found.members if member["samples"]} == {"first", "ada"}
     names = {credit.name for credit in audit([ada.folder.path]).credits.values()}
