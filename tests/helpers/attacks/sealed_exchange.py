@@ -2,7 +2,7 @@
 
 What seals cost three members, in turns, with so many numbers and pairs of exchanges:
 
-    python -m tests.helpers.attacks.sealed_exchange 20000000 8
+    python -m tests.helpers.attacks.sealed_exchange 20000000 5
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ class Exchange:
 
     Args:
         group: its members, as it was closed
-        vectors: of each member, shape [n]
+        vectors: what each member gives in this stripe, shape [n]
         seals_of: of a member in a stripe; None where averages are not checked
         feedbacks: what earlier rounds have left out, of each member
         kinds: of members whose all-reduce is another one
+        stripe: number of this one
+        stripes: that the vector is divided into
     """
 
     def __init__(
@@ -51,26 +53,28 @@ class Exchange:
         feedbacks: dict[PeerID, ErrorFeedback] | None = None,
         kinds: dict[PeerID, type[AllReduce]] | None = None,
         seconds: float = 5.0,
+        stripe: int = 0,
+        stripes: int = 1,
     ):
-        stripe, kinds = stripe_of(group, 0, 0), kinds or {}
+        part, kinds = stripe_of(group, 0, stripe), kinds or {}
         self.members: dict[PeerID, AllReduce] = {}
         for me in group.peer_ids:
             coder, vector = CODECS[codec](), vectors[me].clone()
             feedback = feedbacks[me] if feedbacks else ErrorFeedback(coder, len(vector))
             self.members[me] = kinds.get(me, AllReduce)(
                 me=me,
-                group=stripe,
+                group=part,
                 vector=vector,
                 feedback=feedback,
                 codec=coder,
                 rule=RULE,
-                stripes=1,
+                stripes=stripes,
                 detector=SimpleNamespace(heard=lambda peer: None),
                 windows={peer: SendWindow() for peer in group.peer_ids},
                 stub_of=lambda peer, me=me: Stub(self.members[peer], me),
                 line=LineUse(),
                 stream_seconds=seconds,
-                seals=seals_of and seals_of(me, stripe),
+                seals=seals_of and seals_of(me, part),
             )
 
     async def run(self) -> dict[PeerID, torch.Tensor | Exception]:

@@ -177,7 +177,7 @@ def false_proofs(share, honest) -> list[bytes]:
     rng = random.Random(5)
     place = rng.randrange(len(evidence))
     damaged = evidence[:place] + bytes([evidence[place] ^ 1]) + evidence[place + 1 :]
-    other = Receipt.sign(key(1), share.receipt.stripe, root_of([]), share.receipt.counted)
+    other = Receipt.sign(key(9), share.receipt.stripe, root_of([]), share.receipt.counted)  # the accuser's own key
     return [
         b"",
         rng.randbytes(1000),
@@ -290,14 +290,3 @@ def test_the_longest_ticket_fits():
     ticket = Ticket(10**9, 2**31, True, 1.5, bytes(16), (0.1,) * 16, True, bytes(8), bytes(16), bytes(16))
     assert Ticket.from_bytes(ticket.to_bytes()) == ticket
     assert len(ticket.to_bytes()) <= MAX_TICKET_BYTES
-
-
-def test_who_is_proven_guilty_is_left_out_for_good():
-    shunned = BlameBackoff()
-    shunned.blame(LIAR, Blame.EQUIVOCATED)
-    shunned.blame(LIAR, Blame.TOO_SLOW)
-    shunned.end(LIAR)
-    assert LIAR in shunned
-    shunned.blame(peer(1), Blame.TOO_SLOW)
-    shunned.end(peer(1))
-    assert peer(1) not in shunned

@@ -10,10 +10,12 @@ import torch
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.audits import Audits
+from swarm.averaging.audit.judge import Evidence
 from swarm.averaging.audit.seals import Seals, seal_with
 from swarm.averaging.audit.statements import Receipt, hash_of, root_of
 from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.shares import count_stripes
 from swarm.membership.backoff import BlameBackoff
 from swarm.protocol.messages import Blame, Group, RoundFailed
 from tests.helpers.attacks.sealed_exchange import Exchange
@@ -255,3 +257,31 @@ def test_a_reducer_that_lies_is_found_out_by_all(kind, deed, rounds):
     assert [found[peer(number)] for number in MEMBERS[1:]] == [{peer(0): deed}] * 3
     assert all(peer(0) in swarm.shunned[peer(number)] for number in MEMBERS[1:])
     assert not any(peer(other) in swarm.shunned[me] for me in NUMBERS for other in MEMBERS[1:])
+
+
+@pytest.mark.parametrize(("kind", "is_false"), [(AllReduce, False), (MakesUpItsAverage, True)])
+def test_large_vectors_are_checked_in_each_of_their_stripes(kind, is_false):
+    group, made = group_of(MEMBERS[:3]), {}
+    judge = replace(judge_of("fp16"), size=800_000)
+    vectors = vectors_of(group, size=judge.size)
+    stripes = count_stripes(group, vectors[group.peer_ids[0]], judge.codec)
+    assert stripes == 2
+    liar = peer(0)
+
+    async def run(stripe):
+        def keep(me, part):
+            made[stripe, me] = seals_of(me, part)
+            return made[stripe, me]
+
+        part = slice(judge.size * stripe // stripes, judge.size * (stripe + 1) // stripes)
+        given = {me: vector[part] for me, vector in vectors.items()}
+        exchange = Exchange(group, given, "fp16", keep, kinds={liar: kind}, stripe=stripe, stripes=stripes)
+        assert all(isinstance(outcome, torch.Tensor) for outcome in (await exchange.run()).values())
+
+    for stripe in range(stripes):
+        asyncio.run(run(stripe))
+        receipt = made[stripe, peer(1)].receipts[liar]
+        for index in range(made[stripe, peer(1)].num_averages(liar)):
+            evidence = Evidence.from_bytes(made[stripe, liar].show(index))
+            judge.check_commitments(group, receipt, evidence)
+            assert judge.is_false(group, stripe, index, receipt, evidence) == is_false
