@@ -13,6 +13,7 @@ import segno
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm.desk.chart import HEIGHT, WIDTH, Chart, chart
+from swarm.desk.peer_table import COLUMNS, TEXTS
 from swarm.desk.report import HistoryReport, PeerReport, PeersReport, RunCard, SwarmReport
 
 MAX_ROWS = 50
@@ -43,8 +44,12 @@ class Snapshot:
         return self.made[name]
 
 
-def render(template: str, snapshot: Snapshot) -> str:
-    """One of the templates in `pages/`."""
+def render(template: str, snapshot: Snapshot, **more: object) -> str:
+    """One of the templates in `pages/`.
+
+    Args:
+        more: what this template needs besides what all have
+    """
     swarm = snapshot.swarm
     return _TEMPLATES.get_template(template).render(
         card=snapshot.card,
@@ -55,8 +60,11 @@ def render(template: str, snapshot: Snapshot) -> str:
         charts=snapshot.once("charts", lambda: _charts(snapshot.history)),
         sign=SIGNS[swarm.level],
         max_rows=MAX_ROWS,
+        columns={column: heading for column, (heading, _) in COLUMNS.items()},
+        texts=TEXTS,
         width=WIDTH,
         height=HEIGHT,
+        **more,
     )
 
 

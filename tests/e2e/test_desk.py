@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from swarm.desk.alerts import Alerts
 from swarm.desk.desk import Desk, open_socket, page_url, served
 from swarm.desk.page import MAX_ROWS
+from swarm.desk.peer_table import PAGE_ROWS
 from swarm.desk.report import RunCard
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
@@ -29,7 +30,10 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 LOST_SECONDS = 10.0
 GRAVE = {"moderate", "serious", "critical"}
 MARKUP = "<img src=x onerror=alert(1)>"
-REPETITIONS = 5
+CROWD = RunCard("key", "crowd", "vit", "digits", 1000, 64, by_invitation=False, join_line="ADDRESS")
+REPETITIONS = 10
+MOST_LOAD_MS, MOST_REFRESH_MS = 4000, 800
+"""Four times what is promised: others use the machine as well."""
 TIMED_UPDATE = """async () => {
     const began = performance.now();
     await update();
@@ -144,9 +148,13 @@ def test_anybody_can_read_it(page, scheme, width):
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     brightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (max(brightness) < 64) == (scheme == "dark")
+    assert faults_of(page) == []
+
+
+def faults_of(page: Page) -> list[tuple[str, str]]:
+    """What keeps people from using the page."""
     violations = Axe().run(page).response["violations"]
-    grave = [(fault["id"], fault["nodes"][0]["html"]) for fault in violations if fault["impact"] in GRAVE]
-    assert grave == []
+    return [(fault["id"], fault["nodes"][0]["html"]) for fault in violations if fault["impact"] in GRAVE]
 
 
 def test_the_peer_through_which_the_desk_came_is_killed_and_the_next_desk_knows_everything(page, running):
@@ -169,11 +177,10 @@ def test_the_peer_through_which_the_desk_came_is_killed_and_the_next_desk_knows_
     assert running.api("swarm")["num_peers"] == 2
 
 
-@pytest.mark.parametrize(("path", "rows", "most_ms"), [("/", MAX_ROWS, (2000, 400)), ("/peers", 1000, (4000, 2000))])
-def test_a_thousand_peers_with_markup_in_their_names(browser, tmp_path, path, rows, most_ms):
+@pytest.mark.parametrize(("path", "rows"), [("/", MAX_ROWS), ("/peers?sort=seen&page=2", PAGE_ROWS)])
+def test_a_thousand_peers_with_markup_in_their_names(browser, tmp_path, path, rows):
     """Prints how long the page takes; the bounds leave room for a busy machine."""
-    card = RunCard("key", "crowd", "vit", "digits", 1000, 64, by_invitation=False, join_line="ADDRESS")
-    desk = Desk(card, tmp_path / "desk.json", Alerts([]), still_minutes=10)
+    desk = Desk(CROWD, tmp_path / "desk.json", Alerts([]), still_minutes=10)
 
     def look(step: int) -> None:
         now = time.time()
@@ -194,8 +201,36 @@ def test_a_thousand_peers_with_markup_in_their_names(browser, tmp_path, path, ro
             page.close()
     assert dialogs == []
     print(f"{path}: loads in {_shown(loads)}, a refresh takes {_shown(refreshes)}")
-    assert statistics.median(loads) < most_ms[0]
-    assert statistics.median(refreshes) < most_ms[1]
+    assert statistics.median(loads) < MOST_LOAD_MS
+    assert statistics.median(refreshes) < MOST_REFRESH_MS
+
+
+def test_peers_are_found_and_sorted_with_the_keyboard_alone(browser, tmp_path):
+    desk = Desk(CROWD, tmp_path / "desk.json", Alerts([]), still_minutes=10)
+    now = time.time()
+    records = {
+        f"id-{number}": PeerProgress(f"peer {number}", 1, 8, 10.0 + number, now - 9, now, False, TRAINING, 0.5)
+        for number in range(300)
+    }
+    desk.turn(records)
+    listener, page = open_socket("127.0.0.1", 0), browser.new_page(viewport={"width": 360, "height": 800})
+    with served(lambda: desk.newest, listener):
+        page.goto(f"{page_url(listener)}/peers")
+        assert faults_of(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.get_by_role("link", name="Next").press("Enter")
+        expect(page.locator("#found")).to_have_text("101 to 200 of 300")
+        page.get_by_role("link", name="Samples/s").press("Enter")
+        expect(page.locator("#all-peers tr").first).to_contain_text("peer 0")
+        expect(page.get_by_role("columnheader", name="Samples/s")).to_have_attribute("aria-sort", "ascending")
+        page.get_by_role("searchbox", name="Name or peer id").press_sequentially("peer 29\n")
+        expect(page.locator("#found")).to_have_text("1 to 11 of 11")
+        expect(page.locator("#all-peers tr").first).to_contain_text("peer 29")
+        page.get_by_role("link", name="Loss").focus()
+        desk.turn(records)
+        page.evaluate("update()")
+        assert page.evaluate("document.activeElement.textContent") == "Loss"
+    page.close()
 
 
 def _shown(milliseconds: list[float]) -> str:
