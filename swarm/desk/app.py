@@ -104,9 +104,9 @@ def _serve_peers(app: FastAPI, newest: Callable[[], Snapshot]) -> None:
             chosen = choose(snapshot.peers.peers, query)
             return Answer.of(render("peers.html.jinja", snapshot, chosen=chosen), HTML)
 
-        if query.address not in snapshot.made:
-            if not of_address.take(household_of(request.scope)) or not of_all.take():
-                return Response(REFUSAL, 429, {"retry-after": "1"}, "text/plain")
+        is_made = query.address in snapshot.made
+        if not is_made and not (of_address.take(household_of(request.scope)) and of_all.take()):
+            return Response(REFUSAL, 429, {"retry-after": "1"}, "text/plain")
         return snapshot.once(query.address, make).to(request)
 
     app.add_api_route("/peers", answer, methods=["GET", "HEAD"], include_in_schema=False)

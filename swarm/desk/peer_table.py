@@ -1,4 +1,4 @@
-"""Which peers of many a page shows: those that a visitor looks for, in the order and the part of it that she asks for."""
+"""Which peers of many a page shows: whom a visitor looks for, in the order that she asks for."""
 
 from __future__ import annotations
 

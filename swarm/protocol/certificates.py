@@ -76,6 +76,8 @@ class Right(IntFlag):
     """Certificates of members."""
     REMOVE = 2
     """The list of those who may not take part any more."""
+    CONTROL = 4
+    """What is ordered while the run is under way."""
 
 
 class NotSigned(ValueError):  # noqa: N818 (reads as what it says)
