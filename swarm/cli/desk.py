@@ -53,6 +53,8 @@ class DeskOptions:
     """Where the page is served: 0.0.0.0 shows it to everybody who can reach this machine."""
     port: Annotated[int, arg("NUMBER")] = 8080
     """TCP port of the page; 0 takes any free one."""
+    page_url: Annotated[str | None, arg("URL", "this machine only")] = None
+    """Where you have the page behind a web server with a certificate, to log in there: https://desk.example.org"""
     invitation: Annotated[str | None, arg("JOIN_LINE")] = None
     """Show this line with its invitation to everybody who sees the page."""
     alert: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], arg("URL", f"the variable {ALERTS_VARIABLE}")]] = ()
@@ -102,10 +104,12 @@ def _watch_and_serve(
     from swarm.desk.alerts import Alerts
     from swarm.desk.desk import Desk, open_socket, page_url, served
     from swarm.desk.history import remembered_addresses
+    from swarm.desk.organiser.door import Door
     from swarm.desk.watcher import Watcher
     from swarm.membership.run_manifest import choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
+    Door(None, options.page_url)  # says now what is wrong with it
     alerts = Alerts(options.alert or os.environ.get(ALERTS_VARIABLE, "").split())
     listener = open_socket(options.host, options.port)
     run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
@@ -121,7 +125,7 @@ def _watch_and_serve(
         desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes)
         watcher = Watcher(dht, manifest, given, remembered)
         desk.turn(watcher.look())
-        with served(lambda: desk.newest, listener):
+        with served(lambda: desk.newest, listener, Door(manifest.authority, options.page_url)):
             print(f"The desk of run {manifest.run_id}: {page_url(listener)}", flush=True)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:

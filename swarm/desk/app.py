@@ -14,6 +14,9 @@ from fastapi import FastAPI, Request, Response
 
 from swarm.desk.guard import REFUSAL, Guard, household_of
 from swarm.desk.metrics import metrics_text
+from swarm.desk.organiser.controls import Controls
+from swarm.desk.organiser.door import Door
+from swarm.desk.organiser.web import OrganisersPages
 from swarm.desk.page import Snapshot, qr_code, render
 from swarm.desk.peer_table import PeerQuery, choose
 from swarm.desk.report import HistoryReport, PeersReport, SwarmReport
@@ -51,10 +54,12 @@ class Answer:
         return Response(self.body, headers=headers, media_type=self.media_type)
 
 
-def build_app(newest: Callable[[], Snapshot]) -> FastAPI:
+def build_app(newest: Callable[[], Snapshot], door: Door | None = None, controls: Controls | None = None) -> FastAPI:
     """
     Args:
         newest: what was seen last
+        door: who may give orders; None: nobody
+        controls: of the run; None as long as nobody can give it orders
     """
     app = FastAPI(
         title="swarm desk",
@@ -87,6 +92,7 @@ def build_app(newest: Callable[[], Snapshot]) -> FastAPI:
     answers("/api/v1/peers", JSON, lambda snapshot: snapshot.peers.model_dump_json(), PeersReport)
     answers("/api/v1/history", JSON, lambda snapshot: snapshot.history.model_dump_json(), HistoryReport)
     _serve_peers(app, newest)
+    OrganisersPages(newest, door or Door(None), controls).add_to(app)
     for name, media_type in (("desk.css", "text/css"), ("desk.js", "text/javascript"), ("icon.svg", SVG)):
         _serve_file(app, name, media_type)
     return app

@@ -18,6 +18,8 @@ from swarm.desk.alerts import Alerts
 from swarm.desk.app import build_app
 from swarm.desk.health import Finding, findings
 from swarm.desk.history import History
+from swarm.desk.organiser.controls import Controls
+from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_LEADERS, Snapshot
 from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, swarm_report
 from swarm.membership.progress_record import PeerProgress
@@ -133,15 +135,21 @@ def page_url(listener: socket.socket) -> str:
 
 
 @contextlib.contextmanager
-def served(newest: Callable[[], Snapshot], listener: socket.socket) -> Iterator[None]:
+def served(
+    newest: Callable[[], Snapshot],
+    listener: socket.socket,
+    door: Door | None = None,
+    controls: Controls | None = None,
+) -> Iterator[None]:
     """The page is there as long as this lasts.
 
     Args:
         newest: what was seen last
         listener: of `open_socket`
+        door, controls: as in `build_app`
     """
     config = uvicorn.Config(
-        build_app(newest),
+        build_app(newest, door, controls),
         log_config=None,
         access_log=False,
         server_header=False,

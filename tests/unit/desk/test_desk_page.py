@@ -138,7 +138,7 @@ def test_who_asks_too_often_has_to_wait_and_the_others_do_not(seen):
     rude, polite = TestClient(app, client=("203.0.113.5", 1)), TestClient(app, client=("203.0.113.6", 1))
     found = [rude.get("/badge.svg") for _ in range(2 * PER_ADDRESS)]
     assert {answer.status_code for answer in found} == {200, 429}
-    assert found[-1].headers["retry-after"] == "1"
+    assert {answer.headers.get("retry-after") for answer in found if answer.status_code == 429} == {"1"}
     assert polite.get("/badge.svg").status_code == 200
 
 
