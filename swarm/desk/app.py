@@ -19,7 +19,7 @@ from swarm.desk.organiser.door import Door
 from swarm.desk.organiser.web import OrganisersPages
 from swarm.desk.page import Snapshot, qr_code, render
 from swarm.desk.peer_table import PeerQuery, choose
-from swarm.desk.report import HistoryReport, PeersReport, SwarmReport
+from swarm.desk.report import HistoryReport, PeersReport, SwarmReport, TimelineReport
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
 HTML, JSON, SVG = "text/html; charset=utf-8", "application/json", "image/svg+xml"
@@ -91,6 +91,7 @@ def build_app(newest: Callable[[], Snapshot], door: Door | None = None, controls
     answers("/api/v1/swarm", JSON, lambda snapshot: snapshot.swarm.model_dump_json(), SwarmReport)
     answers("/api/v1/peers", JSON, lambda snapshot: snapshot.peers.model_dump_json(), PeersReport)
     answers("/api/v1/history", JSON, lambda snapshot: snapshot.history.model_dump_json(), HistoryReport)
+    answers("/api/v1/timeline", JSON, lambda snapshot: snapshot.timeline.model_dump_json(), TimelineReport)
     _serve_peers(app, newest)
     OrganisersPages(newest, door or Door(None), controls).add_to(app)
     for name, media_type in (("desk.css", "text/css"), ("desk.js", "text/javascript"), ("icon.svg", SVG)):

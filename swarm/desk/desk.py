@@ -21,7 +21,7 @@ from swarm.desk.history import History
 from swarm.desk.organiser.controls import Controls
 from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_LEADERS, Snapshot
-from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, swarm_report
+from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, swarm_report, timeline_report
 from swarm.membership.progress_record import PeerProgress
 from swarm.network.addresses import check_port_free
 
@@ -98,12 +98,14 @@ class Desk:
         now = self._clock()
         found = findings(self.history, self._card.total_steps, self._still_minutes, now) + self._disk()
         self._alerts.update(found, f"Swarm {self._card.run_id}")
+        peers = peers_report(self.history, now)
         return Snapshot(
             self._card,
             swarm_report(self._card, self.history, found, now),
-            peers_report(self.history, now),
+            peers,
             leaders_report(self.history, MAX_LEADERS),
             history_report(self.history, now),
+            timeline_report(self.history, peers),
         )
 
     def _disk(self) -> list[Finding]:

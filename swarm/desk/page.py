@@ -14,14 +14,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm.desk.chart import HEIGHT, WIDTH, Chart, chart
 from swarm.desk.peer_table import COLUMNS, TEXTS
-from swarm.desk.report import HistoryReport, PeerReport, PeersReport, RunCard, SwarmReport
+from swarm.desk.report import HistoryReport, PeerReport, PeersReport, RunCard, SwarmReport, TimelineReport
+from swarm.desk.timeline import CELLS, runs_of, said_of, share
 
 MAX_ROWS = 50
 """Of peers on the first page; the others are one link away."""
-MAX_LEADERS, MAX_EVENTS = 10, 12
+MAX_LEADERS, MAX_EVENTS, MAX_ROUNDS = 10, 12, 8
 SIGNS = {"good": "✓", "warning": "!", "bad": "✕"}
 """Beside the colour, for who does not see it."""
-
 
 T = TypeVar("T")
 
@@ -35,6 +35,7 @@ class Snapshot:
     peers: PeersReport
     leaders: list[PeerReport]
     history: HistoryReport
+    timeline: TimelineReport
     made: dict[str, object] = field(default_factory=dict, repr=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -57,6 +58,12 @@ def render(template: str, snapshot: Snapshot, **more: object) -> str:
         peers=snapshot.peers.peers,
         leaders=snapshot.leaders,
         events=snapshot.history.events[: -MAX_EVENTS - 1 : -1],
+        timeline=snapshot.timeline,
+        rounds=snapshot.timeline.rounds[: -MAX_ROUNDS - 1 : -1],
+        cells=CELLS,
+        runs_of=runs_of,
+        said_of=said_of,
+        share=share,
         charts=snapshot.once("charts", lambda: _charts(snapshot.history)),
         sign=SIGNS[swarm.level],
         max_rows=MAX_ROWS,

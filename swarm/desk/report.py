@@ -10,6 +10,9 @@ from pydantic import BaseModel, Field
 
 from swarm.desk.health import Finding, Level, is_over, verdict
 from swarm.desk.history import Event, History, PeerSeen, Point, State
+from swarm.desk.timeline import CELL_SECONDS, WORDS, Round
+
+MAX_STRIPS = 30
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,26 @@ class HistoryReport(BaseModel):
     events: list[Event]
 
 
+class Strip(BaseModel):
+    """What a peer did in each cell of the timeline."""
+
+    peer_id: str
+    name: str
+    states: str = Field(description="a letter for each cell, of which `letters` has the meaning; a space: not known")
+
+
+class TimelineReport(BaseModel):
+    """The last ten minutes, as far as progress records tell, of at most 30 peers, and the last 30 updates seen."""
+
+    time: float
+    began_at: float | None = Field(description="when the first cell began")
+    cell_seconds: float
+    letters: dict[str, str]
+    updates: list[int] = Field(description="made in each cell")
+    strips: list[Strip]
+    rounds: list[Round]
+
+
 def swarm_report(card: RunCard, history: History, found: Sequence[Finding], now: float) -> SwarmReport:
     """The run as a whole.
 
@@ -147,6 +170,25 @@ def leaders_report(history: History, most: int) -> list[PeerReport]:
     given = [item for item in history.peers.items() if item[1].samples > 0]
     total = history.samples_per_second
     return [_peer(*item, total) for item in sorted(given, key=lambda item: -item[1].samples)[:most]]
+
+
+def timeline_report(history: History, peers: PeersReport) -> TimelineReport:
+    """The last minutes of those peers that come first.
+
+    Args:
+        peers: those that are shown
+    """
+    seen = history.timeline
+    shown = [peer for peer in peers.peers if peer.peer_id in seen.strips][:MAX_STRIPS]
+    return TimelineReport(
+        time=peers.time,
+        began_at=seen.cells[0] if seen.cells else None,
+        cell_seconds=CELL_SECONDS,
+        letters=WORDS,
+        updates=[*seen.updates],
+        strips=[Strip(peer_id=peer.peer_id, name=peer.name, states=seen.strips[peer.peer_id]) for peer in shown],
+        rounds=[*seen.rounds],
+    )
 
 
 def history_report(history: History, now: float) -> HistoryReport:

@@ -17,12 +17,13 @@ from swarm.desk.history import MAX_POINTS
 from swarm.desk.metrics import MAX_PEERS
 from swarm.desk.page import MAX_ROWS
 from swarm.desk.peer_table import PAGE_ROWS, PeerQuery
+from swarm.desk.report import MAX_STRIPS
 from swarm.runtime.token_bucket import TokenBucket
 from tests.helpers.paths import ROOT
 
 PAGES = ("/", "/live", "/peers")
 FILES = ("/desk.css", "/desk.js", "/icon.svg", "/join.svg", "/badge.svg")
-API = ("/api/v1/swarm", "/api/v1/peers", "/api/v1/history")
+API = ("/api/v1/swarm", "/api/v1/peers", "/api/v1/history", "/api/v1/timeline")
 MARKUP = "</b><img src=x onerror=alert(1)>&\"'"
 
 
@@ -162,7 +163,7 @@ def test_a_thousand_peers(seen):
         seen.history.look({"ada": seen.record("ada", step)}, seen.now)
     seen.train(*names, steps=range(MAX_POINTS, MAX_POINTS + 2))
     web = seen.web
-    assert web.get("/live").text.count("<tr") < 2 * MAX_ROWS
+    assert web.get("/live").text.count("<tr") < MAX_ROWS + 2 * MAX_STRIPS
     assert "All 1,001 peers" in text_of(web.get("/").text)
     assert web.get("/peers").text.count('scope="row"') == PAGE_ROWS
     assert "1 to 100 of 1,001" in text_of(web.get("/peers").text)
