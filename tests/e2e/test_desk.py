@@ -10,18 +10,21 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from swarm.cli.organiser.login import main as login
 from swarm.desk.alerts import Alerts
 from swarm.desk.desk import Desk, open_socket, page_url, served
+from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_ROWS
 from swarm.desk.peer_table import PAGE_ROWS
 from swarm.desk.report import RunCard
+from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
 
@@ -231,6 +234,51 @@ def test_peers_are_found_and_sorted_with_the_keyboard_alone(browser, tmp_path):
         page.evaluate("update()")
         assert page.evaluate("document.activeElement.textContent") == "Loss"
     page.close()
+
+
+@pytest.fixture
+def organised(tmp_path) -> Iterator[str]:
+    """The address of a desk whose run has an organiser, and peers with markup in their names."""
+    folder = OrganiserFolder(tmp_path / "runs", "crowd")
+    folder.note_contact(folder.make_signer().public_key, [CROWD.join_line], 31338)
+    desk = Desk(replace(CROWD, by_invitation=True), tmp_path / "desk.json", Alerts([]), still_minutes=10)
+    for step in range(3):
+        now = time.time()
+        desk.turn({f"id{n}": PeerProgress(MARKUP, step, 8, 9.0, now - 9, now, False, TRAINING, 0.5) for n in range(3)})
+    listener = open_socket("127.0.0.1", 0)
+    with served(lambda: desk.newest, listener, Door(folder.authority)):
+        yield page_url(listener)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
+def test_the_browser_that_shows_the_code_is_let_in_and_no_other(browser, organised, width, scheme, tmp_path):
+    url, errors = organised, []
+    contexts = [browser.new_context(color_scheme=scheme) for _ in range(2)]
+    page, other = (context.new_page() for context in contexts)
+    for one in (page, other):
+        one.set_viewport_size({"width": width, "height": 800})
+        one.on("pageerror", lambda error: errors.append(str(error)))
+        one.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        one.goto(url)
+        assert faults_of(one) == []
+        one.get_by_role("link", name="organiser").click()
+        assert faults_of(one) == []
+    shown = page.locator("#copy-text").inner_text().removeprefix("swarm login ")
+    assert login([shown, "--yes", "--output-dir", str(tmp_path / "runs")], print) == 0
+    expect(page.get_by_role("heading", name="Organiser of crowd")).to_be_visible()
+    expect(page.get_by_role("button", name="Log out")).to_be_visible(timeout=10_000)
+    expect(page.locator("#sentence")).to_contain_text("3 peers train")
+    assert faults_of(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.evaluate("document.cookie") == ""
+    other.goto(f"{url}/organiser")
+    expect(other.locator("#copy-text")).to_contain_text("swarm login")
+    page.get_by_role("button", name="Log out").click()
+    page.goto(f"{url}/organiser")
+    expect(page.locator("#copy-text")).to_contain_text("swarm login")
+    for context in contexts:
+        context.close()
+    assert errors == []
 
 
 def _shown(milliseconds: list[float]) -> str:
