@@ -37,11 +37,12 @@ def build_scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> LambdaL
     return LambdaLR(optimizer, lambda step: lr_factor(recipe, step))
 
 
-def lr_factor(recipe: Recipe, step: int) -> float:
+def lr_factor(recipe: Recipe, step: float) -> float:
     """Learning rate of the update that follows `step` finished ones, as a fraction of `recipe.learning_rate`.
 
     Rises linearly over the warm-up (the first update already moves: 1/warmup_steps), then falls to
-    `final_lr_fraction` at `total_steps` along the schedule's shape, and stays there.
+    `final_lr_fraction` at `total_steps` along the schedule's shape, and stays there. Where a run was extended, its
+    steps are fractions of those.
     """
     if step < recipe.warmup_steps:
         return (step + 1) / recipe.warmup_steps

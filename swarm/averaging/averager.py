@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from recipe.errors import InputError
 from swarm.averaging.commands import (
     CancelDownload,
     CancelRound,
+    CompareOrders,
     DownloadState,
     Expect,
     Finish,
@@ -88,6 +89,7 @@ class SwarmAverager:
         codec = codec or Codec()
         self.vector, self.line, self.timeouts = vector.share_memory_(), line or LineUse(), timeouts
         self.peer_id, self.client_mode = dht.peer_id, dht.client_mode
+        self._target = target
         self._codec, self._has_memory = codec.make(), codec.low_rank(shapes, vector.numel()) is not None
         self._dead_since: float | None = None
         self._signals, self._status = RoundSignals(), TransferStatus()
@@ -133,14 +135,21 @@ class SwarmAverager:
         patience_seconds: float,
         timeout_seconds: float,
         compute_seconds: float = 0.0,
+        target: BatchTarget | None = None,
     ) -> MPFuture:
         """Start a round in the background; arguments as of `RunRound`.
 
+        Args:
+            target: by default the one with which this averager began
+
         Returns:
-            a future of a `RoundReport`; raises Behind, Refused, RoundFailed or ShortBatch
+            a future of a `RoundReport`; raises Behind, OtherOrders, Refused, RoundFailed or ShortBatch
         """
         future, members = MPFuture(), first_members(members, self.peer_id)
-        self._process.send(RunRound(ticket, members, patience_seconds, timeout_seconds, compute_seconds, future))
+        target = target or self._target
+        self._process.send(
+            RunRound(ticket, members, patience_seconds, timeout_seconds, compute_seconds, target, future)
+        )
         return future
 
     def expect(self, peer_ids: Collection[PeerID]) -> None:
@@ -151,9 +160,15 @@ class SwarmAverager:
         """Tell those who knock which step this peer works on, and on which weights."""
         self._process.send(SetStep(step, lineage))
 
-    def set_admission(self, certificate: bytes, removals: bytes) -> None:
-        """This peer shows another certificate from now on, or others have been removed from the run."""
-        self._process.send(SetAdmission(certificate, removals))
+    def set_admission(self, certificate: bytes, lists: Mapping[str, bytes]) -> None:
+        """This peer shows another certificate from now on, or the organiser has signed newer lists."""
+        self._process.send(SetAdmission(certificate, lists))
+
+    def compare_orders(self, peer: PeerID | None, ticket: Ticket) -> MPFuture:
+        """A future of the organiser's newest orders, as they were signed; arguments as of `CompareOrders`."""
+        future = MPFuture()
+        self._process.send(CompareOrders(peer, ticket, future))
+        return future
 
     def cancel_round(self) -> None:
         """Give up the round that is running, if any."""

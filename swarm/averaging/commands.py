@@ -9,6 +9,7 @@ from typing import Any
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture
 
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Member, Ticket
 
 
@@ -22,6 +23,7 @@ class RunRound:
         patience_seconds: how long a leader waits for those who are missing
         timeout_seconds: after which the round is given up
         compute_seconds: that this peer has computed for it; a member may be slow as long as that is slower
+        target: a group with fewer samples disperses; of this step, since the organiser may change it
         future: becomes a RoundReport, or raises a RoundEnded
     """
 
@@ -30,6 +32,7 @@ class RunRound:
     patience_seconds: float
     timeout_seconds: float
     compute_seconds: float
+    target: BatchTarget
     future: MPFuture
 
 
@@ -87,15 +90,30 @@ class CancelDownload:
 
 @dataclass(frozen=True)
 class SetAdmission:
-    """What this peer shows others from now on, and who may not take part any more.
+    """What this peer shows others from now on, and what the organiser has decided.
 
     Args:
         certificate: of this peer, as it was signed
-        removals: as they were signed; empty if nobody was removed
+        lists: by kind, as they were signed
     """
 
     certificate: bytes
-    removals: bytes
+    lists: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class CompareOrders:
+    """Compare the organiser's orders with somebody who does not follow the same ones, it seems: the newer list counts.
+
+    Args:
+        peer: whom to call; None: nobody
+        ticket: of a listener, for the step in question
+        future: becomes the list that this process has then, as it was signed
+    """
+
+    peer: PeerID | None
+    ticket: Ticket
+    future: MPFuture
 
 
 @dataclass(frozen=True)

@@ -25,18 +25,33 @@ from hivemind.utils import get_logger
 from swarm.averaging.joiner_grace import JoinerGrace
 from swarm.averaging.matchmaking_messages import (
     group_reply,
+    orders_reply,
     parse_group,
+    parse_knock,
+    parse_orders,
     parse_step,
     read_ticket,
     redirect,
     step_reply,
+    to_knock,
 )
 from swarm.membership.backoff import Backoff
 from swarm.membership.failure_detector import FailureDetector, PeerMonitor
 from swarm.network.acquaintances import Acquaintances
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import MAX_GROUP_SIZE, Behind, Group, Member, Refused, RoundFailed, Ticket
+from swarm.protocol.certificates import NotSigned
+from swarm.protocol.messages import (
+    MAX_GROUP_SIZE,
+    Behind,
+    Group,
+    Member,
+    OtherOrders,
+    Refused,
+    RoundFailed,
+    Ticket,
+)
+from swarm.protocol.signed_lists import ORDERS
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import unless
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -78,7 +93,8 @@ class Matchmaking:
         servicer: the class whose `rpc_join_group` forwards to `serve`; its name is part of the address
         namespace: run and recipe, so that another recipe's peers cannot even knock
         schema_hash: shapes of the averaged vector
-        target: a group with fewer samples does not end the step: whoever is late can still come to the next one
+        target: a group with fewer samples does not end the step: whoever is late can still come to the next one; it may
+            change from round to round
         detector: tells who is still there
         shunned: those who are not met for now, because they have spoilt a round
         admission: tells who may take part
@@ -107,7 +123,8 @@ class Matchmaking:
         self._forming_patience = TokenBucket(FORMING_SECONDS, FORMING_SHARE)
         self._pursuers: set[PeerID] = set()
         """Who came with our weights to a closed group: it needs the average of that before it can come again."""
-        self._target, self.detector = target, detector
+        self.target, self.detector = target, detector
+        self._has_complained_of_orders = False
         self._lobby: dict[PeerID, Guest] = {}
         self._arrivals = asyncio.Event()
         self._expected: frozenset[PeerID] = frozenset()
@@ -141,6 +158,38 @@ class Matchmaking:
                     self.grace.hold(peer)
             elif self._has_other_weights(guest.ticket):
                 guest.answer.set_result(CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY))
+
+    def _orders(self, step: int) -> bytes:
+        """Names the organiser's orders that count for the update after so many, as far as this process knows."""
+        return self._admission.lists.orders.digest(step)
+
+    def orders_changed(self) -> None:
+        """Guests who follow other orders than this peer hear which ones; a leader who waits for them notices."""
+        for guest in self._lobby.values():
+            if not guest.answer.done() and guest.ticket.orders != self._orders(guest.ticket.step):
+                guest.answer.set_result(self._orders_reply())
+        self._arrivals.set()
+
+    def _orders_reply(self):
+        return orders_reply(self._admission.lists.signed(ORDERS))
+
+    def _take_orders(self, signed: bytes, peer: PeerID) -> bool:
+        """Whether this list of orders, which a member has passed on, is newer than what this process knew."""
+        try:
+            is_newer = bool(signed) and self._admission.lists.take(ORDERS, signed, self._step)
+        except NotSigned as error:
+            if not self._has_complained_of_orders:
+                self._has_complained_of_orders = True
+                logger.warning(f"The orders that {peer} passes on are not followed: the list {error} (said once)")
+            return False
+        if is_newer:
+            self.orders_changed()
+        return is_newer
+
+    def _check_orders(self, ticket: Ticket) -> None:
+        """Raises OtherOrders: the trainer has to follow other ones before it can come to a round"""
+        if ticket.orders != self._orders(ticket.step):
+            raise OtherOrders(self._admission.lists.signed(ORDERS))
 
     @property
     def _hold_seconds(self) -> float:
@@ -195,6 +244,7 @@ class Matchmaking:
 
         Raises:
             Behind: the swarm has finished this step already
+            OtherOrders: the organiser has ordered something that the ticket does not know
             Refused: the leader averages something else
             RoundFailed: no group until the deadline
         """
@@ -208,6 +258,7 @@ class Matchmaking:
             order = [m for m in order if m.peer_id not in self._shunned]
             self._is_client = {member.peer_id: member.client_mode for member in members}
             while asyncio.get_running_loop().time() < deadline:
+                self._check_orders(ticket)
                 try:
                     group = await self._lead_or_follow(ticket, [m.peer_id for m in order], patience_seconds, deadline)
                 finally:
@@ -254,6 +305,7 @@ class Matchmaking:
         knock_at = loop.time() + self._timeouts.knock_again_seconds * random.uniform(0.5, 1.5)
         while True:
             self._arrivals.clear()
+            self._check_orders(ticket)
             arrived = self._arrived(ticket)
             expected = self._expected - self._monitor.lost - arrived
             held = {peer for peer in self.grace.awaited(arrived) - self._monitor.lost if peer not in self._shunned}
@@ -292,10 +344,13 @@ class Matchmaking:
         It is better to compute on than to wait then; who has only been slow is in time for the next group.
         """
         samples = ticket.samples + sum(self._lobby[peer].ticket.samples for peer in arrived)
-        return not self._target.is_reached_by(samples) and all(self.detector.doubts(peer) for peer in awaited)
+        return not self.target.is_reached_by(samples) and all(self.detector.doubts(peer) for peer in awaited)
 
     def _arrived(self, ticket: Ticket) -> set[PeerID]:
-        """Guests with our weights; who comes with the same step of another history has to take over ours."""
+        """Guests with our weights; who comes with the same step of another history has to take over ours.
+
+        All of them follow our orders: who does not is answered at once.
+        """
         arrived = set()
         for peer, guest in self._lobby.items():
             if guest.answer.done() or guest.ticket.step != ticket.step or peer in self._monitor.lost:
@@ -313,7 +368,7 @@ class Matchmaking:
         entries.sort(key=lambda entry: entry[0].to_bytes())  # what a mean left out is still where its reducer adds it
         peer_ids, tickets, shown = zip(*entries, strict=True)
         group = Group.close(nonce := os.urandom(LINEAGE_BYTES), peer_ids, tickets)
-        if self._target.is_reached_by(group.samples):
+        if self.target.is_reached_by(group.samples):
             self._closed_step, self._closed_with = ticket.step, frozenset(arrived)
         reply = group_reply(group, nonce, shown)
         for peer in arrived:
@@ -332,10 +387,15 @@ class Matchmaking:
             return False
         return True
 
-    async def follow(self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2) -> Group | None:
-        """Knock at the leader's door; None when it cannot lead us now."""
-        shown = self._admission.show(ticket.to_bytes())
-        request = CODE.JoinRequest(schema_hash=self._schema_hash, gather=shown, client_mode=ticket.client_mode)
+    async def follow(
+        self, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int = 2, orders: bytes = b""
+    ) -> Group | None:
+        """Knock at the leader's door; None when it cannot lead us now.
+
+        Args:
+            orders: the organiser's, for a leader who did not know them
+        """
+        request = self._request(ticket, orders)
         loop = asyncio.get_running_loop()
         stream, accepted, came_at, lost = None, False, loop.time(), self._monitor.watch(leader, can_be_called=True)
         try:
@@ -361,11 +421,45 @@ class Matchmaking:
             self._leader = None
             if stream is not None:
                 await stream.aclose()
+        if (theirs := parse_orders(reply)) is not None:
+            self._take_orders(theirs, leader)
+            self._check_orders(ticket)
+            if orders or not (own := self._admission.lists.signed(ORDERS)):
+                return None  # it was told, and insists
+            return await self.follow(leader, ticket, wait_until, redirects, own)
         if reply.code == CODE.NOT_A_LEADER and reply.suggested_leader and redirects:
             return await self._follow_elsewhere(
                 PeerID(reply.suggested_leader), leader, ticket, wait_until, redirects - 1
             )
         return self._read_reply(reply, leader, ticket)
+
+    def _request(self, ticket: Ticket, orders: bytes):
+        brings = to_knock(self._admission.show(ticket.to_bytes()), orders)
+        return CODE.JoinRequest(schema_hash=self._schema_hash, gather=brings, client_mode=ticket.client_mode)
+
+    async def compare_orders(self, peer: PeerID, ticket: Ticket, orders: bytes = b"") -> None:
+        """See whether somebody follows the same orders of the organiser; else both follow the newer list from now on.
+
+        Args:
+            ticket: of a listener, for the step in question
+            orders: what it is told
+        """
+        stream = None
+        try:
+            async with asyncio.timeout(self._timeouts.reply_seconds):
+                stub = self._servicer.get_stub(self._p2p, peer, namespace=self._namespace)
+                stream = await stub.rpc_join_group(self._request(ticket, orders))
+                reply = await anext(stream)
+        except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
+            logger.debug(f"{peer} does not say what it follows: {error!r}")
+            return
+        finally:
+            if stream is not None:
+                await stream.aclose()
+        if (theirs := parse_orders(reply)) is None or self._take_orders(theirs, peer) or orders:
+            return
+        if own := self._admission.lists.signed(ORDERS):
+            await self.compare_orders(peer, ticket, own)
 
     async def _follow_elsewhere(
         self, suggested: PeerID, leader: PeerID, ticket: Ticket, wait_until: float, redirects: int
@@ -423,6 +517,8 @@ class Matchmaking:
             return step_reply(self._step)  # we are the ones who are behind
         if self._has_other_weights(ticket):
             return CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY)
+        if ticket.orders != self._orders(ticket.step):
+            return self._orders_reply()
         if self._leader is not None and self._leader != sender:
             return redirect(self._leader)
         if len(self._lobby) >= MAX_GROUP_SIZE - 1:
@@ -442,18 +538,20 @@ class Matchmaking:
         try:
             if sender in self._shunned:
                 raise ValueError("it has spoilt a round")
-            ticket = read_ticket(request.gather, sender, self._admission)
+            shown, orders = parse_knock(request.gather)
+            ticket = read_ticket(shown, sender, self._admission)
         except ValueError as error:
             logger.debug(f"{sender} came in vain: {error}")
             yield CODE.MessageFromLeader(code=CODE.PROTOCOL_VIOLATION)
             return
+        self._take_orders(orders, sender)
         answer = self._answer_at_once(request, sender, ticket)
         if answer is not None:
             if answer.code == CODE.CANCELLED and ticket.step <= self._step and not ticket.listens:
                 self._hold_for(sender, ticket)
             yield answer
             return
-        before, guest = self._lobby.get(sender), Guest(ticket, request.gather)
+        before, guest = self._lobby.get(sender), Guest(ticket, shown)
         if before is not None and not before.answer.done():  # its second knock ends the first
             before.answer.set_result(CODE.MessageFromLeader(code=CODE.CANCELLED))
         self._lobby[sender] = guest

@@ -3,21 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.proto.averaging_pb2 import MessageFromLeader
+from msgspec import Meta
 
-from swarm.protocol.admission import Admission
+from swarm.protocol.admission import MAX_SHOWN_BYTES, Admission
 from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
+from swarm.protocol.orders import MAX_ORDERS_BYTES
 from swarm.protocol.wire import LINEAGE_BYTES, Step, from_wire, to_wire
 
 MAX_STEP_BYTES = 16
 LATE_SECONDS = 10.0
 """For which a leader may not have heard yet that a member was removed: that group goes on."""
 _STEP = msgspec.msgpack.Decoder(tuple[Step])
+_KNOCK = msgspec.msgpack.Decoder(tuple[bytes, Annotated[bytes, Meta(max_length=MAX_ORDERS_BYTES)]])
+MAX_KNOCK_BYTES = MAX_SHOWN_BYTES + MAX_ORDERS_BYTES
+
+
+def to_knock(shown: bytes, orders: bytes = b"") -> bytes:
+    """What somebody brings who comes to a leader.
+
+    Args:
+        shown: its ticket
+        orders: the organiser's, as they were signed, for a leader who follows others
+    """
+    return to_wire(shown, orders)
+
+
+def parse_knock(data: bytes) -> tuple[bytes, bytes]:
+    """The same. Raises ValueError: whatever is wrong with it"""
+    return from_wire(_KNOCK, data, MAX_KNOCK_BYTES)
+
+
+def orders_reply(signed: bytes) -> MessageFromLeader:
+    """This peer follows other orders of the organiser; these, or an empty list if it knows none."""
+    return MessageFromLeader(code=averaging_pb2.NOT_DECLARED, gathered=[signed])
+
+
+def parse_orders(reply: MessageFromLeader) -> bytes | None:
+    """The orders in an `orders_reply`, None if it is no such reply."""
+    if reply.code != averaging_pb2.NOT_DECLARED or not reply.gathered:
+        return None
+    return reply.gathered[0] if len(reply.gathered[0]) <= MAX_ORDERS_BYTES else b""
 
 
 def step_reply(step: int) -> MessageFromLeader:
@@ -99,4 +131,6 @@ def parse_group(reply: MessageFromLeader, leader: PeerID, me: PeerID, ticket: Ti
     lineage = group.lineage if ticket.listens else ticket.lineage
     if any(member.step != ticket.step or not (member.listens or member.lineage == lineage) for member in tickets):
         raise ValueError("its members have different weights")
+    if any(member.orders != ticket.orders for member in tickets):
+        raise ValueError("its members follow different orders of the organiser")
     return group

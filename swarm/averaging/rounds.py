@@ -33,6 +33,7 @@ from swarm.protocol.admission import Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundReport
+from swarm.protocol.signed_lists import ORDERS
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
 from swarm.runtime.line_use import LineUse
@@ -198,6 +199,16 @@ class Rounds:
         """Members have been removed from the run: they come to no further round; the one that runs goes on."""
         self._matchmaking.turn_away_removed()
 
+    def orders_changed(self) -> None:
+        """The organiser has ordered something: who meets has to do so on the same orders."""
+        self._matchmaking.orders_changed()
+
+    async def compare_orders(self, peer: PeerID | None, ticket: Ticket) -> bytes:
+        """The newest list of the organiser's orders, after a look at what this peer follows."""
+        if peer is not None:
+            await self._matchmaking.compare_orders(peer, ticket)
+        return self._options.admission.lists.signed(ORDERS)
+
     def cancel(self) -> None:
         """Give up the round that is running, if any."""
         if self._running is not None:
@@ -209,6 +220,7 @@ class Rounds:
         if not self._options.admission.is_open:  # all who are expected have shown a certificate
             limits_of(self._p2p).met(member.peer_id for member in order.members)
         timeout, future = order.timeout_seconds, order.future
+        self._target = self._matchmaking.target = order.target
         try:
             with self.groups.meeting():
                 report = await asyncio.wait_for(self._meet_and_average(order, trouble), timeout)

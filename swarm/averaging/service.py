@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hivemind.p2p import P2P, PeerID
+from hivemind.utils import get_logger
 
 from swarm.averaging.commands import (
     CancelDownload,
     CancelRound,
+    CompareOrders,
     DownloadState,
     Expect,
     Finish,
@@ -19,11 +22,15 @@ from swarm.averaging.commands import (
 )
 from swarm.averaging.rounds import AveragingOptions, Rounds, RoundSignals
 from swarm.network.peer_service import DOWNLOAD_STATE, PeerService
+from swarm.protocol.certificates import NotSigned
 from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.signed_lists import ORDERS, REMOVED
 from swarm.runtime.worker_process import AskForState
 from swarm.state_sync.state_downloader import StateDownloader, streams_of
 from swarm.state_sync.state_server import StateServer
 from swarm.state_sync.transfer_status import TransferStatus
+
+logger = get_logger(__name__)
 
 
 class AveragingService:
@@ -84,8 +91,10 @@ class AveragingService:
             case SetStep(step, lineage):
                 self._rounds.set_step(step, lineage)
                 self._server.state_changed()
-            case SetAdmission(certificate, removals):
-                self._set_admission(certificate, removals)
+            case SetAdmission(certificate, lists):
+                self._set_admission(certificate, lists)
+            case CompareOrders(peer, ticket, future):
+                future.set_result(await self._rounds.compare_orders(peer, ticket))
             case KeepAverage(step, before, after, future):
                 await self._server.keep_average(step, before, after, self._options.vector)
                 future.set_result(None)
@@ -100,12 +109,19 @@ class AveragingService:
             case _:
                 raise TypeError(f"there is no such command: {command!r}")
 
-    def _set_admission(self, certificate: bytes, removals: bytes) -> None:
+    def _set_admission(self, certificate: bytes, lists: Mapping[str, bytes]) -> None:
         admission = self._options.admission
         admission.certificate = certificate
-        if removals and admission.take_removals(removals):
+        try:
+            newer = admission.lists.take_all(lists, self._rounds.step)
+        except NotSigned as error:
+            logger.warning(f"A list of the organiser is not followed: it {error}")
+            return
+        if REMOVED in newer:
             self._rounds.turn_away_removed()
             self._server.end_uploads_of_removed()
+        if ORDERS in newer:
+            self._rounds.orders_changed()
 
     async def _keep_average_of_round(self, ticket: Ticket, group: Group) -> None:
         await self._server.keep_average(ticket.step, group.lineage, group.group_id, self._options.vector)

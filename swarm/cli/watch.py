@@ -35,6 +35,7 @@ from swarm.cli.demo import wide_console
 from swarm.enrolment.join_line import whom_to_join
 from swarm.network.addresses import check_reachable
 from swarm.peer.status import percent, shown, shown_rate
+from swarm.protocol.orders import Orders
 from swarm.runtime.hivemind_version import check_hivemind_version
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
@@ -47,6 +48,8 @@ LOOK_SECONDS = 2.0
 LINE_SECONDS = 30.0
 """Between two tables where the output is no terminal."""
 MAX_ROWS = 50
+MAX_COMING = 3
+"""Orders that are shown."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,11 @@ class SwarmView:
 
     Args:
         manifest: what is trained
+        orders: of its organiser
     """
 
     manifest: RunManifest
+    orders: Orders = field(default_factory=lambda: Orders(""))
     records: list[PeerProgress] = field(default_factory=list)
     first_step: int | None = None
     step: int = 0
@@ -136,6 +141,17 @@ class SwarmView:
             found.append(f"Only {full[0]!r} can be called: without it the others cannot average. Start another one.")
         return found
 
+    @property
+    def total_steps(self) -> int:
+        """Updates of the run, as far as it is decided now."""
+        return self.orders.total_steps(self.step, self.manifest.recipe.total_steps)
+
+    @property
+    def ordered(self) -> list[str]:
+        """What the organiser has ordered, where it counts now or is coming."""
+        paused = [f"paused at step {self.step}"] if self.orders.is_paused(self.step) else []
+        return [*paused, *(f"ordered: {order}" for order in self.orders.coming(self.step)[:MAX_COMING])]
+
     def as_json(self) -> dict:
         """Without what nobody has said yet, and without what peers say of their states to each other."""
         peers = []
@@ -150,6 +166,7 @@ class SwarmView:
             "step": self.step,
             "still_seconds": still,
             "warnings": self.warnings,
+            "ordered": self.ordered,
             "peers": peers,
         }
 
@@ -162,7 +179,7 @@ class SwarmView:
         rate, pace = sum(record.rate for record in self.records), shown(self.updates_per_minute, ".1f")
         peers = f"{len(self.records)} peer{'s' * (len(self.records) != 1)}"
         head = (
-            f"run {self.manifest.run_id}: {recipe.model} on {recipe.dataset} · step {self.step}/{recipe.total_steps} · "
+            f"run {self.manifest.run_id}: {recipe.model} on {recipe.dataset} · step {self.step}/{self.total_steps} · "
             f"{peers} · {shown_rate(rate)} samples/s · {pace} updates a minute"
         )
         is_still = still > 2 * LOOK_SECONDS or not self.made_progress
@@ -183,7 +200,7 @@ class SwarmView:
             )
         more = len(self.records) - MAX_ROWS
         rest = [Text(f"and {more} more, slower ones")] if more > 0 else []
-        warnings = [Text(warning, style="yellow") for warning in self.warnings]
+        warnings = [Text(warning, style="yellow") for warning in (*self.ordered, *self.warnings)]
         line = Text(last, style="yellow" if still > 60 else "")
         return Group(Text(head, style="bold"), line, *warnings, table, *rest)
 
@@ -199,6 +216,7 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
     Raises:
         InputError: nobody answers, or the run is not known there
     """
+    from swarm.membership.control.giving import newest_orders
     from swarm.membership.progress_store import progress_records
     from swarm.membership.run_manifest import choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
@@ -213,12 +231,15 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
     try:
         view = SwarmView(choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id))
         admission = Admission(view.manifest.authority)
+        if view.manifest.authority is not None:
+            dht.take_part(view.manifest.key_prefix, view.manifest.authority, b"")
         ends = view.began_at + (math.inf if options.seconds is None else options.seconds)
         while True:
             began = time.monotonic()
             try:
                 view.look([*progress_records(dht, view.manifest, admission).values()])
-            except TimeoutError:
+                view.orders = newest_orders(dht, view.manifest)
+            except (TimeoutError, InputError):
                 pass  # what was seen last stays on the screen, and its age with it
             show(view)
             if time.monotonic() >= ends or not dht.is_alive():

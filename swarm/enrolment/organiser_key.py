@@ -29,6 +29,7 @@ from swarm.protocol.certificates import (
     MAX_CERTIFICATE_BYTES,
     MAX_REMOVALS_BYTES,
     MAX_WARRANT_BYTES,
+    ORDERS,
     REMOVALS,
     Authority,
     NotSigned,
@@ -36,6 +37,7 @@ from swarm.protocol.certificates import (
     Signer,
     warrant,
 )
+from swarm.protocol.orders import MAX_ORDERS_BYTES
 
 VARIABLE = "SWARM_KEY_PASSPHRASE"
 """Environment variable: the passphrase, for whoever has no terminal."""
@@ -44,7 +46,11 @@ MAX_KEY_FILE_BYTES = 2**14
 MAX_DEPUTY_DAYS = 3650
 CLOCK_SECONDS = 600
 """A clock may be so far behind the signer's."""
-_PROBES = {Right.ENROL: (CERTIFICATE, MAX_CERTIFICATE_BYTES), Right.REMOVE: (REMOVALS, MAX_REMOVALS_BYTES)}
+_PROBES = {
+    Right.ENROL: (CERTIFICATE, MAX_CERTIFICATE_BYTES),
+    Right.REMOVE: (REMOVALS, MAX_REMOVALS_BYTES),
+    Right.CONTROL: (ORDERS, MAX_ORDERS_BYTES),
+}
 """By the right: what is signed with it."""
 
 

@@ -23,8 +23,8 @@ MAX_RATE = 1e7  # samples per second
 MAX_NAME_LENGTH = 64
 
 JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
-AVERAGING, VALIDATING = "averaging", "validating"
-PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING)
+AVERAGING, VALIDATING, PAUSED = "averaging", "validating", "paused"
+PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING, PAUSED)
 
 MAX_RECORD_BYTES = 640
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]

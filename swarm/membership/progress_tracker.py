@@ -148,6 +148,10 @@ class ProgressTracker:
                 self._note(group)
         self.holds(step, lineage, ahead=False, samples=samples, phase=TRAINING)
 
+    def aim(self, target: BatchTarget, max_step: int) -> None:
+        """The organiser may have ordered another batch for the present step, or another end of the run."""
+        self._target, self._max_step = target, max_step
+
     def resume(self) -> None:
         """A pause (validation, a checkpoint) ends."""
         with self._lock:

@@ -14,7 +14,7 @@ from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
-from swarm.network.signed_records import Meet, NewestRemovals, OwnedRecords, TakePart
+from swarm.network.signed_records import Meet, NewestList, OwnedRecords, TakePart
 from swarm.protocol.certificates import Authority
 from swarm.runtime.pipes import use_whole_pipes
 from swarm.runtime.processes import descendants, die_with_parent, kill, leave_terminal, stay_small
@@ -75,18 +75,26 @@ class SwarmDHT(hivemind.DHT):
             said = f"The DHT process did not answer within {timeout_seconds:g} s"
             raise InputError(f"{said}: the machine is too busy, so end other programs and try again.") from None
 
-    @property
-    def removals_number(self) -> int:
-        """Of the newest list of removed members that the DHT process has heard of; 0 if there is none."""
-        return self.records.removals_number.value
+    def list_number(self, kind: str) -> int:
+        """Of the newest list of this kind that the DHT process has heard of; 0 if there is none."""
+        return self.records.list_numbers[kind].value
 
-    def newest_removals(self, timeout_seconds: float = 30) -> bytes:
+    def newest_list(self, kind: str, timeout_seconds: float = 30) -> bytes:
         """That list, as it was signed.
 
         Raises:
             concurrent.futures.TimeoutError: the DHT process did not answer
         """
-        return self.run_coroutine(NewestRemovals(), return_future=True).result(timeout_seconds)
+        return self.run_coroutine(NewestList(kind), return_future=True).result(timeout_seconds)
+
+    @property
+    def step(self) -> int:
+        """That is under way in the own run."""
+        return self.records.step.value
+
+    def is_at(self, step: int) -> None:
+        """This step is under way in the own run: no list is taken that says otherwise about it, or earlier ones."""
+        self.records.step.value = step
 
     def run(self) -> None:
         """The life of the DHT process."""

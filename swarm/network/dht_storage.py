@@ -36,7 +36,7 @@ MAX_MANIFESTS = 1000
 MAX_RECORDS = 2048
 """Under each other key."""
 MAX_COPIES = 4
-"""Of the list of a run's removed members: each of them is the same."""
+"""Of a list that a run's organiser has signed: each of them is the same."""
 MAX_KEY_BYTES = 3 * 2**20
 """Under one key; an answer of more than 4 MiB does not get through."""
 MAX_OTHERS_BYTES = 2**24
@@ -74,7 +74,7 @@ class KnownKeys:
 
     def most(self, key: DHTID) -> int:
         """Records that there may be under this key."""
-        if self.records.is_list_of_removed(key.to_bytes()):
+        if self.records.kind_of_list(key.to_bytes()) is not None:
             return MAX_COPIES
         return MAX_MANIFESTS if key == RUNS_ID else MAX_RECORDS
 
@@ -314,12 +314,12 @@ def _store_one(
     if not isinstance(value, bytes) or not isinstance(expiration_time, float):
         return False
     record, records = DHTRecord(key, tag, value, expiration_time), records_of(protocol)
-    if records is not None and records.is_list_of_removed(key):
+    if records is not None and records.kind_of_list(key) is not None:
         # It is heard of whether or not there is room for it, and takes the place of all that came before.
-        before = records.number_of_removed(key)
+        before = records.number_of_list(key)
         if not protocol.record_validator.validate(record):
             return False
-        if records.number_of_removed(key) > before:
+        if records.number_of_list(key) > before:
             storage.forget(key_id)
         return storage.store_subkey(key_id, subkey, value, expiration_time)
     if not storage.may_store(key_id, subkey, len(value), expiration_time):

@@ -18,7 +18,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
-from swarm.network.signed_records import MAX_LIFE_SECONDS, REMOVED, peer_of, plain, records_of
+from swarm.network.signed_records import MAX_LIFE_SECONDS, peer_of, plain, records_of
 
 MORE_RECEIVERS = 64
 MEMBERS = 8
@@ -44,7 +44,7 @@ class Push:
         record = DHTRecord(key.to_bytes(), subkey, value, self.expiration_time)
         signed = protocol.record_validator.sign_value(record)
         own = DHTRecord(key.to_bytes(), subkey, signed, self.expiration_time)
-        protocol.record_validator.validate(own)  # a list of removed members counts here from now on
+        protocol.record_validator.validate(own)  # a list of the organiser counts here from now on
         protocol.storage.store(key, signed, self.expiration_time, subkey=self.subkey)
         stores = (
             protocol.call_store(peer, [key], [signed], [self.expiration_time], subkeys=[self.subkey])
@@ -97,16 +97,19 @@ class PushedHere:
         return ValueWithExpiration(entries, found.expiration_time)
 
 
-def push_removals(dht: Any, prefix: str, signed: bytes, to: Sequence[PeerID] = (), timeout_seconds: float = 10) -> int:
-    """Store the list of removed members where others look for it, and at further peers; how many have taken it.
+def push_list(
+    dht: Any, prefix: str, kind: str, signed: bytes, to: Sequence[PeerID] = (), timeout_seconds: float = 10
+) -> int:
+    """Store a list of the organiser's where others look for it, and at further peers; how many have taken it.
 
     Args:
         dht: of `start_dht`
         prefix: of the run's keys
+        kind: of the list
         signed: the list
 
     Raises:
         concurrent.futures.TimeoutError: the DHT process did not answer
     """
-    push = Push(f"{prefix}.{REMOVED}", dht.owner, signed, get_dht_time() + MAX_LIFE_SECONDS - 60, to)
+    push = Push(f"{prefix}.{kind}", dht.owner, signed, get_dht_time() + MAX_LIFE_SECONDS - 60, to)
     return dht.run_coroutine(push, return_future=True).result(timeout_seconds)

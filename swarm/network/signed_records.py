@@ -25,6 +25,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
+from hivemind.utils import get_logger
 from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
@@ -32,8 +33,11 @@ from hivemind.utils.timed_storage import get_dht_time
 from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
-from swarm.protocol.certificates import EVERYTHING, MAX_REMOVALS_BYTES, Authority, NotSigned
+from swarm.protocol.certificates import EVERYTHING, Authority, NotSigned
+from swarm.protocol.signed_lists import MOST_BYTES, ORDERS, REMOVED
 from swarm.runtime.token_bucket import TokenBucket
+
+logger = get_logger(__name__)
 
 _OWNER = re.compile(rb"\[owner:(ssh-rsa [A-Za-z0-9+/]{100,1400}={0,2})\]")
 _SHA2_256 = b"\x12\x20"  # multihash: its code, and 32 bytes
@@ -49,9 +53,10 @@ MAX_MANIFEST_VALUE_BYTES = 2**16 + 2**11
 """A run manifest, and its signature."""
 MAX_VALUE_BYTES = 2**11 + 2**9 + SHOWN_BYTES
 """Anything else, its signature, and the certificate of who says it."""
-MAX_REMOVALS_VALUE_BYTES = MAX_REMOVALS_BYTES + 2**11
-"""The members who may not take part any more, and the signature of who passes it on."""
-PROGRESS, ADDRESSES, REMOVED = KINDS = ("progress", "addresses", "removed")
+LIST_OVERHEAD_BYTES = 2**11
+"""Of a list that the organiser has signed: the signature of who passes it on."""
+LISTS = (REMOVED, ORDERS)
+PROGRESS, ADDRESSES, *_ = KINDS = ("progress", "addresses", *LISTS)
 """What there is of a run beside its manifest: the last parts of its keys."""
 MAX_LIFE_SECONDS = 3600.0
 """What nobody renews is gone after so long."""
@@ -84,13 +89,16 @@ class OwnedRecords(RSASignatureValidator):
         self._checked: OrderedDict[bytes, bool] = OrderedDict()
         self.strangers = TokenBucket(MAX_CHECKED, STRANGERS_PER_SECOND)
         self.lists = TokenBucket(MAX_LISTS, LISTS_PER_SECOND)
-        """The same for lists of removed members."""
+        """The same for lists that the organiser has signed."""
         self.own_run = OPEN
         """Of the run in which this peer takes part, as this process knows it."""
-        self.removals_number = mp.Value("q", 0)
-        """Of the newest list of removed members of that run, for the trainer, who is another process."""
+        self.list_numbers = {kind: mp.Value("q", 0) for kind in LISTS}
+        """Of the newest list of each kind of that run, for the trainer, who is another process."""
+        self.step = mp.Value("q", 0)
+        """That is under way in that run, as the trainer says."""
         self._admissions: dict[bytes, Admission] = {}
-        self._removal_keys: set[bytes] = set()
+        self._list_keys: dict[bytes, str] = {}
+        self._has_complained = False
 
     def sign_value(self, record: DHTRecord) -> bytes:
         if len(self.written) < MAX_WRITTEN:
@@ -100,8 +108,8 @@ class OwnedRecords(RSASignatureValidator):
     def validate(self, record: DHTRecord) -> bool:
         """Whether it may be stored, passed on and read; what costs least is looked at first."""
         most = MAX_MANIFEST_VALUE_BYTES if record.key == RUNS_ID.to_bytes() else MAX_VALUE_BYTES
-        if record.key in self._removal_keys:
-            most = MAX_REMOVALS_VALUE_BYTES
+        if (kind := self.kind_of_list(record.key)) is not None:
+            most = MOST_BYTES[kind] + LIST_OVERHEAD_BYTES
         if not isinstance(record.value, bytes) or not isinstance(record.expiration_time, float):
             return False
         if record.subkey is None or len(record.subkey) > MAX_SUBKEY_BYTES or len(record.value) > most:
@@ -127,7 +135,7 @@ class OwnedRecords(RSASignatureValidator):
         """Whether there is time to check its signatures; who is known has it always, strangers share some."""
         if owner == self.own or owner in self.met:
             return True
-        if record.key in self._removal_keys:
+        if self.kind_of_list(record.key) is not None:
             return self.lists.take()
         if admission.is_open:
             return self.strangers.take()
@@ -141,22 +149,22 @@ class OwnedRecords(RSASignatureValidator):
         """Who may write under the keys of this run is known from now on, if it was not before."""
         for key, kind in keys_of(prefix).items():
             self._admissions.setdefault(key.to_bytes(), admission)
-            if kind == REMOVED:
-                self._removal_keys.add(key.to_bytes())
+            if kind in LISTS:
+                self._list_keys[key.to_bytes()] = kind
 
-    def is_list_of_removed(self, key: bytes) -> bool:
-        """Whether the list of a run's removed members is under this key."""
-        return key in self._removal_keys
+    def kind_of_list(self, key: bytes) -> str | None:
+        """Of which kind the list is that lies under this key; None if something else does."""
+        return self._list_keys.get(key)
 
-    def number_of_removed(self, key: bytes) -> int:
-        """Of the newest list of that run that this node has heard of."""
-        return self._admissions.get(key, OPEN).removals.number
+    def number_of_list(self, key: bytes) -> int:
+        """Of the newest list under this key that this node has heard of."""
+        return self._admissions.get(key, OPEN).lists.number(self._list_keys[key])
 
     def forget_admission(self, key: bytes) -> None:
         """Nobody writes under this key any more; in the own run that may change."""
         if self._admissions.get(key) is not self.own_run:
             self._admissions.pop(key, None)
-            self._removal_keys.discard(key)
+            self._list_keys.pop(key, None)
 
     def take_part(self, admission: Admission, prefix: str) -> None:
         """This peer is a member of this run."""
@@ -168,23 +176,31 @@ class OwnedRecords(RSASignatureValidator):
         self.admit_by(admission, prefix)
 
     def _is_admitted(self, record: DHTRecord, owner: PeerID, admission: Admission) -> bool:
-        """Whether its owner may say something in this run; the list of those who may not, everybody may pass on."""
+        """Whether its owner may say something in this run; what the organiser has signed, everybody may pass on."""
         if admission.is_open:
             return True
         try:
             said = plain(self.strip_value(record))
-            if record.key not in self._removal_keys:
-                admission.admit(said, owner, EVERYTHING)
-                return True
-            if said == admission.signed_removals:
-                return True
-            if admission.take_removals(said) and admission is self.own_run:
-                self.removals_number.value = admission.removals.number
-            return said == admission.signed_removals
-        except (NotAMember, NotSigned):
+            if (kind := self.kind_of_list(record.key)) is not None:
+                return self._is_newest(kind, said, admission)
+            admission.admit(said, owner, EVERYTHING)
+            return True
+        except NotAMember:
             return False
         except Exception:  # a stranger's bytes
             return False
+
+    def _is_newest(self, kind: str, signed: bytes, admission: Admission) -> bool:
+        """Whether this is the newest list that this node has heard of, which it may be from now on."""
+        is_own = admission is self.own_run
+        try:
+            if admission.lists.take(kind, signed, self.step.value if is_own else 0) and is_own:
+                self.list_numbers[kind].value = admission.lists.number(kind)
+        except NotSigned as error:
+            if is_own and not self._has_complained:
+                self._has_complained = True
+                logger.warning(f"A list under the run's key {kind!r} is refused: it {error} (said once)")
+        return signed == admission.lists.signed(kind)
 
     def _is_sound(self, record: DHTRecord) -> bool:
         try:
@@ -232,12 +248,15 @@ class TakePart:
             records.take_part(Admission(self.authority, self.certificate), self.prefix)
 
 
-class NewestRemovals:
-    """Fetch the list of removed members that the DHT process has heard of last, as it was signed."""
+class NewestList:
+    """Fetch the list of this kind that the DHT process has heard of last, as it was signed."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
 
     async def __call__(self, _dht: Any, node: Any) -> bytes:
         records = records_of(node.protocol)
-        return b"" if records is None else records.own_run.signed_removals
+        return b"" if records is None else records.own_run.lists.signed(self.kind)
 
 
 def records_of(protocol: Any) -> OwnedRecords | None:

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import psutil
 import torch
@@ -230,15 +230,15 @@ class Session:
             kill([averaging])  # it would only complain that it cannot leave in order
         self._on_death(name)
 
-    def tell_members(self, certificate: bytes, removals: bytes) -> bool:
-        """The averaging process hears of a new certificate or of removed members, and they are kept on the disk.
+    def tell_members(self, certificate: bytes, lists: Mapping[str, bytes]) -> bool:
+        """The averaging process hears of a new certificate or of what the organiser has signed; both are kept.
 
         Returns:
             False if there is no such process yet
         """
         if (coordinator := self.strategy.coordinator) is None:
             return False
-        coordinator.averager.set_admission(certificate, removals)
+        coordinator.averager.set_admission(certificate, lists)
         self._entry.keep(self.admission, self.manifest, self.folder)
         return True
 
@@ -304,7 +304,7 @@ class Session:
     def outcome(self, trainer: Trainer) -> str:
         if self.supervisor.found:
             return "starting again"
-        if self.traffic.has_stopped and trainer.global_step < self.total_steps:
+        if self.traffic.has_stopped and trainer.global_step < trainer.max_steps:
             return "traffic limit reached"
         if self.why_ended:
             return "no member any more"
@@ -314,9 +314,9 @@ class Session:
         target = self.options.leaving.target_accuracy
         if target is not None and accuracy >= target:
             return "target accuracy reached"
-        if trainer.global_step < self.total_steps:
+        if trainer.global_step < trainer.max_steps:
             return "time is up"
-        has_taken_part = self.metrics.updates > 0 or (self.resumed_step or 0) >= self.total_steps
+        has_taken_part = self.metrics.updates > 0 or (self.resumed_step or 0) >= trainer.max_steps
         return "completed" if has_taken_part else "over before this peer took part"
 
     def _write_summary(self, final: Status, seconds: float) -> None:

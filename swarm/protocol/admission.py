@@ -8,10 +8,8 @@ run that is open to everybody both do nothing.
 from __future__ import annotations
 
 import hashlib
-import math
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -19,7 +17,8 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 from msgspec import Meta
 
-from swarm.protocol.certificates import MAX_CERTIFICATE_BYTES, Authority, Certificate, NotSigned, Removals, Role
+from swarm.protocol.certificates import MAX_CERTIFICATE_BYTES, Authority, Certificate, NotSigned, Role
+from swarm.protocol.signed_lists import REMOVED, SignedLists
 from swarm.protocol.wire import from_wire, to_wire
 
 SHOWN_BYTES = MAX_CERTIFICATE_BYTES + 16
@@ -43,22 +42,19 @@ class Admission:
     Args:
         authority: whose word counts; None: the run is open to everybody
         certificate: of this peer; empty for one that only stores what members say
-        removals: the newest list of those who may not take part any more, as it was signed
+        lists: the newest ones that the organiser has signed, as they were signed
     """
 
-    def __init__(self, authority: Authority | None = None, certificate: bytes = b"", removals: bytes = b""):
+    def __init__(self, authority: Authority | None = None, certificate: bytes = b"", lists: Mapping[str, bytes] = {}):
         self.authority, self.certificate = authority, certificate
-        self.removals = Removals(authority.run_id if authority else "", 0, {})
-        self.signed_removals = b""
-        """As it was signed; empty as long as nobody was removed."""
+        self.lists = SignedLists(authority)
+        """Who may not take part any more, and what is ordered."""
         self._read: OrderedDict[bytes, Certificate | str] = OrderedDict()
         self._members: OrderedDict[PeerID, Certificate] = OrderedDict()
         self._complaints: set[str] = set()
-        self._took_removals_at = -math.inf
         self.welcome: Callable[[list[PeerID]], None] = _say_nothing
         """Called with who has shown a certificate for the first time: it is no stranger from now on."""
-        if removals:
-            self.take_removals(removals)
+        self.lists.take_all(lists)
 
     @property
     def is_open(self) -> bool:
@@ -119,8 +115,8 @@ class Admission:
             found.check_time(min(now, found.end) if now <= found.end + late_seconds else now)
         except NotSigned as error:
             raise NotAMember(f"shows a certificate that {error}") from None
-        if found.serial in self.removals.removed and time.monotonic() > self._took_removals_at + late_seconds:
-            raise NotAMember(f"was removed by the organiser: {self.removals.why(found.serial)}")
+        if found.serial in self.lists.removals.removed and self.lists.seconds_known(REMOVED) > late_seconds:
+            raise NotAMember(f"was removed by the organiser: {self.lists.removals.why(found.serial)}")
         if not found.roles & role:
             raise NotAMember("shows a certificate that does not allow this")
         if peer not in self._members:
@@ -154,7 +150,7 @@ class Admission:
     def is_removed(self, peer: PeerID) -> bool:
         """Whether it was a member and may not take part any more."""
         certificate = self._members.get(peer)
-        return certificate is not None and certificate.serial in self.removals.removed
+        return certificate is not None and certificate.serial in self.lists.removals.removed
 
     def removed(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """Those of these who may not take part any more."""
@@ -169,23 +165,9 @@ class Admission:
     def why_this_peer_was_removed(self) -> str | None:
         """The organiser's reason; None as long as this peer may take part."""
         own = self.own
-        if own is None or own.serial not in self.removals.removed:
+        if own is None or own.serial not in self.lists.removals.removed:
             return None
-        return self.removals.why(own.serial)
-
-    def take_removals(self, signed: bytes) -> bool:
-        """Whether this list is newer than the one that was known; then it counts from now on.
-
-        Raises:
-            NotSigned: it is no list of this run
-        """
-        if self.is_open:
-            raise NotSigned("is of no use: the run is open to everybody")
-        removals = Removals.read(signed, self.authority, get_dht_time())
-        if removals.number <= self.removals.number:
-            return False
-        self.removals, self.signed_removals, self._took_removals_at = removals, signed, time.monotonic()
-        return True
+        return self.lists.removals.why(own.serial)
 
 
 def _say_nothing(_peers: list[PeerID]) -> None:

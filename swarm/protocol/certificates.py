@@ -34,7 +34,9 @@ CLOCK_SECONDS = 24 * 3600
 LATEST_SECONDS = 2**33
 """The year 2242: no time is later."""
 
-CERTIFICATE, REMOVALS, WARRANT, MANIFEST = (f"swarm {kind} 1" for kind in ("certificate", "removals", "warrant", "run"))
+CERTIFICATE, REMOVALS, WARRANT, MANIFEST, ORDERS = (
+    f"swarm {kind} 1" for kind in ("certificate", "removals", "warrant", "run", "orders")
+)
 """Kinds of what is signed."""
 
 _Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]

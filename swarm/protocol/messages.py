@@ -12,18 +12,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Annotated
 
 import msgspec
 from hivemind.p2p import PeerID
+from msgspec import Meta
 
 from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.orders import DIGEST_BYTES
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, Lineage, Samples, Sketch, Step, from_wire, to_wire
 
 MAX_GROUP_SIZE = 1024
 MAX_TICKET_BYTES = 256
 ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
 """In the ticket of a listener, who does not know yet which weights the others will have."""
-_TICKET = msgspec.msgpack.Decoder(tuple[Step, Samples, bool, float, Lineage, Sketch, bool])
+_OrdersName = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
+_TICKET = msgspec.msgpack.Decoder(tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName])
 
 
 class ExchangeBroken(ConnectionError):  # noqa: N818 (reads as what happened)
@@ -101,6 +105,21 @@ class Refused(RoundEnded):
         return f"{self.leader} averages another model"
 
 
+class OtherOrders(RoundEnded):
+    """The others follow a newer list of the organiser's orders: it counts here, too, before the next round.
+
+    Args:
+        signed: the list
+    """
+
+    def __init__(self, signed: bytes):
+        super().__init__(signed)
+        self.signed = signed
+
+    def __str__(self) -> str:
+        return "the organiser has ordered something that this peer had not heard of"
+
+
 @dataclass(frozen=True)
 class Member:
     """A peer that is expected in the next round, as its progress record says.
@@ -144,6 +163,7 @@ class Ticket:
             `ANY_LINEAGE` for a listener
         sketch: of these weights (`swarm.state_sync.weight_sketch`); empty if it is not known
         warm: whether its PowerSGD goes on from the round of this lineage
+        orders: of the organiser that it follows (`swarm.protocol.orders.Orders.digest`); equal in a group
     """
 
     step: int
@@ -153,11 +173,12 @@ class Ticket:
     lineage: bytes
     sketch: tuple[float, ...] = ()
     warm: bool = False
+    orders: bytes = b""
 
     @classmethod
-    def of_listener(cls, step: int, client_mode: bool) -> Ticket:
+    def of_listener(cls, step: int, client_mode: bool, orders: bytes = b"") -> Ticket:
         """Of a peer that has the weights of this step soon: it gives nothing, and has the average with the others."""
-        return cls(step, 0, client_mode, 0.0, ANY_LINEAGE)
+        return cls(step, 0, client_mode, 0.0, ANY_LINEAGE, orders=orders)
 
     @property
     def listens(self) -> bool:
@@ -170,11 +191,11 @@ class Ticket:
     @classmethod
     def from_bytes(cls, data: bytes) -> Ticket:
         """Raises ValueError: whatever is wrong with it; the sender is not trusted"""
-        step, samples, client_mode, loss, lineage, sketch, warm = from_wire(_TICKET, data, MAX_TICKET_BYTES)
+        step, samples, client_mode, loss, lineage, sketch, warm, orders = from_wire(_TICKET, data, MAX_TICKET_BYTES)
         if lineage == ANY_LINEAGE and samples:
             raise ValueError("a listener has no samples")
         sketch = tuple(sketch) if all(map(math.isfinite, sketch)) else ()
-        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch, warm)
+        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch, warm, orders)
 
 
 @dataclass(frozen=True)

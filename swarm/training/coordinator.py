@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 
 import torch
@@ -23,10 +25,9 @@ from hivemind.utils import get_logger
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.far_members import MANY, FarMembers
-from swarm.membership.progress_record import AVERAGING, TRAINING, VALIDATING, WAITING
+from swarm.membership.progress_record import AVERAGING, PAUSED, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Behind, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
@@ -41,7 +42,11 @@ from swarm.training.joining.follower import Follower
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
 from swarm.training.options import CoordinatorOptions
+from swarm.training.run_control import RunControl
 from swarm.training.throughput import Throughput
+
+ASK_SECONDS = 1.0
+"""How often a peer that is paused asks one that trains why."""
 
 logger = get_logger(__name__)
 
@@ -79,7 +84,10 @@ class Coordinator:
         max_step: int = MAX_STEP,
     ):
         self.options, self.averaging = options or CoordinatorOptions(), averaging or Averaging()
-        self.target = BatchTarget(target_batch_size)
+        self.control = RunControl(self.options.admission, target_batch_size, max_step)
+        self.target = self.control.target(step)
+        """Of the step for which this peer computes."""
+        self._dht, self._has_missed_orders = dht, False
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
@@ -114,7 +122,7 @@ class Coordinator:
             self.options.admission,
         )
         self.averager.set_step(step, self.version.lineage)
-        self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps)
+        self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps, self.control)
         apply = apply or optimizer.step
         self._follower = Follower(
             self.version,
@@ -219,6 +227,7 @@ class Coordinator:
             self._inflight = listened
             self.version.settled.clear()
             self.tracker.begin_ahead()
+            self._follow_orders()
 
     def _is_catching_up(self) -> bool:
         """Begin to catch up if somebody is ahead, or this peer's weights are refuted, or go on.
@@ -269,8 +278,8 @@ class Coordinator:
         """Begin or end a round, if it is time; True when an average has been handed over."""
         if self._inflight is not None:
             self._inflight.expect(self.tracker.swarm.members)
-            return (self._inflight.future.done() or self._is_over) and self._end_round()
-        if self._is_catching_up() or not self._is_over:
+            return (self._inflight.future.done() or self._is_over or self._stands) and self._end_round()
+        if self._is_catching_up() or self._stands or not self._is_over:
             return False
         self._throughput.finish()
         if not self._gradients.is_finite:  # one NaN would spoil everybody's weights: this peer only listens this time
@@ -284,7 +293,57 @@ class Coordinator:
         if len(self.tracker.swarm.members) == 1 and not is_awaited:
             return self._update_alone(None)
         self._begin_round()
-        return not self.averaging.overlaps and self._end_round()
+        return (not self.averaging.overlaps or self._stands) and self._end_round()
+
+    # ---- what the organiser orders ----------------------------------------------------------------------------------
+
+    def _follow_orders(self) -> None:
+        """What counts for the step for which this peer computes."""
+        self._dht.is_at(self.step)
+        self._has_missed_orders |= self.control.look(self.step)
+        self.target = self.control.target(self.tracker.own.round)
+        self.tracker.aim(self.target, self.control.total_steps(math.inf))
+
+    @property
+    def _stands(self) -> bool:
+        """Whether there is nothing to be computed: the run is paused, or over."""
+        return self.control.is_paused(self.tracker.own.round) or self.control.is_over(self.tracker.own.round)
+
+    def wait_while_paused(self) -> None:
+        """Called before a micro-batch is computed. A round that is under way is settled by the micro-batch before."""
+        self._follow_orders()
+        if self._has_missed_orders:
+            self._has_missed_orders = False
+            if (donor := self._who_knew()) is not None:
+                self.catch_up(donor)
+        if not self.control.is_paused(self.tracker.own.round):
+            return
+        asked, ask_at = None, 0.0
+        while self.control.is_paused(self.tracker.own.round) and self._inflight is None and not self._should_stop():
+            self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
+            self._is_catching_up()
+            if asked is None and time.monotonic() >= ask_at:
+                asked = self._ask_why_others_train()
+            if asked is not None and asked.done():
+                self.control.take(asked.result(), self.step)
+                asked, ask_at = None, time.monotonic() + ASK_SECONDS
+            time.sleep(POLL_SECONDS)
+            self._follow_orders()
+        self.resume()
+
+    def _ask_why_others_train(self) -> Future:
+        """Who trains where this peer does not has a newer list of orders, or an older one: one call tells both."""
+        own, records = self.tracker.own, self.tracker.swarm.records
+        others = [peer for peer, record in records.items() if record.phase in (TRAINING, AVERAGING)]
+        others = [peer for peer in others if records[peer].round >= own.round and not records[peer].client_mode]
+        ticket = Ticket.of_listener(own.round, own.client_mode, self.control.digest(own.round))
+        return self.averager.compare_orders(random.choice(others) if others else None, ticket)
+
+    def _who_knew(self) -> PeerID | None:
+        """Whose weights came out of other updates, as those of who followed the orders in time; None if nobody's."""
+        swarm, own = self.tracker.swarm, self.tracker.own
+        donors = swarm.donors(min_step=self.step)
+        return next((donor for donor in donors if swarm.records[donor].lineage != own.lineage), None)
 
     @property
     def _is_over(self) -> bool:
@@ -316,22 +375,30 @@ class Coordinator:
         self._throughput.resume()
         self.averager.set_step(self.step, self.version.lineage)
         self.tracker.begin_step(self.step, self.version.lineage, group)
+        self._follow_orders()
 
     def _begin_round(self) -> None:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
         ticket = self._ticket()
         self._gradients.to_wire(self.samples)
         self._inflight = InflightRound(
-            self.averager, ticket, self.tracker.swarm.members, self.options, self._throughput.take()
+            self.averager,
+            ticket,
+            self.tracker.swarm.members,
+            self.options,
+            self._throughput.take(),
+            self.control.target(ticket.step),
         )
         if self.averaging.overlaps:
             self.version.settled.clear()
             self.tracker.begin_ahead()
+            self._follow_orders()
         else:
             self.tracker.report(urgent=True, phase=AVERAGING)
 
     def _ticket(self) -> Ticket:
-        return self.version.ticket(self.samples, self._throughput.work.loss, self.tracker.own.client_mode)
+        ticket = self.version.ticket(self.samples, self._throughput.work.loss, self.tracker.own.client_mode)
+        return replace(ticket, orders=self.control.digest(self.step))
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
@@ -351,7 +418,7 @@ class Coordinator:
             self.tracker.recount(short.group)  # somebody's pace was overestimated or samples are lost: the step goes on
             self.resume()
             return False
-        except (Behind, Refused, RoundFailed) as error:
+        except (Behind, OtherOrders, Refused, RoundFailed) as error:
             self.on_round(inflight.failed(error))
             self._take_back()
             self._recover(error)
@@ -387,6 +454,7 @@ class Coordinator:
         self._throughput.give_back(inflight.work)
         self.version.settled.set()
         self.tracker.end_ahead(self.step, self.version.lineage, self.samples)
+        self._follow_orders()
 
     def _update_alone(self, report: RoundReport | None) -> bool:
         if not self.target.is_reached_by(self.samples) or not self._gradients.is_finite:
@@ -402,6 +470,9 @@ class Coordinator:
     def _recover(self, error: RoundEnded) -> None:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
         self.tracker.blame(error.blamed)
+        if isinstance(error, OtherOrders):
+            self.control.take(error.signed, self.step)
+            return self._follow_orders()
         if isinstance(error, Refused):
             return self._follower.refused_by(error.leader)
         if isinstance(error, RoundFailed) and not self._should_stop():
@@ -464,6 +535,7 @@ class Coordinator:
             self._throughput.resume()
             self.averager.set_step(self.step, self.version.lineage)
             self.tracker.end_ahead(self.step, self.version.lineage, self.samples, group)
+            self._follow_orders()
         else:
             self._begin_step(group)
         if self._strayed_from is not None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from swarm.averaging.averager import SwarmAverager
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Member, RoundEnded, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
@@ -22,6 +23,7 @@ class InflightRound:
         members: who may come
         options: how patient this peer is
         work: what it took to compute it
+        target: samples that its group needs
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class InflightRound:
         members: Sequence[Member],
         options: CoordinatorOptions,
         work: Work,
+        target: BatchTarget | None = None,
     ):
         self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
         self.expected = {member.peer_id for member in members if member.awaited}
@@ -39,7 +42,9 @@ class InflightRound:
         if ticket.listens:  # the round before may have to end first
             timeout_seconds *= 2
         self._patience_seconds = timeout_seconds + averager.timeouts.hangs_seconds
-        self.future = averager.run_round(ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds)
+        self.future = averager.run_round(
+            ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds, target
+        )
 
     def expect(self, members: Sequence[Member]) -> None:
         """As peers come and go."""
@@ -52,7 +57,7 @@ class InflightRound:
         """Its result; meanwhile nothing is computed.
 
         Raises:
-            Behind, Refused, RoundFailed, ShortBatch: as it ended
+            Behind, OtherOrders, Refused, RoundFailed, ShortBatch: as it ended
         """
         blocked_since, waited_seconds = time.perf_counter(), 0.0
         while not self.future.done():

@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from recipe.errors import InputError
 from recipe.training.heap import keep_heap
@@ -87,6 +88,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.dht, self._owns_dht = dht, dht is None
         self.stop_requested = stop_requested or threading.Event()
         self.max_step, self.keep_own = max_step, keep_own
+        self._total_steps = max_step
+        """Of the run, as the Trainer knows it."""
         self.coordinator: Coordinator | None = None
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
         self._micro_batch_samples = 0
@@ -131,6 +134,16 @@ class SwarmStrategy(SingleDeviceStrategy):
             if config.reduce_on_plateau:
                 raise InputError("A swarm steps schedulers by global update: ReduceLROnPlateau cannot be used.")
             config.interval = EVERY_UPDATE
+            if isinstance(config.scheduler, LambdaLR):
+                config.scheduler.lr_lambdas = [self._steered(rate) for rate in config.scheduler.lr_lambdas]
+        self._check_steerable()
+
+    def _check_steerable(self) -> None:
+        has_organiser = self.options is not None and not self.options.admission.is_open
+        if has_organiser and not all(isinstance(config.scheduler, LambdaLR) for config in self.lr_scheduler_configs):
+            raise InputError(
+                "The organiser of a run may change its learning rate: use a LambdaLR, or no scheduler and no organiser."
+            )
 
     def barrier(self, name: str | None = None) -> None:
         """Lightning waits here for all processes before it trains: this is where a peer joins the swarm."""
@@ -196,6 +209,7 @@ class SwarmStrategy(SingleDeviceStrategy):
     # ---- every micro-batch ------------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.coordinator.wait_while_paused()
         self._micro_batch_samples = extract_batch_size(args[0] if args else next(iter(kwargs.values())))
         return super().training_step(*args, **kwargs)
 
@@ -213,6 +227,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         faults.at("computing", self.coordinator.step)
         averaged = loss is not None and self.coordinator.contribute(self._micro_batch_samples, loss)
         if averaged:
+            self._follow_orders()
             with self.coordinator.updating():
                 super().optimizer_step(optimizer, lambda: loss, model=model, **kwargs)
         # Lightning counts this call as a step when it returns
@@ -239,3 +254,32 @@ class SwarmStrategy(SingleDeviceStrategy):
             for config in self.lr_scheduler_configs:
                 while config.scheduler.last_epoch < self.coordinator.step:
                     config.scheduler.step()
+        self._follow_orders()
+
+    # ---- what the organiser orders ----------------------------------------------------------------------------------
+
+    def _follow_orders(self) -> None:
+        """The learning rate and the end of the run are those of this step, also if an order has come late."""
+        total, loop = self.coordinator.control.total_steps(self.coordinator.step), self._trainer.fit_loop.epoch_loop
+        if total != self._total_steps:
+            if loop.max_steps in (-1, self._total_steps) or loop.max_steps > total:  # else this peer leaves earlier
+                loop.max_steps = total
+            self._total_steps = total
+        for config in self.lr_scheduler_configs:
+            scheduler = config.scheduler
+            if isinstance(scheduler, LambdaLR):
+                for group, base, rate in zip(
+                    scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+                ):
+                    group["lr"] = base * rate(scheduler.last_epoch)
+
+    def _steered(self, rate: Callable[[float], float]) -> Callable[[int], float]:
+        """This learning rate by step, as the organiser orders it."""
+
+        def steered(step: int) -> float:  # a plain function: of other callables, schedulers keep what is in them
+            if self.coordinator is None:
+                return rate(step)
+            control = self.coordinator.control
+            return control.learning_rate_factor(step) * rate(control.schedule_position(step))
+
+        return steered

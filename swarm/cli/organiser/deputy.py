@@ -20,7 +20,7 @@ import tyro
 from recipe.command_line import arg, exit_status, read_options
 from swarm.cli.organiser.organiser_options import OrganiserOptions
 
-RightName = Literal["all", "enrol", "remove"]
+RightName = Literal["members", "enrol", "remove", "control", "all"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class DeputyOptions:
 
     file: tyro.conf.Positional[Annotated[Path, arg("FILE")]]
     """Where the new key goes; beside it comes FILE.warrant, in which you have signed what it may do."""
-    rights: RightName = "all"
-    """enrol: let people in; remove: remove members; all: both. What is trained, only your own key can say."""
+    rights: RightName = "members"
+    """enrol: let people in; remove: remove members; members: both; control: pause the run, end it, steer it; all:
+    all of these. What is trained, only your own key can say."""
     days: Annotated[float, arg("DAYS")] = 30.0
     """For how long. The certificates that it signs end then, too."""
     organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
@@ -45,7 +46,10 @@ def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
         from swarm.enrolment.organiser_key import VARIABLE, make_deputy, warrant_path
         from swarm.protocol.certificates import Right
 
-        rights = {"all": Right.ENROL | Right.REMOVE, "enrol": Right.ENROL, "remove": Right.REMOVE}[options.rights]
+        members = Right.ENROL | Right.REMOVE
+        rights = {"members": members, "all": members | Right.CONTROL}.get(options.rights) or Right[
+            options.rights.upper()
+        ]
         path, passphrase = options.file.expanduser(), os.environ.get(VARIABLE) or None
         make_deputy(folder.signer(), folder.run_id, rights, options.days, path, passphrase)
         say(

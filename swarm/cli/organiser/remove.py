@@ -20,8 +20,9 @@ import tyro
 
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
+from swarm.cli.organiser.calling import NotTold, calling
 from swarm.cli.organiser.organiser_options import OrganiserOptions, listed, short
-from swarm.network.addresses import check_reachable, parse_initial_peers
+from swarm.network.addresses import parse_initial_peers
 
 if TYPE_CHECKING:
     from hivemind.p2p import PeerID
@@ -61,10 +62,6 @@ class RemoveOptions:
             raise InputError("--close goes with a removal, and --restore takes one back: leave out one of them.")
         if self.offline and self.initial_peers is not None:
             raise InputError("With --offline nobody is called: leave it out, or --initial-peers.")
-
-
-class NotTold(Exception):  # noqa: N818 (reads as what it says)
-    """The swarm has not got the list. The text is a sentence that says why."""
 
 
 @dataclass(frozen=True)
@@ -218,56 +215,28 @@ def hand_out(change: Change, addresses: Sequence[str]) -> int:
         NotTold: they have not got it; whether it was signed is open
         InputError: it cannot be signed or kept
     """
-    dht = _called(addresses)
-    from swarm.network.dht_options import stop_dht
-    from swarm.network.record_push import MORE_RECEIVERS, push_removals
+    from swarm.network.record_push import MORE_RECEIVERS, push_list
+    from swarm.protocol.signed_lists import REMOVED
 
     try:
-        manifest = _manifest(dht, addresses, change.authority)
-        dht.take_part(manifest.key_prefix, change.authority, b"")
-        _keep_newest(dht, manifest, change)
-        peers = _who_trains(dht, manifest)[:MORE_RECEIVERS]
-        num_taken = push_removals(dht, manifest.key_prefix, change.signed, tuple(peers))
-        if peers and not num_taken:
-            raise NotTold("None of the peers there has taken the list.")
-        return num_taken
+        with calling(addresses, change.authority) as (dht, manifest):
+            _keep_newest(dht, manifest, change)
+            peers = _who_trains(dht, manifest)[:MORE_RECEIVERS]
+            num_taken = push_list(dht, manifest.key_prefix, REMOVED, change.signed, tuple(peers))
     except (TimeoutError, CancelledError, OSError, RuntimeError):
         raise NotTold("The peers there are too busy to answer.") from None
-    finally:
-        stop_dht(dht)
-
-
-def _called(addresses: Sequence[str]) -> SwarmDHT:
-    """Raises NotTold: nobody answers"""
-    from swarm.network.dht_options import NetworkOptions, start_dht
-
-    try:
-        return start_dht(NetworkOptions(initial_peers=tuple(check_reachable(addresses)), client_mode=True))
-    except InputError as error:  # the clock may be wrong, too: that must not keep the organiser from signing
-        raise NotTold(str(error)) from None
-
-
-def _manifest(dht: SwarmDHT, addresses: Sequence[str], authority: Authority) -> RunManifest:
-    """Raises NotTold: nobody trains this run there"""
-    from swarm.membership.run_manifest import read_manifests
-
-    run_id = authority.run_id
-    try:
-        found = read_manifests(dht, addresses, run_id, authority.organiser)
-    except InputError as error:
-        raise NotTold(str(error)) from None
-    if run_id not in found:
-        raise NotTold(f"The peers at {' '.join(addresses)} know nothing of your run {run_id}.")
-    return found[run_id]
+    if peers and not num_taken:
+        raise NotTold("None of the peers there has taken the list.")
+    return num_taken
 
 
 def _keep_newest(dht: SwarmDHT, manifest: RunManifest, change: Change) -> None:
     """A list that was signed on another machine must not be lost."""
-    from swarm.network.signed_records import REMOVED
     from swarm.protocol.certificates import NotSigned
+    from swarm.protocol.signed_lists import REMOVED
 
     dht.get(f"{manifest.key_prefix}.{REMOVED}", latest=True, return_future=True).result(ANSWER_SECONDS)
-    if signed := dht.newest_removals(ANSWER_SECONDS):
+    if signed := dht.newest_list(REMOVED, ANSWER_SECONDS):
         try:
             change.registry.keep_removals(signed, change.authority)
         except NotSigned:  # this machine's clock is behind

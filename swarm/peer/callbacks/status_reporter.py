@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from recipe.run_folder import RunFolder
-from swarm.membership.progress_record import JOINING, WAITING
+from swarm.membership.progress_record import JOINING, PAUSED, WAITING
 from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
 from swarm.peer.status import Status, status_table
 
@@ -48,7 +48,7 @@ class StatusReporter(L.Callback):
     def __init__(self, folder: RunFolder, status: Status, metrics: SwarmMetrics, stop_requested: threading.Event):
         self._folder, self._status, self._metrics = folder, status, metrics
         self._stop_requested = stop_requested
-        self._strategy = None
+        self._strategy = self._trainer = None
         self._coordinator = None
         self._training, self._leaving, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._console = PatientConsole(file=sys.stdout)
@@ -56,7 +56,7 @@ class StatusReporter(L.Callback):
         self._last_line, self._last_news = -LINE_SECONDS, None
 
     def setup(self, trainer, pl_module, stage) -> None:
-        self._strategy = trainer.strategy
+        self._strategy, self._trainer = trainer.strategy, trainer
         if not self._thread.is_alive() and not self._closing.is_set():
             self._thread.start()
 
@@ -93,9 +93,16 @@ class StatusReporter(L.Callback):
         return replace(
             status,
             step=coordinator.step,
+            total_steps=self._total_steps,
+            target_batch_size=coordinator.target.samples,
             samples=int(coordinator.tracker.swarm.samples_by_now),
             num_peers=last.num_peers if last else len(coordinator.tracker.swarm.members),
         )
+
+    @property
+    def _total_steps(self) -> int:
+        """The organiser may have ended the run or extended it."""
+        return self._status.total_steps if self._trainer is None else self._trainer.max_steps
 
     def _phase(self) -> str:
         if self._stop_requested.is_set() or self._leaving.is_set():
@@ -103,6 +110,8 @@ class StatusReporter(L.Callback):
         if self._coordinator is None:
             return JOINING
         phase = self._coordinator.tracker.own.phase
+        if phase == PAUSED:
+            return f"paused at step {self._coordinator.step}"
         missing = self._coordinator.options.min_peers - len(self._coordinator.tracker.swarm.members)
         return f"waiting for {missing} more peer{'s' * (missing != 1)}" if phase == WAITING and missing > 0 else phase
 

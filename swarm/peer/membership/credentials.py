@@ -6,8 +6,8 @@ import base64
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hivemind.p2p import PeerID
@@ -18,7 +18,7 @@ from swarm.enrolment.client import TryLater, enrol, renew
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.membership.run_manifest import RunManifest
-from swarm.network.signed_records import read_key
+from swarm.network.signed_records import LISTS, read_key
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import (
     EVERYTHING,
@@ -28,6 +28,7 @@ from swarm.protocol.certificates import (
     NotSigned,
     Signer,
 )
+from swarm.protocol.signed_lists import REMOVED
 
 ORGANISERS_DAYS = 365
 """For which the organiser's own peers are members; they renew it themselves."""
@@ -40,31 +41,36 @@ class Credentials:
     Args:
         line: join line without its invitation
         certificate: as it was signed
-        removals: newest list of those who may not take part any more, as it was signed; empty if there is none
+        lists: the newest ones that the organiser has signed, by kind, as they were signed
         manifest: of the run, as its organiser has signed it; empty before this peer has seen it
     """
 
     line: JoinLine
     certificate: bytes
-    removals: bytes = b""
+    lists: Mapping[str, bytes] = field(default_factory=dict)
     manifest: bytes = b""
 
     def write(self, path: Path) -> None:
         """Raises OSError: the disk is full, for instance"""
-        kept = {
-            name: base64.b64encode(getattr(self, name)).decode() for name in ("certificate", "removals", "manifest")
-        }
-        write_json(path, {"line": str(self.line), **kept})
+        kept = {"certificate": self.certificate, "manifest": self.manifest, **self.lists}
+        write_json(
+            path, {"line": str(self.line)} | {name: base64.b64encode(data).decode() for name, data in kept.items()}
+        )
 
     @classmethod
     def read(cls, path: Path) -> Credentials | None:
         """None if there are none, or they cannot be read."""
         try:
             content = json.loads(path.read_text())
-            kept = {name: base64.b64decode(content[name]) for name in ("certificate", "removals", "manifest")}
-            return cls(JoinLine.parse(content["line"]), **kept)
+            certificate, manifest = (base64.b64decode(content[name]) for name in ("certificate", "manifest"))
+            lists = {kind: base64.b64decode(content[kind]) for kind in LISTS if kind in content}
+            return cls(JoinLine.parse(content["line"]), certificate, lists, manifest)
         except (OSError, ValueError, TypeError, KeyError, RecursionError, InputError):
             return None
+
+    def with_list(self, kind: str, signed: bytes) -> Credentials:
+        """The same with another list; an empty one replaces none."""
+        return replace(self, lists={**self.lists, kind: signed}) if signed else self
 
     def certificate_of(self, peer_id: PeerID) -> Certificate | None:
         """What the certificate says; None if it is of another peer, or no certificate of this run."""
@@ -94,7 +100,7 @@ class Membership:
         line = self.credentials.line
         authority = Authority(line.run_id, line.organiser)
         try:
-            return Admission(authority, self.credentials.certificate, self.credentials.removals)
+            return Admission(authority, self.credentials.certificate, self.credentials.lists)
         except NotSigned:  # the clock was set back, for instance; others in the swarm have the list, too
             return Admission(authority, self.credentials.certificate)
 
@@ -130,7 +136,8 @@ def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, 
                 f"{error} If nobody can reach it: the organiser can make a certificate for {peer_id} (swarm invite "
                 f"--peer-id), which goes with --public-name {name}."
             ) from None
-        kept = replace(kept or Credentials(bare, b""), certificate=answer.certificate, removals=answer.removals)
+        kept = replace(kept or Credentials(bare, b""), certificate=answer.certificate)
+        kept = kept.with_list(REMOVED, answer.removals)
     elif has.begin > time.time():
         raise InputError("This peer's certificate begins later than it is on this machine: set the clock right.")
     return Membership(kept, lambda before: renew(bare, key, name, before).certificate)
@@ -197,7 +204,7 @@ def organisers_own(
     def certify(_before: bytes = b"") -> bytes:
         return registry.certify(member, signer, authority, ORGANISERS_DAYS)
 
-    credentials = Credentials(folder.join_line(), certify(), registry.removals())
+    credentials = Credentials(folder.join_line(), certify()).with_list(REMOVED, registry.removals())
     return Membership(credentials, certify, lambda manifest: manifest.signed_by(signer))
 
 
@@ -210,7 +217,7 @@ def keep(membership: Membership, admission: Admission, manifest: RunManifest, fo
     newest = replace(
         membership.credentials,
         certificate=admission.certificate,
-        removals=admission.signed_removals,
+        lists=admission.lists.all_signed,
         manifest=manifest.to_bytes(),
     )
     newest.write(folder.membership)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,7 +146,7 @@ class Entry:
         Raises:
             InputError: it has not been invited; or, at the organiser's machine, nobody could be let in
         """
-        from swarm.network.record_push import push_removals
+        from swarm.network.record_push import push_list
         from swarm.protocol.certificates import Role
 
         if manifest.authority is None:
@@ -156,26 +156,28 @@ class Entry:
             self.membership = self._organisers_own(dht, manifest, addresses) or self._kept(manifest, dht.peer_id)
         admission = self.membership.new_admission()
         dht.take_part(manifest.key_prefix, manifest.authority, admission.certificate)
-        if admission.why_this_peer_was_removed is not None:
-            self._look_for_newer_list(dht, manifest.key_prefix)  # it may have been let in again
-            admission = self.membership.new_admission()
+        self._look_for_newer_lists(dht, manifest.key_prefix)  # orders count from the first update on
+        admission = self.membership.new_admission()
         if (why := admission.why_this_peer_was_removed) is not None:
             raise InputError(f"The organiser has removed this peer from run {manifest.run_id}: {why}.")
         if admission.own is not None and Role.TRAIN not in admission.own.roles:
             raise InputError(f"The organiser has not given this peer the role to train in run {manifest.run_id}.")
-        if admission.signed_removals:
+        for kind, signed in admission.lists.all_signed.items():
             with contextlib.suppress(TimeoutError):  # the others have it, or get it from somebody else
-                push_removals(dht, manifest.key_prefix, admission.signed_removals)
+                push_list(dht, manifest.key_prefix, kind, signed)
 
-    def _look_for_newer_list(self, dht, prefix: str) -> None:
-        """Of removed members, in the swarm."""
-        from swarm.network.signed_records import REMOVED
+    def _look_for_newer_lists(self, dht, prefix: str) -> None:
+        """That the organiser has signed, in the swarm."""
+        from swarm.network.signed_records import LISTS
 
+        known = self.membership.new_admission().lists
         with contextlib.suppress(TimeoutError):
-            dht.get(f"{prefix}.{REMOVED}", latest=True, return_future=True).result(SEARCH_SECONDS)
-            if newer := dht.newest_removals():
-                credentials = replace(self.membership.credentials, removals=newer)
-                self.membership = replace(self.membership, credentials=credentials)
+            searches = [dht.get(f"{prefix}.{kind}", latest=True, return_future=True) for kind in LISTS]
+            for kind, search in zip(LISTS, searches, strict=True):
+                search.result(SEARCH_SECONDS)
+                if dht.list_number(kind) > known.number(kind):
+                    credentials = self.membership.credentials.with_list(kind, dht.newest_list(kind))
+                    self.membership = replace(self.membership, credentials=credentials)
 
     def _kept_credentials(self):
         """What this peer has from an earlier time in this run; None if there is nothing."""
@@ -262,7 +264,14 @@ class Entry:
             who = "One person can join with this line"
         return folder.join_line(token), f"{who}, until {until}."
 
-    def watch(self, dht, admission, prefix: str, tell: Callable[[bytes, bytes], bool], on_end: Callable[[str], None]):
+    def watch(
+        self,
+        dht,
+        admission,
+        prefix: str,
+        tell: Callable[[bytes, Mapping[str, bytes]], bool],
+        on_end: Callable[[str], None],
+    ):
         """From now on this peer hears who is removed, and renews its certificate; arguments as of `MemberWatch`."""
         from swarm.peer.membership.member_watch import MemberWatch
 

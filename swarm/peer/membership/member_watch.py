@@ -1,28 +1,28 @@
-"""While a member trains: it hears who was removed, tells its other processes, and renews its certificate in time."""
+"""While a member trains: it hears what the organiser signs, tells its other processes, and renews its certificate."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 
 from hivemind.utils import get_dht_time
 
 from recipe.errors import InputError
 from swarm.network.dht_process import SwarmDHT
-from swarm.network.record_push import push_removals
-from swarm.network.signed_records import REMOVED
+from swarm.network.record_push import push_list
+from swarm.network.signed_records import LISTS
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import NotSigned
 
 LOOK_SECONDS = 0.1
 """A look reads a number in shared memory: a removed member is out before a fast swarm has made many updates."""
 SEARCH_SECONDS = 15.0
-"""How often a peer asks others for the newest list; who is known to train is told at once."""
+"""How often a peer asks others for the newest lists; who is known to train is told at once."""
 PASS_ON_SECONDS = 600.0
-"""How often a member stores the list again, which is forgotten after an hour."""
+"""How often a member stores the lists again, which are forgotten after an hour."""
 RENEW_SHARE = 0.5
 """Of a certificate's life, after which it is renewed."""
 RENEW_AGAIN_SECONDS = 60.0
@@ -39,8 +39,8 @@ class MemberWatch(threading.Thread):
         dht: of this peer, which takes part in the run
         admission: of the trainer
         prefix: of the run's keys
-        tell: called with the certificate and the list of the removed, both as they were signed, when one is new, until
-            it returns True
+        tell: called with the certificate and the organiser's lists by kind, all as they were signed, when one is new,
+            until it returns True
         renew: asks the organiser for a new certificate in place of this one; raises InputError if that fails
         on_end: called once with a sentence when this peer may not take part any more
     """
@@ -50,7 +50,7 @@ class MemberWatch(threading.Thread):
         dht: SwarmDHT,
         admission: Admission,
         prefix: str,
-        tell: Callable[[bytes, bytes], bool],
+        tell: Callable[[bytes, Mapping[str, bytes]], bool],
         renew: Callable[[bytes], bytes],
         on_end: Callable[[str], None],
     ):
@@ -58,8 +58,11 @@ class MemberWatch(threading.Thread):
         self._dht, self._admission, self._prefix = dht, admission, prefix
         self._tell, self._renew, self._on_end = tell, renew, on_end
         self._stopped = threading.Event()
-        self._told = False
-        """Whether the averaging process knows the newest; it is started after this thread."""
+        self._told: tuple[bytes, Mapping[str, bytes]] | None = None
+        """What the averaging process knows; it is started after this thread."""
+        self._passed_on: Mapping[str, bytes] = {}
+        self._refused: dict[str, int] = {}
+        """Lists that this peer does not take, by their numbers."""
         now = time.monotonic()
         self._search_at, self._pass_on_at, self._renew_at, self._say_at = now, now, now, now
 
@@ -79,39 +82,43 @@ class MemberWatch(threading.Thread):
     def look(self) -> None:
         """Once. What is known already comes before whatever waits for others."""
         now = time.monotonic()
-        self._take_removals()
-        if not self._told:
-            self._told = self._tell(self._admission.certificate, self._admission.signed_removals)
+        for kind in LISTS:
+            self._take(kind)
+        news = self._admission.certificate, self._admission.lists.all_signed
+        if news != self._told and self._tell(*news):
+            self._told = news
         self._end_if_over()
         if now >= self._search_at and not self._stopped.is_set():
             self._search_at = now + SEARCH_SECONDS
             self._search()
-        if self._admission.signed_removals and now >= self._pass_on_at:
-            self._pass_on()
+        if news[1] and (now >= self._pass_on_at or news[1] != self._passed_on):
+            self._pass_on(news[1])
         if self._is_to_be_renewed() and now >= self._renew_at:
             self._renew_at = now + RENEW_AGAIN_SECONDS
             self._take_certificate()
 
-    # ---- who was removed --------------------------------------------------------------------------------------------
+    # ---- what the organiser has signed ------------------------------------------------------------------------------
 
     def _search(self) -> None:
         """What is found goes through the DHT process, which notes a newer list: nobody waits for an answer."""
-        self._dht.get(f"{self._prefix}.{REMOVED}", latest=True, return_future=True)
+        for kind in LISTS:
+            self._dht.get(f"{self._prefix}.{kind}", latest=True, return_future=True)
 
-    def _take_removals(self) -> None:
-        if self._dht.removals_number <= self._admission.removals.number:
+    def _take(self, kind: str) -> None:
+        number = self._dht.list_number(kind)
+        if number <= max(self._admission.lists.number(kind), self._refused.get(kind, 0)):
             return
         try:
-            is_newer = self._admission.take_removals(self._dht.newest_removals(ANSWER_SECONDS))
-        except NotSigned as error:  # this machine's clock has been set back
-            logger.warning("The list of removed members %s", error)
-            return
-        if is_newer:
-            self._told, self._pass_on_at = False, 0.0
+            self._admission.lists.take(kind, self._dht.newest_list(kind, ANSWER_SECONDS), self._dht.step)
+        except NotSigned as error:  # this machine's clock has been set back, for instance
+            self._refused[kind] = number
+            logger.warning("The organiser's list under %s %s", kind, error)
 
-    def _pass_on(self) -> None:
-        self._pass_on_at = time.monotonic() + PASS_ON_SECONDS
-        push_removals(self._dht, self._prefix, self._admission.signed_removals, self._dht.acquaintances.peers)
+    def _pass_on(self, lists: Mapping[str, bytes]) -> None:
+        """Also what has come with a round, which the DHT process has not heard of."""
+        self._pass_on_at, self._passed_on = time.monotonic() + PASS_ON_SECONDS, lists
+        for kind, signed in lists.items():
+            push_list(self._dht, self._prefix, kind, signed, self._dht.acquaintances.peers)
 
     # ---- this peer's certificate ------------------------------------------------------------------------------------
 
@@ -130,7 +137,6 @@ class MemberWatch(threading.Thread):
             return
         self._admission.certificate = certificate
         self._dht.take_part(self._prefix, self._admission.authority, certificate)
-        self._told = False
 
     def _end_if_over(self) -> None:
         why = self._admission.why_this_peer_was_removed

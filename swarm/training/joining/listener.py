@@ -14,9 +14,10 @@ from hivemind.utils import get_logger
 
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.messages import Behind, Ticket
+from swarm.protocol.messages import Behind, OtherOrders, Ticket
 from swarm.training.inflight_round import InflightRound
 from swarm.training.options import CoordinatorOptions
+from swarm.training.run_control import RunControl
 from swarm.training.throughput import Work
 
 logger = get_logger(__name__)
@@ -33,9 +34,18 @@ class Listener:
     Args:
         options: how patient this peer is
         overlaps: rounds run beside the training, so that one may run beside a download
+        control: what the organiser has ordered
     """
 
-    def __init__(self, averager: SwarmAverager, tracker: ProgressTracker, options: CoordinatorOptions, overlaps: bool):
+    def __init__(
+        self,
+        averager: SwarmAverager,
+        tracker: ProgressTracker,
+        options: CoordinatorOptions,
+        overlaps: bool,
+        control: RunControl,
+    ):
+        self._control = control
         self._averager, self._tracker, self._options = averager, tracker, options
         self._is_able = overlaps and averager.can_listen and averager.vector.nbytes >= LISTEN_BYTES
         self._round: InflightRound | None = None
@@ -49,8 +59,10 @@ class Listener:
         step = max(self._least_step, self._tracker.swarm.next_round)
         if others:
             self._averager.vector.zero_()
-            ticket = Ticket.of_listener(step, self._tracker.own.client_mode)
-            self._round = InflightRound(self._averager, ticket, others, self._options, Work())
+            self._control.look(step)
+            ticket = Ticket.of_listener(step, self._tracker.own.client_mode, self._control.digest(step))
+            target = self._control.target(step)
+            self._round = InflightRound(self._averager, ticket, others, self._options, Work(), target)
 
     @property
     def _is_under_way(self) -> bool:
@@ -60,6 +72,8 @@ class Listener:
         if self._round.future.done() and (error := self._round.future.exception()) is not None:
             logger.debug(f"listened to the round of step {self._round.ticket.step} in vain: {error!r}")
             self._least_step = error.args[0] if isinstance(error, Behind) else 0
+            if isinstance(error, OtherOrders):
+                self._control.take(error.signed, self._round.ticket.step)
             self._round = None
         return self._round is not None
 

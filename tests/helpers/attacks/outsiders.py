@@ -16,7 +16,7 @@ from hivemind.p2p import P2P
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
-from swarm.averaging.matchmaking_messages import parse_step
+from swarm.averaging.matchmaking_messages import parse_step, to_knock
 from swarm.membership.failure_detector import FailureDetector, question
 from swarm.membership.run_manifest import PROTOCOL, RUNS_KEY, RunManifest, read_manifests
 from swarm.network.reachability import NONCE_BYTES, CallMe, ReachabilityService
@@ -265,7 +265,9 @@ async def knock(node: Outsider) -> None:
     async def once() -> None:
         nonlocal step
         ticket = Ticket(step, 64, False, 1.0, random_lineage())
-        request = averaging_pb2.JoinRequest(schema_hash=schema_hash, gather=node.admission.show(ticket.to_bytes()))
+        request = averaging_pb2.JoinRequest(
+            schema_hash=schema_hash, gather=to_knock(node.admission.show(ticket.to_bytes()))
+        )
         stream = await node.averager(node.target).rpc_join_group(request)
         try:
             reply = await stream.__anext__()
@@ -294,7 +296,9 @@ async def thief(node: Outsider) -> None:
 
     async def come_to_a_round() -> None:
         ticket = Ticket(max((record.step for record in members.values()), default=0), 64, False, 1.0, random_lineage())
-        request = averaging_pb2.JoinRequest(schema_hash=bytes(32), gather=node.admission.show(ticket.to_bytes()))
+        request = averaging_pb2.JoinRequest(
+            schema_hash=bytes(32), gather=to_knock(node.admission.show(ticket.to_bytes()))
+        )
         async for reply in await node.averager(node.target).rpc_join_group(request):
             replies.add(averaging_pb2.MessageCode.Name(reply.code))
 

@@ -14,8 +14,8 @@ from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_store import ProgressStore
 from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.network.record_push import push_removals
-from swarm.network.signed_records import PROGRESS
+from swarm.network.record_push import push_list
+from swarm.network.signed_records import PROGRESS, REMOVED
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import EVERYTHING, Certificate, Removals
 
@@ -53,9 +53,9 @@ class Member:
 
     def heard(self) -> dict[int, str]:
         """Who is removed, as far as it knows."""
-        if signed := self.dht.newest_removals():
-            self.admission.take_removals(signed)
-        return self.admission.removals.removed
+        if signed := self.dht.newest_list(REMOVED):
+            self.admission.lists.take(REMOVED, signed)
+        return self.admission.lists.removals.removed
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_members_hear_of_a_removal(folder, members):
     ada.train()
     ben.train()
     elsewhere = Removals(RUN, int(1000 * time.time()), {}).with_removed([7], "signed on another machine")
-    push_removals(ada.dht, ada.manifest.key_prefix, elsewhere.signed_by(folder.signer()), (ben.dht.peer_id,))
+    push_list(ada.dht, ada.manifest.key_prefix, REMOVED, elsewhere.signed_by(folder.signer()), (ben.dht.peer_id,))
     status, said = run(folder, "ben", "--why", "sends noise")
     assert said == [
         f"ben (…{str(ben.dht.peer_id)[-8:]}) is removed from run digits: sends noise.",

@@ -7,7 +7,8 @@ from threading import Event
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarm.network.record_push import push_removals
+from swarm.network.record_push import push_list
+from swarm.network.signed_records import REMOVED
 from swarm.peer.membership.member_watch import MemberWatch
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.certificates import EVERYTHING, Authority, Certificate, Removals, Signer
@@ -53,10 +54,10 @@ def train(name, initial_peers, line, key, serial=None, max_steps=-1, min_peers=1
             said.append(sentence)
             removed.set()
 
-        def tell(certificate, removals):
+        def tell(certificate, lists):
             if strategy.coordinator is None:
                 return False
-            strategy.coordinator.averager.set_admission(certificate, removals)
+            strategy.coordinator.averager.set_admission(certificate, lists)
             return True
 
         watch = MemberWatch(dht, admission, NAMESPACE, tell, lambda before: before, on_end)
@@ -79,7 +80,7 @@ def remove(name, initial_peers, line, key, serial):
     signed = Removals("run", 0, {}).with_removed([serial], "it sent noise").signed_by(signer)
     with running_dht(initial_peers, line, client_mode=True) as dht:
         dht.take_part(NAMESPACE, Authority("run", signer.public_key), b"")
-        push_removals(dht, NAMESPACE, signed)
+        push_list(dht, NAMESPACE, REMOVED, signed)
         return time.monotonic()
 
 

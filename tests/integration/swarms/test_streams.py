@@ -12,6 +12,7 @@ from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError
 from hivemind.proto import averaging_pb2, p2pd_pb2
 from hivemind.proto.averaging_pb2 import DownloadData
 
+from swarm.averaging.matchmaking_messages import to_knock
 from swarm.averaging.rounds import schema_hash
 from swarm.network import served_stream, stream_limits
 from swarm.network.hivemind_patches import CALLS
@@ -293,7 +294,7 @@ async def _knock(dht, other, averager) -> None:
     stub = PeerService.get_stub(p2p, dht.peer_id, namespace="run")
     ticket = Ticket(1, 1, False, 0.0, bytes(LINEAGE_BYTES))
     request = averaging_pb2.JoinRequest(
-        schema_hash=schema_hash(averager.vector), gather=ticket.to_bytes(), client_mode=False
+        schema_hash=schema_hash(averager.vector), gather=to_knock(ticket.to_bytes()), client_mode=False
     )
     streams = []
     for _ in range(3):

@@ -9,6 +9,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from swarm.averaging.matchmaking import Matchmaking
+from swarm.averaging.matchmaking_messages import to_knock
 from swarm.membership.backoff import Backoff
 from swarm.network.signed_records import peer_of
 from swarm.protocol.batch_target import BatchTarget
@@ -37,7 +38,7 @@ def test_only_a_member_with_the_same_weights_and_samples_makes_a_leader_end_its_
         )
         leader.met([FRIEND])
         leader.set_step(3, BEFORE)
-        request = averaging_pb2.JoinRequest(schema_hash=b"schema", gather=ticket.to_bytes())
+        request = averaging_pb2.JoinRequest(schema_hash=b"schema", gather=to_knock(ticket.to_bytes()))
         probe = leader.serve(request, SimpleNamespace(remote_id=who))
         assert (await anext(probe)).code == averaging_pb2.ACCEPTED, "it is early"
         assert not leader.waits_for(3)
@@ -64,7 +65,7 @@ def test_a_guest_whose_certificate_has_ended_is_in_no_group(monkeypatch):
         ticket, doors = Ticket(4, 64, False, 1.0, AFTER), []
         for peer, ends in ((ada, 1000), (ben, 50)):
             shown = organiser.admission(peer, end=ends).show(ticket.to_bytes())
-            request = averaging_pb2.JoinRequest(schema_hash=b"", gather=shown)
+            request = averaging_pb2.JoinRequest(schema_hash=b"", gather=to_knock(shown))
             doors.append(leader.serve(request, SimpleNamespace(remote_id=peer)))
             assert (await anext(doors[-1])).code == averaging_pb2.ACCEPTED
         monkeypatch.setattr("swarm.protocol.admission.get_dht_time", lambda: time.time() + 100)

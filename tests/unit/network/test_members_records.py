@@ -82,7 +82,7 @@ def test_only_members_store_records(node, organiser, ada):
     assert run(node.is_given(ada, PROGRESS, member.show(b"hello")))
     assert ada.own in node.records.met, "a member is no stranger"
     assert run(node.is_given(ada, REMOVED, organiser.remove(member)))
-    assert node.records.removals_number.value == organiser.removals.number
+    assert node.records.list_numbers[REMOVED].value == organiser.removals.number
     assert not run(node.is_given(ada, PROGRESS, member.show(b"hello again")))
 
 
@@ -96,7 +96,7 @@ def test_a_newer_list_takes_the_place_of_all_copies_of_the_older_one(node, organ
     newer = organiser.remove(organiser.admission(strangers[1].own))
     assert run(node.is_given(strangers[-1], REMOVED, newer))
     assert node.copies() == 1
-    assert node.records.own_run.signed_removals == newer
+    assert node.records.own_run.lists.signed(REMOVED) == newer
     assert not run(node.is_given(strangers[0], REMOVED, older))
 
 

@@ -14,6 +14,7 @@ from swarm.enrolment.join_line import JoinLine
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network.signed_records import prepare_identity
 from swarm.peer.membership.credentials import Credentials, become_member, keep
+from swarm.protocol.signed_lists import REMOVED
 from tests.helpers.owners import Organiser
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -67,7 +68,7 @@ def test_a_member_comes_back_with_what_it_has_kept(organiser, line, identity, pe
 def test_it_keeps_who_was_removed(organiser, line, identity, peer_id, folder):
     member = become_member(line, identity, "ada", folder, given(organiser.certificate(peer_id)))
     admission = member.new_admission()
-    admission.take_removals(organiser.remove(admission, why="noise"))
+    admission.lists.take(REMOVED, organiser.remove(admission, why="noise"))
     keep(member, admission, RunManifest(PROTOCOL, "night-1", preset("digits")), folder)
     assert become_member(line, identity, "ada", folder).new_admission().why_this_peer_was_removed == "noise"
 

@@ -73,7 +73,7 @@ def test_a_member_goes_on_alone_only_with_what_its_organiser_has_signed(options,
         entry.new_manifest(PROTOCOL, RECIPE)
     signed = RunManifest(PROTOCOL, "night-1", RECIPE).signed_by(organiser.signer)
     folder = RunFolder.create(tmp_path, "night-1", "ada")
-    Credentials(line, organiser.certificate(ADA), b"", signed.to_bytes()).write(folder.membership)
+    Credentials(line, organiser.certificate(ADA), {}, signed.to_bytes()).write(folder.membership)
     assert entry.new_manifest(PROTOCOL, RECIPE) == signed
 
 

@@ -8,6 +8,8 @@ import pytest
 from recipe.errors import InputError
 from swarm.network.signed_records import peer_of
 from swarm.peer.membership.member_watch import MemberWatch
+from swarm.protocol.orders import Order, Orders, What
+from swarm.protocol.signed_lists import ORDERS, REMOVED
 from tests.helpers.owners import Organiser, subkey_of
 
 ADA, BOB = (peer_of(subkey_of(name)) for name in ("ada", "bob"))
@@ -20,16 +22,22 @@ class DHT:
     acquaintances = SimpleNamespace(peers=())
 
     def __init__(self):
-        self.removals_number, self.removals = 0, b""
+        self.step, self.lists = 0, {}
         self.searched = 0
         self.pushed: list[bytes] = []
         self.shown: list[bytes] = []
 
     def hears(self, organiser: Organiser, signed: bytes) -> None:
-        self.removals_number, self.removals = organiser.removals.number, signed
+        self.lists[REMOVED] = organiser.removals.number, signed
 
-    def newest_removals(self, _timeout_seconds: float) -> bytes:
-        return self.removals
+    def hears_orders(self, orders: Orders, signed: bytes) -> None:
+        self.lists[ORDERS] = orders.number, signed
+
+    def list_number(self, kind: str) -> int:
+        return self.lists.get(kind, (0, b""))[0]
+
+    def newest_list(self, kind: str, _timeout_seconds: float) -> bytes:
+        return self.lists[kind][1]
 
     def get(self, _key: str, **_options) -> Future:
         self.searched += 1
@@ -55,14 +63,14 @@ class Watched:
     def __init__(self, organiser: Organiser, begin: float = -10, end: float = 1000, renews=None):
         self.organiser, self.dht = organiser, DHT()
         self.admission = organiser.admission(ADA, begin=begin, end=end)
-        self.told: list[tuple[bytes, bytes]] = []
+        self.told: list[tuple[bytes, dict[str, bytes]]] = []
         self.knows, self.ends = True, []
         self.watch = MemberWatch(
             self.dht, self.admission, "run-1", self._tell, renews or self._refuse, self.ends.append
         )
 
-    def _tell(self, certificate: bytes, removals: bytes) -> bool:
-        self.told.append((certificate, removals))
+    def _tell(self, certificate: bytes, lists: dict[str, bytes]) -> bool:
+        self.told.append((certificate, lists))
         return self.knows
 
     def _refuse(self, _before: bytes) -> bytes:
@@ -95,7 +103,7 @@ def test_it_hears_who_was_removed_and_passes_that_on(organiser):
     member.dht.hears(organiser, signed)
     member.watch.look()
     assert member.admission.is_removed(BOB)
-    assert member.told[-1] == (member.admission.certificate, signed)
+    assert member.told[-1] == (member.admission.certificate, {REMOVED: signed})
     assert member.dht.pushed == [signed]
     member.watch.look()
     assert member.dht.pushed == [signed], "not again and again"
@@ -118,7 +126,7 @@ def test_it_renews_its_certificate_when_half_of_it_is_over(organiser):
     assert member.admission.certificate == newer
     assert member.dht.shown == [newer]
     member.watch.look()
-    assert member.told[-1] == (newer, b"")
+    assert member.told[-1] == (newer, {})
     assert member.dht.shown == [newer], "once"
 
 
@@ -139,4 +147,34 @@ def test_a_list_that_nobody_signed_changes_nothing(organiser):
     member.dht.hears(other, other.remove(other.admission(ADA)))
     member.watch.look()
     assert not member.ends
-    assert not member.admission.signed_removals
+    assert not member.admission.lists.signed(REMOVED)
+
+
+def test_it_hears_what_is_ordered_and_passes_that_on_however_it_came(organiser):
+    member, orders = Watched(organiser), Orders("run").with_order(Order(7, What.PAUSE))
+    signed = orders.signed_by(organiser.signer)
+    member.dht.hears_orders(orders, signed)
+    member.watch.look()
+    assert member.admission.lists.orders == orders
+    assert member.told[-1] == (member.admission.certificate, {ORDERS: signed})
+    assert member.dht.pushed == [signed]
+    newer = orders.with_order(Order(7, What.RESUME)).signed_by(organiser.signer)
+    assert member.admission.lists.take(ORDERS, newer, 7), "with a round"
+    member.watch.look()
+    assert member.told[-1] == (member.admission.certificate, {ORDERS: newer})
+    assert member.dht.pushed == [signed, newer]
+
+
+def test_a_list_that_contradicts_what_was_done_is_refused_once(organiser, caplog):
+    member, orders = Watched(organiser), Orders("run").with_order(Order(7, What.LEARNING_RATE, 0.5))
+    member.dht.hears_orders(orders, orders.signed_by(organiser.signer))
+    member.watch.look()
+    member.dht.step = 8
+    other = Orders("run", orders.number + 1, (Order(7, What.LEARNING_RATE, 0.25),))
+    member.dht.hears_orders(other, other.signed_by(organiser.signer))
+    member.watch.look()
+    member.watch.look()
+    assert member.admission.lists.orders == orders
+    assert [message for message in caplog.messages if "says otherwise about steps that have begun" in message] == [
+        "The organiser's list under orders says otherwise about steps that have begun"
+    ]

@@ -8,6 +8,7 @@ from swarm.network.signed_records import peer_of
 from swarm.protocol import admission
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import NotSigned, Role
+from swarm.protocol.signed_lists import REMOVED
 from tests.helpers.owners import Organiser, subkey_of
 
 ADA, BOB = (peer_of(subkey_of(name)) for name in ("ada", "bob"))
@@ -62,13 +63,13 @@ def test_a_removed_member_is_refused_and_told_why(here):
     shown = ada.show(b"hello")
     here.admit(shown, ADA)
     signed = ORGANISER.remove(ada, why="it sent noise")
-    assert here.take_removals(signed)
+    assert here.lists.take(REMOVED, signed)
     assert here.is_removed(ADA)
     assert here.removed([ADA, BOB]) == [ADA]
     with pytest.raises(NotAMember, match="removed by the organiser: it sent noise"):
         here.admit(shown, ADA)
     assert here.admit(bob.show(b"hello"), BOB) == b"hello"
-    assert ada.take_removals(signed)
+    assert ada.lists.take(REMOVED, signed)
     assert ada.why_this_peer_was_removed == "it sent noise"
     assert bob.why_this_peer_was_removed is None
 
@@ -76,10 +77,10 @@ def test_a_removed_member_is_refused_and_told_why(here):
 def test_an_older_list_changes_nothing(here):
     ada, bob = ORGANISER.admission(ADA), ORGANISER.admission(BOB)
     older, newer = ORGANISER.remove(ada), ORGANISER.remove(bob)
-    assert here.take_removals(newer)
-    assert not here.take_removals(older)
-    assert not here.take_removals(newer)
-    assert here.signed_removals == newer
+    assert here.lists.take(REMOVED, newer)
+    assert not here.lists.take(REMOVED, older)
+    assert not here.lists.take(REMOVED, newer)
+    assert here.lists.signed(REMOVED) == newer
     with pytest.raises(NotAMember):
         here.admit(bob.show(b""), BOB)
 
@@ -87,9 +88,9 @@ def test_an_older_list_changes_nothing(here):
 def test_a_list_of_somebody_else_is_refused(here):
     other = Organiser()
     with pytest.raises(NotSigned):
-        here.take_removals(other.remove(other.admission(ADA)))
+        here.lists.take(REMOVED, other.remove(other.admission(ADA)))
     with pytest.raises(NotSigned):
-        OPEN.take_removals(ORGANISER.remove())
+        OPEN.lists.take(REMOVED, ORGANISER.remove())
 
 
 def test_of_many_certificates_the_latest_are_remembered(here, monkeypatch):

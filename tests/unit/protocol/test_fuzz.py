@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgpack
 import pytest
@@ -30,9 +31,12 @@ from swarm.peer.session import newest_checkpoint
 from swarm.peer.status import Status
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.attestation import Attestation
+from swarm.protocol.certificates import ORDERS as SIGNED_AS_ORDERS
 from swarm.protocol.certificates import Removals
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, RoundFailed, Ticket
-from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
+from swarm.protocol.orders import Order, Orders, What
+from swarm.protocol.signed_lists import ORDERS, REMOVED
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP, to_wire
 from swarm.state_sync.download_messages import SLICE_BYTES, Offer, Wish
 from swarm.state_sync.serialization import pack, unpack
 from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
@@ -185,6 +189,8 @@ ORGANISER = Organiser("run")
 MEMBER = ORGANISER.admission(PEERS[0])
 SHOWN = MEMBER.show(TICKET.to_bytes())
 LIST = ORGANISER.remove(ORGANISER.admission(PEERS[1]))
+ORDERED = Orders("run").with_order(Order(7, What.LEARNING_RATE, 0.5)).with_order(Order(9, What.PAUSE))
+SIGNED_ORDERS = ORDERED.signed_by(ORGANISER.signer)
 SIGNED_MANIFEST = RunManifest(PROTOCOL, "run", digits()).signed_by(ORGANISER.signer)
 
 
@@ -202,8 +208,34 @@ def test_what_members_show(data):
 @given(damaged(LIST) | messages(LIST))
 def test_lists_of_removed_members(data):
     here = Admission(ORGANISER.authority)
-    if not refused(here.take_removals, data):
-        assert here.removals == Removals.read(LIST, ORGANISER.authority)
+    if not refused(partial(here.lists.take, REMOVED), data):
+        assert here.lists.removals == Removals.read(LIST, ORGANISER.authority)
+
+
+@often(1000)
+@given(damaged(SIGNED_ORDERS) | messages(SIGNED_ORDERS))
+@example(SIGNED_ORDERS)
+def test_lists_of_orders(data):
+    here = Admission(ORGANISER.authority)
+    if not refused(partial(here.lists.take, ORDERS), data):
+        assert here.lists.orders == ORDERED
+
+
+@often(1000)
+@given(some.integers(0, 2**31), some.integers(0, 7), some.floats() | some.integers(-1, 2**40))
+def test_what_an_order_says(at_step, kind, value):
+    """Signed, but by an organiser's program that is wrong."""
+    signed = ORGANISER.signer.sign(SIGNED_AS_ORDERS, to_wire("run", 1, [(at_step, kind, value)]))
+    here = Admission(ORGANISER.authority)
+    if not refused(partial(here.lists.take, ORDERS), signed):
+        (order,) = here.lists.orders.given
+        for step in (0, at_step, MAX_STEP):
+            here.lists.orders.digest(step)
+            assert here.lists.orders.schedule_position(step, 100) >= 0
+            assert 0.01 <= here.lists.orders.learning_rate_factor(step) <= 100
+            assert here.lists.orders.total_steps(step, 100) >= 1
+            assert here.lists.orders.target_batch_size(step, 64) >= 1
+        assert 1 <= order.at_step <= MAX_STEP
 
 
 @often(1000)

@@ -1,0 +1,134 @@
+"""Steer your run while it is under way: each order counts from a step on, on all peers alike.
+
+    swarm control show                             # what is ordered, and what counts now
+    swarm control pause                            # in about 30 s nobody computes any more
+    swarm control resume
+    swarm control learning-rate 0.5                # half of what the recipe says
+    swarm control target-batch-size 512 --at-step 2000
+    swarm control extend 20000                     # the run has 20,000 updates
+    swarm control end
+
+You sign a new list of orders. The peers of the run pass it on among themselves, so you may switch off your machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from recipe.command_line import arg, exit_status, read_options
+from recipe.errors import InputError
+from swarm.cli.organiser.calling import NotTold, calling
+from swarm.cli.organiser.organiser_options import OrganiserOptions
+from swarm.network.addresses import parse_initial_peers
+
+if TYPE_CHECKING:
+    from swarm.membership.control.giving import Given, Situation
+
+SHOW = "show"
+WITH_VALUE = {"extend": "UPDATES", "learning-rate": "FACTOR", "target-batch-size": "SAMPLES"}
+"""Orders that say how much, and what a person gives with them."""
+Word = Literal["show", "pause", "resume", "end", "extend", "learning-rate", "target-batch-size"]
+
+
+@dataclass(frozen=True)
+class ControlOptions:
+    """Steer your run while it is under way: each order counts from a step on, on all peers alike."""
+
+    what: tyro.conf.Positional[Annotated[Word, arg("WHAT")]]
+    """show: what is ordered; pause, resume, end; extend: to so many updates; learning-rate: times what the recipe says;
+    target-batch-size: samples of an update."""
+    value: tyro.conf.Positional[Annotated[float | None, arg("VALUE", "none")]] = None
+    """Updates in all, a factor, or samples."""
+    at_step: Annotated[int | None, arg("STEP", "in about 30 s")] = None
+    """From which step on it counts; it has to be at least two updates ahead."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """show: print one line of JSON."""
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "where your peer was last")] = None
+    """Addresses of peers of the run, any that answer."""
+    organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
+
+    def check(self) -> None:
+        """Raises InputError: options that do not go together"""
+        wanted = WITH_VALUE.get(self.what)
+        if wanted and self.value is None:
+            raise InputError(f"How much? Give swarm control {self.what} {wanted}.")
+        if not wanted and self.value is not None:
+            raise InputError(f"swarm control {self.what} takes no value: leave out {self.value:g}.")
+        if self.at_step is not None and self.what in (SHOW, "resume"):
+            raise InputError(f"swarm control {self.what} is about where the run stands: leave out --at-step.")
+        if self.json and self.what != SHOW:
+            raise InputError("--json goes with swarm control show: leave it out.")
+
+
+def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
+    """Returns the exit status: 0; 2 for input that cannot work, or if the run cannot be reached."""
+    return exit_status(
+        lambda: _control(read_options(ControlOptions, arguments, "swarm control"), say),
+        "Interrupted: swarm control show says whether it is ordered.",
+    )
+
+
+def _control(options: ControlOptions, say: Callable[[str], None]) -> None:
+    options.check()
+    given = None if options.initial_peers is None else parse_initial_peers(options.initial_peers)
+    folder = options.organiser.opened()
+    from swarm.protocol.orders import Order, What
+
+    what, signer = None if options.what == SHOW else What(options.what), None
+    if what is not None:
+        from swarm.enrolment.organiser_key import check_right
+        from swarm.protocol.certificates import Right
+
+        try:  # as far as that can be seen without the swarm
+            Order(options.at_step or 1, what, options.value or 0.0)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        signer = folder.signer()
+        check_right(signer, folder.authority, Right.CONTROL)
+    try:
+        with calling(given or folder.addresses, folder.authority) as (dht, manifest):
+            from swarm.membership.control.giving import give_order, situation
+
+            if what is None:
+                _show(situation(dht, manifest), options.json, say)
+            else:
+                said = give_order(dht, manifest, signer, what, options.value or 0.0, options.at_step)
+                say(_sentence(said))
+    except NotTold as error:
+        raise InputError(f"The run cannot be reached: {error}") from None
+
+
+def _sentence(given: Given) -> str:
+    peers = "1 peer" if given.num_peers == 1 else f"{given.num_peers} peers"
+    when = "" if math.isnan(given.seconds) else f", in about {given.seconds:.0f} s" if given.seconds else ", at once"
+    return f"Ordered: {given.order}{when}. The list was handed to {peers}, and everybody passes it on."
+
+
+def _show(now: Situation, as_json: bool, say: Callable[[str], None]) -> None:
+    recipe, orders, step = now.manifest.recipe, now.orders, now.step
+    counts = {
+        "step": step,
+        "total_steps": orders.total_steps(step, recipe.total_steps),
+        "is_paused": now.is_paused,
+        "learning_rate_factor": orders.learning_rate_factor(step),
+        "target_batch_size": orders.target_batch_size(step, recipe.target_batch_size),
+    }
+    if as_json:
+        listed = [{"at_step": order.at_step, "what": order.what, "value": order.value} for order in orders.given]
+        say(json.dumps({"run_id": now.manifest.run_id, **counts, "orders": listed}))
+        return
+    say(
+        f"Run {now.manifest.run_id} is {'paused ' * now.is_paused}at step {step} of {counts['total_steps']:,}: "
+        f"{counts['target_batch_size']:,} samples per update, learning rate {counts['learning_rate_factor']:g} × the "
+        "recipe's."
+    )
+    for order in orders.given:
+        say(f"- {order}{' (coming)' if order.at_step > step else ''}")
+    if not orders.given:
+        say("Nothing was ordered.")

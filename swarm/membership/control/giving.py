@@ -1,0 +1,238 @@
+"""How an order of the organiser is made and handed to a run: the next signed list, from the newest one and the order.
+
+Any process that has a DHT and the key can do so, as the command `swarm control` does: it needs to be no peer.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hivemind.p2p import PeerID
+
+from recipe.errors import InputError
+from swarm.membership.progress_record import AVERAGING, TRAINING, PeerProgress, step_of_most
+from swarm.membership.progress_store import progress_records
+from swarm.membership.run_manifest import RunManifest
+from swarm.network.record_push import MORE_RECEIVERS, push_list
+from swarm.network.signed_records import ORDERS
+from swarm.protocol.admission import Admission
+from swarm.protocol.certificates import NotSigned, Signer
+from swarm.protocol.orders import Order, Orders, What
+
+if TYPE_CHECKING:
+    from swarm.network.dht_process import SwarmDHT
+
+ANSWER_SECONDS = 15.0
+AHEAD_SECONDS = 30.0
+"""An order counts so much later, if nothing else is said: by then all have heard of it."""
+AHEAD_STEPS = 2
+"""At least: all have to know it a round before it counts."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Where a run is, and what is ordered.
+
+    Args:
+        manifest: of the run
+        orders: the newest list
+        records: of those who train
+    """
+
+    manifest: RunManifest
+    orders: Orders
+    records: dict[PeerID, PeerProgress]
+
+    @property
+    def step(self) -> int:
+        """For which most peers compute.
+
+        Raises:
+            InputError: nobody trains
+        """
+        if not self.records:
+            run_id = self.manifest.run_id
+            raise InputError(
+                f"Nobody trains run {run_id} now: an order needs a run that is under way, so start a peer."
+            )
+        return step_of_most([record.round for record in self.records.values()])
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nobody computes now."""
+        return self.orders.is_paused(self.step)
+
+    @property
+    def planned_steps(self) -> int:
+        """Updates of the run, by all orders."""
+        return self.orders.total_steps(math.inf, self.manifest.recipe.total_steps)
+
+    @cached_property
+    def updates_per_second(self) -> float:
+        """At the present pace, as far as peers say it; 0 where nobody computes."""
+        at_work = [record for record in self.records.values() if record.phase in (TRAINING, AVERAGING)]
+        target = self.orders.target_batch_size(self.step, self.manifest.recipe.target_batch_size)
+        return sum(record.rate for record in at_work) / target
+
+    @property
+    def nearest(self) -> int:
+        """The first step from which an order can still count on all peers alike."""
+        return self.step if self.is_paused else self.step + AHEAD_STEPS
+
+    def order(self, what: What, value: float = 0.0, at_step: int | None = None) -> Order:
+        """An order that makes sense now.
+
+        Args:
+            at_step: from which it counts; None: in about 30 s, or where the run stands, if it is paused
+
+        Raises:
+            InputError: there is none such
+        """
+        at_step = self._at_step(what, at_step)
+        try:
+            order = Order(at_step, what, value)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        self._check(order)
+        return order
+
+    def _at_step(self, what: What, at_step: int | None) -> int:
+        if at_step is not None:
+            return at_step
+        if what is What.RESUME:
+            return self._where_it_goes_on()
+        if what is What.EXTEND and (ends := self._coming(What.END)):
+            return ends[0].at_step  # which is taken back by that
+        if self.is_paused:
+            return self.step
+        ahead = self.step + max(AHEAD_STEPS, math.ceil(AHEAD_SECONDS * self.updates_per_second))
+        # An extension that comes late in the run counts when it would have ended.
+        return max(self.nearest, min(ahead, self.planned_steps)) if what is What.EXTEND else ahead
+
+    def _coming(self, what: What) -> list[Order]:
+        return [order for order in self.orders.coming(self.step) if order.what is what]
+
+    def _where_it_goes_on(self) -> int:
+        if self.is_paused:
+            return self.step
+        if pauses := self._coming(What.PAUSE):
+            return pauses[0].at_step  # which is taken back by that
+        raise InputError("The run is not paused, and no pause is coming: there is nothing to resume.")
+
+    def _check(self, order: Order) -> None:
+        """Raises InputError: it would do nothing, or not on all peers alike"""
+        at_step, planned, least = order.at_step, self.planned_steps, self.nearest
+        if order.what is What.EXTEND:
+            if order.value <= planned:
+                raise InputError(f"The run has {planned:,} updates already: extend it to more than that.")
+            if at_step > planned:
+                raise InputError(f"The run ends at step {planned}: extend it from an earlier step on.")
+        elif at_step >= planned:
+            raise InputError(f"The run ends at step {planned}: choose an earlier step, or extend it first.")
+        if order.what is What.PAUSE and self.orders.is_paused(at_step):
+            raise InputError(f"The run is paused at step {at_step} already: swarm control resume lets it go on.")
+        if order.what is What.RESUME and not self.orders.is_paused(at_step):
+            raise InputError(f"The run is not paused at step {at_step}: there is nothing to resume.")
+        if at_step < least:
+            raise InputError(
+                f"The swarm is at step {self.step}, and an order for step {at_step} would not reach all peers before: "
+                f"give --at-step {least} or more."
+            )
+
+
+@dataclass(frozen=True)
+class Given:
+    """What became of an order.
+
+    Args:
+        order: as it was signed
+        seconds: until it counts, about; 0 if it does so at once, nan if nobody knows
+        num_peers: to whom the list was handed
+    """
+
+    order: Order
+    seconds: float
+    num_peers: int
+
+
+def newest_orders(dht: SwarmDHT, manifest: RunManifest) -> Orders:
+    """All orders of a run, as far as its peers know them.
+
+    Args:
+        dht: that knows the run (`SwarmDHT.take_part`)
+
+    Raises:
+        InputError: nobody answers
+    """
+    lists = Admission(manifest.authority).lists
+    if manifest.authority is None:
+        return lists.orders
+    try:
+        dht.get(f"{manifest.key_prefix}.{ORDERS}", latest=True, return_future=True).result(ANSWER_SECONDS)
+        if signed := dht.newest_list(ORDERS, ANSWER_SECONDS):
+            lists.take(ORDERS, signed)
+    except NotSigned as error:
+        raise InputError(f"The newest list of orders {error}: set this machine's clock right.") from None
+    except (TimeoutError, CancelledError, OSError, RuntimeError):
+        raise InputError("The peers there are too busy to answer: try again.") from None
+    return lists.orders
+
+
+def situation(dht: SwarmDHT, manifest: RunManifest) -> Situation:
+    """Where the run is; the rest as `newest_orders`."""
+    orders = newest_orders(dht, manifest)
+    try:
+        records = progress_records(dht, manifest, timeout_seconds=ANSWER_SECONDS)
+    except (TimeoutError, CancelledError, OSError, RuntimeError):
+        raise InputError("The peers there are too busy to answer: try again.") from None
+    return Situation(manifest, orders, records)
+
+
+def give_order(
+    dht: SwarmDHT, manifest: RunManifest, signer: Signer, what: What, value: float = 0.0, at_step: int | None = None
+) -> Given:
+    """Order something, and hand it to the peers of the run, who pass it on.
+
+    Args:
+        dht: that knows the run (`SwarmDHT.take_part`)
+        signer: the organiser's key, or that of a deputy with `Right.CONTROL`
+        what, value, at_step: as of `Situation.order`
+
+    Raises:
+        InputError: the key may not order, the order makes no sense now, or nobody has taken it
+    """
+    if manifest.authority is None:
+        raise InputError(
+            f"Run {manifest.run_id} has no organiser, so nobody can order anything: start one with swarm start."
+        )
+    now = situation(dht, manifest)
+    order = now.order(what, value, at_step)
+    try:
+        signed = now.orders.with_order(order).signed_by(signer)
+        Orders.read(signed, manifest.authority)
+    except NotSigned as error:
+        raise InputError(
+            f"This key cannot order anything in run {manifest.run_id}: what it signs {error}. Take the organiser's "
+            "key, or that of a deputy with the right control."
+        ) from None
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    can_be_called = [peer_id for peer_id, record in now.records.items() if not record.client_mode]
+    try:
+        num_peers = push_list(dht, manifest.key_prefix, ORDERS, signed, tuple(can_be_called[:MORE_RECEIVERS]))
+    except (TimeoutError, CancelledError, OSError, RuntimeError):
+        raise InputError(
+            "The peers there are too busy to answer: look with swarm control show, and try again."
+        ) from None
+    if not num_peers:
+        raise InputError(
+            "No peer has taken the order: somebody may have ordered something at the same moment. Look with swarm "
+            "control show, and try again."
+        )
+    steps, pace = order.at_step - now.step, now.updates_per_second
+    seconds = steps / pace if steps and pace else 0.0 if not steps else math.nan
+    return Given(order, seconds, num_peers)

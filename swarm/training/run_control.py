@@ -1,0 +1,89 @@
+"""What the organiser has ordered, as one peer's trainer follows it: asked at the start of each step."""
+
+from __future__ import annotations
+
+from hivemind.utils import get_logger
+
+from swarm.protocol.admission import Admission
+from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.certificates import NotSigned
+from swarm.protocol.orders import Orders
+from swarm.protocol.signed_lists import ORDERS
+
+logger = get_logger(__name__)
+
+
+class RunControl:
+    """The orders that this peer follows; all of them are the recipe's, as long as nobody has ordered anything.
+
+    Other threads and processes hear of a newer list; it counts when `look` has seen it.
+
+    Args:
+        admission: of the trainer
+        target_batch_size, total_steps: what the recipe says
+    """
+
+    def __init__(self, admission: Admission, target_batch_size: int, total_steps: int):
+        self._admission, self._target, self._total = admission, target_batch_size, total_steps
+        self._orders = admission.lists.orders
+
+    def look(self, step: int) -> bool:
+        """Follow the newest list from now on.
+
+        Args:
+            step: that is under way
+
+        Returns:
+            whether this peer has made updates without orders that counted for them
+        """
+        before, newest = self._orders, self._admission.lists.orders
+        if newest.number <= before.number:
+            return False
+        self._orders, is_late = newest, False
+        for order in newest.given:
+            if order not in before.given:
+                is_late |= order.at_step < step
+                late = f", and this peer hears of it at step {step} only" if order.at_step < step else ""
+                logger.warning(f"The organiser has ordered{late}: {order}")
+        return is_late
+
+    def take(self, signed: bytes, step: int) -> None:
+        """A list has come with a round, or an empty one; it counts when `look` has seen it."""
+        try:
+            if signed:
+                self._admission.lists.take(ORDERS, signed, step)
+        except NotSigned as error:
+            logger.warning(f"Orders that came with a round are not followed: the list {error}")
+
+    @property
+    def orders(self) -> Orders:
+        """As they are followed now."""
+        return self._orders
+
+    def is_paused(self, step: int) -> bool:
+        """Whether nobody computes for this step."""
+        return self._orders.is_paused(step)
+
+    def is_over(self, step: int) -> bool:
+        """Whether the run has ended at this step."""
+        return step >= self.total_steps(step)
+
+    def target(self, step: int) -> BatchTarget:
+        """Of the update that ends this step."""
+        return BatchTarget(self._orders.target_batch_size(step, self._target))
+
+    def total_steps(self, step: float) -> int:
+        """Of the run, as far as it is decided at this step; infinity: by all orders."""
+        return self._orders.total_steps(step, self._total)
+
+    def digest(self, step: int) -> bytes:
+        """What all members of this step's round have to follow."""
+        return self._orders.digest(step)
+
+    def learning_rate_factor(self, step: int) -> float:
+        """By which the learning rate of the update that ends this step is multiplied."""
+        return self._orders.learning_rate_factor(step)
+
+    def schedule_position(self, step: int) -> float:
+        """Where in the schedule that update is."""
+        return self._orders.schedule_position(step, self._total)

@@ -1,0 +1,224 @@
+"""The organiser steers a run: all peers follow at the stated step, also those whom the list does not reach at first."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hivemind.dht.routing import DHTID
+
+from swarm.membership.progress_record import PAUSED
+from swarm.network.record_push import push_list
+from swarm.network.signed_records import records_of
+from swarm.peer.membership.member_watch import MemberWatch
+from swarm.protocol.admission import Admission
+from swarm.protocol.certificates import EVERYTHING, Authority, Certificate, Signer
+from swarm.protocol.orders import Order, Orders, What
+from swarm.protocol.signed_lists import ORDERS
+from swarm.training.options import CoordinatorOptions
+from swarm.training.strategy import SwarmStrategy
+from tests.helpers.owners import DAY_SECONDS
+from tests.helpers.strategy_runs import (
+    Outcome,
+    Plan,
+    Record,
+    Task,
+    assert_equal_updates,
+    assert_same_bits,
+    learning_rate_factor,
+    loader,
+    trainer_for,
+)
+from tests.helpers.swarm_peers import Peers, running_dht
+
+pytestmark = pytest.mark.timeout(180)
+TARGET, NAMESPACE, BASE_RATE = 32, "steered", 0.01
+LOOK_SECONDS = 0.02
+
+
+class HearNoOrders:
+    """From now on this node refuses all records of orders, as if nobody had sent them; runs in the DHT process."""
+
+    async def __call__(self, _dht, node) -> None:
+        records, key = records_of(node.protocol), DHTID.generate(source=f"{NAMESPACE}.{ORDERS}").to_bytes()
+        validate = records.validate
+        records.validate = lambda record: record.key != key and validate(record)
+
+
+@dataclass(frozen=True)
+class Steered:
+    """How a peer takes part.
+
+    Args:
+        key: the organiser's
+        serial: of its certificate
+        hears: whether orders reach it through the DHT
+        signed: what it knows from the start
+        max_steps: the recipe's
+    """
+
+    key: bytes
+    serial: int
+    hears: bool = True
+    signed: bytes = b""
+    max_steps: int = 14
+    min_peers: int = 1
+    averaging: str = "sync"
+
+
+@dataclass
+class Came(Outcome):
+    """What a peer brings home, and when it began micro-batches, on this machine's clock."""
+
+    computed_at: list[float] = field(default_factory=list)
+
+
+class TimedTask(Task):
+    """A task that notes when a micro-batch begins."""
+
+    def __init__(self, plan: Plan):
+        super().__init__(plan)
+        self.computed_at: list[float] = []
+
+    def training_step(self, batch, batch_idx):
+        self.computed_at.append(time.monotonic())
+        return super().training_step(batch, batch_idx)
+
+
+def signer_of(key: bytes) -> Signer:
+    return Signer(Ed25519PrivateKey.from_private_bytes(key))
+
+
+def train(name, initial_peers, line, plan: Steered):
+    """A peer. It tells when it is paused, and takes further lists as if the organiser had handed them to it."""
+    with running_dht(initial_peers, line) as dht:
+        signer, now = signer_of(plan.key), int(time.time())
+        made = Certificate("run", dht.peer_id, plan.serial, EVERYTHING, now - DAY_SECONDS, now + DAY_SECONDS, name)
+        authority = Authority("run", signer.public_key)
+        admission = Admission(authority, made.signed_by(signer), {ORDERS: plan.signed} if plan.signed else {})
+        if not plan.hears:
+            dht.run_coroutine(HearNoOrders())
+        options = CoordinatorOptions(plan.min_peers, 3.0, 20.0, admission=admission)
+        strategy = SwarmStrategy(
+            TARGET,
+            "run",
+            dht=dht,
+            name=name,
+            namespace=NAMESPACE,
+            options=options,
+            averaging=plan.averaging,
+            max_step=plan.max_steps,
+        )
+
+        def tell(certificate, lists):
+            if strategy.coordinator is None:
+                return False
+            strategy.coordinator.averager.set_admission(certificate, lists)
+            return True
+
+        watch = MemberWatch(dht, admission, NAMESPACE, tell, lambda before: before, lambda sentence: None)
+        watch.start()
+        record, task = Record(line), TimedTask(Plan(compute_seconds=0.02))
+        trainer, ended = trainer_for(strategy, [record], max_steps=plan.max_steps), threading.Event()
+        threading.Thread(target=_tell_pauses, args=(strategy, line, ended), daemon=True).start()
+        threading.Thread(target=_take_lists, args=(dht, line), daemon=True).start()
+        try:
+            trainer.fit(task, loader(ord(name)))
+        finally:
+            ended.set()
+            watch.stop()
+        state = {key: value.clone() for key, value in task.net.state_dict().items()}
+        return Came(str(dht.peer_id), record.updates, record.joined_at, state, {}, task.computed_at)
+
+
+def _tell_pauses(strategy, line, ended) -> None:
+    was_paused = False
+    while not ended.wait(LOOK_SECONDS):
+        if (coordinator := strategy.coordinator) is not None:
+            is_paused = coordinator.tracker.own.phase == PAUSED
+            if is_paused and not was_paused:
+                line.put(("paused", coordinator.step, time.monotonic()))
+            was_paused = is_paused
+
+
+def _take_lists(dht, line) -> None:
+    while True:
+        push_list(dht, NAMESPACE, ORDERS, line.get())
+
+
+@pytest.fixture
+def key() -> bytes:
+    return Ed25519PrivateKey.generate().private_bytes_raw()
+
+
+def pause_of(peer):
+    """When it was paused, and at which step; None as long as it is not."""
+    return next((message for message in peer.messages if message[0] == "paused"), None)
+
+
+def test_two_peers_that_miss_the_orders_at_first_follow_them_at_the_same_step(key):
+    """Half the learning rate, a larger batch, an extension and an end."""
+    orders = Orders("run", 1, ()).with_order(Order(4, What.LEARNING_RATE, 0.5)).with_order(Order(6, What.TARGET, 48))
+    orders = orders.with_order(Order(8, What.EXTEND, 20)).with_order(Order(16, What.END))
+    signed = orders.signed_by(signer_of(key))
+    with Peers(90) as peers:
+        peers.start("a", train, Steered(key, 1, signed=signed, min_peers=3))
+        for serial, name in enumerate("bc", 2):
+            peers.start(name, train, Steered(key, serial, hears=False, min_peers=3))
+        a, b, c = (peers.results()[name] for name in "abc")
+    for other in (b, c):
+        assert_equal_updates(a, other)
+        assert_same_bits(a.state, other.state)
+    for came in (a, b, c):
+        assert [came.updates[0].step, came.updates[-1].step] == [1, 16]
+        for update in came.updates:
+            assert update.samples >= (48 if update.step > 6 else TARGET)
+            assert update.learning_rate == pytest.approx(BASE_RATE * rate_after(update.step), rel=1e-12)
+
+
+def rate_after(step: int) -> float:
+    """Of the update that comes next, as these orders and the schedule of 14 updates say."""
+    position = step if step < 8 else 8 + (step - 8) * (14 - 8) / (20 - 8)
+    return (0.5 if step >= 4 else 1.0) * learning_rate_factor(position)
+
+
+def test_all_pause_at_the_same_step_and_go_on_together(key):
+    pause = Orders("run", 1, ()).with_order(Order(5, What.PAUSE))
+    resume = pause.with_order(Order(5, What.RESUME))
+    signer = signer_of(key)
+    with Peers(90) as peers:
+        peers.start("a", train, Steered(key, 1, signed=pause.signed_by(signer), min_peers=3))
+        for serial, name in enumerate("bc", 2):
+            peers.start(name, train, Steered(key, serial, hears=False, min_peers=3))
+        paused = [peers.until(partial(pause_of, peers[name])) for name in "abc"]
+        last_paused_at, resumed_at = max(at for _, _, at in paused), time.monotonic()
+        peers["a"].tell(resume.signed_by(signer))
+        a, b, c = (peers.results()[name] for name in "abc")
+    assert [step for _, step, _ in paused] == [5, 5, 5]
+    for came in (a, b, c):
+        assert not [at for at in came.computed_at if last_paused_at < at < resumed_at], "nobody computes meanwhile"
+        assert came.updates[-1].step == 14
+    for other in (b, c):
+        assert_equal_updates(a, other)
+        assert_same_bits(a.state, other.state)
+
+
+@pytest.mark.parametrize("averaging", ["sync", "local-fp16"])
+def test_a_pause_leaves_the_bits_as_they_would_be(key, averaging):
+    """Of one peer, whose samples are the same in both runs."""
+    pause = Orders("run", 1, ()).with_order(Order(5, What.PAUSE))
+    signer = signer_of(key)
+    with Peers(60) as peers:
+        peers.start("a", train, Steered(key, 1, signed=pause.signed_by(signer), averaging=averaging))
+        peers.until(partial(pause_of, peers["a"]))
+        peers["a"].tell(pause.with_order(Order(5, What.RESUME)).signed_by(signer))
+        steered = peers.results()["a"]
+    with Peers(60) as peers:
+        peers.start("a", train, Steered(key, 1, averaging=averaging))
+        plain = peers.results()["a"]
+    assert steered.updates[-1].step == plain.updates[-1].step == 14
+    assert_same_bits(steered.state, plain.state)
