@@ -21,9 +21,10 @@ from swarm.desk.history import History
 from swarm.desk.organiser.controls import Controls
 from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_LEADERS, Snapshot
-from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, swarm_report, timeline_report
+from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, plan, swarm_report, timeline_report
 from swarm.membership.progress_record import PeerProgress
 from swarm.network.addresses import check_port_free
+from swarm.protocol.orders import Orders
 
 SAVE_SECONDS = 30.0
 LEAST_FREE_BYTES = 2**30
@@ -65,14 +66,18 @@ class Desk:
         self._saved_at = clock()
         self._trouble = ""
         """Why the history could not be saved the last time."""
+        self._orders, self._knows_orders = Orders(card.run_id), False
         self.newest = self._snapshot()
 
-    def turn(self, records: dict[str, PeerProgress] | None) -> None:
+    def turn(self, records: dict[str, PeerProgress] | None, orders: Orders | None = None) -> None:
         """After a look.
 
         Args:
             records: by peer id; None if nobody answered
+            orders: of the organiser; None if they are as before
         """
+        if orders is not None:
+            self._take(orders)
         if records is not None:
             self.history.look(records, self._clock())
         self.newest = self._snapshot()
@@ -94,18 +99,26 @@ class Desk:
         except OSError as error:
             self._trouble = error.strerror or "unknown error"
 
+    def _take(self, orders: Orders) -> None:
+        for order in orders.given[len(self._orders.given) :]:
+            if self._knows_orders:  # those that were there before the desk are old
+                self.history.note(f"The organiser ordered: {order}.", self._clock())
+        self._orders, self._knows_orders = orders, True
+
     def _snapshot(self) -> Snapshot:
-        now = self._clock()
-        found = findings(self.history, self._card.total_steps, self._still_minutes, now) + self._disk()
+        now, run = self._clock(), plan(self._card, self._orders, self.history.step or 0)
+        self.history.target_batch_size = run.target_batch_size
+        found = findings(self.history, run.total_steps, self._still_minutes, now, run.is_paused) + self._disk()
         self._alerts.update(found, f"Swarm {self._card.run_id}")
         peers = peers_report(self.history, now)
         return Snapshot(
             self._card,
-            swarm_report(self._card, self.history, found, now),
+            swarm_report(self._card, run, self.history, found, now),
             peers,
             leaders_report(self.history, MAX_LEADERS),
             history_report(self.history, now),
             timeline_report(self.history, peers),
+            self._orders,
         )
 
     def _disk(self) -> list[Finding]:

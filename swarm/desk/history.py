@@ -19,7 +19,7 @@ import msgspec
 
 from recipe.run_folder import write_json
 from swarm.desk.timeline import Timeline
-from swarm.membership.progress_record import JOINING, WAITING, PeerProgress, step_of_most
+from swarm.membership.progress_record import JOINING, PAUSED, WAITING, PeerProgress, step_of_most
 from swarm.network.known_peers import usable
 
 LOST_SECONDS = 5.0
@@ -76,7 +76,7 @@ class PeerSeen:
     @property
     def computes(self) -> bool:
         """Whether it has a part in the next update."""
-        return self.state == "here" and self.phase not in (JOINING, WAITING)
+        return self.state == "here" and self.phase not in (JOINING, WAITING, PAUSED)
 
     def read(self, record: PeerProgress, now: float) -> bool:
         """Take over a record; whether it is a new one."""

@@ -16,11 +16,12 @@ from swarm.desk.chart import HEIGHT, WIDTH, Chart, chart
 from swarm.desk.peer_table import COLUMNS, TEXTS
 from swarm.desk.report import HistoryReport, PeerReport, PeersReport, RunCard, SwarmReport, TimelineReport
 from swarm.desk.timeline import CELLS, runs_of, said_of, share
+from swarm.protocol.orders import Orders
 
 MAX_ROWS = 50
 """Of peers on the first page; the others are one link away."""
 MAX_LEADERS, MAX_EVENTS, MAX_ROUNDS = 10, 12, 8
-SIGNS = {"good": "✓", "warning": "!", "bad": "✕"}
+SIGNS = {"good": "✓", "warning": "!", "bad": "✕", "paused": "Ⅱ"}
 """Beside the colour, for who does not see it."""
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class Snapshot:
     leaders: list[PeerReport]
     history: HistoryReport
     timeline: TimelineReport
+    orders: Orders
     made: dict[str, object] = field(default_factory=dict, repr=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:

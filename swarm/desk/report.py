@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,7 @@ from pydantic import BaseModel, Field
 from swarm.desk.health import Finding, Level, is_over, verdict
 from swarm.desk.history import Event, History, PeerSeen, Point, State
 from swarm.desk.timeline import CELL_SECONDS, WORDS, Round
+from swarm.protocol.orders import Orders
 
 MAX_STRIPS = 30
 
@@ -42,6 +44,30 @@ class RunCard:
         return f"swarm join {self.join_line}"
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What the recipe and the organiser's orders make of the run.
+
+    Args:
+        total_steps: updates, by all orders
+        target_batch_size: samples of the next update
+        is_paused: nobody computes for it
+    """
+
+    total_steps: int
+    target_batch_size: int
+    is_paused: bool
+
+
+def plan(card: RunCard, orders: Orders, step: int) -> Plan:
+    """That of a run which has made so many updates."""
+    return Plan(
+        orders.total_steps(math.inf, card.total_steps),
+        orders.target_batch_size(step, card.target_batch_size),
+        orders.is_paused(step),
+    )
+
+
 class SwarmReport(BaseModel):
     """The run as a whole. Times are seconds since 1970; what peers say about themselves is claimed, not audited."""
 
@@ -56,6 +82,7 @@ class SwarmReport(BaseModel):
     step: int | None
     total_steps: int
     is_over: bool
+    is_paused: bool = Field(description="by its organiser")
     seconds_left: float | None = Field(description="at the pace of the last updates")
     target_batch_size: int
     loss: float | None
@@ -123,16 +150,17 @@ class TimelineReport(BaseModel):
     rounds: list[Round]
 
 
-def swarm_report(card: RunCard, history: History, found: Sequence[Finding], now: float) -> SwarmReport:
+def swarm_report(card: RunCard, run: Plan, history: History, found: Sequence[Finding], now: float) -> SwarmReport:
     """The run as a whole.
 
     Args:
+        run: how it goes by now
         found: what is not as it should be
         now: seconds since 1970
     """
-    level, sentence = verdict(history, card.total_steps, list(found), now)
+    level, sentence = verdict(history, run.total_steps, list(found), now, run.is_paused)
     pace, here = history.updates_per_minute(now), history.here
-    left = card.total_steps - (history.step or 0)
+    left = run.total_steps - (history.step or 0)
     return SwarmReport(
         time=now,
         run_id=card.run_id,
@@ -143,10 +171,11 @@ def swarm_report(card: RunCard, history: History, found: Sequence[Finding], now:
         sentence=sentence,
         findings=[*found],
         step=history.step,
-        total_steps=card.total_steps,
-        is_over=is_over(history, card.total_steps),
-        seconds_left=60 * max(0, left) / pace if pace else None,
-        target_batch_size=card.target_batch_size,
+        total_steps=run.total_steps,
+        is_over=is_over(history, run.total_steps),
+        is_paused=run.is_paused,
+        seconds_left=60 * max(0, left) / pace if pace and not run.is_paused else None,
+        target_batch_size=run.target_batch_size,
         loss=history.loss,
         lowest_loss=history.lowest_loss,
         accuracy=history.accuracy,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from swarm.membership.progress_record import AVERAGING, JOINING, TRAINING, VALIDATING, WAITING
+from swarm.membership.progress_record import AVERAGING, JOINING, PAUSED, TRAINING, VALIDATING, WAITING
 
 if TYPE_CHECKING:
     from swarm.desk.history import PeerSeen
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CELL_SECONDS, CELLS = 10.0, 60
 MAX_ROUNDS, MAX_ROUND_PEERS = 30, 12
 UNKNOWN, GONE, OTHER = " ", "-", "o"
-LETTERS = {TRAINING: "c", AVERAGING: "a", WAITING: "w", JOINING: "j", VALIDATING: "v"}
+LETTERS = {TRAINING: "c", AVERAGING: "a", WAITING: "w", JOINING: "j", VALIDATING: "v", PAUSED: "p"}
 """Of what a peer does, by its phase."""
 WORDS = {
     "c": "computes",
@@ -28,6 +28,7 @@ WORDS = {
     "w": "waits for peers",
     "j": "catches up",
     "v": "validates",
+    "p": "is paused",
     OTHER: "does something else",
     GONE: "is gone",
 }

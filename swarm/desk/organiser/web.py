@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 from urllib.parse import parse_qs
@@ -24,11 +24,13 @@ from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 TRIES_AT_ONCE, TRIES_A_SECOND = 20, 0.5
 """To log in, of one address; all together have ten times as many."""
-MAX_FORM_BYTES, MAX_FIELDS, MAX_VALUE_LETTERS = 2**12, 16, 20
+MAX_FORM_BYTES, MAX_FIELDS, MAX_VALUE_LETTERS, MAX_STEP_LETTERS = 2**12, 16, 20, 12
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+
+def _say(sentence: str) -> None:
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}", flush=True)
 
 
 class OrganisersPages:
@@ -37,11 +39,18 @@ class OrganisersPages:
     Args:
         newest: what was seen last
         door: who may come in
-        controls: of the run; None as long as nobody can give it orders
+        controls: of the run; None if it has no organiser
+        say: writes down who is let in and what is ordered
     """
 
-    def __init__(self, newest: Callable[[], Snapshot], door: Door, controls: Controls | None = None):
-        self._newest, self._door, self._controls = newest, door, controls
+    def __init__(
+        self,
+        newest: Callable[[], Snapshot],
+        door: Door,
+        controls: Controls | None = None,
+        say: Callable[[str], None] = _say,
+    ):
+        self._newest, self._door, self._controls, self._say = newest, door, controls, say
         self._one_at_a_time = asyncio.Lock()
         self._of_address = TokenBuckets(TRIES_AT_ONCE, TRIES_A_SECOND)
         self._of_all = TokenBucket(10 * TRIES_AT_ONCE, 10 * TRIES_A_SECOND)
@@ -96,7 +105,7 @@ class OrganisersPages:
             return _too_often()
         data = await _body(request, MAX_LOGIN_BYTES)
         visit = self._door.let_in(request.path_params["challenge"], data)
-        logger.warning("The organiser has let in the browser at %s, which may give orders now", visit.host)
+        self._say(f"The organiser has let in the browser at {visit.host}, which may give orders now.")
         return Response(f"The browser at {visit.host} may give orders now.", media_type=TEXT)
 
     # ---- logged in --------------------------------------------------------------------------------------------------
@@ -106,16 +115,14 @@ class OrganisersPages:
         session = self._session_of(request)
         if session is None:
             return _elsewhere("login")
-        controls = self._controls
-        if controls is None:
-            return self._page("organiser.html.jinja", session=session, can_order=False, orders=[], in_force={})
+        orders, step = self._newest().orders, self._newest().swarm.step or 0
         return self._page(
             "organiser.html.jinja",
             session=session,
-            commands=COMMANDS.values(),
-            can_order=controls.can_order,
-            orders=await self._in_turn(controls.orders),
-            in_force=await self._in_turn(controls.in_force),
+            commands=COMMANDS,
+            can_order=self._controls is not None and self._controls.can_order,
+            given=[(order, order.at_step <= step) for order in reversed(orders.given)],
+            factor=orders.learning_rate_factor(step),
         )
 
     async def _ask_again(self, request: Request) -> Response:
@@ -125,20 +132,17 @@ class OrganisersPages:
         if session is None:
             return _elsewhere("login")
         controls, command, value = self._meant(request.query_params)
-        step = await self._in_turn(controls.earliest_step)
-        return self._page("order.html.jinja", session=session, command=command, value=value, step=step)
+        order = await self._in_turn(lambda: controls.plan(command.what, value))
+        return self._page("order.html.jinja", session=session, command=command, order=order)
 
     async def _order(self, request: Request) -> Response:
         _, fields = await self._form(request)
         controls, command, value = self._meant(fields)
         step = fields.get("step", "")
-        if not (step.isdecimal() and len(step) < 12):
+        if not (step.isdecimal() and len(step) <= MAX_STEP_LETTERS):
             raise Refused("From which update it counts is not a number: load the organiser's page again.")
-        try:
-            ordered = await self._in_turn(lambda: controls.give(command.what, value, int(step)))
-        except InputError as error:
-            raise Refused(str(error)) from None
-        logger.warning("The organiser has ordered from the browser at %s: %s", _host(request), ordered)
+        order = await self._in_turn(lambda: controls.give(command.what, value, int(step)))
+        self._say(f"Ordered from the browser at {_host(request)}: {order}.")
         return _elsewhere("organiser")
 
     def _meant(self, given: Mapping[str, str]) -> tuple[Controls, Command, float]:
@@ -149,7 +153,7 @@ class OrganisersPages:
         """
         if self._controls is None or not self._controls.can_order:
             raise Refused("This desk has no key to sign orders with: start it with --deputy FILE.")
-        command = COMMANDS.get(given.get("what", ""))
+        command = next((command for command in COMMANDS if command.what == given.get("what")), None)
         if command is None:
             raise Refused("There is no such order: load the organiser's page again.")
         if not command.label:
@@ -158,15 +162,22 @@ class OrganisersPages:
             value = float(given.get("value", "")[:MAX_VALUE_LETTERS])
         except ValueError:
             value = math.nan
-        if not command.least <= value <= command.most or (command.step == "1" and value != int(value)):
-            whole = "a whole number" if command.step == "1" else "a number"
-            raise Refused(f"{command.label}: give {whole} from {command.least:,g} to {command.most:,g}.")
+        if not command.least <= value <= command.most or (command.is_whole and value != int(value)):
+            number = "a whole number" if command.is_whole else "a number"
+            raise Refused(f"{command.label}: give {number} from {command.least:,g} to {command.most:,}.")
         return self._controls, command, value
 
     async def _in_turn(self, call: Callable[[], T]) -> T:
-        """It may take seconds, in which the others get their answers."""
-        async with self._one_at_a_time:
-            return await run_in_threadpool(call)
+        """It may take seconds, in which the others get their answers.
+
+        Raises:
+            Refused: it cannot be done
+        """
+        try:
+            async with self._one_at_a_time:
+                return await run_in_threadpool(call)
+        except InputError as error:
+            raise Refused(str(error)) from None
 
     async def _log_out(self, request: Request) -> Response:
         secret, _ = await self._form(request)

@@ -10,11 +10,11 @@ from fastapi.testclient import TestClient
 
 from recipe.errors import InputError
 from swarm.desk.app import build_app
-from swarm.desk.organiser.controls import OrderShown
 from swarm.desk.organiser.door import MAX_SESSIONS, MAX_VISITS, SESSION_SECONDS, Door
 from swarm.desk.organiser.login import LOGIN_SECONDS, Login
 from swarm.desk.organiser.web import TRIES_AT_ONCE
 from swarm.protocol.certificates import CERTIFICATE, Authority, Right, Signer, warrant
+from swarm.protocol.orders import Order, Orders, What
 
 ORGANISER = Signer(Ed25519PrivateKey.generate())
 AUTHORITY = Authority("letters", ORGANISER.public_key)
@@ -27,28 +27,21 @@ def deputy(rights: Right, begin: int = NOW - 60, end: int = NOW + 10**6) -> Sign
     return Signer(key, warrant(ORGANISER, "letters", Signer(key).public_key, rights, begin, end))
 
 
-class Told:
-    """Controls of a run that does what it is told."""
-
-    can_order = True
+class NotedControls:
+    """Those of a run that takes every order."""
 
     def __init__(self):
-        self.given: list[tuple[str, float, int]] = []
+        self.can_order, self.orders = True, Orders("letters")
 
-    def orders(self):
-        return [OrderShown(step, f"{what} <b>", step <= 5) for what, _, step in self.given]
+    def plan(self, what: What, value: float) -> Order:
+        return Order(7, what, value)
 
-    def in_force(self):
-        return {"Learning rate": "1 × the recipe's"}
-
-    def earliest_step(self):
-        return 7
-
-    def give(self, what, value, at_step):
-        if what == "extend":
-            raise InputError("It cannot be extended.")
-        self.given.append((what, value, at_step))
-        return what
+    def give(self, what: What, value: float, at_step: int) -> Order:
+        if value == 900:
+            raise InputError("The run has 10,000 updates already: extend it to more than that.")
+        order = Order(at_step, what, value)
+        self.orders = self.orders.with_order(order)
+        return order
 
 
 class House:
@@ -56,11 +49,12 @@ class House:
 
     def __init__(self, seen, authority=AUTHORITY):
         self.now = float(NOW)
-        self.controls = Told()
+        self.controls = NotedControls()
         self.door = Door(authority, ADDRESS, clock=lambda: self.now)
         card = replace(seen.desk.newest.card, by_invitation=authority is not None)
-        snapshot = replace(seen.desk.newest, card=card)
-        self.app = build_app(lambda: snapshot, self.door, self.controls)
+        self.app = build_app(
+            lambda: replace(seen.desk.newest, card=card, orders=self.controls.orders), self.door, self.controls
+        )
 
     def browser(self, address: str = ADDRESS, host: str = "203.0.113.5") -> TestClient:
         return TestClient(self.app, base_url=address, client=(host, 1), headers={"accept": "text/html"})
@@ -211,12 +205,12 @@ def test_a_session_ends_after_twelve_hours_or_with_the_log_out(house):
 def test_an_order_is_asked_for_twice_and_given(house):
     browser = house.logged_in()
     asked = browser.get("/order?what=learning-rate&value=0.5").text
-    assert "It counts from <strong>update 7</strong> on" in asked
-    assert house.controls.given == []
+    assert "from step 7 on the learning rate is 0.5 × the recipe&#39;s." in asked
+    assert house.controls.orders.given == ()
     fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', asked))
     page = browser.post("/order", data=fields).text
-    assert house.controls.given == [("learning-rate", 0.5, 7)]
-    assert "learning-rate &lt;b&gt;" in page
+    assert house.controls.orders.given == (Order(7, What.LEARNING_RATE, 0.5),)
+    assert "from step 7 on the learning rate is 0.5 × the recipe&#39;s" in page
     assert "… is to come" in page
 
 
@@ -228,7 +222,7 @@ def test_an_order_is_asked_for_twice_and_given(house):
         ({"what": "learning-rate", "value": "nan"}, "give a number from 0.01 to 100"),
         ({"what": "target-batch-size", "value": "2.5"}, "give a whole number"),
         ({"what": "pause", "step": "-1"}, "is not a number"),
-        ({"what": "extend", "value": "900"}, "It cannot be extended."),
+        ({"what": "extend", "value": "900"}, "extend it to more than that"),
     ],
 )
 def test_an_order_that_makes_no_sense_is_refused_in_one_sentence(house, fields, words):
@@ -236,7 +230,7 @@ def test_an_order_that_makes_no_sense_is_refused_in_one_sentence(house, fields, 
     answer = browser.post("/order", data={"token": token_in(browser), "step": "7"} | fields)
     assert answer.status_code == 403
     assert words in answer.text
-    assert house.controls.given == []
+    assert house.controls.orders.given == ()
 
 
 def test_nobody_else_gives_an_order(house):
@@ -250,7 +244,7 @@ def test_nobody_else_gives_an_order(house):
         assert (answer.status_code, "not from this page" in answer.text) == (403, True)
     assert browser.post("/logout", data={"token": "guessed"}).status_code == 403
     assert is_in(browser)
-    assert house.controls.given == []
+    assert house.controls.orders.given == ()
 
 
 def test_a_desk_without_a_key_shows_what_to_type(house):
