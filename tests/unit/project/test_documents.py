@@ -32,6 +32,7 @@ from swarm.cli.doctor import DoctorOptions
 from swarm.cli.organiser.deputy import DeputyOptions
 from swarm.cli.organiser.enrol import EnrolOptions
 from swarm.cli.organiser.invite import InviteOptions
+from swarm.cli.organiser.login import LoginOptions
 from swarm.cli.organiser.members import MembersOptions
 from swarm.cli.organiser.remove import RemoveOptions
 from swarm.cli.train import JoinOptions, StartOptions
@@ -66,6 +67,7 @@ OPTIONS = {
     "remove": RemoveOptions,
     "enrol": EnrolOptions,
     "deputy": DeputyOptions,
+    "login": LoginOptions,
 }
 FOREIGN_OPTIONS = {"--shm-size"}
 FOREIGN = {
