@@ -22,7 +22,8 @@ CALLS = [
         "PeerService.rpc_join_group",
         "swarm.averaging.rounds",
         "Rounds.rpc_join_group",
-        "Asks a leader to finish a step together. The leader names its own step, another leader, or the closed group.",
+        "Asks a leader to finish a step together, with a ticket and, where it lacks them, the organiser's orders. The "
+        "leader names its own step, its orders, another leader, or the closed group.",
     ),
     (
         "PeerService.rpc_aggregate_part",
@@ -59,6 +60,7 @@ RECORDS = [
         "`RUN-FINGERPRINT.removed`",
         "In a run by invitation: the list of members who may not take part any more, passed on by every member.",
     ),
+    ("`RUN-FINGERPRINT.orders`", "The same for what the organiser orders while the run is under way."),
 ]
 
 MEMBERS = """\
@@ -77,6 +79,8 @@ MESSAGES = [
     ("Run manifest", "swarm.membership.run_manifest", "RunManifest", "RunManifest._read"),
     ("Certificate", "swarm.protocol.certificates", "Certificate", None),
     ("Removed members", "swarm.protocol.certificates", "Removals", None),
+    ("Orders", "swarm.protocol.orders", "Orders", None),
+    ("Order, one of them", "swarm.protocol.orders", "Order", None),
     ("Ticket", "swarm.protocol.messages", "Ticket", "Ticket.from_bytes"),
     ("Group", "swarm.protocol.messages", "Group", None),
     ("Wish", "swarm.state_sync.download_messages", "Wish", "Wish.from_bytes"),
@@ -86,13 +90,14 @@ MESSAGES = [
 ]
 
 MATCHMAKING = "swarm.averaging.matchmaking_messages"
-REPLIES = ["step_reply", "redirect", "group_reply"]
+REPLIES = ["step_reply", "orders_reply", "redirect", "group_reply"]
 
 BOUNDS = [
     "swarm.protocol.wire",
     "swarm.protocol.attestation",
     "swarm.protocol.messages",
     "swarm.protocol.certificates",
+    "swarm.protocol.orders",
     "swarm.protocol.admission",
     "swarm.membership.progress_record",
     "swarm.membership.progress_store",

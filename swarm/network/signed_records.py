@@ -56,7 +56,8 @@ MAX_VALUE_BYTES = 2**11 + 2**9 + SHOWN_BYTES
 LIST_OVERHEAD_BYTES = 2**11
 """Of a list that the organiser has signed: the signature of who passes it on."""
 LISTS = (REMOVED, ORDERS)
-PROGRESS, ADDRESSES, *_ = KINDS = ("progress", "addresses", *LISTS)
+PROGRESS, ADDRESSES = "progress", "addresses"
+KINDS = (PROGRESS, ADDRESSES, *LISTS)
 """What there is of a run beside its manifest: the last parts of its keys."""
 MAX_LIFE_SECONDS = 3600.0
 """What nobody renews is gone after so long."""

@@ -40,7 +40,7 @@ Word = Literal["show", "pause", "resume", "end", "extend", "learning-rate", "tar
 class ControlOptions:
     """Steer your run while it is under way: each order counts from a step on, on all peers alike."""
 
-    what: tyro.conf.Positional[Annotated[Word, arg("WHAT")]]
+    what: tyro.conf.Positional[Annotated[Word, arg("WHAT")]] = SHOW
     """show: what is ordered; pause, resume, end; extend: to so many updates; learning-rate: times what the recipe says;
     target-batch-size: samples of an update."""
     value: tyro.conf.Positional[Annotated[float | None, arg("VALUE", "none")]] = None
@@ -86,7 +86,7 @@ def _control(options: ControlOptions, say: Callable[[str], None]) -> None:
         from swarm.protocol.certificates import Right
 
         try:  # as far as that can be seen without the swarm
-            Order(options.at_step or 1, what, options.value or 0.0)
+            Order(1 if options.at_step is None else options.at_step, what, options.value or 0.0)
         except ValueError as error:
             raise InputError(str(error)) from None
         signer = folder.signer()

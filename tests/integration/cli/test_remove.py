@@ -5,77 +5,15 @@ from __future__ import annotations
 import time
 
 import pytest
-from hivemind.utils import get_dht_time
 
-from recipe.presets import digits
 from swarm.cli.organiser.remove import main
 from swarm.enrolment.organiser_folder import OrganiserFolder
-from swarm.membership.progress_record import TRAINING, PeerProgress
-from swarm.membership.progress_store import ProgressStore
-from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
-from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.network.record_push import push_list
-from swarm.network.signed_records import PROGRESS, REMOVED
-from swarm.protocol.admission import Admission
-from swarm.protocol.certificates import EVERYTHING, Certificate, Removals
+from swarm.protocol.certificates import Removals
+from swarm.protocol.signed_lists import REMOVED
 
 pytestmark = pytest.mark.timeout(120)
 RUN = "digits"
-
-
-class Member:
-    """A peer on loopback that takes part in a run.
-
-    Args:
-        name: public name
-        folder: of the organiser, who enrols it
-        initial_peers: of those who are there
-    """
-
-    def __init__(self, name: str, folder: OrganiserFolder, initial_peers: tuple[str, ...] = ()):
-        self.name = name
-        self.dht = start_dht(NetworkOptions(host_maddrs=("/ip4/127.0.0.1/tcp/0",), initial_peers=initial_peers))
-        self.addresses = tuple(visible_addresses(self.dht))
-        registry, signer, now = folder.registry, folder.make_signer(), int(time.time())
-        self.member = registry.use_invitation(registry.invite(name, 1, 1, EVERYTHING), self.dht.peer_id, name)
-        self.manifest = RunManifest(PROTOCOL, RUN, digits()).signed_by(signer)
-        made = Certificate(RUN, self.dht.peer_id, self.member.serial, EVERYTHING, now - 600, now + 3600, name)
-        self.admission = Admission(self.manifest.authority, made.signed_by(signer))
-        self.dht.take_part(self.manifest.key_prefix, self.manifest.authority, self.admission.certificate)
-
-    def train(self) -> None:
-        """What the others see of it."""
-        assert publish_manifest(self.dht, self.manifest)
-        now = get_dht_time()
-        record = PeerProgress(self.name, 3, 0, 0.0, now - 1, now, False, TRAINING)
-        store = ProgressStore(self.dht, f"{self.manifest.key_prefix}.{PROGRESS}", admission=self.admission)
-        store.post(record).result(20)
-
-    def heard(self) -> dict[int, str]:
-        """Who is removed, as far as it knows."""
-        if signed := self.dht.newest_list(REMOVED):
-            self.admission.lists.take(REMOVED, signed)
-        return self.admission.lists.removals.removed
-
-
-@pytest.fixture
-def folder(tmp_path) -> OrganiserFolder:
-    return OrganiserFolder(tmp_path, RUN)
-
-
-@pytest.fixture
-def members(folder):
-    """Two who know each other."""
-    ada = Member("ada", folder)
-    try:
-        ben = Member("ben", folder, ada.addresses)
-        try:
-            folder.note_contact(ada.manifest.organiser, ada.addresses, 31338)
-            yield ada, ben
-        finally:
-            stop_dht(ben.dht)
-    finally:
-        stop_dht(ada.dht)
 
 
 def run(folder: OrganiserFolder, *arguments: str) -> tuple[int, list[str]]:

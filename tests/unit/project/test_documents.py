@@ -29,6 +29,7 @@ from swarm.cli.bench import BenchOptions
 from swarm.cli.demo import DemoOptions
 from swarm.cli.desk import DeskOptions
 from swarm.cli.doctor import DoctorOptions
+from swarm.cli.organiser.control import ControlOptions
 from swarm.cli.organiser.deputy import DeputyOptions
 from swarm.cli.organiser.enrol import EnrolOptions
 from swarm.cli.organiser.invite import InviteOptions
@@ -66,6 +67,7 @@ OPTIONS = {
     "members": MembersOptions,
     "remove": RemoveOptions,
     "enrol": EnrolOptions,
+    "control": ControlOptions,
     "deputy": DeputyOptions,
     "login": LoginOptions,
 }

@@ -7,11 +7,13 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 
+from swarm.protocol.admission import OPEN
 from swarm.protocol.messages import ANY_LINEAGE, Behind, Member, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.training.joining.listener import LISTEN_BYTES, Listener
 from swarm.training.options import CoordinatorOptions
+from swarm.training.run_control import RunControl
 
 ME, OTHER = (PeerID(bytes([number])) for number in (1, 2))
 LINEAGE = bytes(LINEAGE_BYTES)
@@ -43,7 +45,7 @@ def listener(averager: Averager, next_round: int = 7, overlaps: bool = True) -> 
     own = SimpleNamespace(client_mode=False)
     swarm = SimpleNamespace(members=members, next_round=next_round)
     tracker = SimpleNamespace(swarm=swarm, peer_id=ME, own=own)
-    return Listener(averager, tracker, CoordinatorOptions(), overlaps)
+    return Listener(averager, tracker, CoordinatorOptions(), overlaps, RunControl(OPEN, 64, 100))
 
 
 def test_it_goes_on_with_the_round_of_its_step():

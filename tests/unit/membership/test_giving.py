@@ -1,0 +1,78 @@
+"""Which order makes sense where a run is: from which step it counts, and what is refused in a sentence."""
+
+import math
+
+import pytest
+
+from recipe.errors import InputError
+from recipe.presets import digits
+from swarm.membership.control.giving import Situation
+from swarm.membership.progress_record import PAUSED, TRAINING, PeerProgress
+from swarm.membership.run_manifest import PROTOCOL, RunManifest
+from swarm.network.signed_records import peer_of
+from swarm.protocol.orders import Order, Orders, What
+from tests.helpers.owners import subkey_of
+
+MANIFEST = RunManifest(PROTOCOL, "digits", digits())
+TOTAL, TARGET = MANIFEST.recipe.total_steps, MANIFEST.recipe.target_batch_size
+
+
+def situation(step: int, *given: Order, updates_per_second: float = 0.1, phase: str = TRAINING) -> Situation:
+    """Two peers are at this step, and a third claims to be far ahead."""
+    rate = updates_per_second * TARGET / 3
+    steps = {"ada": step, "ben": step, "eve": step + 1000}
+    records = {
+        peer_of(subkey_of(name)): PeerProgress(name, at, 0, rate, 0.0, 0.0, False, phase) for name, at in steps.items()
+    }
+    return Situation(MANIFEST, Orders("digits", 1, given), records)
+
+
+def test_an_order_counts_in_half_a_minute():
+    assert situation(10).order(What.LEARNING_RATE, 0.5).at_step == 13
+    assert situation(10, updates_per_second=0.001).order(What.PAUSE).at_step == 12, "two updates at least"
+
+
+def test_where_a_run_is_paused_an_order_counts_at_once():
+    here = situation(10, Order(10, What.PAUSE), phase=PAUSED)
+    assert here.is_paused
+    assert here.order(What.RESUME) == Order(10, What.RESUME)
+    assert here.order(What.TARGET, 128).at_step == 10
+
+
+def test_what_is_coming_can_be_taken_back():
+    assert situation(10, Order(20, What.PAUSE)).order(What.RESUME) == Order(20, What.RESUME)
+    back = situation(10, Order(20, What.END)).order(What.EXTEND, TOTAL)
+    assert back == Order(20, What.EXTEND, TOTAL)
+
+
+def test_an_extension_late_in_the_run_counts_at_its_end():
+    assert situation(TOTAL - 2).order(What.EXTEND, 2 * TOTAL).at_step == TOTAL
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "says"),
+    [
+        ([], (What.PAUSE, 0, 11), "give --at-step 12 or more"),
+        ([], (What.PAUSE, 0, 3), "The swarm is at step 10"),
+        ([], (What.END, 0, TOTAL), f"The run ends at step {TOTAL}: choose an earlier step"),
+        (
+            [Order(20, What.END)],
+            (What.END, 0, 30),
+            "The run ends at step 20: choose an earlier step, or extend it first",
+        ),
+        ([], (What.EXTEND, TOTAL, None), "updates already: extend it to more than that"),
+        ([], (What.EXTEND, 2 * TOTAL, TOTAL + 1), "extend it from an earlier step on"),
+        ([], (What.RESUME, 0, None), "no pause is coming"),
+        ([Order(9, What.PAUSE)], (What.PAUSE, 0, None), "is paused at step 10 already"),
+        ([], (What.LEARNING_RATE, 1000, None), "give 0.01 to 100"),
+        ([], (What.TARGET, math.inf, None), "give 1 to"),
+    ],
+)
+def test_an_order_that_would_do_nothing_is_refused(given, wanted, says):
+    with pytest.raises(InputError, match=says):
+        situation(10, *given).order(*wanted)
+
+
+def test_nobody_to_order_anything():
+    with pytest.raises(InputError, match="Nobody trains run digits now"):
+        Situation(MANIFEST, Orders("digits"), {}).order(What.PAUSE)
