@@ -63,6 +63,8 @@ class DeskOptions:
     """Show this line with its invitation to everybody who sees the page."""
     alert: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], arg("URL", f"the variable {ALERTS_VARIABLE}")]] = ()
     """Send a message there when something is wrong, and when it is well again: a URL as Apprise reads it."""
+    credits: Annotated[Path | None, arg("FILE", "what peers claim")] = None
+    """Show who has given most by the ledger: what swarm ledger verify FOLDER --json has written, again and again."""
     still_minutes: Annotated[float, arg("NUMBER")] = 10.0
     """Without an update, after which something is wrong."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
@@ -106,6 +108,7 @@ def _watch_and_serve(
     options: DeskOptions, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None
 ) -> int:
     from swarm.desk.alerts import Alerts
+    from swarm.desk.credits import Credits
     from swarm.desk.desk import Desk, open_socket, page_url, served
     from swarm.desk.history import remembered_addresses
     from swarm.desk.organiser.controls import SwarmControls
@@ -130,7 +133,8 @@ def _watch_and_serve(
             _check_deputy(signer, manifest)
         folder = output_dir / manifest.run_id
         make_writable(folder)
-        desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes)
+        credits = None if options.credits is None else Credits(options.credits.expanduser(), card.key)
+        desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes, credits)
         watcher = Watcher(dht, manifest, given, remembered)
         controls = SwarmControls(dht, manifest, signer) if manifest.organiser else None
         desk.turn(watcher.look(), controls and controls.look())

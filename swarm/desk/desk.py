@@ -16,6 +16,7 @@ import uvicorn
 from recipe.errors import InputError
 from swarm.desk.alerts import Alerts
 from swarm.desk.app import build_app
+from swarm.desk.credits import Credits
 from swarm.desk.health import Finding, findings
 from swarm.desk.history import History
 from swarm.desk.organiser.controls import Controls
@@ -44,6 +45,7 @@ class Desk:
         path: file of the history; an earlier desk's is continued
         alerts: who is told what is wrong
         still_minutes: without an update, after which something is wrong
+        credits: by the run's ledger; None if there is none
         clock: seconds since 1970
     """
 
@@ -53,6 +55,7 @@ class Desk:
         path: Path,
         alerts: Alerts,
         still_minutes: float,
+        credits: Credits | None = None,
         clock: Callable[[], float] = time.time,
     ):
         self._card, self._path, self._alerts, self._still_minutes, self._clock = (
@@ -66,6 +69,7 @@ class Desk:
         self._saved_at = clock()
         self._trouble = ""
         """Why the history could not be saved the last time."""
+        self._credits = credits
         self._orders, self._knows_orders = Orders(card.run_id), False
         self.newest = self._snapshot()
 
@@ -78,6 +82,8 @@ class Desk:
         """
         if orders is not None:
             self._take(orders)
+        if self._credits is not None:
+            self._credits.look()
         if records is not None:
             self.history.look(records, self._clock())
         self.newest = self._snapshot()
@@ -115,7 +121,7 @@ class Desk:
             self._card,
             swarm_report(self._card, run, self.history, found, now),
             peers,
-            leaders_report(self.history, MAX_LEADERS),
+            leaders_report(self.history, MAX_LEADERS, self._credits),
             history_report(self.history, now),
             timeline_report(self.history, peers),
             self._orders,

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm.desk.chart import HEIGHT, WIDTH, Chart, chart
 from swarm.desk.peer_table import COLUMNS, TEXTS
-from swarm.desk.report import HistoryReport, PeerReport, PeersReport, RunCard, SwarmReport, TimelineReport
+from swarm.desk.report import HistoryReport, Leaders, PeersReport, RunCard, SwarmReport, TimelineReport
 from swarm.desk.timeline import CELLS, runs_of, said_of, share
 from swarm.protocol.orders import Orders
 
@@ -34,7 +34,7 @@ class Snapshot:
     card: RunCard
     swarm: SwarmReport
     peers: PeersReport
-    leaders: list[PeerReport]
+    leaders: Leaders
     history: HistoryReport
     timeline: TimelineReport
     orders: Orders

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from swarm.desk.credits import Credits
 from swarm.desk.health import Finding, Level, is_over, verdict
 from swarm.desk.history import Event, History, PeerSeen, Point, State
 from swarm.desk.timeline import CELL_SECONDS, WORDS, Round
@@ -194,11 +195,33 @@ def peers_report(history: History, now: float) -> PeersReport:
     return PeersReport(time=now, peers=[_peer(peer_id, peer, total) for peer_id, peer in history.shown(now).items()])
 
 
-def leaders_report(history: History, most: int) -> list[PeerReport]:
-    """Those who have given most so far, whether they are still there or not."""
-    given = [item for item in history.peers.items() if item[1].samples > 0]
-    total = history.samples_per_second
-    return [_peer(*item, total) for item in sorted(given, key=lambda item: -item[1].samples)[:most]]
+@dataclass(frozen=True)
+class Leader:
+    """One of those who have given most."""
+
+    peer_id: str
+    name: str
+    samples: float
+
+
+@dataclass(frozen=True)
+class Leaders:
+    """Those who have given most so far, whether they are still there or not.
+
+    Args:
+        confirmed_at: time of the ledger that says so, seconds since 1970; None: it is what they claim
+    """
+
+    peers: list[Leader]
+    confirmed_at: float | None = None
+
+
+def leaders_report(history: History, most: int, credits: Credits | None = None) -> Leaders:
+    """By the ledger if there is one, else by the pace that each peer states."""
+    if credits is not None and credits.time is not None:
+        return Leaders([Leader(found.peer, found.name, found.samples) for found in credits.peers[:most]], credits.time)
+    given = sorted(history.peers.items(), key=lambda item: -item[1].samples)[:most]
+    return Leaders([Leader(peer_id, peer.name, peer.samples) for peer_id, peer in given if peer.samples > 0])
 
 
 def timeline_report(history: History, peers: PeersReport) -> TimelineReport:
