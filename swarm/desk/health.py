@@ -79,7 +79,8 @@ def verdict(
     if is_over(history, total_steps):
         return "good", f"The run has ended: all {total_steps:,} updates are made."
     if is_paused:
-        return "paused", f"The run is paused at update {history.step or 0:,}: its organiser resumes it."
+        step = history.step or 0
+        return "paused", f"The run is paused at update {step:,}: nobody computes until its organiser resumes it."
     peers = len(history.here)
     trains = f"{peers} peers train" if peers > 1 else "One peer trains"
     pace = history.updates_per_minute(now)

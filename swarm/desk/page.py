@@ -147,6 +147,12 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 86400:.0f} days"
 
 
+def _sentence(words: object) -> str:
+    """With a capital letter, and the others as they are."""
+    text = str(words)
+    return text[:1].upper() + text[1:]
+
+
 _TEMPLATES = Environment(
     loader=PackageLoader("swarm.desk", "pages"),
     autoescape=True,
@@ -163,4 +169,5 @@ _TEMPLATES.filters |= {
     "iso": _iso,
     "clock": _clock,
     "second": _second,
+    "sentence": _sentence,
 }

@@ -308,12 +308,12 @@ def test_who_is_logged_in_pauses_a_run_and_lets_it_go_on(browser, steered):
     page.get_by_role("button", name="Pause").click(timeout=10_000)
     assert faults_of(page) == []
     assert all(peer.status.phase != PAUSED for peer in peers)
-    expect(page.locator("main strong")).to_contain_text("pause at step", timeout=20_000)
+    expect(page.locator("main strong")).to_contain_text("Pause at step", timeout=20_000)
     page.get_by_label("From update").fill("1")  # as soon as all can know of it
     page.get_by_role("button", name="Yes, pause").click()
-    expect(page.locator("#orders")).to_contain_text("pause at step", timeout=20_000)
+    expect(page.locator("#orders")).to_contain_text("Pause at step", timeout=20_000)
     assert faults_of(page) == []
-    step = int(re.search(r"pause at step (\d+)", page.locator("#orders").inner_text())[1])
+    step = int(re.search(r"Pause at step (\d+)", page.locator("#orders").inner_text())[1])
     expect(page.locator("#sentence")).to_contain_text(f"The run is paused at update {step}", timeout=60_000)
     desk.wait_until(lambda: {peer.status.step for peer in peers} == {step}, "both stand where it was said")
     page.get_by_role("button", name="Resume").click()

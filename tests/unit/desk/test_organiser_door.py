@@ -205,12 +205,12 @@ def test_a_session_ends_after_twelve_hours_or_with_the_log_out(house):
 def test_an_order_is_asked_for_twice_and_given(house):
     browser = house.logged_in()
     asked = browser.get("/order?what=learning-rate&value=0.5").text
-    assert "from step 7 on the learning rate is 0.5 × the recipe&#39;s." in asked
+    assert "From step 7 on the learning rate is 0.5 × the recipe&#39;s." in asked
     assert house.controls.orders.given == ()
     fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', asked))
     page = browser.post("/order", data=fields).text
     assert house.controls.orders.given == (Order(7, What.LEARNING_RATE, 0.5),)
-    assert "from step 7 on the learning rate is 0.5 × the recipe&#39;s" in page
+    assert "From step 7 on the learning rate is 0.5 × the recipe&#39;s" in page
     assert "… is to come" in page
 
 
