@@ -3,6 +3,7 @@
     python -m analysis run delay      # or peers, bandwidth, averaging, convergence, unequal, many, …
     python -m analysis run my-grid.toml --repeat 3
     python -m analysis run peers --paced-samples-per-second 40
+    python -m analysis run learning_rate --recipe docstrings
     python -m analysis measure runs/analysis/delay      # after a change of the gates, from the files that are there
     python -m analysis home runs/analysis/home          # who was in each update of a swarm on home lines
     python -m analysis report runs/analysis/delay -o report/
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -38,6 +39,8 @@ class Run:
     """Everything goes to OUTPUT_DIR/NAME, a folder per cell."""
     systems: Annotated[tuple[str, ...], arg("NAME ...", "all of the experiment")] = ()
     """Only these systems."""
+    recipe: Annotated[str | None, arg("NAME", "as the experiment says")] = None
+    """Another preset; the folder is then OUTPUT_DIR/NAME-RECIPE."""
     paced_samples_per_second: Annotated[float | None, arg("SAMPLES", "as the experiment says")] = None
     """Speed of each host's pretended device."""
     steps: Annotated[int | None, arg("UPDATES", "as the experiment says")] = None
@@ -99,7 +102,10 @@ def _run(options: Run, console: Console) -> int:
     if options.repeat < 1:
         raise InputError(f"--repeat is {options.repeat}: give at least 1.")
     grid = load_grid(options.experiment)
-    changes = {}
+    changes: dict[str, Any] = {}
+    if options.recipe is not None:
+        changes["recipe"] = options.recipe
+        grid = replace(grid, name=f"{grid.name}-{options.recipe}")
     if options.paced_samples_per_second is not None:
         changes["paced_samples_per_second"] = options.paced_samples_per_second
     if options.steps is not None:

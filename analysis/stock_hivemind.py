@@ -28,10 +28,11 @@ from hivemind.utils import get_dht_time
 from torch import nn
 
 from recipe.config import Recipe
-from recipe.data.vision_data import VisionData
+from recipe.data.peer_data import PeerData
 from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler
 from recipe.presets import preset
+from recipe.registry import build_data
 from recipe.run_folder import RunFolder, write_json
 from recipe.training.heap import keep_heap
 from recipe.training.loggers import JsonlLogger
@@ -124,18 +125,18 @@ class Roll:
         return found is not None and len(found.value) >= self.num_peers
 
 
-def validate(module: nn.Module, data: VisionData) -> dict[str, float]:
+def validate(module: nn.Module, data: PeerData) -> dict[str, float]:
     """`val/top1` and so on, of the whole validation part."""
     metrics = evaluation_metrics(data.recipe.num_classes)
     module.eval()
     with torch.no_grad():
-        for images, labels in data.val_dataloader():
-            metrics.update(module(images), labels)
+        for inputs, labels in data.val_dataloader():
+            metrics.update(module(inputs), labels)
     module.train()
     return {f"val/{name}": value.item() for name, value in metrics.compute().items()}
 
 
-def train(module: nn.Module, data: VisionData, optimizer, steps: int, logger: JsonlLogger, roll: Roll) -> None:
+def train(module: nn.Module, data: PeerData, optimizer, steps: int, logger: JsonlLogger, roll: Roll) -> None:
     """Logs the samples that this peer gave to each of so many updates, and trains on until all peers have made them.
 
     Who stopped earlier would leave the others waiting for an average. Validates as often as the recipe says; that time
@@ -147,10 +148,10 @@ def train(module: nn.Module, data: VisionData, optimizer, steps: int, logger: Js
     pace = None if rate is None else Pace(rate)
     since, samples, epoch = time.perf_counter(), 0, optimizer.local_epoch
     module.train()
-    for images, labels in data.train_dataloader():
+    for inputs, labels in data.train_dataloader():
         began = time.perf_counter()
         computed = computed_samples() if pace else slice(None)
-        loss = nn.functional.cross_entropy(module(images[computed]), labels[computed])
+        loss = nn.functional.cross_entropy(module(inputs[computed]), labels[computed])
         if pace:
             pace.sleep_before_backward(began, len(labels))
         loss.backward()
@@ -187,7 +188,7 @@ def main() -> None:
     keep_heap()
     torch.manual_seed(recipe.seed)
     module = build_model(recipe)
-    data = VisionData(recipe, batch_size=options.batch_size, identity=options.name)
+    data = build_data(recipe, batch_size=options.batch_size, identity=options.name)
     data.prepare_data()
     data.setup("fit")
     optimizer = collaborative(module, recipe, dht, options)

@@ -8,14 +8,16 @@ import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.tuner import Tuner
 
-from recipe.data.vision_data import VisionData
+from recipe.data.peer_data import PeerData
 from recipe.model import fewest_samples
-from recipe.training.task import VisionTask
+from recipe.training.task import ClassificationTask
 
 STEPS_PER_TRIAL = 3
 
 
-def find_largest_batch(task: VisionTask, data: VisionData, device: torch.device, precision: str, limit: int) -> int:
+def find_largest_batch(
+    task: ClassificationTask, data: PeerData, device: torch.device, precision: str, limit: int
+) -> int:
     """Doubles the micro-batch until memory is full, then halves the interval.
 
     Every process searches for itself on its own device, before the processes connect their models: Lightning's finder

@@ -12,15 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from baseline_ddp.batching import DEFAULT_MICRO_BATCH
-from baseline_ddp.checkpoints.snapshots import checkpoint_recipe
 from baseline_ddp.measuring.pictures import draw_confusion
 from baseline_ddp.options import BaselineOptions
 from baseline_ddp.processes import Processes
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
+from recipe.registry import build_data, build_task
 from recipe.run_folder import make_writable, write_json
-from recipe.training.checkpoint_io import load_weights, read_checkpoint
-from recipe.training.task import VisionTask
+from recipe.training.checkpoint_io import checkpoint_recipe, load_weights, read_checkpoint
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class TestResult:
 
 
 def evaluate(checkpoint: Path, data_dir: Path, batch_size: int, device: torch.device) -> TestResult:
-    """Measures a Lightning checkpoint of a `VisionTask`, whoever trained it; needs no process group.
+    """Measures a Lightning checkpoint of a `ClassificationTask`, whoever trained it; needs no process group.
 
     Args:
         checkpoint: a file with its recipe in it, or in a run folder.
@@ -69,9 +67,9 @@ def evaluate(checkpoint: Path, data_dir: Path, batch_size: int, device: torch.de
     """
     content = read_checkpoint(checkpoint)
     recipe = checkpoint_recipe(content, checkpoint)
-    task = VisionTask(recipe)
+    task = build_task(recipe)
     load_weights(task, content, checkpoint)
-    data = VisionData(recipe, data_dir, batch_size)
+    data = build_data(recipe, data_dir, batch_size)
     data.prepare_data()
     data.setup("test")
     data.test_dataloader()  # says what is missing

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import Logger
 
 from baseline_ddp.batch_finder import find_largest_batch
 from baseline_ddp.batching import BatchPlan, largest_divisor, plan_batches
-from baseline_ddp.checkpoints.best_checkpoint import BestCheckpointCopy, RemoteFile
+from baseline_ddp.checkpoints.best_checkpoint import BestCheckpointCopy
 from baseline_ddp.checkpoints.snapshots import SnapshotIO, Snapshots, check_resumable, forget_after
 from baseline_ddp.measuring.resources import ResourceMeter
 from baseline_ddp.measuring.timing import DataClock, StepSplit, Stopwatch
@@ -25,15 +25,16 @@ from baseline_ddp.options import BaselineOptions
 from baseline_ddp.processes import Processes
 from baseline_ddp.results import finish
 from baseline_ddp.stopping import StopRequest
-from baseline_ddp.strategies import build_strategy, build_task, choose_strategy, cluster_environment
+from baseline_ddp.strategies import build_strategy, choose_strategy, cluster_environment, prepare_task
 from recipe.config import Recipe
+from recipe.data.peer_data import PeerData
 from recipe.data.sampler import stable_seed
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.model import check_samples
+from recipe.registry import build_data, build_task
+from recipe.remote_file import RemoteCopy, RemoteFile
 from recipe.run_folder import RunFolder
 from recipe.training.callbacks import StepMetrics
-from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer, tensorboard_logger
 
 
@@ -124,7 +125,7 @@ class Session:
         self.largest_batch = self._find_batch() if options.compute.batch_size == "auto" else None
         self.data.batch_size = self.plan.micro_batch
         self.communication = Stopwatch()
-        self.task = build_task(strategy_name, recipe, options.compute, self.communication)
+        self.task = prepare_task(strategy_name, recipe, options.compute, self.communication)
         if not options.compute.sync_batchnorm:
             check_samples(self.task.model, self.plan.micro_batch, recipe.model)
         self.split = StepSplit(DataClock(), self.communication)
@@ -138,7 +139,7 @@ class Session:
             save_on_train_epoch_end=False,  # the endless order of samples is one epoch; after validations instead
             enable_version_counter=False,
         )
-        self.copy = None if self.remote is None else BestCheckpointCopy(self.remote, self.best)
+        self.copy = None if self.remote is None else RemoteCopy(self.remote)
         self.trainer = self._trainer()
         self.seconds = 0.0
 
@@ -194,9 +195,9 @@ class Session:
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
-    def _open_data(self) -> VisionData:
+    def _open_data(self) -> PeerData:
         files, compute = self.options.files, self.options.compute
-        data = VisionData(self.recipe, files.data_dir, self.plan.micro_batch, num_workers=compute.num_workers)
+        data = build_data(self.recipe, files.data_dir, self.plan.micro_batch, num_workers=compute.num_workers)
         data.prepare_data()
         data.setup("fit")
         return data
@@ -205,8 +206,8 @@ class Session:
         """Sets the plan, and returns the largest micro-batch that fits in all processes."""
         share = self.recipe.target_batch_size // self.processes.size
         limit = min(share, self.data.num_train_samples)
-        data = VisionData(self.recipe, self.options.files.data_dir, 1)
-        task = VisionTask(self.recipe, self.options.compute.channels_last)
+        data = build_data(self.recipe, self.options.files.data_dir, 1)
+        task = build_task(self.recipe, self.options.compute.channels_last)
         found = self.processes.smallest(find_largest_batch(task, data, self.device, self.precision, limit))
         self.plan = plan_batches(self.recipe.target_batch_size, largest_divisor(share, found), self.processes.size)
         return found
@@ -215,7 +216,8 @@ class Session:
         on_gpu = self.device.type == "cuda"
         single_gpu = on_gpu and self.strategy_name == "single"
         strategy = build_strategy(self.strategy_name, self.options.compute, self.processes, self.communication)
-        checkpoints = [self.best, self.snapshots, *([] if self.copy is None else [self.copy])]
+        copies = [] if self.copy is None else [BestCheckpointCopy(self.copy, self.best)]
+        checkpoints = [self.best, self.snapshots, *copies]
         return build_trainer(
             self.recipe,
             self.folder,

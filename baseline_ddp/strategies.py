@@ -17,7 +17,8 @@ from baseline_ddp.options import ComputeOptions
 from baseline_ddp.processes import Processes
 from recipe.config import Recipe
 from recipe.errors import InputError
-from recipe.training.task import VisionTask
+from recipe.registry import build_task
+from recipe.training.task import ClassificationTask
 
 POWERSGD_RANK = 2
 """Rank of the matrices that stand for the gradients; Vogels et al. 2019, table 3, use 1, 2 and 4."""
@@ -62,14 +63,13 @@ def cluster_environment(name: str) -> ClusterEnvironment:
     return LightningEnvironment() if name == "single" else TorchElasticEnvironment()
 
 
-def build_task(name: str, recipe: Recipe, options: ComputeOptions, communication: Stopwatch) -> VisionTask:
+def prepare_task(name: str, recipe: Recipe, options: ComputeOptions, communication: Stopwatch) -> ClassificationTask:
     """The recipe's task, as the strategy needs it."""
+    task = build_task(recipe, options.channels_last)
     if name == "fsdp":
-        task = ShardedTask(recipe, communication)
+        task.divide = Sharding(communication)
         if options.sync_batchnorm:
             task.model = nn.SyncBatchNorm.convert_sync_batchnorm(task.model)
-    else:
-        task = VisionTask(recipe, options.channels_last)
     if options.compile:
         task.model.compile()
     return task
@@ -130,29 +130,27 @@ class ShardedStrategy(ModelParallelStrategy):
                 module.set_requires_gradient_sync(True, recurse=False)
 
 
-class ShardedTask(VisionTask):
-    """A task whose parameters are divided among the processes, block by block.
+class Sharding:
+    """Divides a task's parameters among the processes, block by block.
 
     Args:
-        recipe: what is trained.
         communication: what adds up the time of all-gathers and reduce-scatters.
     """
 
-    def __init__(self, recipe: Recipe, communication: Stopwatch) -> None:
-        super().__init__(recipe)
+    def __init__(self, communication: Stopwatch) -> None:
         self._communication = communication
 
-    def configure_model(self) -> None:
-        """Called by Lightning once the processes are connected."""
-        if isinstance(self.model, FSDPModule):
+    def __call__(self, task: ClassificationTask) -> None:
+        """Does it once."""
+        if isinstance(task.model, FSDPModule):
             return
-        mesh = self.device_mesh["data_parallel"]
-        for child in self.model.children():
+        mesh = task.device_mesh["data_parallel"]
+        for child in task.model.children():
             if isinstance(child, nn.Sequential | nn.ModuleList):
                 for block in child:
                     fully_shard(block, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
-        for module in self.modules():
+        fully_shard(task.model, mesh=mesh)
+        for module in task.modules():
             if isinstance(module, FSDPModule) and hasattr(module, "set_custom_all_gather"):  # torch 2.8 and newer
                 module.set_custom_all_gather(TimedCollective(dist.all_gather_into_tensor, self._communication))
                 module.set_custom_reduce_scatter(TimedCollective(dist.reduce_scatter_tensor, self._communication))

@@ -30,6 +30,7 @@ ROOMS = {
     "membership": "who is in the run, how far, and who is alive",
     "enrolment": "makes members of those who are invited",
     "state_sync": "hands the training state to joiners",
+    "ledger": "who gave what, signed, and adding it up again",
     "network": "this peer's DHT process: addresses, identity, reachability",
     "protocol": "the words of a round: messages, errors, reports",
     "runtime": "processes, async helpers, log throttling",
@@ -162,15 +163,15 @@ def svg() -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def _places(height: Mapping[str, int], top: int) -> dict[str, tuple[float, float]]:
-    """The upper left corner of each room's box."""
+def _places(height: Mapping[str, int], top: int) -> dict[str, tuple[float, float, float]]:
+    """The upper left corner of each room's box, and its width: where many are on a floor, they are narrower."""
     places = {}
     for floor in range(1, top + 1):
         here = [room for room in ROOMS if height[room] == floor]
-        step = BOX_WIDTH + 24
+        step = min(BOX_WIDTH + 24, (WIDTH - 110 + 24) / max(1, len(here)))
         begin = 90 + (WIDTH - 110 - step * len(here) + 24) / 2
         for position, room in enumerate(here):
-            places[room] = (begin + position * step, _y(floor, top))
+            places[room] = (begin + position * step, _y(floor, top), step - 24)
     return places
 
 
@@ -178,27 +179,27 @@ def _y(floor: int, top: int) -> float:
     return 16 + (top - floor) * FLOOR
 
 
-def _box(room: str, place: tuple[float, float], size: int, targets: Mapping[str, int], short: set) -> str:
-    x, y = place
+def _box(room: str, place: tuple[float, float, float], size: int, targets: Mapping[str, int], short: set) -> str:
+    x, y, width = place
     name = f"{room}/" if room == RECIPE else f"swarm/{room}/"
     far = sorted(target for target in targets if (room, target) not in short)
     count = "" if room == RECIPE else f"{size} modules"
     more = f"also {', '.join(far)}" if far else ""
-    right = x + BOX_WIDTH - 14
+    right = x + width - 14
+    small = min(12.0, round((width - 28) / (0.54 * max(1, len(more))), 1))  # a letter is about half as wide as high
     return "\n".join(
         [
-            f'<rect x="{x:g}" y="{y:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="8" fill="{FILL}" '
-            f'stroke="{INK}"/>',
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{BOX_HEIGHT}" rx="8" fill="{FILL}" stroke="{INK}"/>',
             f'<text x="{x + 14:g}" y="{y + 20:g}" font-size="16" font-weight="600" fill="{INK}">{name}</text>',
             f'<text x="{right:g}" y="{y + 20:g}" font-size="13" fill="{QUIET}" text-anchor="end">{count}</text>',
             f'<text x="{x + 14:g}" y="{y + 36:g}" font-size="13" fill="{INK}">{escape(ROOMS[room])}</text>',
-            f'<text x="{x + 14:g}" y="{y + 51:g}" font-size="12" fill="{QUIET}">{more}</text>',
+            f'<text x="{x + 14:g}" y="{y + 51:g}" font-size="{small:g}" fill="{QUIET}">{more}</text>',
         ]
     )
 
 
-def _arrow(above: tuple[float, float], below: tuple[float, float]) -> str:
-    x1, x2 = above[0] + BOX_WIDTH / 2, below[0] + BOX_WIDTH / 2
+def _arrow(above: tuple[float, float, float], below: tuple[float, float, float]) -> str:
+    x1, x2 = above[0] + above[2] / 2, below[0] + below[2] / 2
     return (
         f'<path d="M{x1:g} {above[1] + BOX_HEIGHT:g} L{x2:g} {below[1] - 1:g}" fill="none" stroke="{INK}" '
         'stroke-width="1.6" marker-end="url(#head)"/>'

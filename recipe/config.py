@@ -4,10 +4,10 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from recipe.errors import InputError
+from recipe.errors import InputError, shown
+from recipe.registry import DATASETS, kind_of
 
 FORMAT = 1
 """Version of the JSON form. It is hashed into the fingerprint, so peers with different formats never meet."""
@@ -15,17 +15,11 @@ FORMAT = 1
 MAX_JSON_BYTES = 64 * 1024
 """A recipe arrives from strangers; a real one takes less than 1 KiB."""
 
-ADDED_LATER = frozenset({"robust"})
+UNWRITTEN = frozenset({"max_tokens", "lora_rank"})
+"""Fields that the JSON leaves out where they are None: recipes without them keep the fingerprints that they had."""
+
+ADDED_LATER = frozenset({"robust"}) | UNWRITTEN
 """Fields that a recipe of an earlier version lacks: they have their defaults then."""
-
-KNOWN_MODELS = frozenset({"vit_tiny_patch16_224", "vit_base_patch32_224", "vit_small_patch16_224"})
-"""The presets' models. They need no look-up, because importing timm (and torch) takes seconds."""
-
-DIGITS_FOLDS = tuple(f"digits-fold-{number}" for number in range(1, 6))
-"""Data sets of the same digits: each validates another fifth of them, so that all five validate every image once."""
-
-_NUM_CLASSES = {"cifar10": 10, "glyphs": 62, **dict.fromkeys(("digits", *DIGITS_FOLDS), 10)}
-_MAX_PATCHES_PER_SIDE = 128  # 16,384 tokens: beyond it attention fits into no volunteer's memory
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "image_size": (4, 1024),
@@ -33,6 +27,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "embed_dim": (1, 4096),
     "depth": (1, 128),
     "num_heads": (1, 128),
+    "max_tokens": (8, 512),
+    "lora_rank": (1, 256),
     "drop_path": (0.0, 0.9),
     "num_classes": (2, 100_000),
     "learning_rate": (1e-12, 100.0),
@@ -67,35 +63,40 @@ class Recipe:
     name: str
     """Name of the preset this recipe started from."""
     model: str
-    """timm model name, such as vit_tiny_patch16_224 or resnet50."""
+    """Images: timm model name, such as vit_tiny_patch16_224 or resnet50. Texts: transformer-encoder, or
+    distilbert-base-uncased."""
     pretrained: bool = False
-    """Start from timm's pretrained weights; they are downloaded once."""
-    image_size: int
-    """Side of the square images the model sees, in pixels."""
+    """Start from pretrained weights; they are downloaded once."""
+    image_size: int | None = None
+    """Images: side of the squares the model sees, in pixels."""
     patch_size: int | None = None
     """Side of a ViT patch, in pixels; without it the model's own."""
+    max_tokens: int | None = None
+    """Texts: longest text the model sees, in tokens; the rest is cut off."""
     embed_dim: int | None = None
-    """Width of the ViT, in features per token; without it the model's own."""
+    """Width of the transformer, in features per token; without it the model's own."""
     depth: int | None = None
-    """Number of ViT blocks; without it the model's own."""
+    """Number of transformer blocks; without it the model's own."""
     num_heads: int | None = None
-    """Attention heads per ViT block; without it the model's own."""
+    """Attention heads per transformer block; without it the model's own."""
+    lora_rank: int | None = None
+    """Texts, distilbert: freeze its weights and train LoRA adapters of this rank, and the classifier; only they travel
+    in averages."""
     initialisation: Literal["timm", "balanced"] = "timm"
     """Untrained weights: timm's own, or for a ViT balanced ones, which learn positions within tens of updates."""
     channels: Literal[1, 3] = 3
     """Colour channels of the images: 1 (grey) or 3 (RGB)."""
     drop_path: float = 0.0
     """Stochastic depth: probability of skipping a residual branch in the last block, 0 to 0.9."""
-    dataset: Literal[
-        *("digits", "digits-fold-1", "digits-fold-2", "digits-fold-3", "digits-fold-4", "digits-fold-5"),
-        *("cifar10", "glyphs", "imagefolder", "synthetic"),
-    ]
-    """Which images: digits (bundled; a fold validates another fifth of all), cifar10 (downloaded), glyphs (made by a
-    command), imagefolder (yours) or synthetic (for benchmarks)."""
+    dataset: Literal[*DATASETS]
+    """Which data, and so which task. Images: digits (bundled; a fold validates another fifth of all), cifar10
+    (downloaded), glyphs (made by a command), imagefolder (yours) or synthetic (for benchmarks). Texts: docstrings
+    (bundled), ag-news (downloaded) or csv (yours)."""
     num_classes: int
     """Number of classes to tell apart."""
     augmentation: Literal["none", "light", "crop-flip", "randaugment"] = "none"
-    """Random changes to training images: none, light (shifts), crop-flip (and mirroring), randaugment (and more)."""
+    """Random changes to training data: none, light (shifted images, hidden words), crop-flip (and mirroring),
+    randaugment (and more)."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """Update rule: adamw, or sgd with Nesterov momentum."""
     learning_rate: float
@@ -147,9 +148,11 @@ class Recipe:
     def __post_init__(self) -> None:
         for field in fields(self):
             object.__setattr__(self, field.name, _checked_value(field.name, field.type, getattr(self, field.name)))
-        _check_names(self)
-        _check_model_shape(self)
-        _check_data(self)
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", self.name):
+            raise InputError(
+                f"The recipe name {shown(self.name)} does not work: use 1 to 64 characters of a-z, 0-9, dot and dash."
+            )
+        kind_of(self.dataset).check(self)
         if self.warmup_steps >= self.total_steps:
             raise InputError(
                 f"The warm-up of {self.warmup_steps} steps does not end before total_steps {self.total_steps}: "
@@ -173,7 +176,8 @@ class Recipe:
 
     def to_json(self) -> str:
         """Canonical form: one line, keys sorted, no spaces, with the format version."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        written = {name: value for name, value in asdict(self).items() if value is not None or name not in UNWRITTEN}
+        return json.dumps({"format": FORMAT, **written}, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Recipe":
@@ -187,14 +191,14 @@ class Recipe:
         version = values.pop("format", None)
         if type(version) is not int or version != FORMAT:
             raise InputError(
-                f"The recipe has format {_shown(version)} and this program reads format {FORMAT}: "
+                f"The recipe has format {shown(version)} and this program reads format {FORMAT}: "
                 "use the same version of swarm-vit on all peers."
             )
         expected = {field.name for field in fields(cls)}
         missing, unknown = sorted(expected - values.keys() - ADDED_LATER), sorted(values.keys() - expected)
         if missing or unknown:
             raise InputError(
-                f"The recipe lacks the fields {_shown(missing)} and has the unknown fields {_shown(unknown)}: "
+                f"The recipe lacks the fields {shown(missing)} and has the unknown fields {shown(unknown)}: "
                 "use the same version of swarm-vit on all peers."
             )
         return cls(**values)
@@ -217,7 +221,7 @@ def _parse_object(text: str | bytes) -> dict[str, Any]:
         values = json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"The recipe is not valid JSON ({_shown(str(error))}): give the text that to_json wrote."
+            f"The recipe is not valid JSON ({shown(str(error))}): give the text that to_json wrote."
         ) from None
     if not isinstance(values, dict):
         raise InputError("The recipe is not a JSON object: give the text that to_json wrote.")
@@ -241,90 +245,14 @@ def _checked_value(name: str, annotation: Any, value: Any) -> Any:
     if get_origin(kind) is Literal:
         options = get_args(kind)
         if not any(type(value) is type(option) and value == option for option in options):
-            raise InputError(f"{name} is {_shown(value)}: choose one of {', '.join(map(str, options))}.")
+            raise InputError(f"{name} is {shown(value)}: choose one of {', '.join(map(str, options))}.")
         return value
     accepted = (int, float) if kind is float else (kind,)
     if type(value) not in accepted:
-        raise InputError(f"{name} is {_shown(value)}: give a value of type {kind.__name__}.")
+        raise InputError(f"{name} is {shown(value)}: give a value of type {kind.__name__}.")
     if name in _BOUNDS:
         low, high = _BOUNDS[name]
         if not low <= value <= high:  # also refuses NaN, which compares false
-            raise InputError(f"{name} is {_shown(value)}: give a number from {low} to {high}.")
+            raise InputError(f"{name} is {shown(value)}: give a number from {low} to {high}.")
     # Adding 0.0 turns -0.0 into 0.0, which would otherwise be an equal recipe with another fingerprint.
     return float(value) + 0.0 if kind is float else value
-
-
-def _check_names(recipe: Recipe) -> None:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", recipe.name):
-        raise InputError(
-            f"The recipe name {_shown(recipe.name)} does not work: use 1 to 64 characters of a-z, 0-9, dot and dash."
-        )
-    # timm also loads code-free but foreign weights from "hf-hub:" and "local-dir:"; a recipe from the network must not.
-    if not re.fullmatch(r"[A-Za-z0-9_]{1,80}(\.[A-Za-z0-9_]{1,80})?", recipe.model) or not _is_timm_model(recipe.model):
-        raise InputError(
-            f"{_shown(recipe.model)} is no timm model{_similar_models(recipe.model)}: choose another --model."
-        )
-
-
-@cache
-def _is_timm_model(name: str) -> bool:
-    if name in KNOWN_MODELS:
-        return True
-    import timm  # here because it imports torch, which takes seconds
-
-    return timm.is_model(name)
-
-
-def _similar_models(name: str) -> str:
-    import difflib
-
-    import timm
-
-    close = difflib.get_close_matches(name[:80], timm.list_models(), n=3)
-    return f" (did you mean {', '.join(close)}?)" if close else ""
-
-
-def _check_model_shape(recipe: Recipe) -> None:
-    if recipe.patch_size and recipe.image_size % recipe.patch_size:
-        raise InputError(
-            f"Patches of {recipe.patch_size} px do not tile images of {recipe.image_size} px: "
-            "choose a --patch-size that divides --image-size."
-        )
-    if recipe.embed_dim and recipe.num_heads and recipe.embed_dim % recipe.num_heads:
-        raise InputError(
-            f"embed_dim {recipe.embed_dim} does not split into {recipe.num_heads} heads: "
-            "choose a --num-heads that divides --embed-dim."
-        )
-    if recipe.patch_size and recipe.image_size // recipe.patch_size > _MAX_PATCHES_PER_SIDE:
-        raise InputError(
-            f"Patches of {recipe.patch_size} px on images of {recipe.image_size} px need too much memory: "
-            f"choose a --patch-size of at least {-(-recipe.image_size // _MAX_PATCHES_PER_SIDE)}."
-        )
-    own_weights = recipe.embed_dim or recipe.depth or recipe.num_heads or recipe.initialisation != "timm"
-    if recipe.pretrained and own_weights:
-        raise InputError(
-            "Pretrained weights fit only the model's own shape and initialisation: "
-            "leave out --embed-dim, --depth, --num-heads and --initialisation, or add --pretrained False."
-        )
-
-
-def _check_data(recipe: Recipe) -> None:
-    classes = _NUM_CLASSES.get(recipe.dataset, recipe.num_classes)
-    if recipe.num_classes != classes:
-        raise InputError(
-            f"{recipe.dataset} has {classes} classes, not {recipe.num_classes}: set --num-classes {classes}."
-        )
-    # Mirrored characters are others, and synthetic images have no content that more augmentation would keep.
-    if recipe.dataset not in ("cifar10", "imagefolder") and recipe.augmentation not in ("none", "light"):
-        raise InputError(
-            f"{recipe.dataset} images cannot use augmentation {recipe.augmentation}: set --augmentation none or light."
-        )
-
-
-def _shown(value: Any) -> str:
-    """A value in a message: escaped, so that it cannot fake lines or colours, and short."""
-    try:
-        text = ascii(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
-        text = "something very long"
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -163,6 +163,49 @@ def glyphs() -> Recipe:
     )
 
 
+def docstrings() -> Recipe:
+    """A small transformer encoder tells which of four Python libraries a docstring is from: bundled, no download."""
+    return Recipe(
+        name="docstrings",
+        model="transformer-encoder",
+        max_tokens=64,
+        embed_dim=128,
+        depth=2,
+        num_heads=4,
+        dataset="docstrings",
+        num_classes=4,
+        augmentation="light",
+        learning_rate=2e-3,
+        weight_decay=0.05,
+        clip_norm=1.0,
+        warmup_steps=5,
+        total_steps=60,
+        target_batch_size=256,
+        validate_every_steps=10,
+    )
+
+
+def ag_news_distilbert() -> Recipe:
+    """Fine-tunes DistilBERT on AG News, four classes of news. It downloads both, and needs the extra `text`."""
+    return Recipe(
+        name="ag-news-distilbert",
+        model="distilbert-base-uncased",
+        pretrained=True,
+        max_tokens=128,
+        dataset="ag-news",
+        num_classes=4,
+        learning_rate=5e-5,
+        weight_decay=0.01,
+        clip_norm=1.0,
+        schedule="linear",
+        warmup_steps=100,
+        total_steps=1_800,
+        target_batch_size=128,
+        validate_every_steps=200,
+        precision="bf16-mixed",
+    )
+
+
 PRESETS: dict[str, Callable[[], Recipe]] = {
     "digits": digits,
     "glyphs": glyphs,
@@ -170,6 +213,8 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "cifar10-vit-tiny": cifar10_vit_tiny,
     "imagefolder-vit-small": imagefolder_vit_small,
     "synthetic": synthetic,
+    "docstrings": docstrings,
+    "ag-news-distilbert": ag_news_distilbert,
 }
 
 

@@ -21,6 +21,7 @@ class RunFolder:
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
         self.rounds = self.path / "rounds.jsonl"
+        self.ledger = self.path / "ledger.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
@@ -28,6 +29,7 @@ class RunFolder:
         self.peers = self.path / "peers.json"
         self.leftovers = self.path / "leftovers.json"
         self.membership = self.path / "membership.json"
+        self.evaluations = self.path / "evaluations.jsonl"
 
     @classmethod
     def create(cls, output_dir: str | Path, run_id: str, peer_name: str) -> "RunFolder":

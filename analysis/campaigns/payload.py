@@ -18,7 +18,7 @@ WHOLE = 0.95
 def _num_parameters(recipe: Recipe) -> int:
     from recipe.model import build_model  # imports torch
 
-    return sum(parameter.numel() for parameter in build_model(recipe).parameters())
+    return sum(one.numel() for one in build_model(recipe).parameters() if one.requires_grad)
 
 
 def num_parameters(cell: Cell) -> int:

@@ -4,7 +4,7 @@
     python -m analysis soak --system hivemind           # the same with Hivemind's own Optimizer: soak-hivemind.json
 
 OUTPUT_DIR afterwards: `runs/` and `logs/` of the volunteers, and `soak.json`: what happened when, what the swarm lost
-by it, and whether everybody held the same weights in the end.
+by it, and whether everybody held the same weights, and all ledgers said the same, in the end.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tyro
 from rich.console import Console
 
 from analysis.endurance.faults import Faults
+from analysis.endurance.ledgers import compare
 from analysis.endurance.soak_result import Event, common_checkpoint, summarise, summarise_stock, table
 from analysis.endurance.volunteers import CALM_RUNS, RECIPE, RUN_ID, StockVolunteer, Volunteer, calm_runs
 from analysis.wan import sandbox
@@ -141,7 +142,11 @@ class Soak(Faults):
             self.say(f"All left at step {step} or later; the same number of updates without faults follows.")
             calm = calm_runs(self.lab, self.folder / "calm", self.options.recipe, step, self.options.calm_runs)
         runs = self.folder / "runs" / RUN_ID
-        return summarise(runs, self.events, step, hashes, left, calm, problems, asdict(self.options))
+        ledgers = compare(runs)
+        problems += ledgers.pop("problems")
+        return summarise(runs, self.events, step, hashes, left, calm, problems, asdict(self.options)) | {
+            "ledgers": ledgers
+        }
 
     def _start(self) -> None:
         self.say(f"Starting {len(self.volunteers)} peers; their logs are in {self.folder / 'logs'}")

@@ -46,8 +46,12 @@ class Event:
 
 def common_checkpoint(folders: Mapping[str, RunFolder], since: float) -> tuple[int, dict[str, str]] | None:
     """The latest step of which all have a checkpoint, and a hash of the weights in each; None if there is none."""
-    steps = [
-        {int(path.stem[5:]) for path in folder.checkpoints.glob("step=*.ckpt") if path.stat().st_mtime > since}
+    steps = [  # the second one of a step is called step=10-v1.ckpt
+        {
+            int(path.stem[5:])
+            for path in folder.checkpoints.glob("step=*.ckpt")
+            if path.stem[5:].isdigit() and path.stat().st_mtime > since
+        }
         for folder in folders.values()
     ]
     common = set.intersection(*steps)

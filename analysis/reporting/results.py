@@ -176,11 +176,11 @@ def _rates_within_a_repetition(experiment: Experiment, rate: str = "samples_per_
 @cache
 def training_samples(dataset: str, num_classes: int) -> int | None:
     """Samples of a pass over a data set that needs no folder; None for others."""
-    if dataset not in ("digits", "synthetic"):
+    if dataset not in ("digits", "docstrings", "synthetic"):
         return None
-    from recipe.data.vision_data import VisionData  # imports torch
+    from recipe.registry import build_data  # imports torch
 
-    data = VisionData(replace(preset(dataset), num_classes=num_classes))
+    data = build_data(replace(preset(dataset), num_classes=num_classes))
     data.setup()
     return data.num_train_samples
 

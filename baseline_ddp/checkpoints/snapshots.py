@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from baseline_ddp.processes import RunFailed
 from recipe.config import Recipe
 from recipe.errors import InputError
-from recipe.run_folder import RunFolder, read_metrics
-from recipe.training.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from recipe.run_folder import read_metrics
+from recipe.training.checkpoint_io import AtomicCheckpointIO, checkpoint_recipe, read_checkpoint
 
 
 class SnapshotIO(AtomicCheckpointIO):
@@ -113,20 +113,6 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(numbers), gauss))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
-
-
-def checkpoint_recipe(checkpoint: dict[str, Any], path: Path) -> Recipe:
-    """The recipe in the checkpoint, or in the run folder that it lies in.
-
-    Raises:
-        InputError: there is none.
-    """
-    beside = RunFolder(path.absolute().parent.parent).recipe
-    if isinstance(text := checkpoint.get("recipe"), str):
-        return Recipe.from_json(text)
-    if beside.exists():
-        return Recipe.from_json(beside.read_bytes())
-    raise InputError(f"{path} does not say which recipe it is of: put the run's recipe.json into {beside.parent}.")
 
 
 def check_resumable(path: Path, recipe: Recipe, strategy_name: str) -> int:

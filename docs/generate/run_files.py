@@ -18,6 +18,10 @@ FILES = {
         "peers",
         "One line of JSON per averaging round, failed ones included: [rounds](metrics.md#roundsjsonl).",
     ),
+    "ledger": (
+        "peers",
+        "One line of JSON per update, signed by the peer: [who gave what](../howto/ledger.md). Everybody may have it.",
+    ),
     "tensorboard": ("all", "The values of `metrics.jsonl` with the same tags: `tensorboard --logdir runs`."),
     "checkpoints": ("all", "Weights with the optimizer's statistics; see below."),
     "status": ("peers", "What the peer does now, replaced twice a second: [status](metrics.md#statusjson)."),
@@ -27,6 +31,11 @@ FILES = {
         "In a run by invitation: the peer's certificate, the lists of removed members and of orders, the signed run "
         "manifest, and the join line without its invitation. Keep it with the identity: a peer that comes back needs "
         "both.",
+    ),
+    "evaluations": (
+        "peers",
+        "One line of JSON per pass over the test images, of a peer with `--evaluate-every-steps`: `step`, "
+        "`val_top1` of the same weights, `images`, `loss`, `top1`, `top5`, `seconds`.",
     ),
     "leftovers": ("peers", "Names of temporary files of this peer; its next start deletes those that a kill left."),
     "summary": (
@@ -97,7 +106,7 @@ WRITERS = {
     "Peers alone": ("swarm.peer.callbacks.swarm_metrics",),
     "Baseline alone": ("baseline_ddp.measuring.timing", "baseline_ddp.measuring.resources"),
 }
-"""Where the tags are written; the first section also has those of `VisionTask` and `StepMetrics`."""
+"""Where the tags are written; the first section also has those of `ClassificationTask` and `StepMetrics`."""
 
 SUMMARY = {
     "run_id": "The run.",
@@ -117,6 +126,8 @@ SUMMARY = {
     "micro_batch": "Samples that the device computed at once.",
     "traffic_bytes": "Sent and received for rounds and states; headers, calls and records are not counted.",
     "start_seconds": "Seconds of each phase of the start, from the command to the first contribution.",
+    "tested": "The line of evaluations.jsonl whose weights had the highest validation accuracy; null without one.",
+    "upload_to": "Where checkpoints were copied to; null if nowhere.",
     "strategy": "single, ddp or fsdp.",
     "processes": "Training processes.",
     "nodes": "Machines.",

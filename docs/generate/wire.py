@@ -38,6 +38,12 @@ CALLS = [
         "Takes over the training state, or the average of an update, piece by piece.",
     ),
     (
+        "PeerService.rpc_download_ledger",
+        "swarm.ledger.server",
+        "LedgerServer.rpc_download_ledger",
+        "Takes over the peer's ledger from some place on; also who is no member.",
+    ),
+    (
         "FailureDetector.rpc_here",
         "swarm.membership.failure_detector",
         "FailureDetector.rpc_here",
@@ -85,6 +91,8 @@ MESSAGES = [
     ("Group", "swarm.protocol.messages", "Group", None),
     ("Wish", "swarm.state_sync.download_messages", "Wish", "Wish.from_bytes"),
     ("Offer", "swarm.state_sync.download_messages", "Offer", "Offer.from_bytes"),
+    ("Wish for a ledger", "swarm.ledger.messages", "LedgerWish", "LedgerWish.from_bytes"),
+    ("Offer of a ledger", "swarm.ledger.messages", "LedgerOffer", "LedgerOffer.from_bytes"),
     ("Question for a call back", "swarm.network.reachability", "CallMe", "CallMe.FromString"),
     ("Answer to it", "swarm.network.reachability", "Called", "Called.FromString"),
 ]
@@ -104,6 +112,9 @@ BOUNDS = [
     "swarm.membership.claim_bounds",
     "swarm.membership.run_manifest",
     "swarm.state_sync.download_messages",
+    "swarm.ledger.lines",
+    "swarm.ledger.messages",
+    "swarm.ledger.server",
     "swarm.network.signed_records",
     "swarm.network.dht_storage",
     "swarm.network.stream_limits",

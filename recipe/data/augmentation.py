@@ -9,10 +9,11 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from recipe.config import DIGITS_FOLDS, Recipe
+from recipe.config import Recipe
 from recipe.data.damaged_images import ImagesByClass
 from recipe.data.datasets import TensorImages
 from recipe.data.sampler import PADDING, sample_randomness
+from recipe.registry import DIGITS_FOLDS
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _DIGITS = ((0.3053,) * 3, (0.3761,) * 3)  # of the 1,797 images, scaled to [0, 1]
@@ -23,6 +24,8 @@ _STATISTICS = {
     "imagefolder": _IMAGENET,
     "synthetic": ((0.5,) * 3, (0.2,) * 3),
 }
+CROP_FRACTION = 0.875
+"""Of an image that is enlarged and cropped: that of the ResNet and ViT evaluations on ImageNet."""
 _CIFAR_PIXELS = 32
 
 
@@ -45,6 +48,8 @@ class TensorView(Dataset):
     Args:
         key: seed of the random changes; then the entries asked for are (position, index). None: no changes, indices.
     """
+
+    gives_batches = True
 
     def __init__(self, source: TensorImages, recipe: Recipe, key: int | None) -> None:
         self._mean, self._std = (torch.tensor(values).view(-1, 1, 1) for values in normalisation(recipe))
@@ -87,6 +92,8 @@ class TensorView(Dataset):
 class ImageView(Dataset):
     """A part of a data set of PIL images, transformed one by one; `key` as for `TensorView`."""
 
+    gives_batches = False
+
     def __init__(self, source: Dataset, recipe: Recipe, key: int | None) -> None:
         self.source, self.key = source, key
         self.transform = eval_transform(recipe) if key is None else train_transform(recipe)
@@ -120,8 +127,7 @@ def eval_transform(recipe: Recipe) -> v2.Compose:
     side = recipe.image_size
     if recipe.dataset == "cifar10":
         return v2.Compose([*_resize_cifar(side), *_to_tensor(recipe)])
-    # 0.875 is the crop of the ResNet and ViT evaluations on ImageNet.
-    return v2.Compose([v2.Resize(round(side / 0.875)), v2.CenterCrop(side), *_to_tensor(recipe)])
+    return v2.Compose([v2.Resize(round(side / CROP_FRACTION)), v2.CenterCrop(side), *_to_tensor(recipe)])
 
 
 def _random_changes(recipe: Recipe) -> list[v2.Transform]:
@@ -133,7 +139,7 @@ def _random_changes(recipe: Recipe) -> list[v2.Transform]:
         # On the original 32 px, before enlarging: the same picture for a fraction of the work.
         return [v2.RandomCrop(_CIFAR_PIXELS, padding=4), *mirrored, *further, *_resize_cifar(side)]
     if recipe.augmentation == "light":
-        return [v2.Resize(round(side / 0.875)), v2.RandomCrop(side)]
+        return [v2.Resize(round(side / CROP_FRACTION)), v2.RandomCrop(side)]
     return [v2.RandomResizedCrop(side), *mirrored, *further]
 
 

@@ -25,7 +25,7 @@ from recipe.presets import PRESETS, preset
 if TYPE_CHECKING:
     import torch
 
-    from recipe.data.vision_data import VisionData
+    from recipe.data.peer_data import PeerData
 
 MEGABYTE = 1e6
 WARMUP_BATCHES = 2
@@ -62,7 +62,7 @@ class DataRates:
     training_samples: float
     """Samples that forward, backward and update take when nobody loads."""
     tensor_megabytes: float
-    """MB of image tensors that the loader gives."""
+    """MB of tensors that the loader gives to the model."""
     file_megabytes: float | None
     """MB of image files that it reads; None where all images lie in memory."""
 
@@ -80,13 +80,13 @@ def measure(recipe: Recipe, options: DataBenchmarkOptions) -> DataRates:
     """
     import torch
 
-    from recipe.data.vision_data import VisionData
+    from recipe.registry import build_data
 
     wanted, has_gpu = options.device, torch.cuda.is_available()
     if wanted == "cuda" and not has_gpu:
         raise InputError("There is no CUDA device that torch can use: give --device cpu.")
     device = torch.device("cuda" if has_gpu and wanted != "cpu" else "cpu")
-    data = VisionData(recipe, options.data_dir, options.batch_size, num_workers=options.num_workers)
+    data = build_data(recipe, options.data_dir, options.batch_size, num_workers=options.num_workers)
     data.prepare_data()
     data.setup("fit")
     loaded, batch = _loader_rate(data, options.seconds)
@@ -100,7 +100,7 @@ def measure(recipe: Recipe, options: DataBenchmarkOptions) -> DataRates:
     )
 
 
-def _loader_rate(data: "VisionData", seconds: float) -> tuple[float, "tuple[torch.Tensor, torch.Tensor]"]:
+def _loader_rate(data: "PeerData", seconds: float) -> tuple[float, "tuple[torch.Tensor, torch.Tensor]"]:
     """Samples per second, and a batch; the first batches pay for starting the workers."""
     batches = iter(data.train_dataloader())
     for _ in range(WARMUP_BATCHES):
@@ -123,11 +123,11 @@ def _training_rate(
 
     model = build_model(recipe).to(device)
     optimizer = build_optimizer(model, recipe)
-    images, labels = (part.to(device) for part in batch)
+    inputs, labels = (part.to(device) for part in batch)
 
     def update() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16-mixed"):
-            loss = F.cross_entropy(model(images), labels)
+            loss = F.cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -142,9 +142,9 @@ def _training_rate(
     return updates * len(labels) / elapsed
 
 
-def _mean_file_bytes(data: "VisionData") -> float | None:
+def _mean_file_bytes(data: "PeerData") -> float | None:
     """Mean size of some of the training images' files, evenly spread."""
-    paths = [path for path, _ in getattr(data.train_images, "samples", [])]
+    paths = [path for path, _ in getattr(data.splits.train, "samples", [])]
     chosen = paths[:: max(1, len(paths) // FILES_TO_WEIGH)]
     return sum(os.path.getsize(path) for path in chosen) / len(chosen) if chosen else None
 

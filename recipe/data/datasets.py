@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,11 +13,13 @@ from torch.utils.data import Dataset, Subset
 from torchvision.datasets import CIFAR10
 from torchvision.datasets.utils import check_md5
 
-from recipe.config import DIGITS_FOLDS, Recipe
+from recipe.config import Recipe
 from recipe.data.damaged_images import ImagesByClass
+from recipe.data.splits import Splits
 from recipe.errors import InputError
 from recipe.glyphs.archive import FILE, GlyphArchive
 from recipe.glyphs.typefaces import PARTS
+from recipe.registry import DIGITS_FOLDS
 
 # The split belongs to the data set, not to a run: results with different recipe seeds stay comparable.
 _SPLIT_SEED = 0
@@ -55,18 +56,6 @@ class TensorImages(Dataset):
 def as_float(images: torch.Tensor) -> torch.Tensor:
     """In [0, 1]; what is there as floats stays as it is."""
     return images if images.is_floating_point() else images / 255
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The parts of a data set: `TensorImages`, or data sets of (PIL image, class). Not every one has a test part."""
-
-    train: Dataset
-    val: Dataset
-    test: Dataset | None
-    digest: str = ""
-    """Of what has to be the same on all peers of a run: names of class folders, or images that a command has made;
-    empty where there is only one such data set."""
 
 
 def prepare(recipe: Recipe, data_dir: Path) -> None:

@@ -1,192 +1,54 @@
 """`VisionData`: the recipe's images for Lightning, in this peer's own order."""
 
-from pathlib import Path
 from typing import Any
 
-import lightning as L
-import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from recipe.config import Recipe
 from recipe.data.augmentation import ImageView, TensorView
 from recipe.data.damaged_images import ImagesByClass
-from recipe.data.datasets import Splits, TensorImages, open_splits, prepare
-from recipe.data.sampler import PADDING, PeerBatches, PeerSampler, ShardBatches, stable_seed
+from recipe.data.datasets import TensorImages, damaged_cifar10, open_splits, prepare
+from recipe.data.peer_data import PeerData
+from recipe.data.splits import Splits
 from recipe.errors import InputError
 
-__all__ = ["PeerSampler", "VisionData"]
 
-
-class VisionData(L.LightningDataModule):
+class VisionData(PeerData):
     """Training, validation and test images of a recipe.
 
-    Batches are (images, labels): float32 (batch, channels, image_size, image_size), normalised, and int64 (batch,).
-    The training loader never ends and its micro-batches are all of equal size; validation and test loaders pass over
-    their part once, in order. Under a trainer of several processes each of them gets its share: of the training order
-    every n-th micro-batch, of a pass every n-th sample, filled up with the label `PADDING` to equal lengths.
-
-    Args:
-        recipe: names the data set, the image size and the augmentation.
-        data_dir: folder of CIFAR-10 (downloaded there if missing), of `glyphs.npz`, or of `train/`, `val/` and `test/`;
-            else unused.
-        batch_size: micro-batch, in samples.
-        identity: peers with different identities visit the samples in different orders.
-        num_workers: processes that load images; data sets that lie in memory never use any.
-
-    Raises:
-        InputError: from `prepare_data` and `setup`, when the folder or the micro-batch cannot work.
+    Inputs are float32 (batch, channels, image_size, image_size), normalised. The folder is that of CIFAR-10 (downloaded
+    there if missing), of `glyphs.npz`, or of `train/`, `val/` and `test/`; else unused.
     """
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        data_dir: str | Path = "data",
-        batch_size: int = 32,
-        identity: str = "",
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__()
-        self.recipe = recipe
-        self.data_dir = Path(data_dir).expanduser()
-        self.batch_size = batch_size
-        self.identity = identity
-        self.num_workers = num_workers
-        self.samples_trained = 0
-        self._splits: Splits | None = None
-        self._batches: PeerBatches | None = None
 
     def prepare_data(self) -> None:
         """Downloads CIFAR-10 if it is missing."""
         prepare(self.recipe, self.data_dir)
 
-    def setup(self, stage: str | None = None) -> None:
-        """Opens the data set, once."""
-        if self.batch_size < 1 or self.num_workers < 0:
-            raise InputError("A micro-batch has at least one sample: set --batch-size to 1 or more.")
-        if self._splits is None:
-            self._splits = open_splits(self.recipe, self.data_dir)
-        if self.num_train_samples < self.batch_size:
-            raise InputError(
-                f"{self.num_train_samples} training samples are fewer than one micro-batch of {self.batch_size}: "
-                "set a smaller --batch-size, or add images."
-            )
-
     @property
-    def num_train_samples(self) -> int:
-        """Size of the training part; known after `setup`."""
-        return len(self._opened().train)
+    def missing_download(self) -> str:
+        """CIFAR-10, if it is needed and not there."""
+        if self.recipe.dataset != "cifar10" or damaged_cifar10(self.data_dir):
+            return ""
+        try:
+            self.open()
+        except InputError:
+            return "CIFAR-10 (170 MB)"
+        return ""
 
-    @property
-    def digest(self) -> str:
-        """Of what has to be the same on all peers of a run: see `Splits.digest`."""
-        return self._opened().digest
+    def open(self) -> Splits:
+        """`TensorImages`, or data sets of (PIL image, class)."""
+        return open_splits(self.recipe, self.data_dir)
 
-    @property
-    def train_images(self) -> Dataset:
-        """The training part as it is stored; known after `setup`."""
-        return self._opened().train
-
-    def train_dataloader(self) -> DataLoader:
-        """Endless micro-batches, beginning after the samples that were already trained on."""
-        sampler = PeerSampler(self.num_train_samples, self.recipe.seed, self.identity)
-        sampler.load_state_dict({"position": self.samples_trained})
-        key = stable_seed(self.recipe.seed, self.identity, "augmentation")
-        view = self._view(self._opened().train, key)
-        self._batches = PeerBatches(sampler, self.batch_size, *self._share)
-        return self._loader(view, self._batches)
-
-    def resize_micro_batch(self, samples: int) -> None:
-        """The training loader's next micro-batches are of another size; those that it has drawn ahead stay.
-
-        Samples keep their order and their random changes, which depend on their position alone.
-        """
-        self.batch_size = samples
-        if self._batches is not None:
-            self._batches.batch_size = samples
-
-    def val_dataloader(self) -> DataLoader:
-        """The validation part, once, in order."""
-        return self._pass_over(self._opened().val)
-
-    def test_dataloader(self) -> DataLoader:
-        """The test part, once, in order."""
-        test = self._opened().test
-        if test is None:
-            raise InputError(
-                f"{self.recipe.dataset} has no images to test with here: for imagefolder, add {self.data_dir / 'test'} "
-                "with a folder per class; a fold of digits has none."
-            )
-        return self._pass_over(test)
+    def view(self, part: Dataset, key: int | None) -> TensorView | ImageView:
+        """In the recipe's size, normalised, and changed at random as the recipe says."""
+        return (TensorView if isinstance(part, TensorImages) else ImageView)(part, self.recipe, key)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Counts here, where a batch leaves for training: loaders draw ahead, so their own count says too much.
+        """Names files that hold no image, before what stands in for them is trained on.
 
         Raises:
             InputError: too many of a folder's images cannot be read.
         """
-        for part in vars(self._opened()).values():
+        for part in vars(self.splits).values():
             if isinstance(part, ImagesByClass):
                 part.report()
-        if self.trainer is not None and self.trainer.training:
-            self.samples_trained += len(batch[1]) * self.trainer.world_size
-        return batch
-
-    def state_dict(self) -> dict[str, int]:
-        """How many samples were trained on, by all processes together; Lightning keeps it in checkpoints."""
-        return {"position": self.samples_trained}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """The next training loader goes on after that many samples."""
-        self.samples_trained = state_dict["position"]
-
-    def _opened(self) -> Splits:
-        if self._splits is None:
-            self.setup()
-        return self._splits
-
-    @property
-    def _share(self) -> tuple[int, int]:
-        """Rank of this process and number of training processes."""
-        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-
-    def _view(self, part: Dataset, key: int | None) -> TensorView | ImageView:
-        return (TensorView if isinstance(part, TensorImages) else ImageView)(part, self.recipe, key)
-
-    def _pass_over(self, part: Dataset) -> DataLoader:
-        return self._loader(self._view(part, None), ShardBatches(len(part), self.batch_size, *self._share))
-
-    def _loader(self, view: TensorView | ImageView, batches: PeerBatches | ShardBatches) -> DataLoader:
-        in_memory = isinstance(view, TensorView)
-        workers = 0 if in_memory else self.num_workers
-        return DataLoader(
-            view if isinstance(batches, PeerBatches) else _PaddedView(view),
-            batch_sampler=batches,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=torch.cuda.is_available(),
-            collate_fn=_as_is if in_memory else None,
-            # A loader draws a seed when it starts; not from the global generator, where dropout would notice.
-            generator=torch.Generator().manual_seed(self.recipe.seed),
-        )
-
-
-class _PaddedView(Dataset):
-    """A view without random changes that gives some image and the label `PADDING` for the index `PADDING`."""
-
-    def __init__(self, view: TensorView | ImageView) -> None:
-        self.view = view
-
-    def __len__(self) -> int:
-        return len(self.view)
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        existing = [max(index, 0) for index in indices]
-        if isinstance(self.view, TensorView):
-            images, labels = self.view.__getitems__(existing)
-            return images, torch.where(torch.tensor(indices) == PADDING, PADDING, labels)
-        pairs = zip(indices, (self.view[index] for index in existing), strict=True)
-        return [(image, PADDING if index == PADDING else label) for index, (image, label) in pairs]
-
-
-def _as_is(batch: Any) -> Any:
-    return batch
+        return super().on_before_batch_transfer(batch, dataloader_idx)

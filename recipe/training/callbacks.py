@@ -39,7 +39,7 @@ class StepMetrics(L.Callback):
     Several processes exchange their values while the next update is computed, so that logging costs them no round trip;
     the line is written when that update ends, or before a validation or checkpoint.
 
-    It needs a module with `train_metrics` ("loss", "top1", "top5"), such as `recipe.training.task.VisionTask`.
+    It needs a module with `train_metrics` ("loss", "top1", "top5"), such as `recipe.training.task.ClassificationTask`.
 
     Args:
         gauges: what else to log.

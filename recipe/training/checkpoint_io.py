@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
+from recipe.config import Recipe
 from recipe.errors import InputError
+from recipe.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +24,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     A full or lost disk costs the checkpoint and not the training: the old one stays, and the next one is tried when it
     is due. That is said once, until one could be written again.
+
+    Args:
+        on_saved: called with the path of each checkpoint that was written; None for nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_saved: Callable[[Path], None] | None = None) -> None:
+        self.on_saved = on_saved
         self._has_warned = False
         self._outdated: list[Path] = []
 
@@ -41,6 +48,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 os.fsync(file.fileno())
             os.replace(temporary, path)
             self._has_warned = False
+            if self.on_saved is not None:
+                self.on_saved(path)
         except OSError as error:
             self.failed(path, error)
         finally:
@@ -63,7 +72,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A Lightning checkpoint of a `VisionTask`, as plain data: loading it runs no code of its author.
+    """A Lightning checkpoint of a `ClassificationTask`, as plain data: loading it runs no code of its author.
 
     Raises:
         InputError: it is missing, damaged, or of something else.
@@ -81,11 +90,25 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
+def checkpoint_recipe(checkpoint: dict[str, Any], path: Path) -> Recipe:
+    """The recipe in the checkpoint, or in the run folder that it lies in.
+
+    Raises:
+        InputError: there is none.
+    """
+    beside = RunFolder(path.absolute().parent.parent).recipe
+    if isinstance(text := checkpoint.get("recipe"), str):
+        return Recipe.from_json(text)
+    if beside.exists():
+        return Recipe.from_json(beside.read_bytes())
+    raise InputError(f"{path} does not say which recipe it is of: put the run's recipe.json into {beside.parent}.")
+
+
 def load_weights(task: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
     """Puts the weights of a checkpoint into a task, whoever trained them.
 
     Args:
-        task: a `VisionTask`.
+        task: a `ClassificationTask`.
         checkpoint: of `read_checkpoint`.
         path: of its file, for messages.
 

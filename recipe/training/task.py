@@ -1,9 +1,11 @@
-"""`VisionTask`: the recipe's model, loss and metrics for Lightning, under any strategy."""
+"""`ClassificationTask`: a recipe's model, loss and metrics for Lightning, under any strategy."""
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import (
@@ -16,14 +18,13 @@ from torchmetrics.classification import (
 
 from recipe.config import Recipe
 from recipe.data.sampler import PADDING
-from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-class VisionTask(L.LightningModule):
-    """Classifies images.
+class ClassificationTask(L.LightningModule):
+    """Tells classes apart, of images, texts or anything else: `recipe.registry.build_task` makes it.
 
     `training_step` only adds to running metrics, which `recipe.training.callbacks.StepMetrics` reads and resets
     once per global update. Validation logs `val/loss`, `val/top1`, `val/top5`, `val/macro_f1`, `val/precision` and
@@ -37,17 +38,18 @@ class VisionTask(L.LightningModule):
 
     Args:
         recipe: what is trained.
-        channels_last: compute in torch's channels-last memory format, which is faster for convolutions on GPUs.
-
-    Raises:
-        InputError: the recipe's model cannot be built.
+        model: maps inputs to logits (batch, num_classes).
+        channels_last: compute on images in torch's channels-last memory format, which is faster for convolutions on
+            GPUs.
     """
 
-    def __init__(self, recipe: Recipe, channels_last: bool = False) -> None:
+    def __init__(self, recipe: Recipe, model: nn.Module, channels_last: bool = False) -> None:
         super().__init__()
         self.recipe = recipe
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.model = build_model(recipe).to(memory_format=self.memory_format)
+        self.model = model.to(memory_format=self.memory_format)
+        self.divide: Callable[[L.LightningModule], None] = _leave_whole
+        """Divides the parameters among processes, once these are connected."""
         self.train_metrics = _running_metrics(recipe.num_classes)
         self.val_metrics = evaluation_metrics(recipe.num_classes)
         self.test_metrics = evaluation_metrics(recipe.num_classes)
@@ -65,9 +67,14 @@ class VisionTask(L.LightningModule):
         """Number of parameters, and of elements in buffers such as BatchNorm's statistics."""
         return {"parameters": self.num_parameters, "buffers": sum(buffer.numel() for buffer in self.model.buffers())}
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, num_classes) of images (batch, channels, image_size, image_size)."""
-        return self.model(images.contiguous(memory_format=self.memory_format))
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, num_classes) of inputs (batch, ...)."""
+        is_images = inputs.ndim == 4  # the only shape that has such a format
+        return self.model(inputs.contiguous(memory_format=self.memory_format) if is_images else inputs)
+
+    def configure_model(self) -> None:
+        """Called by Lightning once the processes are connected."""
+        self.divide(self)
 
     def configure_optimizers(self) -> dict[str, Any]:
         """The scheduler advances once per optimizer step, which is one global update."""
@@ -77,8 +84,8 @@ class VisionTask(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Mean cross-entropy of the micro-batch, with label smoothing."""
-        images, labels = batch
-        logits = self(images)
+        inputs, labels = batch
+        logits = self(inputs)
         loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
         self.train_metrics["loss"].update(loss.detach(), weight=len(labels))
         for name in ("top1", "top5"):
@@ -103,13 +110,21 @@ class VisionTask(L.LightningModule):
         self.test_confusion.reset()
         self._log_evaluation("test", self.test_loss, self.test_metrics)
 
+    def take_test_results(self) -> dict[str, float | int]:
+        """What the test steps so far have found, which begin anew; for passes that Lightning's `test` does not make."""
+        images = int(self.test_confusion.compute().sum())
+        computed = {"loss": self.test_loss.compute(), **self.test_metrics.compute()}
+        for metric in (self.test_confusion, self.test_loss, self.test_metrics):
+            metric.reset()
+        return {"images": images, **{name: float(value) for name, value in computed.items()}}
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the recipe, so that a checkpoint can be tested by itself."""
         checkpoint["recipe"] = self.recipe.to_json()
 
     def _evaluate(self, batch: Batch, loss: MeanMetric, metrics: MetricCollection) -> Batch:
-        images, labels = batch
-        logits = self(images)
+        inputs, labels = batch
+        logits = self(inputs)
         num_samples = (labels != PADDING).sum()
         # Without smoothing: a validation loss that can be compared between recipes.
         total = F.cross_entropy(logits, labels, ignore_index=PADDING, reduction="sum")
@@ -130,11 +145,15 @@ class VisionTask(L.LightningModule):
                 logger.log_metrics({tag: value.item() for tag, value in values.items()}, step=self.trainer.global_step)
 
 
-def _running_metrics(num_classes: int) -> torch.nn.ModuleDict:
+def _leave_whole(task: L.LightningModule) -> None:
+    """Every process has all parameters."""
+
+
+def _running_metrics(num_classes: int) -> nn.ModuleDict:
     # Of this process alone: summing over processes would cost three collective calls per update.
     local = {"sync_on_compute": False}
     top5 = min(5, num_classes)
-    return torch.nn.ModuleDict(
+    return nn.ModuleDict(
         {
             # The default looks for NaN in every update, which makes a GPU wait.
             "loss": MeanMetric(nan_strategy="disable", **local),

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from hivemind import DHT
@@ -66,6 +67,7 @@ class SwarmAverager:
         of_trainer: tensors that the trainer alone uses
         line: what rounds and states may take of this peer's line
         admission: who may take part
+        ledger: file that is handed out to whoever asks; None if this peer keeps none
 
     Raises:
         InputError: the process died while it started
@@ -85,6 +87,7 @@ class SwarmAverager:
         line: LineUse | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         admission: Admission = OPEN,
+        ledger: Path | None = None,
     ):
         codec = codec or Codec()
         self.vector, self.line, self.timeouts = vector.share_memory_(), line or LineUse(), timeouts
@@ -94,7 +97,7 @@ class SwarmAverager:
         self._dead_since: float | None = None
         self._signals, self._status = RoundSignals(), TransferStatus()
         options = AveragingOptions(
-            namespace, vector, target, codec, rule, shapes, dht.client_mode, self.line, timeouts, admission
+            namespace, vector, target, codec, rule, shapes, dht.client_mode, self.line, timeouts, admission, ledger
         )
         self._process = WorkerProcess(
             dht,

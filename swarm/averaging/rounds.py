@@ -8,6 +8,7 @@ import multiprocessing as mp
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
 import torch
@@ -98,6 +99,7 @@ class AveragingOptions:
         client_mode: others cannot call this peer
         line: what rounds and states may take of this peer's line
         admission: who may take part; the averaging process has its own copy
+        ledger: file that is handed out to whoever asks; None if this peer keeps none
     """
 
     namespace: str
@@ -110,6 +112,7 @@ class AveragingOptions:
     line: LineUse
     timeouts: Timeouts
     admission: Admission
+    ledger: Path | None = None
 
 
 class Rounds:

@@ -12,6 +12,7 @@ COMMANDS = {
     "join": ("train", "join", "JoinOptions", "Join a swarm: swarm join ADDRESS"),
     "start": ("train", "start", "StartOptions", "Start a new swarm; it prints the line with which others join."),
     "watch": ("watch", "main", "WatchOptions", "See who trains in a swarm, and how far they are."),
+    "ledger": ("ledger", "main", "LedgerOptions", "See who gave what, as the peers have signed it."),
     "desk": ("desk", "main", "DeskOptions", "Show a swarm on a web page, and tell people when something is wrong."),
     "invite": (
         "organiser.invite",
@@ -26,6 +27,13 @@ COMMANDS = {
     "doctor": ("doctor", "program", "DoctorOptions", "See whether this machine can join, and what to do if not."),
     "deputy": ("organiser.deputy", "main", "DeputyOptions", "Let somebody else sign in your place, for a time."),
     "login": ("organiser.login", "main", "LoginOptions", "Log in at the desk of your run, to give orders there."),
+    "export": ("export", "main", "ExportOptions", "Use the weights of a run: for timm, the Hugging Face hub and ONNX."),
+    "identity": (
+        "identity",
+        "main",
+        "IdentityOptions",
+        "See your identity, back it up, move it elsewhere.",
+    ),
     "demo": ("demo", "main", "DemoOptions", "Three peers on this machine train a small model together."),
     "bench": ("bench", "main", "BenchOptions", "Measure what the swarm costs against a plain Trainer."),
 }

@@ -34,12 +34,11 @@ from scipy import stats
 
 from recipe.command_line import at_least, exit_status
 from recipe.config import Recipe
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import preset
+from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
-from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 from swarm.runtime.processes import descendants, die_with_parent
@@ -162,7 +161,7 @@ def train(options: BenchOptions, folder: Path, turns: TakeTurns, dht) -> None:
         accumulate_grad_batches=options.micro_batches if dht is None else 1,
     )
     trainer.limit_val_batches = 0
-    trainer.fit(VisionTask(recipe), VisionData(recipe, batch_size=options.batch_size, identity="bench"))
+    trainer.fit(build_task(recipe), build_data(recipe, batch_size=options.batch_size, identity="bench"))
 
 
 def _strategy(recipe: Recipe, dht) -> SwarmStrategy:

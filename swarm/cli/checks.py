@@ -129,17 +129,17 @@ def check_disk(output_dir: Path) -> Check:
 
 def check_data(manifest: RunManifest, data_dir: Path) -> Check:
     """Whether the run's data are here, and the same as the others'. Nothing is downloaded."""
-    from recipe.data.datasets import damaged_cifar10, open_splits
+    from recipe.registry import build_data
 
     recipe = manifest.recipe
+    data = build_data(recipe, data_dir, batch_size=1)
     try:
-        splits = open_splits(recipe, data_dir)
-        manifest.with_classes(splits.digest, data_dir)
+        manifest.with_classes(data.digest, data_dir)
     except InputError as error:
-        if recipe.dataset == "cifar10" and not damaged_cifar10(data_dir):
-            return Check("data", "warning", f"no CIFAR-10 in {data_dir}", "the peer downloads 170 MB when it starts")
+        if missing := data.missing_download:
+            return Check("data", "warning", f"no {missing} in {data_dir}", "the peer downloads it when it starts")
         return Check("data", "failed", str(error), "repair it, or name another folder with --data-dir")
-    return Check("data", "ok", f"{recipe.dataset}: {len(splits.train):,} training samples")
+    return Check("data", "ok", f"{recipe.dataset}: {data.num_train_samples:,} training samples")
 
 
 def check_micro_batch(model: nn.Module, recipe: Recipe, device: str) -> Check:

@@ -22,6 +22,7 @@ from swarm.peer.options import (
     MembershipOptions,
     PatienceOptions,
     PeerOptions,
+    ResultsOptions,
 )
 
 SECOND_PEER = 2
@@ -48,6 +49,7 @@ class JoinOptions:
     patience: Annotated[PatienceOptions, tyro.conf.arg(name="advanced: patience")] = field(
         default_factory=PatienceOptions
     )
+    results: Annotated[ResultsOptions, tyro.conf.arg(name="advanced: results")] = field(default_factory=ResultsOptions)
 
     @property
     def as_peer(self) -> PeerOptions:
@@ -61,6 +63,7 @@ class JoinOptions:
             leaving=self.leaving,
             connection=self.connection,
             patience=self.patience,
+            results=self.results,
         )
 
 
@@ -101,6 +104,7 @@ class StartOptions:
         default_factory=ConnectionOptions
     )
     patience: Annotated[StartPatience, tyro.conf.arg(name="advanced: patience")] = field(default_factory=StartPatience)
+    results: Annotated[ResultsOptions, tyro.conf.arg(name="advanced: results")] = field(default_factory=ResultsOptions)
     membership: Annotated[StartMembership, tyro.conf.arg(name="who may join")] = field(default_factory=StartMembership)
     overrides: Annotated[
         RecipeOverrides, tyro.conf.arg(name="advanced: changes to the recipe"), tyro.conf.FlagConversionOff
@@ -126,6 +130,7 @@ class StartOptions:
             leaving=self.leaving,
             connection=self.connection,
             patience=self.patience,
+            results=self.results,
             membership=self._membership,
             overrides=self.overrides,
         )

@@ -177,8 +177,8 @@ class RunManifest:
         """
         if self.classes and self.classes != classes:
             raise InputError(
-                f"The images in {data_dir} are not those that run {self.run_id!r} is trained with (class folders of "
-                "other names, or another glyphs.npz): ask its organiser for the images, or for the names."
+                f"The data in {data_dir} are not those that run {self.run_id!r} is trained with (classes of other "
+                "names, or another glyphs.npz or vocab.txt): ask its organiser for the data, or for the names."
             )
         return self if classes == self.classes else replace(self, classes=classes)
 

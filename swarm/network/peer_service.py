@@ -13,7 +13,7 @@ from hivemind.p2p import P2P, P2PContext
 from hivemind.p2p.servicer import ServicerBase
 from hivemind.proto import averaging_pb2
 
-DOWNLOAD_STATE = "rpc_download_state"
+DOWNLOAD_STATE, DOWNLOAD_LEDGER = "rpc_download_state", "rpc_download_ledger"
 
 
 class PeerService(ServicerBase):
@@ -24,11 +24,20 @@ class PeerService(ServicerBase):
         join_group: answers who wants to finish a step with this peer as its leader
         aggregate_part: answers who sends a part of a round
         download_state: answers who wants the state, or an average
+        download_ledger: answers who wants to know what each has given
     """
 
-    def __init__(self, namespace: str, join_group: Callable, aggregate_part: Callable, download_state: Callable):
+    def __init__(
+        self,
+        namespace: str,
+        join_group: Callable,
+        aggregate_part: Callable,
+        download_state: Callable,
+        download_ledger: Callable,
+    ):
         self._namespace = namespace
         self._join_group, self._aggregate_part, self._download_state = join_group, aggregate_part, download_state
+        self._download_ledger = download_ledger
 
     def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -45,6 +54,11 @@ class PeerService(ServicerBase):
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         return self._download_state(requests, context)
 
+    def rpc_download_ledger(
+        self, request: averaging_pb2.DownloadData, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        return self._download_ledger(request, context)
+
     async def answer(self, p2p: P2P) -> None:
         """From now on calls are answered."""
         await self.add_p2p_handlers(p2p, namespace=self._namespace)
@@ -52,14 +66,16 @@ class PeerService(ServicerBase):
     async def answer_downloads(self, p2p: P2P) -> None:
         """The same for who cannot be dialled: it answers these alone, over connections that it has made itself."""
         self._collect_rpc_handlers()
-        (handler,) = (handler for handler in self._rpc_handlers if handler.method_name == DOWNLOAD_STATE)
-        await p2p.add_protobuf_handler(
-            self.handle_name(self._namespace, DOWNLOAD_STATE),
-            self.rpc_download_state,
-            handler.request_type,
-            stream_input=handler.stream_input,
-            stream_output=handler.stream_output,
-        )
+        answers = {DOWNLOAD_STATE: self.rpc_download_state, DOWNLOAD_LEDGER: self.rpc_download_ledger}
+        for handler in self._rpc_handlers:
+            if handler.method_name in answers:
+                await p2p.add_protobuf_handler(
+                    self.handle_name(self._namespace, handler.method_name),
+                    answers[handler.method_name],
+                    handler.request_type,
+                    stream_input=handler.stream_input,
+                    stream_output=handler.stream_output,
+                )
 
     async def hang_up(self, p2p: P2P) -> None:
         """Nobody is answered any more."""

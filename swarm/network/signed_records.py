@@ -106,6 +106,10 @@ class OwnedRecords(RSASignatureValidator):
             self.written.add(record.key)
         return super().sign_value(record)
 
+    def sign(self, text: bytes) -> bytes:
+        """This peer's signature, in base 64; the text has to begin with what it is, so that it is nothing else."""
+        return self._private_key.sign(text)
+
     def validate(self, record: DHTRecord) -> bool:
         """Whether it may be stored, passed on and read; what costs least is looked at first."""
         most = MAX_MANIFEST_VALUE_BYTES if record.key == RUNS_ID.to_bytes() else MAX_VALUE_BYTES

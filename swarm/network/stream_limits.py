@@ -53,6 +53,10 @@ class StreamLimits:
         self._met.add(peers)
         self._wake()
 
+    def knows(self, peer: PeerID) -> bool:
+        """Whether it has been in a group with this process."""
+        return peer in self._met
+
     def open_stream(self, peer: PeerID) -> bool:
         """Whether one more stream of this peer may be served; then `close_stream` has to be called for it."""
         is_stranger = peer not in self._met

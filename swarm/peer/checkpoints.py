@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 
 logger = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 3
+BEST = "best.ckpt"
+"""The one with the highest validation accuracy. Test images do not choose: their accuracy would then say too much."""
 OWN_PREFIX = "own-step-"
 """Of what this peer had trained before it took over weights that are far from that; not gone on from by itself."""
 
@@ -29,7 +30,7 @@ def kept_checkpoints(folder: Path, every_steps: int) -> list[ModelCheckpoint]:
     """
     best = ModelCheckpoint(
         folder,
-        "best",
+        BEST.removesuffix(".ckpt"),
         monitor="val/top1",
         mode="max",
         save_on_train_epoch_end=False,  # the loader never ends: at validations
@@ -46,17 +47,18 @@ def kept_checkpoints(folder: Path, every_steps: int) -> list[ModelCheckpoint]:
     return [best, latest]
 
 
-def newest_checkpoint(folder: Path, needed: bool) -> tuple[Path | None, dict[str, Any] | None]:
+def newest_checkpoint(folder: Path, needed: bool, data_name: str) -> tuple[Path | None, dict[str, Any] | None]:
     """The latest checkpoint that can be read, and what matters of it now; None and None if there is none.
 
     Args:
         needed: nobody else holds a state: that all are damaged is an error then
+        data_name: class of the data, under whose name a checkpoint has their position
 
     Raises:
         InputError: all are damaged
     """
     found = [path for path in folder.glob("[!.]*.ckpt") if not path.name.startswith(OWN_PREFIX)]
-    read = [(path, content) for path in found if (content := _read(path)) is not None]
+    read = [(path, content) for path in found if (content := _read(path, data_name)) is not None]
     # Not the last one that was written: a clock may have been wrong.
     for path, content in sorted(read, key=lambda one: (one[1]["global_step"], one[0].stat().st_mtime), reverse=True):
         weights = [value for value in content["state_dict"].values() if isinstance(value, torch.Tensor)]
@@ -75,10 +77,10 @@ def own_checkpoint(folder: Path, step: int) -> Path:
     return folder / f"{OWN_PREFIX}{step}.ckpt"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, data_name: str) -> dict[str, Any] | None:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-        content = {key: checkpoint[key] for key in ("global_step", VisionData.__qualname__, "state_dict")}
+        content = {key: checkpoint[key] for key in ("global_step", data_name, "state_dict")}
         return content | {"global_step": int(content["global_step"]), "state_dict": dict(content["state_dict"])}
     except Exception as error:  # a pickle can fail in any way
         logger.warning(f"The checkpoint {path} cannot be read ({type(error).__name__}) and is left out")

@@ -123,6 +123,26 @@ class PatienceOptions:
 
 
 @dataclass(frozen=True)
+class ResultsOptions:
+    """What else is done with the weights."""
+
+    upload_to: Annotated[str | None, arg("URL", "nowhere")] = None
+    """Copy the best and the newest checkpoint, and at the end the summary, to URL/RUN_ID/PUBLIC_NAME, beside the
+    training: anywhere fsspec can write, such as s3://bucket/folder. Passwords do not belong into the URL."""
+    evaluate_every_steps: Annotated[int | None, arg("UPDATES", "never")] = None
+    """Measure the swarm's weights on the test images, after the first validation when so many global updates are over
+    again, and after the last one. The best checkpoint is still chosen by the validation images."""
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work"""
+        at_least(self, 1, "evaluate_every_steps")
+        if self.upload_to is not None:
+            from recipe.remote_file import RemoteFile
+
+            RemoteFile(self.upload_to, "--upload-to")
+
+
+@dataclass(frozen=True)
 class MembershipOptions:
     """Who may take part in a new run."""
 
@@ -179,6 +199,7 @@ class PeerOptions:
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     patience: PatienceOptions = field(default_factory=PatienceOptions)
+    results: ResultsOptions = field(default_factory=ResultsOptions)
     membership: MembershipOptions = field(default_factory=MembershipOptions)
     overrides: Annotated[RecipeOverrides, tyro.conf.arg(name="recipe"), tyro.conf.FlagConversionOff] = field(
         default_factory=RecipeOverrides

@@ -16,15 +16,18 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from recipe.config import Recipe
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.model import check_samples
+from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
-from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer
+from swarm.ledger.ledger import Ledger
 from swarm.membership.run_manifest import RunManifest
+from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
+from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.first_contribution import FirstContribution
+from swarm.peer.callbacks.ledger_keeper import LedgerKeeper
 from swarm.peer.callbacks.reachable_peer_check import ReachablePeerCheck
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import StatusReporter
@@ -93,12 +96,13 @@ class Session:
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
         self._check_folder()
-        self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, needed=not joins)
-        self.resumed_step = None if earlier is None else earlier["global_step"]
         machine = options.machine
         given = machine.batch_size
         identity = dht.peer_id.to_base58()
-        self.data = VisionData(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
+        self.data = build_data(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
+        data_name = type(self.data).__qualname__
+        self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, not joins, data_name)
+        self.resumed_step = None if earlier is None else earlier["global_step"]
         self.data.prepare_data()
         self.data.setup("fit")
         self.manifest = entry.signed(manifest.with_classes(self.data.digest, machine.data_dir))
@@ -107,9 +111,12 @@ class Session:
         self._entry = entry
         self.why_ended = ""
         """A sentence, once this peer may not take part any more."""
+        if options.results.evaluate_every_steps is not None:
+            self.data.test_dataloader()  # says what is missing
+        self.upload = self._upload()
         if earlier is not None:  # a peer that comes back goes on with its samples
-            self.data.load_state_dict(earlier[VisionData.__qualname__])
-        self.task = VisionTask(self.recipe)
+            self.data.load_state_dict(earlier[data_name])
+        self.task = build_task(self.recipe)
         self.started_from = None if joins or earlier is not None else options.start_from
         """The file whose weights a new swarm starts from."""
         if self.started_from is not None:
@@ -126,6 +133,7 @@ class Session:
         self._begin_folder()
         entry.keep(self.admission, self.manifest, self.folder)
         self.metrics = SwarmMetrics(self.folder.rounds)
+        self.ledger = Ledger(self.folder.ledger, self.manifest.key_prefix, dht.records, name, self.admission)
         self.company = ReachablePeerCheck(dht.client_mode, stop_requested)
         self.line = LineUse(options.connection.max_upload_mbps or math.inf)
         self.traffic = TrafficLimit(self.line, options.leaving.max_traffic_gb, stop_requested)
@@ -140,6 +148,16 @@ class Session:
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
         most = largest_sensible(self.recipe, self.data.num_train_samples)
         self.review = MicroBatchReview(self.micro_batch, most, self.data, self.reporter.say)
+        every = options.results.evaluate_every_steps
+        self.evaluation = None if every is None else Evaluation(every, self.folder.evaluations, self.reporter.say)
+
+    def _upload(self) -> CheckpointUpload | None:
+        if self.options.results.upload_to is None:
+            return None
+        upload = CheckpointUpload(self.options.results.upload_to, self.manifest.run_id, self.name)
+        if not self.clock.again:  # a storage that fails for an hour ends no training
+            upload.check()
+        return upload
 
     def _first_status(self) -> Status:
         return Status(
@@ -212,6 +230,8 @@ class Session:
             self._write_summary(final, seconds)
         except OSError as error:
             self._not_written(error)
+        if self.upload is not None and self.supervisor.found is None:
+            self.upload.finish(self.folder.summary, self.reporter.say)
         if complaint := self.why_ended or self.company.complaint:
             raise InputError(complaint)
         return self._farewell(final, seconds)
@@ -261,6 +281,7 @@ class Session:
                 patience.averaging_timeout,
                 line=self.line,
                 admission=self.admission,
+                ledger=self.folder.ledger,
             ),
             stop_requested=self.stop_requested,
             averaging=self.averaging,
@@ -286,6 +307,7 @@ class Session:
             strategy=self.strategy,
             callbacks=[
                 self.metrics,
+                LedgerKeeper(self.ledger),
                 self.reporter,
                 FirstContribution(self.clock, self.reporter.say),
                 self.company,
@@ -293,9 +315,10 @@ class Session:
                 self.supervisor,
                 self.review,
                 *advice,
+                *([] if self.evaluation is None else [self.evaluation]),
                 *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
             ],
-            plugins=[AtomicCheckpointIO()],
+            plugins=[AtomicCheckpointIO(None if self.upload is None else self.upload.saved)],
             max_steps=leaving.max_steps,
             max_time=leaving.max_time,
             target_accuracy=leaving.target_accuracy,
@@ -337,6 +360,8 @@ class Session:
             micro_batch=self.review.samples,
             start_seconds=self.clock.seconds,
             traffic_bytes=self.traffic.num_bytes,
+            tested=None if self.evaluation is None else self.evaluation.best,
+            upload_to=None if self.upload is None else self.upload.url,
         )
 
     def _farewell(self, final: Status, seconds: float) -> str:

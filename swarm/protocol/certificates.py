@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Annotated
 
@@ -194,6 +194,7 @@ class Certificate:
         roles: what it may do
         begin, end: between which it counts, seconds since 1970
         name: under which the organiser knows it
+        signed: all of it, as it was read; it does not travel again
     """
 
     run_id: str
@@ -203,6 +204,7 @@ class Certificate:
     begin: int
     end: int
     name: str
+    signed: bytes = field(default=b"", compare=False, repr=False)
 
     @property
     def member_since(self) -> float:
@@ -228,7 +230,7 @@ class Certificate:
         if not name.isprintable():
             raise NotSigned("has a name that is not printable")
         begin, end = max(begin, signed.begin), min(end, signed.end)
-        return cls(run_id, PeerID(peer), serial, Role(roles & EVERYTHING), begin, end, name)
+        return cls(run_id, PeerID(peer), serial, Role(roles & EVERYTHING), begin, end, name, data)
 
     def check_time(self, now: float = 0.0) -> None:
         """Raises NotSigned: it does not count yet, or not any more"""

@@ -206,11 +206,17 @@ class Group:
         group_id: name of this round
         peer_ids: members; the i-th reduces the i-th share of the vector (client-mode members: no share)
         tickets: one for each member, in the same order
+        nonce: 16 random bytes, of which the name was made, with the next
+        said: the tickets as they came, before `bounded`
+        most: samples for which a member counts
     """
 
     group_id: bytes
     peer_ids: tuple[PeerID, ...]
     tickets: tuple[Ticket, ...]
+    nonce: bytes = b""
+    said: tuple[Ticket, ...] = ()
+    most: int = MAX_SAMPLES
 
     @classmethod
     def close(cls, nonce: bytes, peer_ids: tuple[PeerID, ...], tickets: tuple[Ticket, ...]) -> Group:
@@ -223,13 +229,14 @@ class Group:
         """
         as_read = [Ticket.from_bytes(ticket.to_bytes()) for ticket in tickets]  # not finite is not finite
         content = [nonce, *(peer.to_bytes() for peer in peer_ids), *(ticket.to_bytes() for ticket in as_read)]
-        return cls(hashlib.sha256(to_wire(*content)).digest()[:LINEAGE_BYTES], peer_ids, tickets)
+        name = hashlib.sha256(to_wire(*content)).digest()[:LINEAGE_BYTES]
+        return cls(name, peer_ids, tickets, nonce, tuple(as_read))
 
     def bounded(self, target: BatchTarget) -> Group:
         """The same group, in which nobody counts for more than two updates, whatever it says; all bound alike."""
         most = target.most_of(MAX_SAMPLES)
         tickets = tuple(replace(ticket, samples=min(ticket.samples, most)) for ticket in self.tickets)
-        return replace(self, tickets=tickets)
+        return replace(self, tickets=tickets, most=most)
 
     def samples_of(self, peer_id: PeerID) -> int:
         """Of this member."""

@@ -86,6 +86,7 @@ class StepReport:
         blocked_seconds: while nothing was computed because the round had to end first
         round: what the exchange looked like, None if this peer was alone
         apply_seconds: from the average to updated weights
+        ticket: what this peer brought
     """
 
     step: int
@@ -97,6 +98,7 @@ class StepReport:
     blocked_seconds: float
     round: RoundReport | None
     apply_seconds: float = 0.0
+    ticket: Ticket | None = None
 
     @classmethod
     def of(
@@ -112,6 +114,7 @@ class StepReport:
             compute_seconds=compute_seconds,
             blocked_seconds=blocked_seconds,
             round=report,
+            ticket=ticket,
         )
 
 

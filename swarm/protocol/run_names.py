@@ -39,6 +39,19 @@ def key_prefix(run_id: str, fingerprint: str, organiser: bytes = b"") -> str:
     return f"{name}-{fingerprint}" + (f"~{hashlib.sha256(organiser).hexdigest()[:32]}" if organiser else "")
 
 
+def is_prefix_of(prefix: str, run_id: str, organiser: bytes) -> bool:
+    """Whether the DHT keys of this organiser's run begin so, whatever its recipe is."""
+    try:
+        return key_prefix(run_id, prefix.partition("~")[0].rpartition("-")[2], organiser) == prefix
+    except ValueError:
+        return False
+
+
+def has_organiser(prefix: str, organiser: bytes) -> bool:
+    """Whether DHT keys that begin so are of a run with this organiser, or of an open one if she is empty."""
+    return prefix.partition("~")[2] == (hashlib.sha256(organiser).hexdigest()[:32] if organiser else "")
+
+
 def signed_content(content: Mapping[str, Any], signer: Signer) -> dict[str, Any]:
     """What is said of a run, with its organiser's key and signature; `authority_in` checks them."""
     with_key = {**content, "organiser": signer.public_key.hex()}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 import torch
@@ -14,6 +16,7 @@ from torch.nn import functional as F
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.model import fewest_samples
+from recipe.registry import kind_of
 
 AIM_SECONDS = 1.0
 MAX_SECONDS = 1.4  # the largest power of two below this takes 0.7 s or more, unless something else is the limit
@@ -75,10 +78,11 @@ def measure_for_recipe(model: nn.Module, recipe: Recipe, device: str, num_train_
         num_train_samples: a micro-batch is never larger
     """
     uses_gpu = device != "cpu" and torch.cuda.is_available()
+    kind = kind_of(recipe.dataset)
     try:
         return measure_micro_batch(
             model,
-            (recipe.channels, recipe.image_size, recipe.image_size),
+            partial(kind.random_inputs, recipe),
             recipe.num_classes,
             torch.device("cuda" if uses_gpu else "cpu"),
             precision_on(device, recipe.precision) == "bf16-mixed",
@@ -89,13 +93,18 @@ def measure_for_recipe(model: nn.Module, recipe: Recipe, device: str, num_train_
             raise
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
-            f"{recipe.model} cannot be trained here on images of {recipe.image_size} px ({said[0][:200]}): set a "
-            "larger --image-size, choose another --model, or free memory."
+            f"{recipe.model} cannot be trained here on {kind.inputs_in_words(recipe)} ({said[0][:200]}): set another "
+            "size, choose another --model, or free memory."
         ) from error
 
 
 def measure_micro_batch(
-    module: nn.Module, sample_shape: tuple[int, int, int], num_classes: int, device: torch.device, bf16: bool, most: int
+    module: nn.Module,
+    random_inputs: Callable[[int], torch.Tensor],
+    num_classes: int,
+    device: torch.device,
+    bf16: bool,
+    most: int,
 ) -> MicroBatch:
     """Largest power of two that fits the device's memory and takes at most 1.4 s, better about 1 s.
 
@@ -103,8 +112,8 @@ def measure_micro_batch(
     and all random generators stay as they are. Decoding images does not count.
 
     Args:
-        module: maps images (batch, channels, height, width) to logits (batch, num_classes); on the CPU
-        sample_shape: (channels, height, width)
+        module: maps inputs to logits (batch, num_classes); on the CPU
+        random_inputs: makes inputs of so many samples, on the CPU
         num_classes: of the logits
         device: where training will compute
         bf16: whether training computes in bf16-mixed precision
@@ -115,7 +124,7 @@ def measure_micro_batch(
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        probe = Probe(module, sample_shape, num_classes, device, bf16)
+        probe = Probe(module, random_inputs, num_classes, device, bf16)
         try:
             return _search(probe, fewest_samples(module), most)
         finally:
@@ -147,8 +156,15 @@ def _search(probe: Probe, fewest: int, most: int) -> MicroBatch:
 class Probe:
     """Forward and backward passes over noise, with as much memory taken as training will take."""
 
-    def __init__(self, module: nn.Module, sample_shape, num_classes: int, device: torch.device, bf16: bool):
-        self._device, self._shape, self._num_classes, self._bf16 = device, sample_shape, num_classes, bf16
+    def __init__(
+        self,
+        module: nn.Module,
+        random_inputs: Callable[[int], torch.Tensor],
+        num_classes: int,
+        device: torch.device,
+        bf16: bool,
+    ):
+        self._device, self._random_inputs, self._num_classes, self._bf16 = device, random_inputs, num_classes, bf16
         self._model = copy.deepcopy(module).to(device).train()
         if device.type == "cuda":
             num_parameters = sum(parameter.numel() for parameter in module.parameters())
@@ -169,11 +185,11 @@ class Probe:
         if self._device.type == "cpu" and samples > 1 and psutil.virtual_memory().available < MIN_FREE_BYTES:
             return None
         try:
-            images = torch.randn(samples, *self._shape, device=self._device)
+            inputs = self._random_inputs(samples).to(self._device)
             labels = torch.randint(self._num_classes, (samples,), device=self._device)
             began = time.perf_counter()
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-                loss = F.cross_entropy(self._model(images).float(), labels)
+                loss = F.cross_entropy(self._model(inputs).float(), labels)
             loss.backward()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)

@@ -10,7 +10,7 @@ import lightning as L
 import psutil
 import torch
 
-from recipe.data.vision_data import VisionData
+from recipe.data.peer_data import PeerData
 from recipe.model import fewest_samples
 from swarm.training.batch_size_finder import MAX_SECONDS, MEMORY_FRACTION, MIN_FREE_BYTES, MicroBatch
 
@@ -84,7 +84,7 @@ class MicroBatchReview(L.Callback):
         say: prints one line
     """
 
-    def __init__(self, found: MicroBatch, most: int, data: VisionData, say: Callable[[str], None]):
+    def __init__(self, found: MicroBatch, most: int, data: PeerData, say: Callable[[str], None]):
         self.samples = found.samples
         self._is_given, self._most, self._data, self._say = found.limit == "given", most, data, say
         self._rule: MicroBatchRule | None = None

@@ -100,6 +100,8 @@ class Coordinator:
         self.last_step: StepReport | None = None
         self.waited_seconds = 0.0  # for others, before it began to train
         self.on_round: Callable[[RoundEvent], None] = lambda event: None
+        self.on_update: Callable[[StepReport], None] = lambda report: None
+        """Called for each average that is applied."""
         self.tracker = ProgressTracker(
             dht, namespace, self.target, name, max_step, self.options.timeouts, self.options.admission
         )
@@ -120,6 +122,7 @@ class Coordinator:
             self.options.line,
             self.options.timeouts,
             self.options.admission,
+            self.options.ledger,
         )
         self.averager.set_step(step, self.version.lineage)
         self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps, self.control)
@@ -515,6 +518,7 @@ class Coordinator:
     def _note_update(self) -> None:
         """The weights have been updated."""
         self.on_round(RoundEvent.of_update(self.last_step))
+        self.on_update(self.last_step)
         report = self.last_step.round
         lineage = report.group.group_id if report else os.urandom(LINEAGE_BYTES)
         is_alone = report is None or len(report.group.peer_ids) == 1

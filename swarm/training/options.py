@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from swarm.protocol.admission import OPEN, Admission
 from swarm.runtime.line_use import LineUse
@@ -22,6 +23,7 @@ class CoordinatorOptions:
         line: what rounds and states may take of this peer's line, such as `LineUse(max_upload_mbps=10)`; of one peer
         admission: who may take part; by default everybody
         timeouts: everything else that this peer waits for
+        ledger: file with what each has given, which is handed out to whoever asks; None if this peer keeps none
     """
 
     min_peers: int = 1
@@ -31,3 +33,4 @@ class CoordinatorOptions:
     line: LineUse | None = None
     admission: Admission = OPEN
     timeouts: Timeouts = DEFAULT_TIMEOUTS
+    ledger: Path | None = None

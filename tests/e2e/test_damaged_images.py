@@ -15,6 +15,7 @@ from recipe.data.sampler import PADDING
 from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.presets import preset
+from recipe.registry import build_data
 from swarm.cli import doctor
 from tests.helpers.cli import PeerProgram, reaping
 
@@ -43,7 +44,7 @@ def cut(path) -> None:
 
 
 def opened(folder, num_workers=0) -> VisionData:
-    data = VisionData(RECIPE, folder, batch_size=4, num_workers=num_workers)
+    data = build_data(RECIPE, folder, batch_size=4, num_workers=num_workers)
     data.setup()
     return data
 

@@ -2,10 +2,15 @@
 
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
+from swarm.cli import identity
+from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.organiser_folder import OrganiserFolder
+from swarm.ledger.audit import audit
+from swarm.network.signed_records import prepare_identity
 from swarm.protocol.certificates import EVERYTHING
 from swarm.runtime.processes import kill
 from tests.helpers.cli import PACED, TINY, PeerProgram, reaping
@@ -52,7 +57,26 @@ def test_the_organisers_peer_has_to_be_reachable(refused):
     assert "The organiser's peer has to be one that others can call" in said
 
 
-def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organiser(run, refused, tmp_path):
+def move(old: Path, new: Path, capsys, monkeypatch) -> str:
+    """Ada's identity goes to another folder; returns the line with which she joins from there."""
+    monkeypatch.setenv("SWARM_KEY_PASSPHRASE", "correct horse")
+    assert identity.main(["export", str(new / "ada.backup"), "--output-dir", str(old), "--public-name", "ada"]) == 0
+    assert identity.main(["import", str(new / "ada.backup"), "--output-dir", str(new / "runs")]) == 0
+    return re.search(r"swarm join (swarm://\S+) --public-name ada", capsys.readouterr().out)[1]
+
+
+def test_a_running_peer_keeps_its_identity(run, tmp_path, refused, capsys, monkeypatch):
+    monkeypatch.setenv("SWARM_KEY_PASSPHRASE", "correct horse")
+    prepare_identity(tmp_path / "identities" / "first.key")
+    assert identity.main(["export", str(tmp_path / "other"), "--output-dir", str(tmp_path)]) == 0
+    output_dir = run[0].folder.path.parent.parent
+    assert identity.main(["import", str(tmp_path / "other"), "--output-dir", str(output_dir), "--overwrite"]) == 2
+    assert "A running peer uses" in capsys.readouterr().err
+
+
+def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organiser(
+    run, refused, tmp_path, tmp_path_factory, capsys, monkeypatch
+):
     first, line, organiser, programs = run
     assert "One person can join with this line" in first.output
     programs.append(ada := PeerProgram(tmp_path, "live", "ada", "--initial-peers", line, *OWN, **PACED))
@@ -70,9 +94,24 @@ def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organise
     ada.wait_for_contribution()
     assert len(organiser.registry.members()) == 2
 
+    ada.process.send_signal(signal.SIGINT)
+    assert ada.wait(60) == 0, ada.output
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    line = move(tmp_path, elsewhere, capsys, monkeypatch)
+    programs.append(ada := PeerProgram(elsewhere / "runs", "live", "ada", "--initial-peers", line, *OWN, **PACED))
+    ada.wait_for_contribution()
+    assert [member.name for member in organiser.registry.members()] == ["first", "ada"], "the same one, from elsewhere"
+
     invited = str(organiser.join_line(organiser.registry.invite("ben", 1, 1, EVERYTHING)))
     kill(first.alive())
     before = ada.status.step
     ada.wait_until(lambda: ada.status.step >= before + 3, "it goes on alone")
     said = refused("--initial-peers", invited.replace("swarm://", "swarm:// "), "--public-name", "ben")
     assert "None of the --initial-peers can be reached" in said or "Nobody answers where one could enrol" in said
+
+    ada.process.send_signal(signal.SIGINT)
+    assert ada.wait(60) == 0, ada.output
+    found = audit([first.folder.path, ada.folder.path], "live", JoinLine.parse(line).organiser)
+    assert found.findings == []
+    assert found.updates["confirmed"] > 0
+    assert {member["name"] for member in found.members if member["samples"]} == {"first", "ada"}

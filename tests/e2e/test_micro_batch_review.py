@@ -10,6 +10,7 @@ import torch
 
 from recipe.data.vision_data import VisionData
 from recipe.presets import preset
+from recipe.registry import build_data
 from swarm.training import batch_size_finder as micro_batch
 from swarm.training import batch_size_review as micro_batch_review
 from swarm.training.batch_size_review import MICRO_BATCHES, UPDATES, MicroBatchRule
@@ -68,7 +69,7 @@ def test_a_machine_that_is_busy_now_and_then_settles():
 
 def test_samples_keep_their_order_whatever_the_size():
     recipe = replace(preset("digits"), augmentation="light")
-    plain, changed = (VisionData(recipe, batch_size=4, identity="ada") for _ in range(2))
+    plain, changed = (build_data(recipe, batch_size=4, identity="ada") for _ in range(2))
     expected = torch.cat([images for images, _ in islice(plain.train_dataloader(), 12)])
     batches, sizes = iter(changed.train_dataloader()), []
     seen = []

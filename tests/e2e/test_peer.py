@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from baseline_ddp.evaluate import evaluate
 from recipe.presets import preset
+from recipe.registry import build_task
 from recipe.run_folder import RunFolder, read_metrics
-from recipe.training.task import VisionTask
 from swarm.network.known_peers import write_book
 from swarm.network.signed_records import prepare_identity
 from swarm.peer.startup_timer import STARTED
@@ -59,11 +60,12 @@ class FinishedRun:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Iterator[FinishedRun]:
-    """`swarm demo --peers 3 --max-steps 20`, run to its end."""
+    """`swarm demo --peers 3 --max-steps 20`, run to its end; peers test the weights, and upload them."""
     output_dir = tmp_path_factory.mktemp("finished")
+    results = ["--evaluate-every-steps", "15", "--upload-to", f"file://{output_dir}/far"]
     with reaping() as programs:
         arguments = ["--peers", "3", "--output-dir", str(output_dir), "--run-id", "whole", "--max-steps", "20"]
-        program = Program("swarm", ["demo", *arguments, *VALIDATED], output_dir / "local.log")
+        program = Program("swarm", ["demo", *arguments, *VALIDATED, *results], output_dir / "local.log")
         programs.append(program)
         yield FinishedRun(program, program.wait(2 * START_SECONDS), output_dir)
 
@@ -100,6 +102,22 @@ def test_all_peers_end_with_the_same_bits(finished):
     assert weights
     for other in others:
         assert all(torch.equal(first[name], other[name]) for name in weights)
+
+
+def test_the_weights_were_tested_and_uploaded(finished):
+    result = evaluate(finished.folders[0].checkpoints / "last.ckpt", finished.output_dir, 64, torch.device("cpu"))
+    for folder in finished.folders:
+        (tested,) = read_metrics(folder.evaluations)  # 15 updates are over at the validation of step 20
+        assert (tested["step"], tested["images"], tested["top1"]) == (20, 270, pytest.approx(result.top1))
+        assert tested["loss"] == pytest.approx(result.loss, rel=1e-4)
+        summary = summary_of(folder)
+        assert summary["tested"]["top1"] == tested["top1"]
+        assert summary["tested"]["val_top1"] == pytest.approx(summary["val_accuracy"])
+        far = finished.output_dir / "far" / "whole" / folder.path.name
+        assert summary["upload_to"] == f"file://{far}"
+        for name in ("best.ckpt", "last.ckpt"):
+            assert (far / name).read_bytes() == (folder.checkpoints / name).read_bytes(), name
+        assert (far / "summary.json").read_bytes() == folder.summary.read_bytes()
 
 
 def test_every_update_is_logged_once_and_was_complete(finished):
@@ -276,7 +294,7 @@ def test_a_new_swarm_starts_from_given_weights_and_reads_images_in_processes(tmp
         for number in range(8):
             Image.new("RGB", (20, 20), (16 * number, 0, 0)).save(tmp_path / "images" / part / label / f"{number}.png")
     shape = {"num_classes": 2, "image_size": 16, "patch_size": 4, "depth": 1, "embed_dim": 32, "num_heads": 2}
-    fresh = VisionTask(replace(preset("imagefolder-vit-small"), **shape)).state_dict()
+    fresh = build_task(replace(preset("imagefolder-vit-small"), **shape)).state_dict()
     earlier = {name: tensor + 0.1 for name, tensor in fresh.items()}  # every peer of a recipe has the same fresh ones
     torch.save({"state_dict": earlier, "global_step": 40}, tmp_path / "best.ckpt")
     options = [word for name, value in shape.items() for word in (f"--{name.replace('_', '-')}", str(value))]

@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from hivemind.p2p import PeerID
 
+from analysis.endurance.ledgers import compare
 from recipe.run_folder import RunFolder
 from swarm.runtime.sockets import TEMPORARY
 from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping, summary_of, wait_until
@@ -145,3 +147,24 @@ def test_a_killed_peer_comes_back_as_the_same_and_leaves_with_its_terminal(swarm
     again.process.kill()
     wait_until(lambda: not again.alive(), 15, "the peer has left")
     assert summary_of(again.folder)["outcome"] == "interrupted"
+
+
+def test_the_ledgers_say_what_all_rounds_say(swarm):
+    """After all that has happened to these peers; one that cannot be called hands over its ledger, too."""
+    shy = swarm.join("shy", "--client-mode")
+    shy.wait_for_contribution(updates=3)
+    fetched = swarm.output_dir / "fetched"
+    program = Program(
+        "swarm", ["ledger", "fetch", swarm.second.address, "--to", str(fetched)], swarm.output_dir / "fetch.log"
+    )
+    swarm.programs.append(program)
+    assert program.wait(60) == 0, program.output
+    shy_id = PeerID.from_identity((swarm.output_dir / "identities" / "shy.key").read_bytes()).to_base58()
+    assert {path.name.partition("-")[0] for path in fetched.iterdir()} >= {swarm.second.peer_id, shy_id}
+    for peer in (shy, swarm.second):
+        peer.interrupt()
+        assert peer.wait(20) == 0, peer.output
+    found = compare(swarm.output_dir / "long")
+    assert found["problems"] == []
+    assert found["samples"] > 0
+    assert found["updates"]["confirmed"] > 10 * found["updates"]["unconfirmed"]

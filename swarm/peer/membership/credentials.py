@@ -50,22 +50,33 @@ class Credentials:
     lists: Mapping[str, bytes] = field(default_factory=dict)
     manifest: bytes = b""
 
+    def to_json(self) -> str:
+        """As it is kept; `from_json` reads it."""
+        kept = {"certificate": self.certificate, "manifest": self.manifest, **self.lists}
+        texts = {name: base64.b64encode(data).decode() for name, data in kept.items()}
+        return json.dumps({"line": str(self.line), **texts})
+
+    @classmethod
+    def from_json(cls, text: str) -> Credentials | None:
+        """None if that cannot be read."""
+        try:
+            content = json.loads(text)
+            certificate, manifest = (base64.b64decode(content[name]) for name in ("certificate", "manifest"))
+            lists = {kind: base64.b64decode(content[kind]) for kind in LISTS if kind in content}
+            return cls(JoinLine.parse(content["line"]), certificate, lists, manifest)
+        except (ValueError, TypeError, KeyError, RecursionError, InputError):
+            return None
+
     def write(self, path: Path) -> None:
         """Raises OSError: the disk is full, for instance"""
-        kept = {"certificate": self.certificate, "manifest": self.manifest, **self.lists}
-        write_json(
-            path, {"line": str(self.line)} | {name: base64.b64encode(data).decode() for name, data in kept.items()}
-        )
+        write_json(path, json.loads(self.to_json()))
 
     @classmethod
     def read(cls, path: Path) -> Credentials | None:
         """None if there are none, or they cannot be read."""
         try:
-            content = json.loads(path.read_text())
-            certificate, manifest = (base64.b64decode(content[name]) for name in ("certificate", "manifest"))
-            lists = {kind: base64.b64decode(content[kind]) for kind in LISTS if kind in content}
-            return cls(JoinLine.parse(content["line"]), certificate, lists, manifest)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError, InputError):
+            return cls.from_json(path.read_text())
+        except (OSError, UnicodeDecodeError):
             return None
 
     def with_list(self, kind: str, signed: bytes) -> Credentials:

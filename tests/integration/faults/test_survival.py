@@ -138,7 +138,7 @@ def save(path, step: int) -> None:
 
 
 def test_the_newest_checkpoint_that_can_be_read(tmp_path):
-    assert newest_checkpoint(tmp_path, needed=True) == (None, None)
+    assert newest_checkpoint(tmp_path, True, VisionData.__qualname__) == (None, None)
     save(own_checkpoint(tmp_path, 7), step=7)
     save(own_checkpoint(tmp_path, 9), step=9)
     assert [path.name for path in tmp_path.iterdir()] == ["own-step-9.ckpt"], (
@@ -147,25 +147,27 @@ def test_the_newest_checkpoint_that_can_be_read(tmp_path):
     for number, name in enumerate(("best.ckpt", "step=50.ckpt", "last.ckpt", ".last.ckpt.7.tmp")):
         save(tmp_path / name, step=number)
         os.utime(tmp_path / name, (number, number))
-    assert newest_checkpoint(tmp_path, needed=True)[1]["global_step"] == 2
+    assert newest_checkpoint(tmp_path, True, VisionData.__qualname__)[1]["global_step"] == 2
     (tmp_path / "last.ckpt").write_bytes(b"half a file")
-    path, content = newest_checkpoint(tmp_path, needed=True)
+    path, content = newest_checkpoint(tmp_path, True, VisionData.__qualname__)
     assert (path.name, content["global_step"]) == ("step=50.ckpt", 1)
     spoiled = {"global_step": 3, VisionData.__qualname__: {}, "state_dict": {"weight": torch.tensor([1.0, torch.nan])}}
     AtomicCheckpointIO().save_checkpoint(spoiled, tmp_path / "step=60.ckpt")
-    assert newest_checkpoint(tmp_path, needed=True)[0].name == "step=50.ckpt", "the newest one is not finite"
+    assert newest_checkpoint(tmp_path, True, VisionData.__qualname__)[0].name == "step=50.ckpt", (
+        "the newest one is not finite"
+    )
     for file in tmp_path.glob("*.ckpt"):
         file.write_bytes(b"")
-    assert newest_checkpoint(tmp_path, needed=False) == (None, None)
+    assert newest_checkpoint(tmp_path, False, VisionData.__qualname__) == (None, None)
     with pytest.raises(InputError, match="No checkpoint in"):
-        newest_checkpoint(tmp_path, needed=True)
+        newest_checkpoint(tmp_path, True, VisionData.__qualname__)
 
 
 def test_a_wrong_clock_makes_no_checkpoint_the_newest(tmp_path):
     for step, written_at in ((50, 2e9), (100, 1e9)):
         save(tmp_path / f"step={step}.ckpt", step)
         os.utime(tmp_path / f"step={step}.ckpt", (written_at, written_at))
-    assert newest_checkpoint(tmp_path, needed=True)[0].name == "step=100.ckpt"
+    assert newest_checkpoint(tmp_path, True, VisionData.__qualname__)[0].name == "step=100.ckpt"
 
 
 def test_what_earlier_lives_left_does_not_fill_the_disk(tmp_path):

@@ -6,13 +6,12 @@ import lightning as L
 import pytest
 import torch
 
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.model import build_model
 from recipe.overrides import OTHER_MODEL
 from recipe.presets import preset
+from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
-from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer
 from swarm.training.batch_size_finder import measure_for_recipe
 from swarm.training.options import CoordinatorOptions
@@ -47,7 +46,7 @@ def train_all(name, initial_peers, line, folder) -> dict[str, tuple[int, int, di
     with running_dht(initial_peers, line) as dht:
         for model in FAMILIES:
             recipe = recipe_of(model)
-            task, data = VisionTask(recipe), VisionData(recipe, identity=name)
+            task, data = build_task(recipe), build_data(recipe, identity=name)
             data.setup()
             micro_batch = measure_for_recipe(task.model, recipe, "cpu", data.num_train_samples).samples
             data.batch_size = micro_batch

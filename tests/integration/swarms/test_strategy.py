@@ -14,11 +14,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.nn import functional as F
 
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.presets import preset
+from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder, read_metrics
-from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer
 from swarm.runtime.processes import descendants
 from swarm.training.averaging_mode import Averaging
@@ -103,8 +102,8 @@ def train_recipe_twice(name, initial_peers, line, folder, recipe, batch_size):
             torch.manual_seed(recipe.seed)
             run_folder = RunFolder.create(folder, "run", way)
             trainer = build_trainer(recipe, run_folder, accelerator="cpu", **options)
-            task = VisionTask(recipe)
-            trainer.fit(task, VisionData(recipe, batch_size=batch_size, identity="same"))
+            task = build_task(recipe)
+            trainer.fit(task, build_data(recipe, batch_size=batch_size, identity="same"))
             lines = [entry for entry in read_metrics(run_folder.metrics) if "train/loss" in entry]
             outcomes.append((lines, dict(task.model.state_dict())))
     return outcomes

@@ -28,7 +28,7 @@ from analysis.reporting.tables import (
     throughput_table,
 )
 from analysis.reporting.words import answer, results_table, time_to_accuracy
-from recipe.config import DIGITS_FOLDS
+from recipe.registry import DIGITS_FOLDS
 from recipe.run_folder import write_json
 from tests.helpers.measured_cells import CELL, write_run
 

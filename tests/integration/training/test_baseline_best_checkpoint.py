@@ -6,15 +6,14 @@ import os
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import fsspec
 import pytest
 import torch
 
-from baseline_ddp.checkpoints.best_checkpoint import BestCheckpointCopy, RemoteFile
 from recipe.errors import InputError
 from recipe.presets import preset
+from recipe.remote_file import RemoteCopy, RemoteFile
 from tests.helpers.clusters import free_port, run_cluster
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -42,8 +41,8 @@ def names(remote: RemoteFile, folder: str) -> set[str]:
     return {path.rpartition("/")[2] for path in remote.filesystem.ls(folder, detail=False)}
 
 
-def follow(remote: RemoteFile, **options) -> BestCheckpointCopy:
-    return BestCheckpointCopy(remote, SimpleNamespace(), first_pause_seconds=0.01, **options)
+def follow(remote: RemoteFile, **options) -> RemoteCopy:
+    return RemoteCopy(remote, first_pause_seconds=0.01, **options)
 
 
 @pytest.mark.parametrize("kind", ["file", "s3"])

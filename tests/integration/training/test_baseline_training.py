@@ -35,8 +35,7 @@ def curve(folder: Path, tag: str) -> list[float]:
 
 def train_in_a_swarm(output_dir: str) -> None:
     """One peer alone, on the baseline's order of samples."""
-    from recipe.data.vision_data import VisionData
-    from recipe.training.task import VisionTask
+    from recipe.registry import build_data, build_task
     from recipe.training.trainer import build_trainer
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
     from swarm.training.strategy import SwarmStrategy
@@ -46,7 +45,7 @@ def train_in_a_swarm(output_dir: str) -> None:
         strategy = SwarmStrategy(RECIPE.target_batch_size, "parity", dht=dht)
         folder = RunFolder.create(output_dir, "parity", "swarm-1")
         trainer = build_trainer(RECIPE, folder, accelerator="cpu", strategy=strategy)
-        trainer.fit(VisionTask(RECIPE), VisionData(RECIPE, batch_size=8))
+        trainer.fit(build_task(RECIPE), build_data(RECIPE, batch_size=8))
         trainer.save_checkpoint(folder.checkpoints / "last.ckpt")
     finally:
         stop_dht(dht)
@@ -99,7 +98,7 @@ def shard_sizes() -> tuple[bool, bool]:
     from baseline_ddp.measuring.timing import Stopwatch
     from baseline_ddp.processes import Processes
     from baseline_ddp.strategies import ShardedStrategy, ShardedTask, cluster_environment
-    from recipe.data.vision_data import VisionData
+    from recipe.registry import build_data
 
     sent = []
     reduce_scatter = dist.reduce_scatter_tensor
@@ -126,7 +125,7 @@ def shard_sizes() -> tuple[bool, bool]:
             enable_model_summary=False,
             use_distributed_sampler=False,
         )
-        trainer.fit(task, VisionData(RECIPE, batch_size=8))
+        trainer.fit(task, build_data(RECIPE, batch_size=8))
         own = sum(p.to_local().numel() for p in task.parameters() if isinstance(p, DTensor))
         modules = RECIPE.depth + 1
     return abs(own / whole - 0.5) < 0.1, len(sent) == 3 * modules
@@ -198,15 +197,14 @@ def test_the_run_folder_is_complete(runs, name):
 
 
 def test_test_result_against_counting_by_hand(runs):
-    from recipe.data.vision_data import VisionData
-    from recipe.training.task import VisionTask
+    from recipe.registry import build_data, build_task
 
     result = json.loads((runs / "ddp-2" / "test.json").read_text())
-    task = VisionTask(RECIPE)
+    task = build_task(RECIPE)
     checkpoint = torch.load(runs / "ddp-2" / "checkpoints" / "best.ckpt", weights_only=True)
     task.load_state_dict(checkpoint["state_dict"])
     task.eval()
-    images, labels = next(iter(VisionData(RECIPE, batch_size=1000).test_dataloader()))
+    images, labels = next(iter(build_data(RECIPE, batch_size=1000).test_dataloader()))
     with torch.no_grad():
         guesses = task(images).argsort(descending=True)
     hits = guesses[:, 0] == labels

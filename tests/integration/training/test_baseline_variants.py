@@ -73,16 +73,16 @@ def test_convolutions_in_bfloat16(tmp_path, strategy, more):
 
 def train_on_little_memory(arguments: list[str]) -> int:
     """Like `train`, on a device where 20 samples fit and 21 do not."""
-    from recipe.training.task import VisionTask
+    from recipe.training.task import ClassificationTask
 
-    step = VisionTask.training_step
+    step = ClassificationTask.training_step
 
     def limited(self, batch, batch_idx):
         if len(batch[1]) > 20:
             raise RuntimeError("CUDA out of memory.")
         return step(self, batch, batch_idx)
 
-    VisionTask.training_step = limited
+    ClassificationTask.training_step = limited
     return train(arguments)
 
 

@@ -11,7 +11,7 @@ from recipe.errors import InputError
 from recipe.model import build_model
 from recipe.overrides import OTHER_MODEL
 from recipe.presets import preset
-from recipe.training.task import VisionTask
+from recipe.registry import build_task
 from swarm.training.batch_size_finder import (
     BUDGET_SECONDS,
     MAX_SECONDS,
@@ -40,7 +40,7 @@ class Slow(nn.Module):
 
 
 def measure(module: nn.Module, most: int):
-    return measure_micro_batch(module, (3, 1, 1), 2, CPU, False, most)
+    return measure_micro_batch(module, lambda samples: torch.randn(samples, 3, 1, 1), 2, CPU, False, most)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_model_that_can_be_built_but_not_trained():
 
 
 def test_it_leaves_no_trace():
-    task = VisionTask(preset("digits"))
+    task = build_task(preset("digits"))
     before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
     random_state = torch.random.get_rng_state()
     measure_micro_batch(task.model, (1, 8, 8), 10, CPU, False, 32)
@@ -127,7 +127,7 @@ def test_it_leaves_no_trace():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_gpu_is_not_filled_to_the_brim():
-    task = VisionTask(preset("cifar10-vit-tiny"))
+    task = build_task(preset("cifar10-vit-tiny"))
     device = torch.device("cuda")
     found = measure_micro_batch(task.model, (3, 32, 32), 10, device, True, 2**16)
     free, total = torch.cuda.mem_get_info(device)

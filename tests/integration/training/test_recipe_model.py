@@ -12,7 +12,7 @@ from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler, lr_factor
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import PRESETS, preset
-from recipe.training.task import VisionTask
+from recipe.registry import build_task
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -25,13 +25,13 @@ def test_every_preset_builds_and_sees_images(name):
 
 
 def test_synthetic_has_the_stated_size():
-    assert VisionTask(preset("synthetic")).num_parameters == 2_693_578
+    assert build_task(preset("synthetic")).num_parameters == 2_693_578
 
 
 @pytest.mark.parametrize(("model", "image_size"), [("resnet50", 8), ("vgg19", 32)])
 def test_other_architectures(model, image_size):
     recipe = apply_overrides(preset("digits"), RecipeOverrides(model=model, image_size=image_size))
-    task = VisionTask(recipe)
+    task = build_task(recipe)
     loss = task.training_step((torch.randn(2, 1, image_size, image_size), torch.tensor([0, 1])), 0)
     assert torch.isfinite(loss)
     assert (task.sizes["buffers"] > 0) == (model == "resnet50")
@@ -73,8 +73,8 @@ def test_pretrained_weights_without_network(monkeypatch, tmp_path):
     def no_network():
         raise OSError("no route")
 
-    monkeypatch.setattr("recipe.model.get_session", no_network)
-    monkeypatch.setattr("recipe.model.try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr("recipe.timm_model.get_session", no_network)
+    monkeypatch.setattr("recipe.timm_model.try_to_load_from_cache", lambda *_: None)
     with pytest.raises(InputError, match="--pretrained False"):
         build_model(preset("cifar10-vit-base"))
 
@@ -132,7 +132,7 @@ def test_no_warm_up():
 
 
 def test_metrics_agree_with_scikit_learn():
-    task = VisionTask(preset("digits"))
+    task = build_task(preset("digits"))
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(60, 10, generator=generator), torch.randint(10, (60,), generator=generator)
     for part in (slice(0, 25), slice(25, 60)):
@@ -151,6 +151,6 @@ def test_metrics_agree_with_scikit_learn():
 
 def test_top5_with_three_classes():
     recipe = replace(preset("synthetic"), num_classes=3)
-    task = VisionTask(recipe)
+    task = build_task(recipe)
     task.training_step((torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0])), 0)
     assert task.train_metrics["top5"].compute() == 1.0

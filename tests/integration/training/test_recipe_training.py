@@ -9,12 +9,11 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.presets import preset
+from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder, read_metrics
 from recipe.training import callbacks as recipe_callbacks
-from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer
 
 TRAIN_TAGS = {"train/loss", "train/top1", "train/top5", "train/lr", "perf/samples_per_second", "perf/step_seconds"}
@@ -29,8 +28,8 @@ def small_recipe(**changes):
 def train(recipe, tmp_path, batch_size=8, **options):
     folder = RunFolder.create(tmp_path, "run", "peer")
     trainer = build_trainer(recipe, folder, accelerator="cpu", **options)
-    task = VisionTask(recipe)
-    trainer.fit(task, VisionData(recipe, batch_size=batch_size))
+    task = build_task(recipe)
+    trainer.fit(task, build_data(recipe, batch_size=batch_size))
     return trainer, task, folder
 
 
@@ -81,7 +80,7 @@ def test_logged_lines_and_validations_under_accumulation(tmp_path, monkeypatch):
 def test_train_loss_is_the_mean_over_the_update(tmp_path):
     recipe = small_recipe(total_steps=2, validate_every_steps=10)
     *_, folder = train(recipe, tmp_path, accumulate_grad_batches=4)
-    data, task = VisionData(recipe, batch_size=32), VisionTask(recipe)
+    data, task = build_data(recipe, batch_size=32), build_task(recipe)
     images, labels = next(iter(data.train_dataloader()))
     expected = torch.nn.functional.cross_entropy(task(images), labels)
     assert read_metrics(folder.metrics)[0]["train/loss"] == pytest.approx(expected.item(), abs=1e-5)
@@ -129,8 +128,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     half.save_checkpoint(tmp_path / "half.ckpt")
     folder = RunFolder.create(tmp_path, "run", "rest")
     trainer = build_trainer(recipe, folder, accelerator="cpu", accumulate_grad_batches=2)
-    task = VisionTask(recipe)
-    trainer.fit(task, VisionData(recipe, batch_size=8), ckpt_path=tmp_path / "half.ckpt")
+    task = build_task(recipe)
+    trainer.fit(task, build_data(recipe, batch_size=8), ckpt_path=tmp_path / "half.ckpt")
     assert [line["step"] for line in read_metrics(folder.metrics) if "train/loss" in line] == [4, 5, 6]
     for one, other in zip(whole.model.parameters(), task.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)

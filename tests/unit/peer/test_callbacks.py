@@ -4,11 +4,17 @@ import errno
 import io
 import os
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
+from recipe.presets import preset
+from recipe.registry import build_data, build_task
+from recipe.run_folder import RunFolder, read_metrics
+from recipe.training.trainer import build_trainer
+from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import PatientConsole
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
@@ -90,3 +96,26 @@ def test_a_peer_leaves_when_its_traffic_is_used_up(monkeypatch):
     assert not without.has_stopped
     assert without.num_bytes == 1_000_000
     assert TrafficLimit(LineUse(), 0.001, asked).num_bytes == 1_000_000, "a peer that starts itself again counts on"
+
+
+def test_weights_are_tested_after_validations_and_nothing_is_chosen_by_that(tmp_path):
+    recipe = replace(preset("digits"), embed_dim=16, depth=1, num_heads=2, warmup_steps=1, target_batch_size=32)
+    recipe = replace(recipe, validate_every_steps=2, total_steps=9)
+    folder, said = RunFolder.create(tmp_path, "run", "ada"), []
+    evaluation = Evaluation(5, folder.evaluations, said.append)
+    trainer = build_trainer(recipe, folder, accelerator="cpu", callbacks=[evaluation])
+    trainer.fit(task := build_task(recipe), build_data(recipe, batch_size=32))
+
+    lines = read_metrics(folder.evaluations)
+    assert [line["step"] for line in lines] == [6, 9], "at the first validation after 5, and at the end"
+    validated = {line["step"]: line["val/top1"] for line in read_metrics(folder.metrics) if "val/top1" in line}
+    assert [line["val_top1"] for line in lines] == pytest.approx([validated[6], validated[9]])
+    assert evaluation.best["val_top1"] == max(line["val_top1"] for line in lines)
+    assert said[-1].startswith("Test images at step 9: ")
+    trainer.test(task, build_data(recipe, batch_size=7), verbose=False)
+    found = {name.removeprefix("test/"): float(value) for name, value in trainer.callback_metrics.items()}
+    assert {name: lines[-1][name] for name in ("loss", "top1", "top5")} == pytest.approx(
+        {name: found[name] for name in ("loss", "top1", "top5")}, rel=1e-4
+    )
+    assert lines[-1]["images"] == 270
+    assert not any("test/top1" in line for line in read_metrics(folder.metrics) if line["step"] < 9)

@@ -28,7 +28,7 @@ FLOORS = [
     {"desk", "peer"},
     {"training"},
     {"averaging"},
-    {"membership", "state_sync", "enrolment"},
+    {"membership", "state_sync", "enrolment", "ledger"},
     {"network"},
     {"protocol", "runtime"},
     {"recipe"},
@@ -36,7 +36,7 @@ FLOORS = [
 """Rooms of swarm/ from the top: each may import what stands on lower floors, and nothing beside it."""
 FOLDER_FLOORS = {
     "analysis": ["reporting", "endurance", "campaigns", "wan"],
-    "recipe": ["training", "data", "glyphs"],
+    "recipe": ["export", "tasks", "training", "text", "data", "glyphs"],
     "baseline_ddp": ["checkpoints", "measuring"],
 }
 """The same for the folders of other packages; what stands in the package itself is not meant."""

@@ -22,13 +22,16 @@ import analysis.__main__ as analysis_program
 from baseline_ddp.options import parse_options as parse_baseline_options
 from recipe.command_line import read_options
 from recipe.presets import PRESETS, preset
+from recipe.registry import build_task
 from recipe.run_folder import RunFolder
-from recipe.training.task import VisionTask
 from swarm.cli import app
 from swarm.cli.bench import BenchOptions
 from swarm.cli.demo import DemoOptions
 from swarm.cli.desk import DeskOptions
 from swarm.cli.doctor import DoctorOptions
+from swarm.cli.export import ExportOptions
+from swarm.cli.identity import IdentityOptions
+from swarm.cli.ledger import LedgerOptions
 from swarm.cli.organiser.control import ControlOptions
 from swarm.cli.organiser.deputy import DeputyOptions
 from swarm.cli.organiser.enrol import EnrolOptions
@@ -60,8 +63,11 @@ OPTIONS = {
     "start": StartOptions,
     "watch": WatchOptions,
     "desk": DeskOptions,
+    "ledger": LedgerOptions,
     "doctor": DoctorOptions,
     "demo": DemoOptions,
+    "export": ExportOptions,
+    "identity": IdentityOptions,
     "bench": BenchOptions,
     "invite": InviteOptions,
     "members": MembersOptions,
@@ -290,9 +296,14 @@ def test_examples_run(page, example, tmp_path, monkeypatch, capfd):
     folder = RunFolder(tmp_path / "runs" / "RUN_ID" / "NAME")
     folder.checkpoints.mkdir(parents=True)
     folder.write_recipe(preset("digits"))
-    trained = VisionTask(preset("digits"))
+    trained = build_task(preset("digits"))
     torch.save({"state_dict": trained.state_dict()}, folder.checkpoints / "last.ckpt")
     monkeypatch.chdir(tmp_path)
+    if "local-dir:digits-vit" in example:
+        torch.save(
+            {"state_dict": trained.state_dict(), "global_step": 60, "recipe": trained.recipe.to_json()}, "b.ckpt"
+        )
+        assert app.main(["export", "b.ckpt", "--to", "digits-vit"]) == 0
 
     scope: dict = {}
     exec(compile(example, str(page), "exec"), scope)
@@ -300,7 +311,7 @@ def test_examples_run(page, example, tmp_path, monkeypatch, capfd):
     if "L.Trainer" in example:
         assert scope["strategy"].coordinator is None, "it has left the swarm"
         assert "initial_peers=['/ip4/" in capfd.readouterr().out
-    if "last.ckpt" in example:
+    if "local-dir:digits-vit" in example:
         torch.testing.assert_close(scope["model"].state_dict(), trained.model.state_dict(), rtol=0, atol=0)
 
 

@@ -20,6 +20,9 @@ from recipe.errors import InputError
 from recipe.presets import digits
 from recipe.run_folder import read_metrics
 from swarm.averaging.matchmaking_messages import group_reply, parse_group, parse_step
+from swarm.ledger.audit import audit
+from swarm.ledger.lines import NotALine, Update, read_line, to_line
+from swarm.ledger.messages import LedgerOffer, LedgerWish
 from swarm.membership.announcer import addresses_in
 from swarm.membership.progress_record import PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
@@ -127,6 +130,8 @@ PARSERS = {
     "offer": (lambda data: Offer.from_bytes(data, 10 * SLICE_BYTES), OFFER),
     "progress": (lambda data: PeerProgress.from_bytes(data, NOW), RECORD),
     "ticket": (Ticket.from_bytes, TICKET.to_bytes()),
+    "ledger's wish": (LedgerWish.from_bytes, LedgerWish(PEERS[0].to_bytes(), bytes(32), 7).to_bytes()),
+    "ledger's offer": (LedgerOffer.from_bytes, LedgerOffer(bytes(32), 7, 2**40).to_bytes()),
     "call": (CallMe.FromString, CallMe(31337, bytes(NONCE_BYTES)).SerializeToString()),
     "called": (Called.FromString, Called("203.0.113.5", True).SerializeToString()),
 }
@@ -247,6 +252,30 @@ def test_signed_manifests(field, value, data):
             assert RunManifest.from_bytes(text) == SIGNED_MANIFEST
 
 
+LEDGER_LINE = to_line(Update.of(1, bytes(32), NOW, GROUP, (7, bytes(16), bytes(16))))
+LEDGER_FIELDS = json.loads(LEDGER_LINE)
+
+
+@often(1500)
+@given(
+    damaged(LEDGER_LINE) | some.binary(max_size=300) | json_junk.map(json.dumps).map(str.encode),
+    some.sampled_from([*LEDGER_FIELDS]),
+    json_junk,
+)
+@example(LEDGER_LINE, "state", None)
+def test_lines_of_a_ledger(data, field, value):
+    for text in (data, json.dumps(LEDGER_FIELDS | {field: value}).encode()):
+        if not refused(read_line, text, NotALine) and isinstance(line := read_line(text), Update):
+            assert read_line(to_line(line)) == line
+            same = (line.nonce, line.lineage, line.step, line.members) == (
+                NONCE,
+                TICKET.lineage,
+                7,
+                read_line(LEDGER_LINE).members,
+            )
+            assert line.is_named_rightly() == (same and line.group == GROUP.group_id)
+
+
 @some.composite
 def addresses(draw) -> str:
     """Multiaddresses of which some part may be nonsense."""
@@ -335,6 +364,20 @@ def test_files_of_lines(tmp_path, lines):
     assert Status.read(path) is None or isinstance(Status.read(path), Status)
 
 
+@often(300)
+@given(
+    some.lists(
+        damaged(LEDGER_LINE) | json_junk.map(json.dumps).map(str.encode) | some.just(DEEP), min_size=1, max_size=4
+    )
+)
+def test_ledgers(tmp_path, lines):
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    found = audit([path])
+    assert found.findings, "a ledger begins with its peer's key, and is signed"
+    assert found.credits == {}
+
+
 @often(200)
 @given(some.data())
 def test_checkpoints(tmp_path, data):
@@ -342,5 +385,5 @@ def test_checkpoints(tmp_path, data):
     torch.save(content, buffer := io.BytesIO())
     (tmp_path / "last.ckpt").write_bytes(data.draw(damaged(buffer.getvalue())))
     torch.save(content | {"global_step": 6}, tmp_path / "step=6.ckpt")
-    _, found = newest_checkpoint(tmp_path, needed=True)
+    _, found = newest_checkpoint(tmp_path, True, VisionData.__qualname__)
     assert set(found) == set(content)

@@ -11,10 +11,12 @@ from dataclasses import replace
 import pytest
 import tyro
 
-from recipe.config import KNOWN_MODELS, MAX_JSON_BYTES, Recipe
+from recipe.config import MAX_JSON_BYTES, Recipe
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides, field_docstrings
 from recipe.presets import PRESETS, preset
+from recipe.tasks.images import KNOWN_MODELS
+from recipe.tasks.texts import KNOWN_TEXT_MODELS
 from tests.helpers.paths import ROOT
 
 # A changed fingerprint parts old peers from new ones: change these only together with what a recipe means.
@@ -25,6 +27,8 @@ FINGERPRINTS = {
     "cifar10-vit-tiny": "9c991b654f903338",
     "imagefolder-vit-small": "f3b09206a443fe44",
     "synthetic": "0b6420b910dc7fbd",
+    "docstrings": "915ab8c7afba3372",
+    "ag-news-distilbert": "35d8f7971fafeea7",
 }
 
 
@@ -204,7 +208,7 @@ def test_unknown_preset_suggests_a_name():
 
 
 def test_preset_models_need_no_look_up():
-    assert {preset(name).model for name in PRESETS} == KNOWN_MODELS
+    assert {preset(name).model for name in PRESETS} == KNOWN_MODELS | KNOWN_TEXT_MODELS
 
 
 @dataclasses.dataclass

@@ -15,13 +15,12 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10
 
-from recipe.config import DIGITS_FOLDS
 from recipe.data.augmentation import TensorView
 from recipe.data.datasets import TensorImages, open_splits, stratified
-from recipe.data.sampler import PeerBatches, sample_randomness
-from recipe.data.vision_data import PeerSampler, VisionData
+from recipe.data.sampler import PeerBatches, PeerSampler, sample_randomness
 from recipe.errors import InputError
 from recipe.presets import preset
+from recipe.registry import DIGITS_FOLDS, build_data
 from swarm.cli.checks import check_data
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from tests.helpers.paths import ROOT
@@ -121,13 +120,13 @@ def as_set(part: TensorImages) -> set[bytes]:
 
 
 def test_a_fold_of_digits_has_nothing_to_test_with():
-    data = VisionData(replace(preset("digits"), dataset="digits-fold-2"))
+    data = build_data(replace(preset("digits"), dataset="digits-fold-2"))
     with pytest.raises(InputError, match="a fold of digits has none"):
         data.test_dataloader()
 
 
 def test_digits_batches():
-    data = VisionData(preset("digits"), batch_size=64, identity="alice")
+    data = build_data(preset("digits"), batch_size=64, identity="alice")
     data.prepare_data()
     data.setup("fit")
     images, labels = next(iter(data.train_dataloader()))
@@ -146,12 +145,12 @@ def test_digits_batches():
 
 
 def test_digits_in_other_sizes_and_colours():
-    data = VisionData(replace(preset("digits"), image_size=32, patch_size=8, channels=3), batch_size=4)
+    data = build_data(replace(preset("digits"), image_size=32, patch_size=8, channels=3), batch_size=4)
     assert next(iter(data.train_dataloader()))[0].shape == (4, 3, 32, 32)
 
 
 def test_loaders_leave_the_global_random_state_alone():
-    data = VisionData(replace(preset("digits"), augmentation="light"), batch_size=8)
+    data = build_data(replace(preset("digits"), augmentation="light"), batch_size=8)
     before = torch.random.get_rng_state()
     next(iter(data.train_dataloader()))
     assert torch.equal(before, torch.random.get_rng_state())
@@ -159,9 +158,9 @@ def test_loaders_leave_the_global_random_state_alone():
 
 def test_light_augmentation_does_not_depend_on_the_micro_batch():
     recipe = replace(preset("digits"), augmentation="light")
-    plain = next(iter(VisionData(preset("digits"), batch_size=32, identity="a").train_dataloader()))[0]
-    big = next(iter(VisionData(recipe, batch_size=32, identity="a").train_dataloader()))[0]
-    small = torch.cat([x for x, _ in islice(VisionData(recipe, batch_size=8, identity="a").train_dataloader(), 4)])
+    plain = next(iter(build_data(preset("digits"), batch_size=32, identity="a").train_dataloader()))[0]
+    big = next(iter(build_data(recipe, batch_size=32, identity="a").train_dataloader()))[0]
+    small = torch.cat([x for x, _ in islice(build_data(recipe, batch_size=8, identity="a").train_dataloader(), 4)])
     assert torch.equal(big, small)
     assert not torch.equal(big, plain)
 
@@ -177,9 +176,9 @@ def test_light_augmentation_shifts():
 
 
 def test_position_counts_batches_that_were_trained_on():
-    whole = VisionData(preset("digits"), batch_size=8, identity="a")
+    whole = build_data(preset("digits"), batch_size=8, identity="a")
     expected = [labels.tolist() for _, labels in islice(whole.train_dataloader(), 6)]
-    resumed = VisionData(preset("digits"), batch_size=8, identity="a")
+    resumed = build_data(preset("digits"), batch_size=8, identity="a")
     resumed.load_state_dict({"position": 16})
     assert [labels.tolist() for _, labels in islice(resumed.train_dataloader(), 4)] == expected[2:]
     assert resumed.state_dict() == {"position": 16}
@@ -187,7 +186,7 @@ def test_position_counts_batches_that_were_trained_on():
 
 def test_synthetic_is_deterministic():
     recipe = preset("synthetic")
-    one, two = (next(iter(VisionData(recipe, batch_size=16).train_dataloader())) for _ in range(2))
+    one, two = (next(iter(build_data(recipe, batch_size=16).train_dataloader())) for _ in range(2))
     assert torch.equal(one[0], two[0])
     assert one[0].shape == (16, 3, 32, 32)
 
@@ -195,7 +194,7 @@ def test_synthetic_is_deterministic():
 @pytest.mark.parametrize("batch_size", [0, 1258])
 def test_micro_batch_that_cannot_work(batch_size):
     with pytest.raises(InputError, match="--batch-size"):
-        VisionData(preset("digits"), batch_size=batch_size).setup()
+        build_data(preset("digits"), batch_size=batch_size).setup()
 
 
 @pytest.fixture
@@ -224,12 +223,12 @@ def _pickled(path, entry):
 @pytest.mark.parametrize("augmentation", ["none", "light", "crop-flip", "randaugment"])
 def test_cifar10(cifar_folder, augmentation):
     recipe = replace(preset("cifar10-vit-tiny"), augmentation=augmentation)
-    data = VisionData(recipe, cifar_folder, batch_size=6)
+    data = build_data(recipe, cifar_folder, batch_size=6)
     data.prepare_data()
     data.setup()
     images, labels = next(iter(data.train_dataloader()))
     assert (images.shape, labels.dtype) == ((6, 3, 32, 32), torch.int64)
-    again = next(iter(VisionData(recipe, cifar_folder, batch_size=6).train_dataloader()))[0]
+    again = next(iter(build_data(recipe, cifar_folder, batch_size=6).train_dataloader()))[0]
     assert torch.equal(images, again)
     assert data.num_train_samples == 90
     val_labels = torch.cat([labels for _, labels in data.val_dataloader()])
@@ -239,14 +238,14 @@ def test_cifar10(cifar_folder, augmentation):
 
 def test_cifar10_pixels_are_normalised_as_they_are(cifar_folder):
     recipe = replace(preset("cifar10-vit-tiny"), augmentation="none")
-    data = VisionData(recipe, cifar_folder, batch_size=1)
+    data = build_data(recipe, cifar_folder, batch_size=1)
     stored = CIFAR10(cifar_folder, train=False).data[0] / 255.0
     expected = (stored - [0.4914, 0.4822, 0.4465]) / [0.2470, 0.2435, 0.2616]
     np.testing.assert_allclose(next(iter(data.test_dataloader()))[0][0].permute(1, 2, 0), expected, atol=1e-5)
 
 
 def test_cifar10_for_pretrained_weights_is_large_and_normalised_as_they_expect(cifar_folder):
-    data = VisionData(preset("cifar10-vit-base"), cifar_folder, batch_size=2)
+    data = build_data(preset("cifar10-vit-base"), cifar_folder, batch_size=2)
     images, _ = next(iter(data.train_dataloader()))
     assert images.shape == (2, 3, 224, 224)
     assert images.min() == -1  # padding is black: (0 - 0.5) / 0.5
@@ -254,15 +253,15 @@ def test_cifar10_for_pretrained_weights_is_large_and_normalised_as_they_expect(c
 
 def test_image_loaders_with_processes_give_the_same_images(cifar_folder):
     recipe = preset("cifar10-vit-tiny")
-    here = VisionData(recipe, cifar_folder, batch_size=4, num_workers=0).train_dataloader()
-    there = VisionData(recipe, cifar_folder, batch_size=4, num_workers=1).train_dataloader()
+    here = build_data(recipe, cifar_folder, batch_size=4, num_workers=0).train_dataloader()
+    there = build_data(recipe, cifar_folder, batch_size=4, num_workers=1).train_dataloader()
     for (one, _), (other, _) in islice(zip(here, there, strict=False), 3):
         assert torch.equal(one, other)
 
 
 def test_cifar10_that_cannot_be_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
-    data = VisionData(preset("cifar10-vit-tiny"), tmp_path)
+    data = build_data(preset("cifar10-vit-tiny"), tmp_path)
     with pytest.raises(InputError, match=r"cifar-10-python.tar.gz.*--data-dir") as caught:
         data.prepare_data()
     assert str(tmp_path) in str(caught.value)
@@ -274,7 +273,7 @@ def test_a_damaged_file_of_cifar10_is_named(cifar_folder, monkeypatch):
     monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
     damaged = cifar_folder / CIFAR10.base_folder / "data_batch_3"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    data = VisionData(preset("cifar10-vit-tiny"), cifar_folder)
+    data = build_data(preset("cifar10-vit-tiny"), cifar_folder)
     for use in (data.prepare_data, data.setup):
         with pytest.raises(InputError) as caught:
             use()
@@ -303,13 +302,13 @@ def folder_recipe(**changes):
 
 @pytest.mark.parametrize("augmentation", ["none", "light", "crop-flip", "randaugment"])
 def test_imagefolder(image_folder, augmentation):
-    data = VisionData(folder_recipe(augmentation=augmentation, channels=1), image_folder, batch_size=5)
+    data = build_data(folder_recipe(augmentation=augmentation, channels=1), image_folder, batch_size=5)
     data.prepare_data()
     images, _ = next(iter(data.train_dataloader()))
     assert images.shape == (5, 1, 16, 16)
     assert torch.cat([labels for _, labels in data.val_dataloader()]).tolist() == [0, 0, 1, 1, 2, 2]
     assert len(data.digest) == 16
-    assert VisionData(preset("digits")).digest == ""
+    assert build_data(preset("digits")).digest == ""
     with pytest.raises(InputError, match="test"):
         data.test_dataloader()
 
@@ -322,10 +321,10 @@ def test_imagefolder_errors(image_folder, tmp_path):
     }
     for expected, (recipe, folder) in cases.items():
         with pytest.raises(InputError, match=expected):
-            VisionData(recipe, folder, batch_size=13).setup()
+            build_data(recipe, folder, batch_size=13).setup()
     (image_folder / "val" / "emu").mkdir()
     with pytest.raises(InputError, match="emu"):
-        VisionData(folder_recipe(), image_folder, batch_size=2).setup()
+        build_data(folder_recipe(), image_folder, batch_size=2).setup()
     Image.new("RGB", (20, 20)).save(image_folder / "val" / "emu" / "0.png")
     with pytest.raises(InputError, match="different class folders"):
-        VisionData(folder_recipe(), image_folder, batch_size=2).setup()
+        build_data(folder_recipe(), image_folder, batch_size=2).setup()

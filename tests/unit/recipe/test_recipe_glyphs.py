@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from recipe.data.datasets import open_splits
-from recipe.data.vision_data import VisionData
 from recipe.errors import InputError
 from recipe.glyphs import __main__ as glyphs
 from recipe.glyphs.archive import FILE, REFERENCE_DIGEST, GlyphArchive
@@ -19,6 +18,7 @@ from recipe.glyphs.choose import PICTURES, Candidate, families, num_alike, recog
 from recipe.glyphs.drawing import CHARACTERS, SIDE, Typeface, UnusableTypeface, Variation
 from recipe.glyphs.typefaces import PACKAGES, PARTS, ListedTypeface, file_digest, listed_typefaces, listed_versions
 from recipe.presets import preset
+from recipe.registry import build_data
 from swarm.cli.checks import check_data
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 
@@ -182,7 +182,7 @@ def test_the_digest_is_of_every_pixel_and_label(archive):
 
 
 def test_batches(data_dir, archive):
-    data = VisionData(preset("glyphs"), data_dir, batch_size=31, identity="ada")
+    data = build_data(preset("glyphs"), data_dir, batch_size=31, identity="ada")
     images, labels = next(iter(data.train_dataloader()))
     assert (images.shape, images.dtype, labels.dtype) == ((31, 1, SIDE, SIDE), torch.float32, torch.int64)
     assert data.num_train_samples == 2 * len(CHARACTERS)

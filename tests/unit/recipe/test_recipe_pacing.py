@@ -7,11 +7,11 @@ import torch
 
 from recipe.errors import InputError
 from recipe.presets import preset
+from recipe.registry import build_task
 from recipe.run_folder import RunFolder
 from recipe.training import callbacks, pacing
 from recipe.training.callbacks import PacedCompute
 from recipe.training.pacing import ALL_SAMPLES, VARIABLE, Pace, paced_samples_per_second
-from recipe.training.task import VisionTask
 from recipe.training.trainer import build_trainer
 
 
@@ -37,7 +37,7 @@ def clock(monkeypatch):
 
 
 def test_a_micro_batch_takes_the_time_of_the_device(clock):
-    task = VisionTask(preset("digits"))
+    task = build_task(preset("digits"))
     PacedCompute(samples_per_second=50).setup(None, task, "fit")
     began = clock.perf_counter()
     task.training_step((torch.rand(32, 1, 8, 8), torch.randint(10, (32,))), 0).backward()
@@ -82,7 +82,7 @@ def test_only_a_backward_pass_without_averaging_corrects_the_next(clock, synchro
 
 
 def test_few_samples_are_computed_unless_all_are_asked_for(monkeypatch):
-    task = VisionTask(preset("digits"))
+    task = build_task(preset("digits"))
     PacedCompute(samples_per_second=1e6).setup(None, task, "fit")
     batch = torch.rand(32, 1, 8, 8), torch.randint(10, (32,))
     seen = []

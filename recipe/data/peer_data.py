@@ -1,0 +1,226 @@
+"""`PeerData`: data for Lightning in a peer's own order, whatever a sample is."""
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, Protocol
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from recipe.config import Recipe
+from recipe.data.sampler import PADDING, PeerBatches, PeerSampler, ShardBatches, stable_seed
+from recipe.data.splits import Splits
+from recipe.errors import InputError
+
+
+class View(Protocol):
+    """A part of the data as the model sees it, asked for a micro-batch at a time.
+
+    What is asked for are indices, or, where training samples change at random, (position, index): the position in the
+    peer's order seeds the changes.
+    """
+
+    gives_batches: bool
+    """It holds everything in memory, and `__getitems__` returns (inputs, labels) of a whole micro-batch. Else
+    `__getitem__` returns one input and its label, and processes may load them."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+
+class StoredView(Dataset):
+    """Samples as they are stored: (input, label), one by one.
+
+    Args:
+        part: of the splits.
+        key: as for `PeerData.view`; nothing changes at random here.
+    """
+
+    gives_batches = False
+
+    def __init__(self, part: Dataset, key: int | None) -> None:
+        self.part, self.has_positions = part, key is not None
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __getitem__(self, entry: Any) -> tuple[torch.Tensor, int]:
+        inputs, label = self.part[entry[1] if self.has_positions else entry]
+        return inputs, int(label)
+
+
+class PeerData(L.LightningDataModule):
+    """Training, validation and test samples of a recipe. A task says how they are opened and what the model sees.
+
+    Batches are (inputs, labels), labels int64 (batch,).
+    The training loader never ends and its micro-batches are all of equal size; validation and test loaders pass over
+    their part once, in order. Under a trainer of several processes each of them gets its share: of the training order
+    every n-th micro-batch, of a pass every n-th sample, filled up with the label `PADDING` to equal lengths.
+
+    Args:
+        recipe: names the data set and how samples are made ready for the model.
+        data_dir: folder of data that are not bundled; else unused.
+        batch_size: micro-batch, in samples.
+        identity: peers with different identities visit the samples in different orders.
+        num_workers: processes that load samples; data sets that lie in memory never use any.
+
+    Raises:
+        InputError: from `prepare_data` and `setup`, when the folder or the micro-batch cannot work.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data_dir: str | Path = "data",
+        batch_size: int = 32,
+        identity: str = "",
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.data_dir = Path(data_dir).expanduser()
+        self.batch_size = batch_size
+        self.identity = identity
+        self.num_workers = num_workers
+        self.samples_trained = 0
+        self._splits: Splits | None = None
+        self._batches: PeerBatches | None = None
+
+    @abstractmethod
+    def open(self) -> Splits:
+        """Opens the data set; nothing is downloaded.
+
+        Raises:
+            InputError: it is missing, damaged, or not what the recipe says.
+        """
+
+    def view(self, part: Dataset, key: int | None) -> View:
+        """A part as the model sees it: as it is stored, unless a task makes more of it.
+
+        Args:
+            part: of the splits.
+            key: seed of the random changes of training samples; None for none, where indices are asked for.
+        """
+        return StoredView(part, key)
+
+    @property
+    def missing_download(self) -> str:
+        """What `prepare_data` would download now, such as "CIFAR-10 (170 MB)"; empty if nothing is missing."""
+        return ""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the data set, once."""
+        if self.batch_size < 1 or self.num_workers < 0:
+            raise InputError("A micro-batch has at least one sample: set --batch-size to 1 or more.")
+        if self._splits is None:
+            self._splits = self.open()
+        if self.num_train_samples < self.batch_size:
+            raise InputError(
+                f"{self.num_train_samples} training samples are fewer than one micro-batch of {self.batch_size}: "
+                "set a smaller --batch-size, or add samples."
+            )
+
+    @property
+    def splits(self) -> Splits:
+        """The parts as they are stored."""
+        if self._splits is None:
+            self.setup()
+        return self._splits
+
+    @property
+    def num_train_samples(self) -> int:
+        """Size of the training part."""
+        return len(self.splits.train)
+
+    @property
+    def digest(self) -> str:
+        """Of what has to be the same on all peers of a run: see `Splits.digest`."""
+        return self.splits.digest
+
+    def train_dataloader(self) -> DataLoader:
+        """Endless micro-batches, beginning after the samples that were already trained on."""
+        sampler = PeerSampler(self.num_train_samples, self.recipe.seed, self.identity)
+        sampler.load_state_dict({"position": self.samples_trained})
+        view = self.view(self.splits.train, stable_seed(self.recipe.seed, self.identity, "augmentation"))
+        self._batches = PeerBatches(sampler, self.batch_size, *self._share)
+        return self._loader(view, self._batches)
+
+    def resize_micro_batch(self, samples: int) -> None:
+        """The training loader's next micro-batches are of another size; those that it has drawn ahead stay.
+
+        Samples keep their order and their random changes, which depend on their position alone.
+        """
+        self.batch_size = samples
+        if self._batches is not None:
+            self._batches.batch_size = samples
+
+    def val_dataloader(self) -> DataLoader:
+        """The validation part, once, in order."""
+        return self._pass_over(self.splits.val)
+
+    def test_dataloader(self) -> DataLoader:
+        """The test part, once, in order."""
+        if self.splits.test is None:
+            raise InputError(
+                f"{self.recipe.dataset} has no samples to test with here: for imagefolder, add "
+                f"{self.data_dir / 'test'} with a folder per class; a fold of digits has none."
+            )
+        return self._pass_over(self.splits.test)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Counts here, where a batch leaves for training: loaders draw ahead, so their own count says too much."""
+        if self.trainer is not None and self.trainer.training:
+            self.samples_trained += len(batch[1]) * self.trainer.world_size
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        """How many samples were trained on, by all processes together; Lightning keeps it in checkpoints."""
+        return {"position": self.samples_trained}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """The next training loader goes on after that many samples."""
+        self.samples_trained = state_dict["position"]
+
+    @property
+    def _share(self) -> tuple[int, int]:
+        """Rank of this process and number of training processes."""
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+    def _pass_over(self, part: Dataset) -> DataLoader:
+        return self._loader(self.view(part, None), ShardBatches(len(part), self.batch_size, *self._share))
+
+    def _loader(self, view: View, batches: PeerBatches | ShardBatches) -> DataLoader:
+        workers = 0 if view.gives_batches else self.num_workers
+        return DataLoader(
+            view if isinstance(batches, PeerBatches) else _PaddedView(view),
+            batch_sampler=batches,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            collate_fn=_as_is if view.gives_batches else None,
+            # A loader draws a seed when it starts; not from the global generator, where dropout would notice.
+            generator=torch.Generator().manual_seed(self.recipe.seed),
+        )
+
+
+class _PaddedView(Dataset):
+    """A view without random changes that gives some sample and the label `PADDING` for the index `PADDING`."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        existing = [max(index, 0) for index in indices]
+        if self.view.gives_batches:
+            inputs, labels = self.view.__getitems__(existing)
+            return inputs, torch.where(torch.tensor(indices) == PADDING, PADDING, labels)
+        pairs = zip(indices, (self.view[index] for index in existing), strict=True)
+        return [(one, PADDING if index == PADDING else int(label)) for index, (one, label) in pairs]
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

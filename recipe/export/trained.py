@@ -1,0 +1,96 @@
+"""The model in a checkpoint, whoever trained it: a peer of a swarm or the baseline."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.registry import build_task, kind_of
+from recipe.run_folder import RunFolder
+from recipe.tasks.images import Images
+from recipe.training.checkpoint_io import checkpoint_recipe, load_weights, read_checkpoint
+
+PREFERRED = ("best.ckpt", "last.ckpt")
+"""Of a run folder: the checkpoint with the highest validation accuracy, or else the last one."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with its weights.
+
+    Args:
+        model: of timm, on the CPU, as it is evaluated.
+        recipe: what it was trained with.
+        step: global updates that the weights have seen.
+        checkpoint: the file they come from.
+    """
+
+    model: nn.Module
+    recipe: Recipe
+    step: int
+    checkpoint: Path
+
+    @property
+    def run_folder(self) -> RunFolder | None:
+        """Where the checkpoint lies; None if it was moved out of its run folder."""
+        folder = RunFolder(self.checkpoint.absolute().parent.parent)
+        return folder if folder.recipe.exists() else None
+
+    @property
+    def example(self) -> torch.Tensor:
+        """Two images that are always the same noise: (2, channels, image_size, image_size)."""
+        side = self.recipe.image_size
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(2, self.recipe.channels, side, side, generator=generator)
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """What the model says: (batch, num_classes)."""
+        with torch.no_grad():
+            return self.model(images)
+
+
+def load_trained(path: Path) -> Trained:
+    """Reads a checkpoint as plain data: no code of its author runs.
+
+    Args:
+        path: a file, or a run folder, of which the best checkpoint is taken.
+
+    Raises:
+        InputError: there is none, or it cannot be used.
+    """
+    path = chosen_checkpoint(path)
+    content = read_checkpoint(path)
+    recipe = checkpoint_recipe(content, path)
+    if not isinstance(kind_of(recipe.dataset), Images):
+        raise InputError(
+            f"{path} holds a model of {recipe.dataset}, and only models of images can be exported: read its weights "
+            "with torch.load."
+        )
+    # Neither needs the network or depends on chance: the weights are replaced.
+    task = build_task(replace(recipe, pretrained=False, initialisation="timm", drop_path=0.0))
+    load_weights(task, content, path)
+    return Trained(task.model.eval(), recipe, content["global_step"], path)
+
+
+def chosen_checkpoint(path: Path) -> Path:
+    """The file itself, or the best checkpoint of a run folder, or else its last one.
+
+    Raises:
+        InputError: there is none.
+    """
+    path = path.expanduser()
+    if not path.is_dir():
+        return path
+    folder = RunFolder(path)
+    for name in PREFERRED:
+        if (folder.checkpoints / name).exists():
+            return folder.checkpoints / name
+    steps = sorted(folder.checkpoints.glob("step=*.ckpt"), key=lambda file: file.stat().st_mtime)
+    if steps:
+        return steps[-1]
+    peers = sorted(file.parent.parent.name for file in path.glob("*/checkpoints/*.ckpt"))
+    hint = f"name one of its peers, such as {path / peers[0]}" if peers else "name runs/RUN_ID/NAME, or a .ckpt file"
+    raise InputError(f"There is no checkpoint in {path / folder.checkpoints.name}: {hint}.")

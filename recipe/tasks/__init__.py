@@ -1,0 +1,1 @@
+"""What can be learned: each task is a model, data and metrics behind one interface."""

@@ -1,0 +1,81 @@
+"""DistilBERT with a classifier, whole or with LoRA adapters: from `transformers` and `peft`."""
+
+import torch
+from torch import nn
+
+from recipe.config import Recipe
+from recipe.errors import InputError
+from recipe.text.tokens import DISTILBERT_HUB, PAD, import_transformers
+
+LORA_MODULES = ("q_lin", "v_lin")
+"""Layers of attention that get adapters, as in Hu et al. 2021, "LoRA"."""
+CLASSIFIER = ("pre_classifier", "classifier")
+
+
+class DistilBert(nn.Module):
+    """Logits of tokens; what fills up shorter texts is masked.
+
+    Args:
+        network: transformers' `DistilBertForSequenceClassification`, with or without adapters.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, num_classes) of tokens (batch, length)."""
+        return self.network(input_ids=tokens, attention_mask=(tokens != PAD).long()).logits
+
+
+def build_distilbert(recipe: Recipe) -> nn.Module:
+    """The recipe's DistilBERT; what is not pretrained depends on `recipe.seed` alone.
+
+    Raises:
+        InputError: a library is missing, or the weights cannot be had.
+    """
+    transformers = import_transformers()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        if recipe.pretrained:
+            network = _pretrained(transformers, recipe)
+        else:
+            network = transformers.DistilBertForSequenceClassification(_config(transformers, recipe))
+        if recipe.lora_rank is not None:
+            network = _with_adapters(network, recipe.lora_rank)
+    return DistilBert(network)
+
+
+def _pretrained(transformers, recipe: Recipe) -> nn.Module:
+    try:
+        return transformers.DistilBertForSequenceClassification.from_pretrained(
+            DISTILBERT_HUB, num_labels=recipe.num_classes, use_safetensors=True
+        )
+    except Exception as error:  # the hub's client and transformers each have their own
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise InputError(
+            f"The pretrained weights of {recipe.model} cannot be loaded ({first_line}): connect this machine to the "
+            "network, or add --pretrained False."
+        ) from error
+
+
+def _config(transformers, recipe: Recipe):
+    shape = {"dim": recipe.embed_dim, "n_layers": recipe.depth, "n_heads": recipe.num_heads}
+    given = {name: value for name, value in shape.items() if value is not None}
+    if recipe.embed_dim is not None:
+        given["hidden_dim"] = 4 * recipe.embed_dim
+    return transformers.DistilBertConfig(num_labels=recipe.num_classes, **given)
+
+
+def _with_adapters(network: nn.Module, rank: int) -> nn.Module:
+    try:
+        import peft
+    except ImportError as error:
+        raise InputError(
+            f"LoRA needs peft ({error}): pip install 'swarm-vit[text]', or leave out --lora-rank."
+        ) from error
+    # Twice the rank, so that adapters of every rank change the weights alike.
+    options = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=list(LORA_MODULES), modules_to_save=list(CLASSIFIER)
+    )
+    return peft.get_peft_model(network, options)

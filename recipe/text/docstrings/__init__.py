@@ -1,0 +1,1 @@
+"""The data set `docstrings`: which of four Python libraries a docstring is from."""

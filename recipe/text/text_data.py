@@ -1,0 +1,116 @@
+"""`TextData`: the recipe's texts for Lightning, in this peer's own order."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from recipe.config import Recipe
+from recipe.data.peer_data import PeerData
+from recipe.data.sampler import sample_randomness
+from recipe.data.splits import Splits
+from recipe.errors import InputError
+from recipe.text.corpora import Texts, open_splits, prepare
+from recipe.text.tokens import HashedWords, Tokenizer, WordPieces
+
+HIDDEN_SHARE = 0.1
+"""Augmentation light hides so many words of a training text."""
+MOST_TOKENS = 512
+"""More than this no recipe allows; it tells the random words of one sample from the next one's."""
+
+
+class TextView(Dataset):
+    """A part of the data, cut into tokens a micro-batch at a time.
+
+    Args:
+        source: texts and their classes.
+        tokenizer: cuts them.
+        recipe: its `max_tokens` and augmentation.
+        key: seed of the random changes; None for none.
+    """
+
+    gives_batches = True
+
+    def __init__(self, source: Texts, tokenizer: Tokenizer, recipe: Recipe, key: int | None) -> None:
+        self.source, self.tokenizer, self.key = source, tokenizer, key
+        self.max_tokens = recipe.max_tokens
+        self.hides = recipe.augmentation == "light"
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitems__(self, entries: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens (batch, length of the longest) and labels (batch,)."""
+        if self.key is None:
+            return self._tokens(entries)
+        positions, indices = np.asarray(entries, dtype=np.int64).T
+        tokens, labels = self._tokens(indices.tolist())
+        return (self._hidden(tokens, positions) if self.hides else tokens), labels
+
+    def _tokens(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.tokenizer([self.source.texts[index] for index in indices], self.max_tokens), self.source.labels[
+            indices
+        ]
+
+    def _hidden(self, tokens: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
+        """Depends on the position in the peer's order alone, as images' changes do."""
+        words = sample_randomness(self.key, positions[:, None] * MOST_TOKENS + np.arange(tokens.shape[1]))
+        is_chosen = torch.from_numpy(words < np.uint64(HIDDEN_SHARE * 2**64))
+        is_special = torch.isin(tokens, torch.tensor(sorted(self.tokenizer.special)))
+        return torch.where(is_chosen & ~is_special, self.tokenizer.hidden, tokens)
+
+
+class TextData(PeerData):
+    """Training, validation and test texts of a recipe.
+
+    Inputs are tokens, int64 (batch, length): as long as the longest text of the batch, the others filled up. The folder
+    has `ag_news_csv/` (downloaded there if missing), or `train.csv` and perhaps `val.csv` and `test.csv`; for
+    DistilBERT it may have a `vocab.txt`, which is taken in place of the published one.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data_dir: str | Path = "data",
+        batch_size: int = 32,
+        identity: str = "",
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(recipe, data_dir, batch_size, identity, num_workers)
+        self.tokenizer: Tokenizer = HashedWords()
+
+    def prepare_data(self) -> None:
+        """Downloads AG News if it is missing."""
+        prepare(self.recipe, self.data_dir)
+
+    @property
+    def missing_download(self) -> str:
+        """AG News, if it is needed and not there."""
+        if self.recipe.dataset != "ag-news":
+            return ""
+        folder = self.data_dir / "ag_news_csv"
+        return "" if all((folder / name).is_file() for name in ("train.csv", "test.csv")) else "AG News (31 MB)"
+
+    def open(self) -> Splits:
+        """`Texts`; the digest also tells another vocabulary."""
+        splits = open_splits(self.recipe, self.data_dir)
+        if self.recipe.model == "transformer-encoder":
+            return splits
+        vocabulary = self.data_dir / "vocab.txt"
+        self.tokenizer = tokenizer = WordPieces(vocabulary if vocabulary.exists() else None)
+        if tokenizer.size > DISTILBERT_TOKENS:
+            raise InputError(
+                f"{vocabulary} has {tokenizer.size:,} tokens, and distilbert-base-uncased {DISTILBERT_TOKENS:,}: put "
+                "its own vocab.txt there."
+            )
+        return Splits(splits.train, splits.val, splits.test, f"{splits.digest}{tokenizer.digest}"[:32])
+
+    def view(self, part: Texts, key: int | None) -> TextView:
+        """Tokens, some of which are hidden as the recipe says."""
+        return TextView(part, self.tokenizer, self.recipe, key)
+
+
+DISTILBERT_TOKENS = 30_522
+"""Size of the published vocabulary, and of the model's embedding."""

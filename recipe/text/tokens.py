@@ -1,0 +1,119 @@
+"""From texts to tokens: by hashing words, which needs no file, or as DistilBERT was trained."""
+
+import hashlib
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from recipe.errors import InputError
+
+PAD = 0
+"""Token behind the end of a text, in all tokenizers; models leave it out."""
+
+VOCABULARY = 8192
+"""Different tokens of `HashedWords`, `PAD` and `HIDDEN` among them."""
+HIDDEN = 1
+
+_WORD = re.compile(r"[^\W\d_]+|\d|[^\w\s]|_")
+DISTILBERT_HUB = "distilbert/distilbert-base-uncased"
+
+
+class Tokenizer(Protocol):
+    """Cuts texts into tokens."""
+
+    hidden: int
+    """Stands for a word that augmentation hides."""
+    special: frozenset[int]
+    """Tokens that augmentation leaves alone."""
+
+    def __call__(self, texts: Sequence[str], max_tokens: int) -> torch.Tensor:
+        """int64 (num_texts, length): cut off at `max_tokens`, filled up with `PAD` to the longest of these texts."""
+
+
+class HashedWords:
+    """Words, digits and signs, each by its CRC-32 modulo the vocabulary (Weinberger et al. 2009, "Feature hashing").
+
+    Peers with different texts therefore agree on every token without a common vocabulary; a few words share one.
+    """
+
+    hidden = HIDDEN
+    special = frozenset({PAD})
+
+    def __call__(self, texts: Sequence[str], max_tokens: int) -> torch.Tensor:
+        """See `Tokenizer`; a text without any word is one hidden token."""
+        rows = [torch.tensor(_hashes(text, max_tokens) or [HIDDEN]) for text in texts]
+        return pad_sequence(rows, batch_first=True, padding_value=PAD)
+
+
+def _hashes(text: str, most: int) -> list[int]:
+    words = _WORD.findall(text.lower())[:most]
+    return [2 + zlib.crc32(word.encode()) % (VOCABULARY - 2) for word in words]
+
+
+class WordPieces:
+    """DistilBERT's own tokens, with `transformers`.
+
+    Args:
+        vocabulary: file with a token in each line; None for the published one, which is downloaded once.
+
+    Raises:
+        InputError: it cannot be had.
+    """
+
+    def __init__(self, vocabulary: Path | None) -> None:
+        transformers = import_transformers()
+        try:
+            if vocabulary is None:
+                self._tokenizer = transformers.AutoTokenizer.from_pretrained(DISTILBERT_HUB)
+            else:
+                self._tokenizer = transformers.DistilBertTokenizerFast(str(vocabulary), do_lower_case=True)
+        except Exception as error:  # the hub's client, tokenizers and transformers each have their own
+            raise InputError(
+                f"The tokenizer of distilbert-base-uncased cannot be loaded ({_first_line(error)}): connect this "
+                "machine to the network, or put its vocab.txt into --data-dir."
+            ) from error
+        self.hidden = self._tokenizer.mask_token_id
+        self.special = frozenset(self._tokenizer.all_special_ids)
+
+    @property
+    def digest(self) -> str:
+        """Of all tokens and their numbers, as 16 hex digits."""
+        tokens = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
+        return hashlib.sha256(repr(tokens).encode()).hexdigest()[:16]
+
+    @property
+    def size(self) -> int:
+        """Number of different tokens."""
+        return len(self._tokenizer)
+
+    def __call__(self, texts: Sequence[str], max_tokens: int) -> torch.Tensor:
+        """See `Tokenizer`; a text begins with [CLS] and ends with [SEP]."""
+        found = self._tokenizer(list(texts), truncation=True, max_length=max_tokens, padding=True, return_tensors="pt")
+        return found["input_ids"]
+
+
+def import_transformers():
+    """The library, if it is installed.
+
+    Raises:
+        InputError: it is not.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError(
+            f"distilbert-base-uncased needs transformers ({error}): pip install 'swarm-vit[text]', or choose --recipe "
+            "docstrings."
+        ) from error
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

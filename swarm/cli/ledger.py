@@ -1,0 +1,196 @@
+"""See who gave what to a run, as its peers have signed it.
+
+    swarm ledger fetch swarm://JOIN_LINE --to ledger     # again later: only what is new comes
+    swarm ledger verify ledger
+    swarm ledger verify runs/mine --json                 # the run folders of this machine
+
+What it proves, and what not, is in docs/howto/ledger.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from recipe.command_line import arg, exit_status, read_options
+from recipe.errors import InputError
+from recipe.interrupts import raise_again
+from recipe.run_folder import make_writable
+from swarm.cli.demo import wide_console
+from swarm.enrolment.join_line import JoinLine, whom_to_join
+from swarm.network.addresses import check_reachable
+from swarm.runtime.hivemind_version import check_hivemind_version
+from swarm.runtime.imports import quick_imports
+from swarm.runtime.log_filters import silence_libraries
+
+if TYPE_CHECKING:
+    from swarm.ledger.audit import Audit
+    from swarm.ledger.collector import Collected
+
+MAX_ROWS = 100
+"""Of a table; JSON has them all."""
+MAX_SHOWN_FINDINGS = 20
+
+
+@dataclass(frozen=True)
+class LedgerOptions:
+    """See who gave what to a run: fetch what its peers have signed, and add it up again."""
+
+    action: tyro.conf.Positional[Literal["fetch", "verify"]]
+    """fetch: ask all peers for their ledgers; verify: add ledgers up, and find what was changed in them."""
+    given: tyro.conf.Positional[
+        Annotated[tuple[str, ...], arg("ADDRESS ... | PATH ...", "the variable INITIAL_PEERS")]
+    ] = ()
+    """To fetch: a join line, or addresses of peers that are there. To verify: ledgers, or folders with some."""
+    to: Annotated[Path, arg("FOLDER")] = Path("ledger")
+    """Where fetched ledgers are kept. What is there already is not fetched again."""
+    run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
+    """To fetch: the run, where several share the addresses."""
+    of: Annotated[str | None, arg("JOIN_LINE", "any run")] = None
+    """To verify: refuse ledgers that are not of the run and the organiser of this join line."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON instead of a table."""
+
+
+def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:
+    """Returns the exit status: 0, 1 if something was tampered with or nobody answered, 2 for input that cannot work."""
+    silence_libraries()
+
+    def run() -> int:
+        options = read_options(LedgerOptions, arguments, "swarm ledger")
+        return (_fetch if options.action == "fetch" else _verify)(options, say)
+
+    return exit_status(run)
+
+
+# ---- verify ---------------------------------------------------------------------------------------------------------
+
+
+def _verify(options: LedgerOptions, say: Callable[[str], None]) -> int:
+    if not options.given:
+        raise InputError("Name what to verify: a ledger.jsonl, a run folder, or a folder of swarm ledger fetch.")
+    line = None if options.of is None else JoinLine.parse(options.of)
+    with quick_imports():
+        from swarm.ledger.audit import audit
+
+    run_id, organiser = ("", b"") if line is None else (line.run_id, line.organiser)
+    found = audit([Path(path) for path in options.given], run_id, organiser)
+    if options.json:
+        say(json.dumps(found.as_json()))
+    else:
+        console = wide_console()
+        console.print(table(found))
+        say(summary(found))
+    for finding in found.findings[:MAX_SHOWN_FINDINGS]:
+        print(f"tampered: {finding}", file=sys.stderr)
+    more = len(found.findings) + found.more_findings - MAX_SHOWN_FINDINGS
+    if more > 0:
+        print(f"tampered: and {more} more.", file=sys.stderr)
+    return 0 if not found.findings else 1
+
+
+def table(found: Audit) -> Table:
+    """Who gave what."""
+    total = sum(credit.samples for credit in found.credits.values())
+    shown = Table(title=f"run {escape(found.run)}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    columns = ["name", "peer", "updates", "samples", "share", "not confirmed", "alone"]
+    if found.organiser:
+        columns.insert(1, "member")
+    for column in columns:
+        shown.add_column(column, justify="left" if column in ("name", "peer") else "right", no_wrap=True)
+    for peer, credit in found.ranked[:MAX_ROWS]:
+        row = [
+            escape(credit.name) or "–",
+            peer,
+            f"{credit.updates:,}",
+            f"{credit.samples:,}",
+            f"{credit.samples / total:.1%}" if total else "–",
+            f"{credit.unconfirmed_samples:,}",
+            f"{credit.alone_samples:,}",
+        ]
+        if found.organiser:
+            row.insert(1, "–" if credit.serial is None else str(credit.serial))
+        shown.add_row(*row)
+    if (more := len(found.ranked) - MAX_ROWS) > 0:
+        shown.add_row(f"and {more} more")
+    return shown
+
+
+def summary(found: Audit) -> str:
+    """What was counted, in sentences."""
+    counts, total = found.updates, sum(credit.samples for credit in found.credits.values())
+    lines = [
+        f"Two thirds of their members confirm {counts['confirmed']:,} updates of {total:,} samples. Not confirmed: "
+        f"{counts['unconfirmed']:,}; made by a peer alone: {counts['alone']:,}."
+    ]
+    if found.unsigned:
+        lines.append(f"{found.unsigned:,} updates are not signed yet, and do not count.")
+    if forked := found.forked_steps:
+        lines.append(
+            f"At {forked:,} steps more than one group made a confirmed update: the swarm was divided, or went on from "
+            "an earlier checkpoint, or members have invented rounds."
+        )
+    if found.equal_states or found.different_states:
+        lines.append(
+            f"Of {found.equal_states + found.different_states:,} states of which several peers have taken a digest, "
+            f"{found.equal_states:,} were equal."
+        )
+    lines.append(
+        "Nothing was tampered with. Samples are what members said, and agreed on: nobody has computed them again."
+        if not found.findings
+        else "Something was tampered with: see below."
+    )
+    return "\n".join(lines)
+
+
+# ---- fetch ----------------------------------------------------------------------------------------------------------
+
+
+def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
+    check_hivemind_version()
+    given, line = whom_to_join(options.given or None)
+    if not given:
+        raise InputError("Whom to ask is not known: give a join line, or an ADDRESS as a running peer prints it.")
+    folder = options.to.expanduser()
+    make_writable(folder)
+    raise_again()
+    with quick_imports():
+        from swarm.ledger.collector import collect
+        from swarm.membership.progress_store import progress_records
+        from swarm.membership.run_manifest import choose_manifest, read_manifests
+        from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
+        from swarm.protocol.admission import Admission
+    run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
+    dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(given)), client_mode=True))
+    try:
+        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id)
+        records = progress_records(dht, manifest, Admission(manifest.authority))
+        if not records:
+            raise InputError(f"Nobody trains run {manifest.run_id} now: verify the run folders of its peers.")
+        is_client = {peer: record.client_mode for peer, record in records.items()}
+        names = {peer.to_base58(): record.name for peer, record in records.items()}
+        collected = collect(dht, manifest.key_prefix, is_client, folder)
+    except TimeoutError:
+        raise InputError("The swarm does not answer: check the connection, and try again.") from None
+    finally:
+        stop_dht(dht)
+    say(json.dumps(vars(collected)) if options.json else told(collected, names, folder))
+    return 0 if collected.answered else 1
+
+
+def told(collected: Collected, names: dict[str, str], folder: Path) -> str:
+    """What has come, and what has not."""
+    peers = len(collected.answered)
+    lines = [f"{peers} peer{'s' * (peers != 1)} handed over {collected.num_bytes / 1e6:,.1f} MB that are new."]
+    lines += [f"{names.get(peer, peer)} ({peer}) {problem}." for peer, problem in collected.silent.items()]
+    lines.append(f"Add them up: swarm ledger verify {folder}")
+    return "\n".join(lines)

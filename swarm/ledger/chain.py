@@ -1,0 +1,273 @@
+"""Reads one peer's ledger and holds it against itself: numbers, bonds, signatures, and the names of groups."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from hivemind.p2p import PeerID
+
+from recipe.errors import InputError
+from swarm.ledger.lines import (
+    MAX_LINE_BYTES,
+    AnyLine,
+    Certified,
+    NotALine,
+    Signature,
+    Start,
+    Update,
+    digest_of,
+    is_signed,
+    read_line,
+)
+from swarm.protocol.run_names import has_organiser
+
+
+class Kind(StrEnum):
+    """What is wrong with a line: the end of a sentence that begins with "it"."""
+
+    UNREADABLE = "is no line of a ledger"
+    TORN = "has no end: the file was cut off, or its peer crashed here and did not come back"
+    HEADLESS = "begins in the middle of a ledger: lines before it were removed"
+    CHANGED = "does not follow on the line above: one of them was changed"
+    MISSING = "does not follow on the line above: lines between them were removed"
+    OUT_OF_ORDER = "stands where it does not belong: it was moved or repeated"
+    OTHER_RUN = "is of another run, or of another peer, than the ledger that it stands in"
+    FALSE_ORGANISER = "names an organiser who is not the one of its run"
+    FALSE_KEY = "has a public key that is not sound"
+    FALSE_SIGNATURE = "was not signed by the peer whose ledger it is"
+    FALSE_GROUP = "has a group whose name is not made of what its members brought"
+    NOT_IN_GROUP = "is of a group in which its peer was not"
+    TWO_ROUNDS = "updates weights that its peer has updated before: it says two things of one round"
+    TWO_VERSIONS = "says something else of a round than its peer has said before"
+    CONTRADICTS = "says something else of a round than most of its members"
+    TWO_HISTORIES = "is signed, and so is another line of this number: its peer shows two histories"
+    FALSE_CERTIFICATE = "has a certificate that the organiser has not signed"
+    UNKNOWN_PEER = "begins the ledger of a peer that has no certificate of this run"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a line stands; the first one has the number 1."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that an honest peer does not write.
+
+    Args:
+        place: of the line
+        peer: whose ledger it is, empty if that is not known
+        kind: what is wrong
+    """
+
+    place: Place
+    peer: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        whose = f" ({self.peer})" if self.peer else ""
+        return f"{self.place.file}, line {self.place.line}{whose}: it {self.kind}."
+
+
+Find = Callable[[Kind, Place, str], None]
+"""Called with what is wrong, where, and in whose ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a peer has signed of an update, without what its group's name stands for.
+
+    Args:
+        n: number of the line in the ledger
+        digest: of the line
+        place: of the line
+        group: name of the round; empty for other lines
+        most: samples for which a member counts at most
+        state: step, lineage and digest of a state that it held
+        certificate: that a member has shown, in place of all this
+    """
+
+    n: int
+    digest: bytes
+    place: Place
+    group: bytes = b""
+    most: int = 0
+    state: tuple[int, bytes, bytes] | None = None
+    certificate: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the members of a group brought.
+
+    Args:
+        claims: each member, and the samples that it says it gave
+        step: that the round has ended
+        content: digest of all that the group's name is made of, which was checked
+    """
+
+    claims: tuple[tuple[str, int], ...]
+    step: int
+    content: bytes
+
+
+class Chain:
+    """One peer's ledger, line by line.
+
+    Args:
+        start: its first line
+        peer: whose it is
+        place: of that line
+        given: by name of a group, what its members brought; filled in
+        find: told what is wrong
+    """
+
+    def __init__(self, start: Start, peer: PeerID, place: Place, given: dict[bytes, Given], find: Find):
+        self.start, self.place, self.peer = start, place, peer.to_base58()
+        self.id = b""
+        """Digest of the first line."""
+        self.said: list[Word] = []
+        """What is signed."""
+        self._given, self._find = given, find
+        self._unsigned: list[Word] = []
+        self._n, self._before = 0, b""
+        self._updated: set[tuple[int, bytes]] = set()
+        """Step and lineage of weights, since the peer was started last: a crash may take it back."""
+
+    @property
+    def name(self) -> str:
+        """Under which the peer wants to be shown."""
+        return "".join(letter for letter in self.start.name if letter.isprintable())
+
+    @property
+    def num_unsigned(self) -> int:
+        """Updates that are not signed, or not yet."""
+        return sum(bool(word.group) for word in self._unsigned)
+
+    def follow(self, line: AnyLine, data: bytes, place: Place) -> None:
+        """One more line, as it was read."""
+        if (line.n, line.before) != (self._n, self._before):
+            kind = Kind.CHANGED if line.n == self._n else Kind.MISSING if line.n > self._n else Kind.OUT_OF_ORDER
+            self._find(kind, place, self.peer)
+            self._unsigned.clear()  # what a later signature says, it does not say of these
+        digest = digest_of(data)
+        self.id = self.id or digest
+        self._n, self._before = line.n + 1, digest
+        match line:
+            case Signature():
+                self._take(line, place)
+                return
+            case Start() if (line.run, line.organiser, line.key) != (
+                self.start.run,
+                self.start.organiser,
+                self.start.key,
+            ):
+                self._find(Kind.OTHER_RUN, place, self.peer)
+                return
+            case Start():
+                self._updated.clear()
+                word = Word(line.n, digest, place)
+            case Certified():
+                word = Word(line.n, digest, place, certificate=line.certificate)
+            case Update():
+                if (kind := self._fault(line)) is not None:
+                    self._find(kind, place, self.peer)
+                    return
+                word = Word(line.n, digest, place, line.group, line.most, line.state)
+        self._unsigned.append(word)
+
+    def _take(self, line: Signature, place: Place) -> None:
+        if not is_signed(self.start, line):
+            self._find(Kind.FALSE_SIGNATURE, place, self.peer)
+            return
+        self.said += self._unsigned
+        self._unsigned.clear()
+
+    def _is_named_rightly(self, line: Update) -> bool:
+        """The same as of the line itself, at a fifth of the cost where another member has said the same."""
+        known, content = self._given.get(line.group), line.content
+        if known is not None:
+            return known.content == content or line.is_named_rightly()
+        if not line.is_named_rightly():
+            return False
+        claims = tuple((sys.intern(claim.peer), claim.samples) for claim in line.members)
+        self._given[line.group] = Given(claims, line.step, content)
+        return True
+
+    def _fault(self, line: Update) -> Kind | None:
+        """What an honest peer would not say of an update."""
+        if not self._is_named_rightly(line):
+            return Kind.FALSE_GROUP
+        if all(claim.peer != self.peer for claim in line.members):
+            return Kind.NOT_IN_GROUP
+        if len(line.members) > 1:  # alone it may have gone a way that it came back from
+            weights = (line.step, line.lineage)
+            if weights in self._updated:
+                return Kind.TWO_ROUNDS
+            self._updated.add(weights)
+        return None
+
+
+def read_chains(path: Path, given: dict[bytes, Given], find: Find) -> list[Chain]:
+    """The ledgers in a file, mostly one.
+
+    Args:
+        given: by name of a group, what its members brought; filled in
+        find: told what is wrong
+
+    Raises:
+        InputError: it cannot be read
+    """
+    chains: list[Chain] = []
+    chain: Chain | None = None
+    is_headless = False
+    name = f"{path.parent.name}/{path.name}"  # a peer's file is called as all others
+    for number, data, has_end in _lines_of(path):
+        place, whose = Place(name, number), chain.peer if chain else ""
+        try:
+            line = read_line(data)
+        except NotALine:
+            find(Kind.UNREADABLE if has_end else Kind.TORN, place, whose)
+            continue
+        if not has_end:
+            find(Kind.TORN, place, whose)
+        if isinstance(line, Start) and line.n == 0:
+            chain = _begin(line, place, given, find)
+            chains += [chain] if chain else []
+        elif not chains and not is_headless:
+            is_headless = True
+            find(Kind.HEADLESS, place, whose)
+        if chain is not None:
+            chain.follow(line, data, place)
+    return chains
+
+
+def _begin(start: Start, place: Place, given: dict[bytes, Given], find: Find) -> Chain | None:
+    if (peer := start.peer) is None:
+        find(Kind.FALSE_KEY, place, "")
+        return None
+    if not has_organiser(start.run, start.organiser):
+        find(Kind.FALSE_ORGANISER, place, peer.to_base58())
+        return None
+    return Chain(start, peer, place, given, find)
+
+
+def _lines_of(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """Number, content, and whether it has an end; what is far too long comes without its content."""
+    try:
+        with open(path, "rb") as file:
+            number = 0
+            while data := file.readline(MAX_LINE_BYTES + 1):
+                number, has_end = number + 1, data.endswith(b"\n")
+                while not has_end and (more := file.readline(MAX_LINE_BYTES)):
+                    data, has_end = b"", more.endswith(b"\n")
+                yield number, data.removesuffix(b"\n"), has_end
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}).") from None

@@ -1,0 +1,319 @@
+"""Fetches the ledgers of a run's peers into a folder, each from where it was left; keeps only what follows on it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hivemind import DHT
+from hivemind.dht import DHTNode
+from hivemind.p2p import P2P, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_logger
+
+from swarm.ledger.ledger import LedgerFile
+from swarm.ledger.lines import MAX_LINE_BYTES, AnyLine, NotALine, Signature, Start, digest_of, is_signed, read_line
+from swarm.ledger.messages import ANSWER_BYTES, PIECE_BYTES, LedgerOffer, LedgerWish
+from swarm.network.dht_process import SwarmDHT
+from swarm.network.peer_service import PeerService
+from swarm.runtime.async_utils import in_thread
+
+logger = get_logger(__name__)
+
+MAX_PEERS = 1024
+MAX_LEDGERS = 4
+"""Of one peer: it begins another one where it has lost its folder."""
+MAX_BYTES = 2**28
+"""Of one peer's ledgers together; then nothing more of it is fetched."""
+ANSWER_SECONDS = 10.0
+"""Between two messages."""
+AT_A_TIME = 8
+RELAYS = 2
+"""Peers that are asked for the ledger of one that cannot be called."""
+MAX_CALLS = 8
+"""To one peer, each for 8 MiB; what is left comes next time."""
+PEER_SECONDS = 30.0
+"""For one peer, however slowly it sends; what is left comes next time."""
+FETCH_SECONDS = 2 * RELAYS * PEER_SECONDS
+"""For a few peers, after which the DHT process does not answer any more."""
+
+Call = Callable[[averaging_pb2.DownloadData], AsyncGenerator[averaging_pb2.DownloadData, None]]
+"""Opens a stream to somebody who may have a ledger."""
+
+
+class Refused(ValueError):  # noqa: N818 (reads as what happened)
+    """What a peer sends is not kept. The text is the end of a sentence that begins with its name."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What has come.
+
+    Args:
+        num_bytes: that are new
+        answered: peers whose ledgers are complete up to now
+        silent: peers that handed over nothing, and why
+    """
+
+    num_bytes: int
+    answered: tuple[str, ...]
+    silent: dict[str, str]
+
+
+class Shelf:
+    """The ledgers of one peer in a folder, as PEER_ID-LEDGER.jsonl; only what is signed is kept.
+
+    Whoever passes them on can leave something out, and no more: what it invents has no signature.
+
+    Args:
+        folder: where they are
+        peer: whose
+        run: start of the run's keys in the DHT
+        max_bytes: of all of them
+    """
+
+    def __init__(self, folder: Path, peer: PeerID, run: str, max_bytes: int = MAX_BYTES):
+        self._folder, self._peer, self._run, self._max_bytes = folder, peer, run, max_bytes
+        self._file: LedgerFile | None = None
+        self._start: Start | None = None
+        self._others_bytes = 0
+        self._n, self._before = 0, b""
+        """Of the line that comes next."""
+        self._pending: list[bytes] = []
+        """Lines that are not signed yet."""
+        self._rest = b""
+        """Of a line that has not come to its end."""
+        self.num_bytes = 0
+        """That were added."""
+
+    def _paths(self) -> list[Path]:
+        """The latest comes first."""
+        found = self._folder.glob(f"{self._peer.to_base58()}-*.jsonl")
+        return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def wish(self) -> LedgerWish:
+        """For what comes next of the ledger that grew last."""
+        for path in self._paths():
+            file = LedgerFile(path)
+            if first := file.first_line():
+                self._open(file)
+                return LedgerWish(b"", digest_of(first), file.size)
+        return LedgerWish()
+
+    def _open(self, file: LedgerFile) -> None:
+        self._file, self._n, self._before = file, file.n, file.before
+        start = read_line(file.first_line()) if file.size else None
+        self._start = start if isinstance(start, Start) else None
+        self._others_bytes = sum(path.stat().st_size for path in self._paths() if path != file.path)
+        self._pending, self._rest = [], b""
+
+    def begin(self, wish: LedgerWish, offer: LedgerOffer) -> None:
+        """Take what is offered.
+
+        Raises:
+            Refused: nothing is, or one time this and one time that
+        """
+        if not offer.ledger:
+            raise Refused("keeps no ledger, or has nothing in it yet")
+        if offer.ledger == wish.ledger and offer.begin == wish.begin:
+            return
+        if offer.begin:
+            raise Refused("does not have what it has shown before")
+        paths = self._paths()
+        path = self._folder / f"{self._peer.to_base58()}-{offer.ledger.hex()[:16]}.jsonl"
+        if path in paths:
+            raise Refused("shows an older ledger of its own again")
+        if len(paths) >= MAX_LEDGERS:
+            raise Refused(f"has begun {MAX_LEDGERS} ledgers already")
+        self._open(LedgerFile(path))
+
+    def add(self, data: bytes) -> None:
+        """More bytes.
+
+        Raises:
+            Refused: they do not follow on what is here, are not signed by this peer, or are too many
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise Refused("sends a line without an end")
+        for content in lines:
+            try:
+                self._take(content, read_line(content))
+            except NotALine:
+                raise Refused("sends what is no line of a ledger") from None
+
+    def _take(self, content: bytes, line: AnyLine) -> None:
+        if (line.n, line.before) != (self._n, self._before):
+            raise Refused("sends what does not follow on what it has shown before")
+        if isinstance(line, Start):
+            if (line.peer, line.run) != (self._peer, self._run):
+                raise Refused("sends the ledger of another peer, or of another run")
+            self._start = self._start or line
+        self._pending.append(content)
+        self._n, self._before = line.n + 1, digest_of(content)
+        num_bytes = sum(map(len, self._pending)) + len(self._pending) if isinstance(line, Signature) else 0
+        if not num_bytes:
+            return
+        if not is_signed(self._start, line):
+            raise Refused("sends what it has not signed")
+        if self._others_bytes + self._file.size + num_bytes > self._max_bytes:
+            raise Refused(f"has more than {self._max_bytes / 2**20:.0f} MiB: the rest is not fetched")
+        self._file.extend(self._pending)
+        self.num_bytes += num_bytes
+        self._pending = []
+
+
+async def fetch(call: Call, shelf: Shelf, of: PeerID | None = None) -> None:
+    """Everything that is signed up to now, in as many calls as it takes.
+
+    Args:
+        call: opens a stream to who has it
+        of: whose ledger, if another one passes it on
+
+    Raises:
+        Refused: it was not handed over, or is not kept
+        TimeoutError: nothing has come for too long
+    """
+    for _ in range(MAX_CALLS):
+        wish = await in_thread(shelf.wish)
+        before, complete = shelf.num_bytes, False
+        asked = replace(wish, peer=b"" if of is None else of.to_bytes())
+        stream = call(averaging_pb2.DownloadData(metadata=asked.to_bytes()))
+        try:
+            complete = await _read(stream, wish, shelf)
+        finally:
+            await stream.aclose()
+        if complete or shelf.num_bytes == before:
+            return
+    raise Refused("has more to show than comes at once: ask again")
+
+
+async def _read(stream: AsyncGenerator[averaging_pb2.DownloadData, None], wish: LedgerWish, shelf: Shelf) -> bool:
+    """One call; whether it has brought all that was there."""
+    try:
+        offer = LedgerOffer.from_bytes((await _next(stream)).metadata)
+    except (ValueError, StopAsyncIteration):
+        raise Refused("does not hand over its ledger now") from None
+    await in_thread(shelf.begin, wish, offer)
+    place = offer.begin
+    while place < min(offer.size, offer.begin + ANSWER_BYTES):
+        try:
+            piece = (await _next(stream)).metadata
+        except StopAsyncIteration:
+            return False
+        if not 0 < len(piece) <= PIECE_BYTES:
+            raise Refused("sends pieces of another size")
+        place += len(piece)
+        await in_thread(shelf.add, piece)
+    return place >= offer.size
+
+
+async def _next(stream: AsyncGenerator[averaging_pb2.DownloadData, None]) -> averaging_pb2.DownloadData:
+    return await asyncio.wait_for(anext(stream), ANSWER_SECONDS)
+
+
+class FetchLedgers:
+    """Fetches the ledgers of a few peers; runs in the DHT process (`DHT.run_coroutine`).
+
+    Args:
+        run: start of the run's keys in the DHT
+        peers: whose ledgers, and whom to ask for each: the peer itself, or those who may pass it on
+        folder: where they go
+        max_bytes: of one peer
+    """
+
+    def __init__(self, run: str, peers: Mapping[PeerID, Sequence[PeerID]], folder: Path, max_bytes: int):
+        self.run, self.peers, self.folder, self.max_bytes = run, dict(peers), folder, max_bytes
+
+    async def __call__(self, _dht: DHT, node: DHTNode) -> tuple[int, dict[PeerID, str]]:
+        """Bytes that are new, and of each peer what was wrong, empty if nothing was."""
+        shelves = {peer: Shelf(self.folder, peer, self.run, self.max_bytes) for peer in self.peers}
+        # Made in the DHT process: a peer answers one of our calls at a time.
+        turns = {other: asyncio.Lock() for asked in self.peers.values() for other in asked}
+        p2p = node.protocol.p2p
+        results = await asyncio.gather(*(self._fetch(p2p, peer, shelves[peer], turns) for peer in self.peers))
+        return sum(shelf.num_bytes for shelf in shelves.values()), dict(zip(self.peers, results, strict=True))
+
+    async def _fetch(self, p2p: P2P, peer: PeerID, shelf: Shelf, turns: Mapping[PeerID, asyncio.Lock]) -> str:
+        problem = "cannot be called, and nobody can pass its ledger on"
+        for other in self.peers[peer]:
+            try:
+                async with asyncio.timeout(PEER_SECONDS), turns[other]:
+                    await fetch(_caller(p2p, other, self.run), shelf, None if other == peer else peer)
+                return ""
+            except Refused as error:
+                problem = str(error)
+            except TimeoutError:
+                problem = "has more to show than comes at once: ask again" if shelf.num_bytes else "takes too long"
+            except Exception as error:
+                is_disk = isinstance(error, OSError) and not isinstance(error, ConnectionError)
+                if is_disk:
+                    problem = f"cannot be kept here ({error.strerror or error})"
+                else:  # of the network: it is not there, or another version
+                    logger.debug(f"the ledger of {peer} from {other}", exc_info=True)
+                    problem = f"does not answer ({type(error).__name__})"
+        return problem
+
+
+def _caller(p2p: P2P, peer: PeerID, run: str) -> Call:
+    async def call(request: averaging_pb2.DownloadData) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
+        stub = PeerService.get_stub(p2p, peer, namespace=run)
+        stream = await asyncio.wait_for(stub.rpc_download_ledger(request), ANSWER_SECONDS)
+        try:
+            async for message in stream:
+                yield message
+        finally:
+            await stream.aclose()
+
+    return call
+
+
+def collect(
+    dht: SwarmDHT, run: str, is_client: Mapping[PeerID, bool], folder: Path, max_bytes: int = MAX_BYTES
+) -> Collected:
+    """Fetch what is new in the ledgers of these peers; call it again for what comes later.
+
+    Args:
+        dht: a running DHT, of `start_dht`
+        run: start of the run's keys in the DHT (`RunManifest.key_prefix`)
+        is_client: of each peer whether it is in client mode, so that others have to pass its ledger on
+        folder: where the ledgers are kept; made if it is missing
+        max_bytes: of one peer
+
+    Raises:
+        OSError: the folder cannot be made
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    peers = random.sample(list(is_client), min(MAX_PEERS, len(is_client)))  # if not all get their turn, others do
+    asked = {peer: [peer] for peer in peers if not is_client[peer]}
+    num_bytes, problems = _fetch_all(dht, run, asked, folder, max_bytes)
+    relays = itertools.cycle([peer for peer in asked if not problems[peer]])
+    asked = {peer: list(itertools.islice(relays, RELAYS)) for peer in peers if is_client[peer]}
+    of_clients, of_them = _fetch_all(dht, run, asked, folder, max_bytes)
+    problems |= of_them
+    return Collected(
+        num_bytes + of_clients,
+        tuple(peer.to_base58() for peer, problem in problems.items() if not problem),
+        {peer.to_base58(): problem for peer, problem in problems.items() if problem},
+    )
+
+
+def _fetch_all(
+    dht: SwarmDHT, run: str, asked: Mapping[PeerID, Sequence[PeerID]], folder: Path, max_bytes: int
+) -> tuple[int, dict[PeerID, str]]:
+    """Bytes that are new, and of each peer what was wrong, empty if nothing was; a few at a time."""
+    num_bytes, problems = 0, {}
+    for begin in range(0, len(asked), AT_A_TIME):
+        some = dict(list(asked.items())[begin : begin + AT_A_TIME])
+        running = dht.run_coroutine(FetchLedgers(run, some, folder, max_bytes), return_future=True)
+        try:
+            new, found = running.result(FETCH_SECONDS)
+        except TimeoutError:
+            new, found = 0, dict.fromkeys(some, "takes too long")
+        num_bytes += new
+        problems |= found
+    return num_bytes, problems

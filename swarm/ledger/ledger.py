@@ -1,0 +1,246 @@
+"""A peer's own ledger: a line for each update that it has made with others, written as it makes them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from swarm.ledger.lines import (
+    FORMAT,
+    MAX_LINE_BYTES,
+    AnyLine,
+    Certified,
+    NotALine,
+    Signature,
+    Start,
+    Update,
+    digest_of,
+    group_of,
+    read_line,
+    to_line,
+)
+from swarm.protocol.admission import OPEN, Admission
+from swarm.protocol.attestation import Attestation
+from swarm.protocol.round_report import StepReport
+from swarm.protocol.wire import LINEAGE_BYTES
+
+logger = get_logger(__name__)
+
+SIGN_SECONDS = 10.0
+"""Between two signatures, each of which takes about a millisecond; what was written since is not signed yet."""
+SIGN_BYTES = 2**21
+"""After so much one does not wait for the other."""
+MAX_CERTIFICATES = 4096
+"""Which are written, of other members."""
+
+
+class Owner(Protocol):
+    """Who keeps a ledger: the key by which others know this peer."""
+
+    @property
+    def own(self) -> PeerID:
+        """Its peer id."""
+
+    @property
+    def local_public_key(self) -> bytes:
+        """In brackets, as it is the subkey of its records."""
+
+    def sign(self, text: bytes) -> bytes:
+        """The peer's signature, in base 64."""
+
+
+class LedgerFile:
+    """Appends lines, each bound to the one before; what a crash has left of a line is cut off first.
+
+    Args:
+        path: made with the first line
+
+    Raises:
+        OSError: there is a file that cannot be read or mended
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.n, self.before = 0, b""
+        """Of the line that comes next."""
+        self.size = 0
+        """Bytes of all whole lines."""
+        if path.exists():
+            self._find_end()
+
+    def _find_end(self) -> None:
+        """After the last line that can be read: power may have failed in the middle of the next one."""
+        with open(self.path, "r+b") as file:
+            end = begin = file.seek(0, os.SEEK_END)
+            while begin > 0:
+                begin = max(0, begin - 2 * MAX_LINE_BYTES)
+                file.seek(begin)
+                found = _last_line(file.read(end - begin), is_whole=begin == 0)
+                if found is not None:
+                    content, after = found
+                    self.n, self.before, self.size = read_line(content).n + 1, digest_of(content), begin + after
+                    break
+            file.truncate(self.size)
+
+    def first_line(self) -> bytes:
+        """Without its end; empty if there is none."""
+        if not self.size:
+            return b""
+        with open(self.path, "rb") as file:
+            return file.readline(MAX_LINE_BYTES + 1).removesuffix(b"\n")
+
+    def append(self, line: AnyLine) -> None:
+        """A line that was made with `n` and `before`.
+
+        Raises:
+            OSError: there is no room; then it is as if it had not been tried
+        """
+        self.extend([to_line(line)])
+
+    def extend(self, lines: Sequence[bytes]) -> None:
+        """Lines that follow on this file and each other, as they are written but without their ends."""
+        content = b"".join(line + b"\n" for line in lines)
+        with open(self.path, "r+b" if self.size else "wb") as file:
+            file.seek(self.size)
+            file.truncate()  # what did not fit last time
+            file.write(content)
+        self.n, self.before, self.size = self.n + len(lines), digest_of(lines[-1]), self.size + len(content)
+
+    def move_aside(self) -> None:
+        """It is another peer's, or of another run: the next line begins a new file."""
+        number = 1
+        while (other := self.path.with_name(f"{self.path.stem}-{number}{self.path.suffix}")).exists():
+            number += 1
+        self.path.rename(other)
+        self.n, self.before, self.size = 0, b"", 0
+
+
+class Ledger:
+    """Of one peer. A disk that is full costs lines and never the training; then it says so once.
+
+    Args:
+        path: of its file
+        run: start of the run's keys in the DHT
+        owner: signs
+        name: under which the peer is shown
+        admission: tells what other members have shown
+        sign_seconds: between two signatures
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        run: str,
+        owner: Owner,
+        name: str,
+        admission: Admission = OPEN,
+        sign_seconds: float = SIGN_SECONDS,
+    ):
+        self._path, self._run, self._owner, self._name, self._admission = path, run, owner, name, admission
+        self._sign_seconds = sign_seconds
+        self._file: LedgerFile | None = None
+        self._signed_at, self._signed_bytes = 0.0, 0
+        self._certificates: dict[PeerID, bytes] = {}
+        """By peer, the last one that was written."""
+        self._told: Attestation | None = None
+        self._has_warned = False
+
+    def begin(self) -> None:
+        """The peer begins to train: its ledger goes on where it was."""
+        self._write(self._begin)
+
+    def _begin(self) -> LedgerFile:
+        file = LedgerFile(self._path)
+        key = self._owner.local_public_key.decode().removeprefix("[owner:").removesuffix("]")
+        if file.size and not self._is_own(file.first_line(), key):
+            file.move_aside()
+        organiser = b"" if self._admission.is_open else self._admission.authority.organiser
+        start = Start(file.n, file.before, time.time(), FORMAT, self._run, organiser, key, self._name)
+        file.append(start)
+        self._file = file
+        self._sign()  # also what was written before a crash
+        return file
+
+    def _is_own(self, first: bytes, key: str) -> bool:
+        try:
+            start = read_line(first)
+        except NotALine:
+            return False
+        return isinstance(start, Start) and (start.run, start.key) == (self._run, key)
+
+    def note(self, report: StepReport, attested: Attestation | None = None) -> None:
+        """The peer has made this update.
+
+        Args:
+            attested: what it says of the state that it holds
+        """
+        self._write(lambda: self._note(report, attested))
+
+    def _note(self, report: StepReport, attested: Attestation | None) -> None:
+        file = self._file or self._begin()  # there was no room for it
+        group = group_of(report, self._owner.own, os.urandom(LINEAGE_BYTES))
+        self._show(group.peer_ids)
+        state = None
+        if attested is not None and attested is not self._told and attested.digest:
+            state, self._told = (attested.step, attested.lineage, attested.digest), attested
+        file.append(Update.of(file.n, file.before, time.time(), group, state))
+        is_late = time.monotonic() - self._signed_at >= self._sign_seconds
+        if is_late or file.size - self._signed_bytes >= SIGN_BYTES:
+            self._sign()
+
+    def _show(self, peers: Iterable[PeerID]) -> None:
+        """The certificates of these, if they are new."""
+        if self._admission.is_open:
+            return
+        for peer in peers:
+            member = self._admission.own if peer == self._owner.own else self._admission.member(peer)
+            if member is None or self._certificates.get(peer) == member.signed:
+                continue
+            if len(self._certificates) < MAX_CERTIFICATES:
+                self._certificates[peer] = member.signed
+                self._file.append(Certified(self._file.n, self._file.before, member.signed))
+
+    def _sign(self) -> None:
+        file = self._file
+        signature = self._owner.sign(Signature.text(self._run, file.n, file.before)).decode()
+        file.append(Signature(file.n, file.before, signature))
+        self._signed_at, self._signed_bytes = time.monotonic(), file.size
+
+    def close(self) -> None:
+        """The peer leaves: it signs what it has not signed yet."""
+        if self._file is not None and self._file.size > self._signed_bytes:
+            self._write(self._sign)
+
+    def _write(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._has_warned:
+                logger.warning(f"Nothing more is written to {self._path}: {error.strerror}. Make room.")
+            self._has_warned = True
+
+
+def _last_line(content: bytes, is_whole: bool) -> tuple[bytes, int] | None:
+    """The last line that can be read, and where it ends.
+
+    Args:
+        is_whole: whether the content begins with a line, not in the middle of one
+    """
+    after = len(content)
+    while (end := content.rfind(b"\n", 0, after)) >= 0:
+        begin = content.rfind(b"\n", 0, end) + 1
+        if begin == 0 and not is_whole:
+            return None
+        try:
+            read_line(content[begin:end])
+        except NotALine:
+            after = begin  # what is behind it cannot follow on it
+            continue
+        return content[begin:end], end + 1
+    return None

@@ -1,0 +1,262 @@
+"""The lines of a ledger: what one peer says of the updates that it took part in, each bound to the line before it.
+
+A ledger is a file of JSON lines. Each line has its number, and the SHA-256 of the line before it; so what a peer signs
+in one line it says of all lines above. An update has everything of which its group's name was made: whoever reads it
+makes the name again, and no member's claim in it can be another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from functools import lru_cache
+from typing import Annotated, Literal
+
+import msgspec
+from hivemind.p2p import PeerID
+from hivemind.utils.crypto import RSAPublicKey
+from msgspec import Meta, Struct
+
+from swarm.network.signed_records import MAX_KEY_BITS, MAX_SUBKEY_BYTES, peer_of
+from swarm.protocol.certificates import KEY_BYTES, MAX_CERTIFICATE_BYTES, MAX_NAME_LENGTH
+from swarm.protocol.messages import ANY_LINEAGE, MAX_GROUP_SIZE, Group, Ticket
+from swarm.protocol.round_report import StepReport
+from swarm.protocol.wire import MAX_SKETCH, Lineage, Samples, Step, to_wire
+
+FORMAT = 1
+KIND = "swarm ledger 1"
+"""What is signed begins with it: a signature counts for nothing else."""
+DIGEST_BYTES = 32
+MAX_LINE_BYTES = 2**19
+"""Of a group of 1,024 with sketches."""
+MAX_LINES = 2**40
+MAX_KEY_LENGTH = MAX_SUBKEY_BYTES - len("[owner:]")
+MAX_RUN_LENGTH = 256
+MAX_SIGNATURE_LENGTH = 4 * -(-MAX_KEY_BITS // 8 // 3) + 4
+CLIENT_MODE, LISTENS, WARM = 1, 2, 4
+"""What a member's ticket said: flags."""
+
+_Number = Annotated[int, Meta(ge=0, lt=MAX_LINES)]
+_Before = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
+_Peer = Annotated[str, Meta(min_length=40, max_length=80)]
+_Seconds = Annotated[float, Meta(ge=0, le=2**33)]
+_State = tuple[Step, Lineage, Lineage]
+
+
+class NotALine(ValueError):  # noqa: N818 (reads as what it says)
+    """This is no line of a ledger."""
+
+
+class Line(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+    """What all lines have.
+
+    Args:
+        n: its number; 0 begins a ledger
+        before: SHA-256 of the line before it, without its end; empty in the first one
+    """
+
+    n: _Number
+    before: _Before
+
+
+class Start(Line, frozen=True, tag="start"):
+    """The peer begins, or has been started again.
+
+    Args:
+        time: seconds since 1970, by its own clock
+        format: of the lines
+        run: start of the run's keys in the DHT, which names run, recipe and organiser
+        organiser: her public key; empty if the run is open to everybody
+        key: the peer's public key, as OpenSSH writes it; its peer id is the hash of it
+        name: under which the peer is shown
+    """
+
+    time: _Seconds
+    format: Literal[1]
+    run: Annotated[str, Meta(min_length=1, max_length=MAX_RUN_LENGTH)]
+    organiser: Annotated[bytes, Meta(max_length=KEY_BYTES)]
+    key: Annotated[str, Meta(max_length=MAX_KEY_LENGTH)]
+    name: Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
+
+    @property
+    def peer(self) -> PeerID | None:
+        """Whose ledger it is; None if the key is not sound."""
+        return peer_of(b"[owner:" + self.key.encode(errors="replace") + b"]")
+
+
+class Certified(Line, frozen=True, tag="member"):
+    """A member has shown its certificate, or a new one.
+
+    Args:
+        certificate: as the organiser has signed it (`swarm.protocol.certificates`)
+    """
+
+    certificate: Annotated[bytes, Meta(max_length=MAX_CERTIFICATE_BYTES)]
+
+
+class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a member brought, as its ticket said.
+
+    Args:
+        peer: its peer id
+        samples: in its gradient
+        loss: mean over them; null if it is not finite
+        flags: client mode 1, listens 2, PowerSGD is warm 4
+        sketch: of its weights, every eighth update
+    """
+
+    peer: _Peer
+    samples: Samples
+    loss: float | None
+    flags: Annotated[int, Meta(ge=0, lt=8)]
+    sketch: Annotated[tuple[float, ...], Meta(max_length=MAX_SKETCH)] = ()
+
+    @classmethod
+    def of(cls, peer: PeerID, ticket: Ticket) -> Claim:
+        """A member of a group."""
+        flags = CLIENT_MODE * ticket.client_mode | LISTENS * ticket.listens | WARM * ticket.warm
+        loss = ticket.loss if math.isfinite(ticket.loss) else None
+        return cls(peer.to_base58(), ticket.samples, loss, flags, ticket.sketch)
+
+    @property
+    def id(self) -> PeerID:
+        """The peer; ValueError if it is none."""
+        return peer_named(self.peer)
+
+    def ticket(self, step: int, lineage: bytes) -> Ticket:
+        """As its member sent it."""
+        lineage = ANY_LINEAGE if self.flags & LISTENS else lineage
+        loss = math.nan if self.loss is None else self.loss
+        client_mode, warm = bool(self.flags & CLIENT_MODE), bool(self.flags & WARM)
+        return Ticket(step, self.samples, client_mode, loss, lineage, self.sketch, warm)
+
+
+class Update(Line, frozen=True, tag="update"):
+    """An average that the peer has applied.
+
+    Args:
+        time: seconds since 1970, by the peer's own clock
+        step: that it ended
+        lineage: of the weights before it; those after it are named by the group
+        group: name of the round
+        nonce: of which the name was made, with the members and what they brought
+        most: samples for which one member counts at most
+        members: in the order of their shares; one alone has averaged with nobody
+        state: step, lineage and digest of the state that the peer held last, if it has taken one since the line before
+    """
+
+    time: _Seconds
+    step: Step
+    lineage: Lineage
+    group: Lineage
+    nonce: Lineage
+    most: Samples
+    members: Annotated[tuple[Claim, ...], Meta(min_length=1, max_length=MAX_GROUP_SIZE)]
+    state: _State | None = None
+
+    @classmethod
+    def of(
+        cls, n: int, before: bytes, time: float, group: Group, state: tuple[int, bytes, bytes] | None = None
+    ) -> Update:
+        """Of a round that gave an average."""
+        members = tuple(Claim.of(peer, ticket) for peer, ticket in zip(group.peer_ids, group.said, strict=True))
+        step = group.said[0].step
+        return cls(n, before, time, step, group.lineage, group.group_id, group.nonce, group.most, members, state)
+
+    @property
+    def content(self) -> bytes:
+        """SHA-256 of all that the group's name is made of, as it stands here."""
+        content = msgspec.json.encode((self.nonce, self.lineage, self.step, self.members))
+        return hashlib.sha256(content).digest()
+
+    def is_named_rightly(self) -> bool:
+        """Whether the group's name is made of what stands here."""
+        try:
+            peers = tuple(claim.id for claim in self.members)
+            tickets = tuple(claim.ticket(self.step, self.lineage) for claim in self.members)
+            return len(set(peers)) == len(peers) and Group.close(self.nonce, peers, tickets).group_id == self.group
+        except ValueError:
+            return False
+
+
+class Signature(Line, frozen=True, tag="signature"):
+    """The peer's word for all lines above.
+
+    Args:
+        signature: of the peer's key (RSA-PSS, SHA-256), over what `text` returns; base 64
+    """
+
+    signature: Annotated[str, Meta(max_length=MAX_SIGNATURE_LENGTH)]
+
+    @staticmethod
+    def text(run: str, n: int, before: bytes) -> bytes:
+        """What is signed."""
+        return to_wire(KIND, run, n, before)
+
+
+AnyLine = Start | Certified | Update | Signature
+_DECODER = msgspec.json.Decoder(AnyLine)
+
+
+def read_line(data: bytes) -> AnyLine:
+    """A line, without its end; a stranger's word.
+
+    Raises:
+        NotALine: whatever is wrong with it
+    """
+    if len(data) > MAX_LINE_BYTES:
+        raise NotALine(f"it has more than {MAX_LINE_BYTES} bytes")
+    try:
+        line = _DECODER.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise NotALine(str(error)) from None
+    if len(line.before) != (DIGEST_BYTES if line.n else 0):
+        raise NotALine("it is bound to no line")
+    if line.n == 0 and not isinstance(line, Start):
+        raise NotALine("it cannot be the first one")
+    return line
+
+
+def to_line(line: AnyLine) -> bytes:
+    """As it is written, without its end."""
+    return msgspec.json.encode(line)
+
+
+def digest_of(line: bytes) -> bytes:
+    """By which the next line is bound to this one, which is without its end."""
+    return hashlib.sha256(line).digest()
+
+
+def is_signed(start: Start, line: Signature) -> bool:
+    """Whether the peer that began the ledger has signed this line."""
+    text = Signature.text(start.run, line.n, line.before)
+    return _public_key(start.key).verify(text, line.signature.encode(errors="replace"))
+
+
+@lru_cache(maxsize=1024)
+def _public_key(key: str) -> RSAPublicKey:
+    return RSAPublicKey.from_bytes(key.encode())
+
+
+@lru_cache(maxsize=8192)
+def peer_named(text: str) -> PeerID:
+    """The peer with this id in base 58.
+
+    Raises:
+        ValueError: it is none, or is written in another way
+    """
+    peer = PeerID.from_base58(text)
+    if peer.to_base58() != text or len(peer.to_bytes()) != 34:
+        raise ValueError("no peer id")
+    return peer
+
+
+def group_of(report: StepReport, me: PeerID, nonce: bytes) -> Group:
+    """The group behind an update; of a peer that was alone, one of itself.
+
+    Args:
+        nonce: 16 random bytes, if there was no group
+    """
+    if report.round is not None:
+        return report.round.group
+    return Group.close(nonce, (me,), (report.ticket,))

@@ -1,0 +1,104 @@
+"""Copies a peer's checkpoints and its summary to a place elsewhere, beside the training."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+from recipe.remote_file import RemoteCopy, RemoteFile
+from swarm.peer.callbacks.status_reporter import PatientConsole
+from swarm.peer.checkpoints import BEST, OWN_PREFIX
+
+LAST_SECONDS = 300.0
+"""For which the end waits for what is still on its way."""
+LATEST, SUMMARY = "last.ckpt", "summary.json"
+OPTION = "--upload-to"
+_LOOK_SECONDS = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointUpload:
+    """Three files at `URL/RUN_ID/NAME`: the best checkpoint, the newest one, and, at the end, the summary.
+
+    Each is replaced by a newer one. If the line is slow, those in between are left out: the newest wins.
+
+    Args:
+        url: of fsspec
+        run_id, name: below it
+        attempts, first_pause_seconds: as of `RemoteCopy`
+
+    Raises:
+        InputError: nothing that is installed can open such an address, or there are secrets in it
+    """
+
+    def __init__(self, url: str, run_id: str, name: str, **patience: float):
+        self.url = f"{url.rstrip('/')}/{run_id}/{name}"
+        self._has_complained = threading.Event()
+        self._files = {file: RemoteFile(f"{self.url}/{file}", OPTION) for file in (BEST, LATEST, SUMMARY)}
+        self._copies = {
+            file: RemoteCopy(remote, **patience, on_problem=self._complain) for file, remote in self._files.items()
+        }
+
+    def check(self) -> None:
+        """Raises InputError: nothing can be written there"""
+        self._files[LATEST].check()
+
+    def saved(self, path: Path) -> None:
+        """A checkpoint was written; returns at once."""
+        if not path.name.startswith(OWN_PREFIX):
+            self._submit(BEST if path.name == BEST else LATEST, path)
+
+    def _submit(self, file: str, path: Path) -> None:
+        try:
+            self._copies[file].submit(path)
+        except OSError as error:  # too many open files, for instance
+            self._complain(str(error.strerror))
+
+    def finish(self, summary: Path, say: Callable[[str], None], seconds: float = LAST_SECONDS) -> None:
+        """Sends the summary, and waits for all that is on its way.
+
+        Args:
+            summary: file of it
+            say: prints a line
+            seconds: for which to wait at most
+        """
+        self._submit(SUMMARY, summary)
+        closing = [threading.Thread(target=copy.close, daemon=True) for copy in self._copies.values()]
+        for thread in closing:
+            thread.start()
+        if self._bytes_left:
+            say(f"Uploading what is left to {self.url}, for {seconds:.0f} s at most (Ctrl-C twice leaves at once) …")
+        self._wait(closing, seconds)
+        missing = [
+            file
+            for (file, copy), thread in zip(self._copies.items(), closing, strict=True)
+            if thread.is_alive() or copy.problem
+        ]
+        if missing:
+            say(f"Not uploaded to {self.url}: {', '.join(missing)}. Copy them from {summary.parent} by hand.")
+
+    @property
+    def _bytes_left(self) -> int:
+        return sum(copy.bytes_left for copy in self._copies.values())
+
+    def _wait(self, closing: list[threading.Thread], seconds: float) -> None:
+        deadline, total = time.monotonic() + seconds, self._bytes_left
+        columns = (TextColumn("Uploading"), BarColumn(), DownloadColumn())
+        with Progress(*columns, console=PatientConsole(), transient=True, disable=not total) as progress:
+            task = progress.add_task("", total=total)
+            for thread in closing:
+                while thread.is_alive() and time.monotonic() < deadline:
+                    thread.join(_LOOK_SECONDS)
+                    progress.update(task, completed=max(total - self._bytes_left, 0))
+
+    def _complain(self, problem: str) -> None:
+        """Once: the next checkpoint is tried again, and a peer without a network has other worries."""
+        if not self._has_complained.is_set():
+            self._has_complained.set()
+            logger.warning(f"Nothing could be uploaded to {self.url} ({problem}): training goes on, the next is tried.")

@@ -1,0 +1,83 @@
+"""A few bytes that only a passphrase opens: scrypt makes a key of it, with which AES-256-GCM encrypts.
+
+What comes out is text, so that it can be mailed or printed: a title, and lines of base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import textwrap
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+TITLE = "swarm-vit identity 1"
+SALT_BYTES, NONCE_BYTES, DIGEST_BYTES = 16, 12, 8
+MAX_SEALED_BYTES = 2**24
+MAX_PASSPHRASE_BYTES = 1023
+_SCRYPT = {"length": 32, "n": 2**17, "r": 8, "p": 1}
+"""What OWASP recommends: 128 MiB of memory, and a fraction of a second for each guess. Not read from the file, which
+could ask for far more."""
+_COLUMNS = 76
+
+
+class NotSealed(ValueError):  # noqa: N818 (reads as what it says)
+    """The end of a sentence that begins with the file."""
+
+
+class WrongPassphrase(ValueError):  # noqa: N818
+    """It opens nothing."""
+
+
+def seal(content: bytes, passphrase: str) -> str:
+    """The content as text that only this passphrase opens."""
+    salt, nonce = os.urandom(SALT_BYTES), os.urandom(NONCE_BYTES)
+    body = salt + nonce + AESGCM(_key(passphrase, salt)).encrypt(nonce, content, TITLE.encode())
+    lines = textwrap.wrap(base64.b64encode(body + _digest(body)).decode(), _COLUMNS)
+    return "\n".join([TITLE, *lines]) + "\n"
+
+
+def check_sealed(text: str) -> bytes:
+    """What is in a sealed text, as it was before it became text: whether it is whole can be seen without a passphrase.
+
+    Raises:
+        NotSealed: it is something else, or not all of it
+    """
+    title, _, encoded = text.strip().partition("\n")
+    if title.strip() != TITLE:
+        raise NotSealed("is no backup of an identity")
+    try:
+        data = base64.b64decode("".join(encoded.split()), validate=True)
+    except ValueError:
+        data = b""
+    body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    if len(body) <= SALT_BYTES + NONCE_BYTES or _digest(body) != digest:
+        raise NotSealed("was cut or changed on its way")
+    return body
+
+
+def unseal(body: bytes, passphrase: str) -> bytes:
+    """The content again.
+
+    Args:
+        body: of `check_sealed`
+
+    Raises:
+        WrongPassphrase: it does not open with this one
+    """
+    salt, nonce, hidden = body[:SALT_BYTES], body[SALT_BYTES:][:NONCE_BYTES], body[SALT_BYTES + NONCE_BYTES :]
+    try:
+        return AESGCM(_key(passphrase, salt)).decrypt(nonce, hidden, TITLE.encode())
+    except InvalidTag:
+        raise WrongPassphrase("the passphrase is wrong") from None
+
+
+def _key(passphrase: str, salt: bytes) -> bytes:
+    return Scrypt(salt=salt, **_SCRYPT).derive(passphrase.encode(errors="surrogateescape"))
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()[:DIGEST_BYTES]

@@ -1,0 +1,351 @@
+"""Ledgers are handed out piece by piece, and what is fetched is what the peer itself has signed, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from hivemind.proto.averaging_pb2 import DownloadData
+
+from swarm.ledger.audit import audit
+from swarm.ledger.collector import MAX_LEDGERS, FetchLedgers, Refused, Shelf, fetch
+from swarm.ledger.lines import read_line
+from swarm.ledger.messages import PIECE_BYTES, LedgerOffer, LedgerWish
+from swarm.ledger.server import CALLS, MAX_STREAMS, LedgerServer
+from tests.helpers.ledgers.ledger_run import RUN, LedgerRun, owner, signed_again, where
+
+pytestmark = pytest.mark.timeout(60)
+FAST = 1e12
+"""Bytes a second."""
+
+
+async def nobody(peer, request):
+    raise ConnectionError("nobody is asked in this test")
+    yield
+
+
+def server_of(run: LedgerRun, name: str = "anna", pass_on=nobody, known=()) -> LedgerServer:
+    return LedgerServer(run.path(name), known.__contains__, pass_on, bytes_per_second=FAST)
+
+
+def caller(server: LedgerServer, who: str = "dora"):
+    """Calls as somebody else does."""
+    context = SimpleNamespace(remote_id=owner(who).own)
+    return lambda request: server.rpc_download_ledger(request, context)
+
+
+def fetched(run: LedgerRun, folder, call, name: str = "anna", of=None, **options) -> Shelf:
+    folder.mkdir(exist_ok=True)
+    shelf = Shelf(folder, owner(name).own, RUN, **options)
+    asyncio.run(fetch(call, shelf, of))
+    return shelf
+
+
+def content_of(folder) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(folder.iterdir())]
+
+
+def test_a_ledger_arrives_as_it_is_and_then_only_what_is_new(run, tmp_path):
+    folder = tmp_path / "fetched"
+    first = fetched(run, folder, caller(server_of(run)))
+    assert content_of(folder) == [run.path("anna").read_bytes()]
+    assert first.num_bytes == run.path("anna").stat().st_size
+    assert fetched(run, folder, caller(server_of(run))).num_bytes == 0
+    run.start("anna")
+    run.update({"anna": 96, "ben": 64}, written_by=["anna"])
+    run.close()
+    again = fetched(run, folder, caller(server_of(run)))
+    assert content_of(folder) == [run.path("anna").read_bytes()]
+    assert again.num_bytes == run.path("anna").stat().st_size - first.num_bytes
+
+
+def test_what_was_fetched_adds_up_to_the_same(run, tmp_path):
+    folder = tmp_path / "fetched"
+    for name in ("anna", "ben", "cleo"):
+        fetched(run, folder, caller(server_of(run, name)), name)
+    assert audit([folder]).credits == run.audit().credits
+
+
+def test_a_long_ledger_takes_several_calls(run, tmp_path, monkeypatch):
+    for module in ("server", "collector"):
+        monkeypatch.setattr(f"swarm.ledger.{module}.ANSWER_BYTES", 3000)
+        monkeypatch.setattr(f"swarm.ledger.{module}.PIECE_BYTES", 1000)
+    fetched(run, tmp_path / "fetched", caller(server_of(run)))
+    assert content_of(tmp_path / "fetched") == [run.path("anna").read_bytes()]
+    assert run.path("anna").stat().st_size > 2 * 3000
+
+
+def test_what_is_not_signed_yet_is_left_for_the_next_time(run, tmp_path):
+    lines = run.lines("anna")
+    run.write("anna", lines[: where(lines)[-1] + 1])
+    fetched(run, tmp_path / "fetched", caller(server_of(run)))
+    (content,) = content_of(tmp_path / "fetched")
+    assert content.splitlines() == lines[: where(lines)[-1]]
+
+
+def test_a_crash_of_who_fetches_is_mended(run, tmp_path):
+    folder = tmp_path / "fetched"
+    fetched(run, folder, caller(server_of(run)))
+    (path,) = folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-100])
+    fetched(run, folder, caller(server_of(run)))
+    assert content_of(folder) == [run.path("anna").read_bytes()]
+
+
+def test_a_peer_that_has_lost_its_folder_begins_another_ledger(run, tmp_path):
+    folder = tmp_path / "fetched"
+    for number in range(1, MAX_LEDGERS + 1):
+        fetched(run, folder, caller(server_of(run)))
+        assert len(content_of(folder)) == number
+        run.path("anna").unlink()
+        run.start("anna")
+    with pytest.raises(Refused, match="has begun"):
+        fetched(run, folder, caller(server_of(run)))
+
+
+def test_the_ledger_of_a_peer_that_cannot_be_called_is_passed_on(run, tmp_path):
+    anna = owner("anna").own
+
+    async def pass_on(peer, request):
+        assert peer == anna
+        async for message in caller(server_of(run, "anna"), "ben")(request):
+            yield message
+
+    relay = server_of(run, "ben", pass_on, known={anna})
+    fetched(run, tmp_path / "fetched", caller(relay), "anna", of=anna)
+    assert content_of(tmp_path / "fetched") == [run.path("anna").read_bytes()]
+    with pytest.raises(Refused, match="does not hand over"):
+        fetched(run, tmp_path / "other", caller(server_of(run, "ben", pass_on)), "anna", of=anna)
+
+
+# ---- who lies ------------------------------------------------------------------------------------------------------
+
+
+def lying(*pieces: bytes, ledger: bytes = b"L" * 32, begin: int = 0, size: int | None = None):
+    """Somebody who sends these."""
+
+    async def call(request):
+        total = sum(map(len, pieces)) if size is None else size
+        yield DownloadData(metadata=LedgerOffer(ledger, begin, begin + total).to_bytes())
+        for piece in pieces:
+            yield DownloadData(metadata=piece)
+
+    return call
+
+
+def text_of(lines) -> bytes:
+    return b"".join(line + b"\n" for line in lines)
+
+
+def changed(run: LedgerRun) -> bytes:
+    lines = run.lines("anna")
+    return text_of([*lines[:4], *lines[6:]])
+
+
+def of_ben(run: LedgerRun) -> bytes:
+    return run.path("ben").read_bytes()
+
+
+def signed_by_ben(run: LedgerRun) -> bytes:
+    return text_of(signed_again(map(read_line, run.lines("anna")), "ben"))
+
+
+def of_another_run(run: LedgerRun) -> bytes:
+    start, *rest = map(read_line, run.lines("anna"))
+    other = "numbers-0123abcd"
+    return text_of(signed_again([msgspec.structs.replace(start, run=other), *rest], "anna", other))
+
+
+LIES = {
+    "lines left out": (changed, "does not follow"),
+    "another peer's": (of_ben, "another peer"),
+    "signed by another peer": (signed_by_ben, "not signed"),
+    "another run's": (of_another_run, "another run"),
+    "rubbish": (lambda run: os.urandom(500) + b"\n", "no line of a ledger"),
+    "nothing but an end": (lambda run: b"\n" * 10, "no line of a ledger"),
+}
+
+
+@pytest.mark.parametrize("how", LIES)
+def test_what_is_no_ledger_of_this_peer_is_not_kept(run, tmp_path, how):
+    make, why = LIES[how]
+    with pytest.raises(Refused, match=why):
+        fetched(run, tmp_path / "fetched", lying(make(run)))
+    kept = b"".join(content_of(tmp_path / "fetched"))
+    assert run.path("anna").read_bytes().startswith(kept)
+
+
+def test_what_somebody_invents_behind_a_true_ledger_is_not_kept(run, tmp_path):
+    """So that who passes a ledger on cannot keep the true one out."""
+    folder, true = tmp_path / "fetched", run.path("anna").read_bytes()
+    last = run.lines("anna")
+    invented = signed_again([*map(read_line, last), read_line(last[where(last)[0]])], "anna")[-1]
+    with pytest.raises(Refused, match="does not follow"):
+        fetched(run, folder, lying(true + invented + b"\n" + last[-1] + b"\n"))
+    run.start("anna")
+    fetched(run, folder, caller(server_of(run)))
+    assert content_of(folder)[-1] == run.path("anna").read_bytes()
+
+
+def test_who_sends_without_an_end_is_cut_off(run, tmp_path):
+    piece = b"[" * PIECE_BYTES
+
+    async def endless(request):
+        yield DownloadData(metadata=LedgerOffer(b"L" * 32, 0, 2**50).to_bytes())
+        while True:
+            yield DownloadData(metadata=piece)
+
+    with pytest.raises(Refused, match="without an end"):
+        fetched(run, tmp_path / "fetched", endless)
+    assert content_of(tmp_path / "fetched") == []
+
+
+def test_who_sends_empty_pieces_is_cut_off(run, tmp_path):
+    with pytest.raises(Refused, match="pieces of another size"):
+        fetched(run, tmp_path / "fetched", lying(b"", size=10))
+
+
+@pytest.mark.parametrize("answer", [b"", b"rubbish", LedgerOffer().to_bytes(), LedgerOffer(b"L" * 32, 5, 9).to_bytes()])
+def test_who_offers_nothing_of_use_is_told_so(run, tmp_path, answer):
+    async def call(request):
+        yield DownloadData(metadata=answer)
+
+    with pytest.raises(Refused):
+        fetched(run, tmp_path / "fetched", call)
+
+
+def test_more_than_one_peer_may_have_is_not_fetched(run, tmp_path):
+    with pytest.raises(Refused, match="the rest is not fetched"):
+        fetched(run, tmp_path / "fetched", caller(server_of(run)), max_bytes=4000)
+    (content,) = content_of(tmp_path / "fetched")
+    assert 0 < len(content) <= 4000
+    assert run.path("anna").read_bytes().startswith(content)
+
+
+# ---- what strangers may take ---------------------------------------------------------------------------------------
+
+
+def test_who_calls_again_and_again_is_not_answered(run):
+    server = server_of(run)
+
+    async def call_often() -> int:
+        answered = 0
+        for _ in range(3 * CALLS):
+            stream = caller(server)(DownloadData(metadata=LedgerWish().to_bytes()))
+            answered += [message async for message in _first(stream)] != []
+        return answered
+
+    assert asyncio.run(call_often()) == CALLS
+
+
+async def _first(stream):
+    try:
+        async for message in stream:
+            yield message
+            return
+    finally:
+        await stream.aclose()
+
+
+def test_a_few_callers_are_served_at_a_time_and_each_once(run):
+    server, wish = server_of(run), DownloadData(metadata=LedgerWish().to_bytes())
+
+    async def call_together() -> list[bool]:
+        streams = [caller(server, f"caller {number}")(wish) for number in (0, 0, 1, 2, 3, 4)]
+        began = [await anext(stream, None) is not None for stream in streams]
+        for stream in streams:
+            await stream.aclose()
+        again = caller(server, "caller 4")(wish)
+        began.append(await anext(again, None) is not None)
+        await again.aclose()
+        return began
+
+    assert asyncio.run(call_together()) == [True, False, True, True, True, False, True]
+    assert MAX_STREAMS == 4
+
+
+@pytest.mark.parametrize(
+    "wish", [b"", b"rubbish", LedgerWish(b"\xff" * 34).to_bytes(), LedgerWish(begin=2**52).to_bytes()]
+)
+def test_odd_wishes_break_nothing(run, wish):
+    async def ask():
+        return [message async for message in _first(caller(server_of(run))(DownloadData(metadata=wish)))]
+
+    for message in asyncio.run(ask()):
+        assert LedgerOffer.from_bytes(message.metadata).begin == 0
+
+
+def test_a_peer_without_a_ledger_says_so(run, tmp_path):
+    run.path("anna").unlink()
+    with pytest.raises(Refused, match="keeps no ledger"):
+        fetched(run, tmp_path / "fetched", caller(server_of(run)))
+    with pytest.raises(Refused, match="keeps no ledger"):
+        fetched(run, tmp_path / "fetched", caller(LedgerServer(None, set().__contains__, nobody)))
+
+
+# ---- several peers at once -----------------------------------------------------------------------------------------
+
+
+def fetch_by(monkeypatch, folder, calls: dict, asked: dict) -> tuple[int, dict[str, str]]:
+    """As the DHT process does, with somebody who answers in place of each peer.
+
+    Args:
+        calls: by name of a peer, how it answers
+        asked: by name of a peer, who is asked for its ledger
+    """
+
+    def stub(p2p, peer, namespace):
+        (call,) = (call for name, call in calls.items() if owner(name).own == peer)
+
+        async def rpc_download_ledger(request):
+            return call(request)
+
+        return SimpleNamespace(rpc_download_ledger=rpc_download_ledger)
+
+    monkeypatch.setattr("swarm.ledger.collector.PeerService", SimpleNamespace(get_stub=stub))
+    folder.mkdir(exist_ok=True)
+    peers = {owner(name).own: [owner(other).own for other in others] for name, others in asked.items()}
+    node = SimpleNamespace(protocol=SimpleNamespace(p2p=None))
+    num_bytes, problems = asyncio.run(FetchLedgers(RUN, peers, folder, 2**20)(None, node))
+    return num_bytes, {name: problems[owner(name).own] for name in asked}
+
+
+async def silent(request):
+    await asyncio.Event().wait()
+    yield
+
+
+async def broken(request):
+    raise ConnectionError("nobody is there")
+    yield
+
+
+def test_who_does_not_answer_keeps_nobody_else_from_it(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("swarm.ledger.collector.PEER_SECONDS", 0.2)
+    calls = {"anna": silent, "ben": broken, "cleo": caller(server_of(run, "cleo"))}
+    num_bytes, problems = fetch_by(monkeypatch, tmp_path / "fetched", calls, {name: [name] for name in calls})
+    assert num_bytes == run.path("cleo").stat().st_size
+    assert problems == {"anna": "takes too long", "ben": "does not answer (ConnectionError)", "cleo": ""}
+
+
+def test_another_one_is_asked_where_the_first_passes_nothing_on(run, tmp_path, monkeypatch):
+    async def pass_on(peer, request):
+        name = next(name for name in run.ledgers if owner(name).own == peer)
+        async for message in caller(server_of(run, name), "ben")(request):
+            yield message
+
+    shy = {owner(name).own for name in ("anna", "cleo")}
+    calls = {"dora": broken, "ben": caller(server_of(run, "ben", pass_on, known=shy))}
+    asked = {"anna": ["dora", "ben"], "cleo": ["ben", "dora"], "ben": ["ben"]}
+    num_bytes, problems = fetch_by(monkeypatch, tmp_path / "fetched", calls, asked)
+    assert problems == dict.fromkeys(asked, ""), "each at its turn: a peer answers one call at a time"
+    assert num_bytes == sum(run.path(name).stat().st_size for name in asked)
+    assert audit([tmp_path / "fetched"]).credits == run.audit().credits
+
+
+def test_whose_ledger_nobody_passes_on_is_said(run, tmp_path, monkeypatch):
+    _, problems = fetch_by(monkeypatch, tmp_path / "fetched", {}, {"anna": []})
+    assert problems == {"anna": "cannot be called, and nobody can pass its ledger on"}
