@@ -17,7 +17,6 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from swarm.cli.organiser.deputy import main as deputy
 from swarm.cli.organiser.login import main as login
 from swarm.desk.alerts import Alerts
 from swarm.desk.desk import Desk, open_socket, page_url, served
@@ -26,14 +25,13 @@ from swarm.desk.page import MAX_ROWS
 from swarm.desk.peer_table import PAGE_ROWS
 from swarm.desk.report import RunCard
 from swarm.enrolment.organiser_folder import OrganiserFolder
-from swarm.membership.progress_record import PAUSED, TRAINING, PeerProgress
+from swarm.membership.progress_record import TRAINING, PeerProgress
 from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 LOST_SECONDS = 10.0
 GRAVE = {"moderate", "serious", "critical"}
-LOOPBACK = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
 MARKUP = "<img src=x onerror=alert(1)>"
 CROWD = RunCard("key", "crowd", "vit", "digits", 1000, 64, by_invitation=False, join_line="ADDRESS")
 REPETITIONS = 10
@@ -281,49 +279,6 @@ def test_the_browser_that_shows_the_code_is_let_in_and_no_other(browser, organis
     for context in contexts:
         context.close()
     assert errors == []
-
-
-@pytest.fixture
-def steered(tmp_path) -> Iterator[tuple[Program, list[PeerProgram], list[str]]]:
-    """A desk that may give orders, two members who train on and on, and the options of the organiser's commands."""
-    with reaping() as programs:
-        options = ["--by-invitation", "--invite", "1", "--total-steps", "100000", *TINY, *LOOPBACK]
-        programs.append(first := PeerProgram(tmp_path, "steered", "first", "--run-id", "steered", *options, **PACED))
-        line = first.wait_until(lambda: re.search(r"swarm://\S+", first.output), "it prints a join line")[0]
-        programs.append(ada := PeerProgram(tmp_path, "steered", "ada", "--initial-peers", line, *LOOPBACK, **PACED))
-        ada.wait_for_contribution()
-        organiser, key = ["--run-id", "steered", "--output-dir", str(tmp_path)], str(tmp_path / "desk.key")
-        assert deputy([key, "--rights", "control", *organiser]) == 0
-        arguments = [line, "--deputy", key, "--port", "0", "--output-dir", str(tmp_path)]
-        programs.append(desk := Program("swarm", ["desk", *arguments], tmp_path / "desk.log"))
-        yield desk, [first, ada], organiser
-
-
-def test_who_is_logged_in_pauses_a_run_and_lets_it_go_on(browser, steered):
-    desk, peers, organiser = steered
-    url = desk.wait_until(lambda: re.search(r"http://\S+", desk.output), "it serves its page")[0]
-    page = browser.new_page()
-    page.goto(f"{url}/login")
-    assert login([page.locator("#copy-text").inner_text().removeprefix("swarm login "), "--yes", *organiser]) == 0
-    page.get_by_role("button", name="Pause").click(timeout=10_000)
-    assert faults_of(page) == []
-    assert all(peer.status.phase != PAUSED for peer in peers)
-    expect(page.locator("main strong")).to_contain_text("Pause at step", timeout=20_000)
-    page.get_by_label("From update").fill("1")  # as soon as all can know of it
-    page.get_by_role("button", name="Yes, pause").click()
-    expect(page.locator("#orders")).to_contain_text("Pause at step", timeout=20_000)
-    assert faults_of(page) == []
-    step = int(re.search(r"Pause at step (\d+)", page.locator("#orders").inner_text())[1])
-    expect(page.locator("#sentence")).to_contain_text(f"The run is paused at update {step}", timeout=60_000)
-    desk.wait_until(lambda: {peer.status.step for peer in peers} == {step}, "both stand where it was said")
-    page.get_by_role("button", name="Resume").click()
-    page.get_by_role("button", name="Yes, resume").click(timeout=20_000)
-    expect(page.locator("#sentence")).to_contain_text("2 peers train", timeout=60_000)
-    desk.wait_until(lambda: all(peer.status.step > step + 2 for peer in peers), "they train on")
-    assert f"Ordered from the browser at 127.0.0.1: pause at step {step}." in desk.output
-    page.goto(url)
-    expect(page.locator("#events")).to_contain_text(f"The organiser ordered: pause at step {step}.")
-    page.close()
 
 
 def _shown(milliseconds: list[float]) -> str:
