@@ -164,7 +164,11 @@ def glyphs() -> Recipe:
 
 
 def docstrings() -> Recipe:
-    """A small transformer encoder tells which of four Python libraries a docstring is from: bundled, no download."""
+    """A small transformer encoder tells which of four Python libraries a docstring is from: bundled, no download.
+
+    It is meant to reach 75 % of validation accuracy. Measured in a swarm of three on two busy CPU cores, seed 0
+    (n = 1): 78.9 % after 40 updates and 111 s.
+    """
     return Recipe(
         name="docstrings",
         model="transformer-encoder",
@@ -179,7 +183,7 @@ def docstrings() -> Recipe:
         weight_decay=0.05,
         clip_norm=1.0,
         warmup_steps=5,
-        total_steps=60,
+        total_steps=40,
         target_batch_size=256,
         validate_every_steps=10,
     )

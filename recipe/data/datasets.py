@@ -24,6 +24,8 @@ from recipe.registry import DIGITS_FOLDS
 # The split belongs to the data set, not to a run: results with different recipe seeds stay comparable.
 _SPLIT_SEED = 0
 _DIGITS_SPLIT = Path(__file__).parent / "digits_split.txt"
+ONE_EDITION = ("digits", *DIGITS_FOLDS, "cifar10", "synthetic")
+"""Data sets without a digest: everybody has the same."""
 _SYNTHETIC_SAMPLES = {"train": 4096, "val": 512, "test": 512}
 _SYNTHETIC_BANK_FLOATS = 2**25  # 128 MiB per part; beyond it the same images come again
 
@@ -190,8 +192,12 @@ def _imagefolder(recipe: Recipe, data_dir: Path) -> Splits:
             f"{data_dir / 'train'} has {found} class folders and the recipe {recipe.num_classes} classes: "
             f"set --num-classes {found}, or name another --data-dir."
         )
-    digest = hashlib.sha256("/".join(parts["train"].classes).encode()).hexdigest()[:16]
-    return Splits(parts["train"], parts["val"], parts.get("test"), digest)
+    return Splits(parts["train"], parts["val"], parts.get("test"), digest_of_classes(parts["train"].classes))
+
+
+def digest_of_classes(names: Sequence[str]) -> str:
+    """Of class folders, in the order of their labels."""
+    return hashlib.sha256("/".join(names).encode()).hexdigest()[:16]
 
 
 def _needed(folder: Path) -> bool:

@@ -71,9 +71,7 @@ def _with_adapters(network: nn.Module, rank: int) -> nn.Module:
     try:
         import peft
     except ImportError as error:
-        raise InputError(
-            f"LoRA needs peft ({error}): pip install 'swarm-vit[text]', or leave out --lora-rank."
-        ) from error
+        raise InputError(f"LoRA needs peft ({error}): pip install -e '.[text]', or leave out --lora-rank.") from error
     # Twice the rank, so that adapters of every rank change the weights alike.
     options = peft.LoraConfig(
         r=rank, lora_alpha=2 * rank, target_modules=list(LORA_MODULES), modules_to_save=list(CLASSIFIER)

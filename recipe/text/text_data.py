@@ -1,5 +1,6 @@
 """`TextData`: the recipe's texts for Lightning, in this peer's own order."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from recipe.text.tokens import HashedWords, Tokenizer, WordPieces
 
 HIDDEN_SHARE = 0.1
 """Augmentation light hides so many words of a training text."""
+DISTILBERT_TOKENS = 30_522
+"""Size of the published vocabulary, and of the model's embedding."""
 MOST_TOKENS = 512
 """More than this no recipe allows; it tells the random words of one sample from the next one's."""
 
@@ -50,9 +53,8 @@ class TextView(Dataset):
         return (self._hidden(tokens, positions) if self.hides else tokens), labels
 
     def _tokens(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.tokenizer([self.source.texts[index] for index in indices], self.max_tokens), self.source.labels[
-            indices
-        ]
+        texts = [self.source.texts[index] for index in indices]
+        return self.tokenizer(texts, self.max_tokens), self.source.labels[indices]
 
     def _hidden(self, tokens: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
         """Depends on the position in the peer's order alone, as images' changes do."""
@@ -105,12 +107,8 @@ class TextData(PeerData):
                 f"{vocabulary} has {tokenizer.size:,} tokens, and distilbert-base-uncased {DISTILBERT_TOKENS:,}: put "
                 "its own vocab.txt there."
             )
-        return Splits(splits.train, splits.val, splits.test, f"{splits.digest}{tokenizer.digest}"[:32])
+        return replace(splits, digest=splits.digest + tokenizer.digest)
 
     def view(self, part: Texts, key: int | None) -> TextView:
         """Tokens, some of which are hidden as the recipe says."""
         return TextView(part, self.tokenizer, self.recipe, key)
-
-
-DISTILBERT_TOKENS = 30_522
-"""Size of the published vocabulary, and of the model's embedding."""

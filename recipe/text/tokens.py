@@ -107,7 +107,7 @@ def import_transformers():
         import transformers
     except ImportError as error:
         raise InputError(
-            f"distilbert-base-uncased needs transformers ({error}): pip install 'swarm-vit[text]', or choose --recipe "
+            f"distilbert-base-uncased needs transformers ({error}): pip install -e '.[text]', or choose --recipe "
             "docstrings."
         ) from error
     transformers.logging.set_verbosity_error()

@@ -35,6 +35,7 @@ from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Member, Ticket, first_members
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
+from swarm.runtime.bell import Bell
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.processes import die_with_parent, forget, stay_small
 from swarm.runtime.sockets import use_socket_folder
@@ -120,6 +121,11 @@ class SwarmAverager:
         return self._signals.waiting_step
 
     @property
+    def bell(self) -> Bell:
+        """Rung when somebody has come to finish a step with us, or a round has ended."""
+        return self._signals.bell
+
+    @property
     def has_company(self) -> bool:
         """Whether somebody has just knocked or taken over our state, and will come to the next group."""
         return self._signals.has_company
@@ -149,6 +155,7 @@ class SwarmAverager:
             a future of a `RoundReport`; raises Behind, OtherOrders, Refused, RoundFailed or ShortBatch
         """
         future, members = MPFuture(), first_members(members, self.peer_id)
+        future.add_done_callback(lambda _: self.bell.ring())
         target = target or self._target
         self._process.send(
             RunRound(ticket, members, patience_seconds, timeout_seconds, compute_seconds, target, future)

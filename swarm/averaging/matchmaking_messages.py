@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -12,7 +13,7 @@ from hivemind.proto.averaging_pb2 import MessageFromLeader
 from msgspec import Meta
 
 from swarm.protocol.admission import MAX_SHOWN_BYTES, Admission
-from swarm.protocol.certificates import Role
+from swarm.protocol.certificates import IN_ROUNDS, Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
 from swarm.protocol.orders import MAX_ORDERS_BYTES
 from swarm.protocol.wire import LINEAGE_BYTES, Step, from_wire, to_wire
@@ -74,7 +75,7 @@ def redirect(leader: PeerID) -> MessageFromLeader:
 
 
 def read_ticket(shown: bytes, peer: PeerID, admission: Admission, late_seconds: float = 0.0) -> Ticket:
-    """What a member brings, as it has shown it.
+    """What a member brings, as it has shown it; of who may not train it counts for nothing.
 
     Args:
         late_seconds: as of `Admission.admit`
@@ -82,10 +83,10 @@ def read_ticket(shown: bytes, peer: PeerID, admission: Admission, late_seconds: 
     Raises:
         ValueError: it is no member, or whatever is wrong with it
     """
-    ticket = Ticket.from_bytes(admission.admit(shown, peer, Role.TRAIN, late_seconds))
+    ticket = Ticket.from_bytes(admission.admit(shown, peer, IN_ROUNDS, late_seconds))
     if not ticket.client_mode:
         admission.admit(shown, peer, Role.SERVE, late_seconds)  # others send it their parts
-    return ticket
+    return ticket if admission.may(peer, Role.TRAIN) else replace(ticket, samples=0)
 
 
 def group_reply(group: Group, nonce: bytes, shown: Sequence[bytes]) -> MessageFromLeader:

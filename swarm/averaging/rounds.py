@@ -37,6 +37,7 @@ from swarm.protocol.round_report import RoundReport
 from swarm.protocol.signed_lists import ORDERS
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
+from swarm.runtime.bell import Bell
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import Timeouts
 
@@ -50,6 +51,8 @@ class RoundSignals:
     """What the trainer has to know at any time; numbers in shared memory, made before the averaging process."""
 
     def __init__(self) -> None:
+        self.bell = Bell()
+        """Rung when somebody has come to finish a step with us."""
         self._waiting_step = mp.Value("q", -1)
         self._company_until = mp.Value("d", 0.0)
 
@@ -61,6 +64,7 @@ class RoundSignals:
     @waiting_step.setter
     def waiting_step(self, step: int) -> None:
         self._waiting_step.value = step
+        self.bell.ring()
 
     @property
     def has_company(self) -> bool:

@@ -176,6 +176,7 @@ def check_images(data_dir: Path, tell: Callable[[str], None]) -> Check:
         tell: takes a line for each damaged file, and one about the progress every ten seconds
     """
     from recipe.data.damaged_images import ImagesByClass, damage
+    from recipe.data.datasets import digest_of_classes
 
     try:
         parts = [ImagesByClass(data_dir / name) for name in ("train", "val", "test") if (data_dir / name).is_dir()]
@@ -205,7 +206,8 @@ def check_images(data_dir: Path, tell: Callable[[str], None]) -> Check:
             num_damaged += damaged_here
             too_many |= damaged_here > part.limit
     if not num_damaged:
-        return Check("images", "ok", f"all {total:,} can be read")
+        digest = digest_of_classes(parts[0].classes)
+        return Check("images", "ok", f"all {total:,} can be read; the digest of their classes is {digest}")
     allowed = ", ".join(f"{part.limit} of {Path(part.root).name}" for part in parts)
     fix = f"repair or remove them; a peer skips {allowed} at most, and ends when it meets more"
     return Check("images", "failed" if too_many else "warning", f"{num_damaged:,} of {total:,} cannot be read", fix)

@@ -175,7 +175,7 @@ def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Ite
         recipe = manifest.recipe
         yield Check("run manifest", "ok", f"run {manifest.run_id}: {recipe.model} on {recipe.dataset}")
         model = build_model(replace(recipe, pretrained=False))
-        shapes = [parameter.shape for parameter in model.parameters()]
+        shapes = [parameter.shape for parameter in model.parameters() if parameter.requires_grad]
         yield Check("traffic", "ok", str(expected_traffic(dht, manifest, shapes)))
     except InputError as error:
         yield Check("run manifest", "failed", str(error), "ask the organiser which run to join")

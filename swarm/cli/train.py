@@ -23,6 +23,7 @@ from swarm.peer.options import (
     PatienceOptions,
     PeerOptions,
     ResultsOptions,
+    RoleOptions,
 )
 
 SECOND_PEER = 2
@@ -42,6 +43,7 @@ class JoinOptions:
     resume: bool = False
     """Go on where a peer with this --output-dir was last: with the run and the name of its newest checkpoint."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
+    role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)
     leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving")] = field(default_factory=LeavingOptions)
     connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
         default_factory=ConnectionOptions
@@ -60,6 +62,7 @@ class JoinOptions:
             run_id=self.run_id,
             resume=self.resume,
             machine=self.machine,
+            role=self.role,
             leaving=self.leaving,
             connection=self.connection,
             patience=self.patience,
@@ -99,6 +102,7 @@ class StartOptions:
     start_from: Annotated[Path | None, arg("FILE", "random weights, or pretrained ones if the recipe says so")] = None
     """Checkpoint whose weights the swarm starts from, at step 0 with a new optimizer."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
+    role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)
     leaving: Annotated[LeavingOptions, tyro.conf.arg(name="leaving")] = field(default_factory=LeavingOptions)
     connection: Annotated[ConnectionOptions, tyro.conf.arg(name="advanced: connection")] = field(
         default_factory=ConnectionOptions
@@ -127,6 +131,7 @@ class StartOptions:
             resume=self.resume,
             start_from=self.start_from,
             machine=self.machine,
+            role=self.role,
             leaving=self.leaving,
             connection=self.connection,
             patience=self.patience,

@@ -190,7 +190,7 @@ class SwarmView:
         for record in self.records[:MAX_ROWS]:
             table.add_row(
                 escape(record.name),
-                record.phase,
+                record.shown_phase,
                 str(record.step),
                 shown_rate(record.rate),
                 shown(record.loss, ".3f"),

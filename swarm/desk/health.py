@@ -81,7 +81,7 @@ def verdict(
     if is_paused:
         step = history.step or 0
         return "paused", f"The run is paused at update {step:,}: nobody computes until its organiser resumes it."
-    peers = len(history.here)
+    peers = sum(not peer.helps for peer in history.here)
     trains = f"{peers} peers train" if peers > 1 else "One peer trains"
     pace = history.updates_per_minute(now)
     if pace is None:
@@ -90,6 +90,8 @@ def verdict(
 
 
 def _still(history: History, still_minutes: float, now: float) -> Finding | None:
+    if all(peer.helps for peer in history.here):
+        return Finding("still", "warning", "Only helpers are here: the run waits for somebody who trains.")
     if all(peer.phase == WAITING for peer in history.here):
         text = "The peers that are here wait for more to come: the run has not begun, or they need company to go on."
         return Finding("still", "warning", text)

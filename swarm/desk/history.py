@@ -56,6 +56,7 @@ class PeerSeen:
         state: lost: it fell silent; left: it took its record away
         samples: in all updates so far, by the pace that it claims
         missed: looks at which it had no record
+        helps: it is a helper, which trains nothing
     """
 
     name: str
@@ -72,6 +73,7 @@ class PeerSeen:
     samples: float = 0.0
     least_age: float | None = None
     missed: int = 0
+    helps: bool = False
 
     @property
     def computes(self) -> bool:
@@ -83,8 +85,8 @@ class PeerSeen:
         self.missed = 0
         if record.time <= self.record_time:
             return False
-        self.name, self.step, self.rate, self.phase = record.name, record.step, record.rate, record.phase
-        self.client_mode, self.joined = record.client_mode, record.joined
+        self.name, self.step, self.rate, self.phase = record.name, record.step, record.rate, record.shown_phase
+        self.client_mode, self.joined, self.helps = record.client_mode, record.joined, record.helps
         self.loss, self.accuracy = _finite(record.loss), _finite(record.accuracy)
         age = now - record.time
         self.least_age = age if self.least_age is None else min(age, self.least_age)

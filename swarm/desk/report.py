@@ -104,7 +104,7 @@ class PeerReport(BaseModel):
     name: str = Field(description="as it calls itself: anybody can choose any name")
     state: State
     phase: str
-    role: Literal["full", "outbound-only"]
+    role: Literal["full", "outbound-only", "helper"]
     reachable: bool
     step: int
     samples_per_second: float
@@ -254,7 +254,7 @@ def _peer(peer_id: str, peer: PeerSeen, total_rate: float) -> PeerReport:
         name=peer.name,
         state=peer.state,
         phase=peer.phase,
-        role="outbound-only" if peer.client_mode else "full",
+        role="helper" if peer.helps else "outbound-only" if peer.client_mode else "full",
         reachable=not peer.client_mode,
         step=peer.step,
         samples_per_second=peer.rate,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from swarm.membership.progress_record import AVERAGING, JOINING, PAUSED, TRAINING, VALIDATING, WAITING
+from swarm.membership.progress_record import AVERAGING, HELPING, JOINING, PAUSED, TRAINING, VALIDATING, WAITING
 
 if TYPE_CHECKING:
     from swarm.desk.history import PeerSeen
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CELL_SECONDS, CELLS = 10.0, 60
 MAX_ROUNDS, MAX_ROUND_PEERS = 30, 12
 UNKNOWN, GONE, OTHER = " ", "-", "o"
-LETTERS = {TRAINING: "c", AVERAGING: "a", WAITING: "w", JOINING: "j", VALIDATING: "v", PAUSED: "p"}
+LETTERS = {TRAINING: "c", AVERAGING: "a", WAITING: "w", JOINING: "j", VALIDATING: "v", PAUSED: "p", HELPING: "h"}
 """Of what a peer does, by its phase."""
 WORDS = {
     "c": "computes",
@@ -29,6 +29,7 @@ WORDS = {
     "j": "catches up",
     "v": "validates",
     "p": "is paused",
+    "h": "helps",
     OTHER: "does something else",
     GONE: "is gone",
 }
@@ -133,7 +134,7 @@ class Timeline:
     def _note_round(self, peers: Mapping[str, PeerSeen], step: int, updates: int, now: float) -> None:
         self.updates[-1] += updates
         if self.rounds_at is not None:
-            computed = sum(peer.computes for peer in peers.values())
+            computed = sum(peer.computes and not peer.helps for peer in peers.values())
             late, lost = ([*names.values()][:MAX_ROUND_PEERS] for names in (self._late, self._lost))
             self.rounds.append(Round(now, step, updates, now - self.rounds_at, computed, late, lost))
             del self.rounds[:-MAX_ROUNDS]

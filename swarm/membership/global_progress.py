@@ -113,6 +113,12 @@ class GlobalProgress:
         return self.member_since.get(peer, record.joined)
 
     @property
+    def num_trainers(self) -> int:
+        """Of these, who train: helpers do not."""
+        records = {**self.records, self.me: self.own}
+        return sum(not records[member.peer_id].helps for member in self.members)
+
+    @property
     def next_round(self) -> int:
         """The step that the next round is going to end, by what those say who train."""
         rounds = [record.round for record in self._believed.values() if record.phase not in (JOINING, WAITING)]

@@ -25,13 +25,14 @@ MAX_NAME_LENGTH = 64
 JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
 AVERAGING, VALIDATING, PAUSED = "averaging", "validating", "paused"
 PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING, PAUSED)
+HELPING = "helping"  # what a helper does while others train; not on the wire
 
 MAX_RECORD_BYTES = 640
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 _Rate = Annotated[float, Meta(ge=0, le=MAX_RATE)]
 _Phase = Annotated[int, Meta(ge=0, lt=len(PHASES))]
 _RECORD = msgspec.msgpack.Decoder(
-    tuple[_Name, Step, Samples, _Rate, float, float, bool, _Phase, float, float, bool, Lineage, Attested]
+    tuple[_Name, Step, Samples, _Rate, float, float, bool, _Phase, float, float, bool, Lineage, Attested, bool]
 )
 
 
@@ -53,6 +54,7 @@ class PeerProgress:
         accuracy: its last validation accuracy between 0 and 1, nan if it has none
         lineage: of its weights: which history of updates they came out of, or at step 0 which weights they are
         attested: what it says of the state that it held at this step or shortly before; None if it has nothing to say
+        helps: it is a helper, which trains nothing
     """
 
     name: str
@@ -68,11 +70,17 @@ class PeerProgress:
     ahead: bool = False
     lineage: bytes = bytes(LINEAGE_BYTES)
     attested: Attestation | None = None
+    helps: bool = False
 
     @property
     def round(self) -> int:
         """Number of updates before the one that it computes for."""
         return self.step + self.ahead
+
+    @property
+    def shown_phase(self) -> str:
+        """What it is doing, for a person."""
+        return HELPING if self.helps and self.phase == TRAINING else self.phase
 
     def to_bytes(self) -> bytes:
         return to_wire(
@@ -89,22 +97,26 @@ class PeerProgress:
             self.ahead,
             self.lineage,
             self.attested and self.attested.to_wire(),
+            self.helps,
         )
 
     @classmethod
     def from_bytes(cls, data: bytes, now: float) -> PeerProgress:
         """Raises ValueError: for everything that no honest peer can send"""
         fields = from_wire(_RECORD, data, MAX_RECORD_BYTES)
-        name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage, said = fields
+        name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage, said, helps = fields
         if not name.isprintable():
             raise ValueError("a name that is not printable")
         if not (math.isnan(accuracy) or 0 <= accuracy <= 1) or math.isinf(loss):
             raise ValueError("a loss or an accuracy out of bounds")
         if not 0 <= joined <= at <= now + FUTURE_SECONDS:
             raise ValueError("a time out of bounds")
-        attested = Attestation.from_wire(said)
+        if helps and (samples or rate):
+            raise ValueError("a helper that computes")
         return cls(
-            name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead, lineage, attested
+            *(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead, lineage),
+            Attestation.from_wire(said),
+            helps,
         )
 
     def samples_by(self, now: float, round: int, computing_since: float, in_last_group: bool) -> float:

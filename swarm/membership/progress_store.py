@@ -21,7 +21,7 @@ from swarm.membership.run_manifest import RunManifest
 from swarm.network.record_push import Push, PushedHere
 from swarm.network.signed_records import PROGRESS, owned_entries
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
-from swarm.protocol.certificates import EVERYTHING, Role
+from swarm.protocol.certificates import EVERYTHING, IN_ROUNDS, Role
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -114,7 +114,7 @@ class ProgressStore:
 def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float) -> PeerProgress | None:
     """The record of a peer as the DHT holds it; None if it has left.
 
-    Nobody has been there for longer than it is a member, whatever it says.
+    Nobody has been there for longer than it is a member, whatever it says, and who may not train is a helper.
 
     Raises:
         NotAMember: its record does not count
@@ -126,12 +126,13 @@ def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float)
     record, member = PeerProgress.from_bytes(content, now), admission.member(peer_id)
     if member is None:
         return record
-    if Role.TRAIN not in member.roles:
-        raise ValueError("a certificate with which it cannot train")
+    if not member.roles & IN_ROUNDS:
+        raise ValueError("a certificate with which it cannot take part in rounds")
     if not record.client_mode and Role.SERVE not in member.roles:
         raise ValueError("a certificate with which it cannot be called")
     joined = max(record.joined, min(member.member_since, now))  # the organiser's clock may be ahead
-    return replace(record, joined=joined, time=max(record.time, joined))
+    record = replace(record, joined=joined, time=max(record.time, joined))
+    return record if Role.TRAIN in member.roles else replace(record, helps=True, samples=0, rate=0.0)
 
 
 def progress_records(

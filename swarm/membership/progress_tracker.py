@@ -223,7 +223,9 @@ class ProgressTracker:
             member_since=self._member_since(others),
             last_group=self._last_group,
             false_donors=self._false_donors,
-            unreachable={peer for peer in others if peer in self._unreachable or not self._may_serve(peer)},
+            unreachable={
+                peer for peer in others if peer in self._unreachable or not self._admission.may(peer, Role.SERVE)
+            },
             no_shows=self._no_shows,
             has_trained=self.has_trained,
             max_step=self._max_step,
@@ -254,11 +256,6 @@ class ProgressTracker:
             asked &= self._trained_with
         said = self._attestations.of(step, lineage)
         return {peer: attestation for peer, attestation in said.items() if peer in asked}
-
-    def _may_serve(self, peer: PeerID) -> bool:
-        """Whether it may hand over its state, as far as the organiser says."""
-        member = self._admission.member(peer)
-        return member is None or Role.SERVE in member.roles
 
     def _call_impossible_once(self, peer: PeerID, record: PeerProgress) -> None:
         if peer not in self._called_impossible and len(self._called_impossible) < MAX_GROUP_SIZE:

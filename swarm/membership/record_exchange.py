@@ -44,6 +44,8 @@ class RecordExchange(threading.Thread):
         self._refreshed = threading.Condition()
         self.refreshes = 0
         """How often the records have been read."""
+        self.on_refreshed: Callable[[], None] = lambda: None
+        """Called each time that the records have been read, from this thread."""
         self._clocks, self._own_clock = Clocks(), OwnClock()
         self._telling: Future | None = None
         self._told = own()
@@ -90,6 +92,7 @@ class RecordExchange(threading.Thread):
             with self._refreshed:
                 self.refreshes += 1
                 self._refreshed.notify_all()
+            self.on_refreshed()
             self._wake.wait(min(max(self._pause_seconds(), MIN_REFRESH_SECONDS), self._timeouts.report_seconds))
             self._wake.clear()
 

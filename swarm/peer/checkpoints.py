@@ -80,7 +80,8 @@ def own_checkpoint(folder: Path, step: int) -> Path:
 def _read(path: Path, data_name: str) -> dict[str, Any] | None:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-        content = {key: checkpoint[key] for key in ("global_step", data_name, "state_dict")}
+        content = {key: checkpoint[key] for key in ("global_step", "state_dict")}
+        content[data_name] = checkpoint.get(data_name)  # a helper has no data
         return content | {"global_step": int(content["global_step"]), "state_dict": dict(content["state_dict"])}
     except Exception as error:  # a pickle can fail in any way
         logger.warning(f"The checkpoint {path} cannot be read ({type(error).__name__}) and is left out")

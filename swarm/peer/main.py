@@ -44,6 +44,7 @@ from swarm.runtime.log_filters import silence_libraries
 from swarm.runtime.processes import descendants, kill, reap
 from swarm.runtime.threads import yield_cores
 
+HELPS = "Helper: it averages for the others, hands over the weights and keeps checkpoints. It trains nothing."
 LEAVE_SECONDS = 10.0
 """For an orderly end without one of its processes; then this peer starts again without a checkpoint of this moment."""
 
@@ -117,6 +118,7 @@ class Peer:
         self._session = None
         self._run: list[str] = []
         self._restart: threading.Timer | None = None
+        self._shown, self._desk = line, None
         self.reachability = None
         """Whether others can call this peer, once that is known."""
 
@@ -153,6 +155,8 @@ class Peer:
             if self._restart is not None:
                 self._start_again()
             self._entry.stop()
+            if self._desk is not None:
+                self._desk.stop()
             stop_dht(dht)
 
     def _dht(self):
@@ -215,6 +219,7 @@ class Peer:
         self._introduce(session)
         self._run = ["--run-id", manifest.run_id]
         announcer = Announcer(dht, session.manifest, addresses, session.folder.peers, admission=session.admission)
+        self._show_desk(manifest.run_id, addresses)
         prefix = session.manifest.key_prefix
         self._entry.watch(dht, session.admission, prefix, session.tell_members, session.end)
         try:
@@ -227,6 +232,13 @@ class Peer:
             self._entry.stop_watching()
             if session.supervisor.found and self._restart is None:
                 self._part_died(session.supervisor.found)
+
+    def _show_desk(self, run_id: str, addresses: tuple[str, ...]) -> None:
+        from swarm.peer.helping.desk_process import DeskProcess
+
+        if self.options.role.desk_port is not None:
+            output_dir = self.options.machine.output_dir
+            self._desk = DeskProcess(self.options.role, run_id, addresses, self._shown, output_dir)
 
     def _part_died(self, process: str) -> None:
         """It cannot be replaced here: leave as well as that goes without it, and start again as the same peer."""
@@ -277,6 +289,11 @@ class Peer:
         )
         why = "--client-mode was given" if may_serve else "the organiser has not given it the role to serve others"
         self.reachability, network = measured(network, why)
+        if self.options.role.helps and network.client_mode:
+            raise InputError(
+                f"A helper has to be a peer that others can call, and this one cannot be ({self.reachability.reason}): "
+                "open a TCP port of this machine and give it as --port, or leave out --role helper."
+            )
         return network
 
     def _introduce(self, session) -> None:
@@ -289,7 +306,7 @@ class Peer:
         if addresses:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
         print(self.reachability)
-        print(f"Micro-batch: {session.micro_batch}.")
+        print(HELPS if session.helps else f"Micro-batch: {session.micro_batch}.")
         print(f"Run folder: {session.folder.path}")
         if session.resumed_step is not None:
             unless = ", unless the swarm is further" if self.joins else ""
@@ -300,6 +317,7 @@ class Peer:
         print(session.averaging.protection)
         print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
         invitation = self._entry.invitation()
+        self._shown = self._entry.line if invitation is None else invitation[0]
         if addresses and (invitation is not None or not self.joins):
             title = " Others join with this line "
             print(f"{title:=^80}\n")
@@ -308,7 +326,9 @@ class Peer:
             else:
                 self._print_invitation(addresses, *invitation)
             print(f"\n{'=' * 80}")
-            if (missing := self.options.patience.min_peers - 1) > 0:
+            if session.helps:
+                print("Waiting for somebody who trains.", flush=True)
+            elif (missing := self.options.patience.min_peers - 1) > 0:
                 peers = "another peer" if missing == 1 else f"{missing} other peers"
                 print(f"Waiting for {peers}; --min-peers 1 begins at once.", flush=True)
 

@@ -45,6 +45,34 @@ class MachineOptions:
 
 
 @dataclass(frozen=True)
+class RoleOptions:
+    """What this peer does."""
+
+    role: Literal["trainer", "helper"] = "trainer"
+    """A helper trains nothing, so it needs no data and no GPU, but a port that others can call. It averages for those
+    who train, hands over the weights and keeps checkpoints: with one, volunteers train who are all behind routers."""
+    data_digest: Annotated[str | None, arg("TEXT", "that of the data in --data-dir, if they are there")] = None
+    """Digest of the data that volunteers have, for a helper that starts a run without them; swarm doctor --check-images
+    shows that of a folder of images."""
+    desk_port: Annotated[int | None, arg("PORT", "no page")] = None
+    """Also show the run on a web page at this port: swarm desk, in a process of its own."""
+    desk_host: Annotated[str, arg("ADDRESS")] = "127.0.0.1"
+    """Where that page is served: 0.0.0.0 shows it to everybody who can reach this machine."""
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is a helper."""
+        return self.role == "helper"
+
+    def check(self) -> None:
+        """Raises InputError: a value cannot work"""
+        if self.data_digest is not None and not self.helps:
+            raise InputError("--data-digest is for a helper, which has no data: leave it out, or add --role helper.")
+        if self.desk_port is not None and not 0 <= self.desk_port <= 65535:
+            raise InputError(f"--desk-port is {self.desk_port}: give 0 (any free port) to 65535.")
+
+
+@dataclass(frozen=True)
 class LeavingOptions:
     """When to leave, whatever comes first. Ctrl-C leaves as well."""
 
@@ -196,6 +224,7 @@ class PeerOptions:
     """Checkpoint whose weights a new swarm starts from, at step 0 with a new optimizer: to go back to an earlier
     best.ckpt, to train for longer or with other settings. Who joins, or comes back, goes on with the swarm's."""
     machine: Annotated[MachineOptions, tyro.conf.arg(name="your")] = field(default_factory=MachineOptions)
+    role: Annotated[RoleOptions, tyro.conf.arg(name="role")] = field(default_factory=RoleOptions)
     leaving: LeavingOptions = field(default_factory=LeavingOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     patience: PatienceOptions = field(default_factory=PatienceOptions)

@@ -34,6 +34,7 @@ from swarm.peer.callbacks.status_reporter import StatusReporter
 from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.peer.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints
+from swarm.peer.helping.helper import NO_MICRO_BATCH, NoData, NoStepMetrics, digest_for
 from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions
 from swarm.peer.startup_timer import StartupTimer
@@ -45,6 +46,7 @@ from swarm.runtime.processes import kill
 from swarm.training.averaging_mode import Averaging
 from swarm.training.batch_size_finder import MicroBatch, largest_sensible, measure_for_recipe, precision_on
 from swarm.training.batch_size_review import MicroBatchReview
+from swarm.training.helper import HelperStrategy
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 
@@ -92,6 +94,8 @@ class Session:
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
         options.check_steps(self.recipe.total_steps)
         options.check_micro_batch(self.recipe.target_batch_size)
+        if options.role.helps and options.leaving.target_accuracy is not None:
+            raise InputError("A helper does not validate, so it cannot leave at an accuracy: drop --target-accuracy.")
         if options.machine.device == "cuda" and not torch.cuda.is_available():
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
@@ -99,7 +103,12 @@ class Session:
         machine = options.machine
         given = machine.batch_size
         identity = dht.peer_id.to_base58()
-        self.data = build_data(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
+        self.helps = options.role.helps
+        self.data = (
+            NoData(digest_for(manifest, machine.data_dir, options.role.data_digest))
+            if self.helps
+            else build_data(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
+        )
         data_name = type(self.data).__qualname__
         self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, not joins, data_name)
         self.resumed_step = None if earlier is None else earlier["global_step"]
@@ -114,8 +123,8 @@ class Session:
         if options.results.evaluate_every_steps is not None:
             self.data.test_dataloader()  # says what is missing
         self.upload = self._upload()
-        if earlier is not None:  # a peer that comes back goes on with its samples
-            self.data.load_state_dict(earlier[data_name])
+        if earlier is not None and (position := earlier[data_name]) is not None:
+            self.data.load_state_dict(position)  # a peer that comes back goes on with its samples
         self.task = build_task(self.recipe)
         self.started_from = None if joins or earlier is not None else options.start_from
         """The file whose weights a new swarm starts from."""
@@ -124,11 +133,13 @@ class Session:
             load_weights(self.task, read_checkpoint(path), path)
         if given:
             check_samples(self.task.model, given, self.recipe.model)
-        self.micro_batch = (
-            MicroBatch(given, math.nan, "given")
-            if given
-            else measure_for_recipe(self.task.model, self.recipe, machine.device, self.data.num_train_samples)
-        )
+        if self.helps:
+            self.micro_batch = NO_MICRO_BATCH
+        elif given:
+            self.micro_batch = MicroBatch(given, math.nan, "given")
+        else:
+            num_samples = self.data.num_train_samples
+            self.micro_batch = measure_for_recipe(self.task.model, self.recipe, machine.device, num_samples)
         self.data.batch_size = self.micro_batch.samples
         self._begin_folder()
         entry.keep(self.admission, self.manifest, self.folder)
@@ -269,7 +280,7 @@ class Session:
 
     def _strategy(self) -> SwarmStrategy:
         patience = self.options.patience
-        return SwarmStrategy(
+        return (HelperStrategy if self.helps else SwarmStrategy)(
             self.recipe.target_batch_size,
             self.manifest.run_id,
             dht=self.dht,
@@ -299,17 +310,18 @@ class Session:
     def _trainer(self) -> Trainer:
         leaving = self.options.leaving
         advice = [] if self.joins else [SlowLineAdvice(self.averaging, self.reporter.say)]
+        of_trainer = [] if self.helps else [FirstContribution(self.clock, self.reporter.say)]
         return build_trainer(
             self.recipe,
             self.folder,
-            accelerator={"auto": "auto", "cpu": "cpu", "cuda": "gpu"}[self.options.machine.device],
-            precision=precision_on(self.options.machine.device, self.recipe.precision),
+            accelerator={"auto": "auto", "cpu": "cpu", "cuda": "gpu"}[self._device],
+            precision=precision_on(self._device, self.recipe.precision),
             strategy=self.strategy,
             callbacks=[
                 self.metrics,
                 LedgerKeeper(self.ledger),
                 self.reporter,
-                FirstContribution(self.clock, self.reporter.say),
+                *of_trainer,
                 self.company,
                 self.traffic,
                 self.supervisor,
@@ -322,7 +334,13 @@ class Session:
             max_steps=leaving.max_steps,
             max_time=leaving.max_time,
             target_accuracy=leaving.target_accuracy,
+            step_metrics=NoStepMetrics() if self.helps else None,
         )
+
+    @property
+    def _device(self) -> str:
+        """Where this peer computes; a helper has nothing that a GPU could do."""
+        return "cpu" if self.helps else self.options.machine.device
 
     def outcome(self, trainer: Trainer) -> str:
         if self.supervisor.found:
@@ -367,11 +385,18 @@ class Session:
     def _farewell(self, final: Status, seconds: float) -> str:
         metrics = self.metrics
         share = metrics.contributed / metrics.swarm_samples if metrics.swarm_samples else None
+        ended, how = f"{final.ended.capitalize()} at step {final.step} after {seconds:.0f} s", ""
+        if self.helps:
+            gave = f"This helper took part in {metrics.updates} updates of {metrics.swarm_samples:,} samples."
+        else:
+            how = f"; validation accuracy {percent(final.val_accuracy)}"
+            gave = (
+                f"You gave {metrics.contributed:,} samples to {metrics.updates} updates, which is {percent(share)} of "
+                "what the swarm computed for them."
+            )
         return (
-            f"{final.ended.capitalize()} at step {final.step} after {seconds:.0f} s; validation accuracy "
-            f"{percent(final.val_accuracy)}.\n"
-            f"You gave {metrics.contributed:,} samples to {metrics.updates} updates, which is {percent(share)} of what "
-            f"the swarm computed for them. Rounds and states took {self.traffic.num_bytes / 1e9:.2f} GB of your line.\n"
+            f"{ended}{how}.\n"
+            f"{gave} Rounds and states took {self.traffic.num_bytes / 1e9:.2f} GB of your line.\n"
             f"Weights: {self.folder.checkpoints}\n"
             f"Curves:  {tensorboard_command(self.folder.path)}"
         )

@@ -147,6 +147,11 @@ class Admission:
         """The certificate that it has shown last; None in an open run, and of who has shown none."""
         return self._members.get(peer)
 
+    def may(self, peer: PeerID, role: Role) -> bool:
+        """Whether a peer has one of these roles; in an open run, and of who has shown no certificate yet: all have."""
+        member = self._members.get(peer)
+        return member is None or bool(member.roles & role)
+
     def is_removed(self, peer: PeerID) -> bool:
         """Whether it was a member and may not take part any more."""
         certificate = self._members.get(peer)

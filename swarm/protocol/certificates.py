@@ -61,14 +61,18 @@ class Role(IntFlag):
     """What a member may do."""
 
     TRAIN = 1
-    """Give gradients, and take part in rounds."""
+    """Give gradients, in rounds."""
     SERVE = 2
-    """Lead groups, average shares for others, and hand over the state."""
+    """Lead groups, average shares for others, and hand over the state; without `TRAIN`, as a helper."""
     WATCH = 4
     """Download the state and read who is there."""
 
 
 EVERYTHING = Role.TRAIN | Role.SERVE | Role.WATCH
+HELPER = Role.SERVE | Role.WATCH
+"""It takes part in rounds, and whatever it says that it has computed counts for nothing."""
+IN_ROUNDS = Role.TRAIN | Role.SERVE
+"""One of them is needed to take part in a round."""
 
 
 class Right(IntFlag):

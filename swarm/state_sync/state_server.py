@@ -18,7 +18,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
 from swarm.protocol.admission import OPEN, Admission
-from swarm.protocol.certificates import Role
+from swarm.protocol.certificates import IN_ROUNDS, Role
 from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
@@ -141,7 +141,7 @@ class StateServer:
         if not isinstance(found, Upload):
             if (
                 wish.average_of == self.rounds.step
-                and self._may_train(peer_id)
+                and self._admission.may(peer_id, IN_ROUNDS)
                 and peer_id in self._took_state
                 and not self.rounds.is_averaging
             ):
@@ -174,10 +174,6 @@ class StateServer:
         finally:
             upload.streams.discard(stream)
             self.uploads.sweep()
-
-    def _may_train(self, peer_id: PeerID) -> bool:
-        member = self._admission.member(peer_id)
-        return member is None or Role.TRAIN in member.roles
 
     def end_uploads_of_removed(self) -> None:
         """Who was removed from the run gets nothing more, also of what has begun."""

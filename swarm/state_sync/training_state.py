@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -31,7 +32,7 @@ class SharedState:
     """The tensors of a model and its optimizers, seen as one list.
 
     Args:
-        model: its parameters and buffers travel, in the order of `state_dict`
+        model: its trained parameters and buffers travel, in the order of `state_dict`, and nothing frozen
         optimizers: torch optimizers, whose statistics travel
         anchors: what travels in place of some parameters; whoever loads it has it in the parameters
     """
@@ -41,8 +42,26 @@ class SharedState:
     anchors: Mapping[torch.Tensor, torch.Tensor] = field(default_factory=dict)
 
     @property
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """What travels of the model: each tensor once, however many names it has, and no frozen weights."""
+        found: dict[int, tuple[str, torch.Tensor]] = {}
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            if not _is_frozen(tensor):
+                found.setdefault(id(tensor), (name, tensor))
+        return dict(found.values())
+
+    @property
     def model_tensors(self) -> list[torch.Tensor]:
-        return [tensor.detach() for tensor in self.model.state_dict(keep_vars=True).values()]
+        return [tensor.detach() for tensor in self.named_tensors.values()]
+
+    @cached_property
+    def frozen(self) -> bytes:
+        """A digest of the frozen weights, which every peer has to have built alike; empty if there are none."""
+        weights = {name: one for name, one in self.model.state_dict(keep_vars=True).items() if _is_frozen(one)}
+        digest = hashlib.sha256()
+        for name, tensor in weights.items():
+            _add(digest, name, tensor)
+        return digest.digest()[:DIGEST_BYTES] if weights else b""
 
     @property
     def optimized(self) -> list[tuple[torch.optim.Optimizer, torch.Tensor]]:
@@ -79,7 +98,7 @@ class SharedState:
         Args:
             statistics, tensors: of `held`, or of a downloaded state that was checked
         """
-        digest, model, optimized = hashlib.sha256(), self.model.state_dict(keep_vars=True), self.optimized
+        digest, model, optimized = hashlib.sha256(), self.named_tensors, self.optimized
         for (name, own), tensor in zip(model.items(), tensors, strict=False):
             if isinstance(own, nn.Parameter):
                 _add(digest, name, tensor)
@@ -91,14 +110,13 @@ class SharedState:
 
     def places_of(self, weights: Sequence[torch.Tensor]) -> list[int]:
         """Where these are in the list of tensors that travels."""
-        own = [self.anchors.get(tensor, tensor) for tensor in self.model.state_dict(keep_vars=True).values()]
+        own = [self.anchors.get(tensor, tensor) for tensor in self.named_tensors.values()]
         places = {id(tensor): place for place, tensor in enumerate(own)}
         return [places[id(weight)] for weight in weights]
 
     def held(self) -> tuple[list[tuple[int, str]], list[torch.Tensor]]:
         """The names of the statistics, and all tensors, as `export` describes them: themselves, not copies."""
-        own = self.model.state_dict(keep_vars=True).values()
-        tensors = [self.anchors.get(tensor, tensor).detach() for tensor in own]
+        tensors = [self.anchors.get(tensor, tensor).detach() for tensor in self.named_tensors.values()]
         statistics = []
         for index, (optimizer, param) in enumerate(self.optimized):
             for key, value in optimizer.state.get(param, {}).items():
@@ -116,7 +134,7 @@ class SharedState:
         """
         statistics, tensors = self.held()
         copies = [tensor.to("cpu", copy=True) for tensor in tensors]
-        return {"step": step, "lineage": lineage, "statistics": statistics}, copies
+        return {"step": step, "lineage": lineage, "statistics": statistics, "frozen": self.frozen}, copies
 
     @torch.no_grad()
     def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
@@ -150,6 +168,8 @@ class SharedState:
         """Raises RoundFailed: it is not a state of this model, or one that would break its optimizer."""
         optimized = self.optimized
         step, statistics = self._check_description(description, optimized)
+        if description.get("frozen", b"") != self.frozen:
+            raise RoundFailed("the peer's frozen weights are others: start all peers with the same pretrained weights")
         model_tensors = self.model_tensors
         if len(tensors) != len(model_tensors) + len(statistics):
             raise RoundFailed("the state has another number of tensors")
@@ -166,7 +186,7 @@ class SharedState:
     def distance_to(self, tensors: Sequence[torch.Tensor]) -> float:
         """Relative distance ‖new - own‖ / ‖own‖ of the float tensors of a model whose state has been checked."""
         difference, norm = 0.0, 0.0
-        for own, new in zip(self.model.state_dict(keep_vars=True).values(), tensors, strict=False):
+        for own, new in zip(self.named_tensors.values(), tensors, strict=False):
             if own.is_floating_point():
                 held = self.anchors.get(own, own).detach()
                 difference += float((new.to(held.device, torch.float32) - held.float()).square().sum())
@@ -214,6 +234,10 @@ class SharedState:
             raise RoundFailed(f"the state's statistic {key} is negative")
         if key == "step" and float(tensor.max()) > most_steps:
             raise RoundFailed(f"the state's optimizer has made {float(tensor.max()):.0f} steps, and not {most_steps}")
+
+
+def _is_frozen(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
 
 def _add(digest, name: object, tensor: torch.Tensor) -> None:

@@ -105,6 +105,7 @@ class Coordinator:
         self.tracker = ProgressTracker(
             dht, namespace, self.target, name, max_step, self.options.timeouts, self.options.admission
         )
+        self.tracker.report(helps=self.options.helps)
         self._attester = Attester(self.version, self._gradients.weights[0].device)
         self._probation = Probation(self.version, self.tracker, self._attester)
         shapes = [param.shape for param in self._gradients.params]
@@ -157,6 +158,11 @@ class Coordinator:
         return self._inflight is not None
 
     @property
+    def is_catching_up(self) -> bool:
+        """Whether it takes over a state, or what it has missed."""
+        return self._catching_up.is_running
+
+    @property
     def samples(self) -> int:
         """Computed by this peer for the present step."""
         return self._throughput.work.samples
@@ -183,7 +189,7 @@ class Coordinator:
     def _wait_for_peers(self) -> None:
         """Peers that begin together wait for each other; whoever is here can take over the state meanwhile."""
         began = time.perf_counter()
-        while len(self.tracker.swarm.members) < self.options.min_peers and not self._should_stop():
+        while self.tracker.swarm.num_trainers < self.options.min_peers and not self._should_stop():
             self.tracker.report(urgent=True, phase=WAITING)
             self.tracker.exchange.wait_refreshed(1.0)
             if self.tracker.swarm.latest_step > self.step:
@@ -261,6 +267,20 @@ class Coordinator:
             True when an average is there: update the weights within `updating`. False: go on with the next micro-batch.
         """
         self._count(samples, loss)
+        return self._synchronise()
+
+    def attend(self) -> bool:
+        """What a helper does in place of `contribute`: it takes part, without a gradient.
+
+        Returns:
+            True when an average is there: update the weights within `updating`. False: call it again when something
+            has happened
+        """
+        self._probation.review()
+        if self._catching_up.is_behind:
+            self._catching_up.report()
+        else:
+            self.tracker.report(phase=TRAINING)
         return self._synchronise()
 
     def _count(self, samples: int, loss: torch.Tensor | float) -> None:

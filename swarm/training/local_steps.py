@@ -206,7 +206,7 @@ class LocalCoordinator(Coordinator):
     @property
     def local_batch_size(self) -> float:
         """Samples of a local step: equal peers make `local.steps` of them for a global update."""
-        return self.target.samples / (self.local.steps * max(1, len(self.tracker.swarm.members)))
+        return self.target.samples / (self.local.steps * max(1, self.tracker.swarm.num_trainers))
 
     def contribute(self, samples: int, loss: torch.Tensor | float) -> bool:
         """After a backward pass.
@@ -234,6 +234,13 @@ class LocalCoordinator(Coordinator):
         self._throughput.keep()
         self._weights_may_be_why = False
         return True
+
+    def attend(self) -> bool:
+        """As any helper; a global update is made at once, and no local step is due."""
+        if super().attend():
+            with super().updating():
+                pass
+        return False
 
     def _leave_out(self, samples: int) -> bool:
         """A local step of so many samples; after several in a row the weights may be why."""

@@ -15,13 +15,14 @@ class CoordinatorOptions:
     """What this peer decides alone; nothing here has to agree with the others.
 
     Args:
-        min_peers: do not begin before so many peers are there
+        min_peers: do not begin before so many peers that train are there
         matchmaking_seconds: how long to wait at the end of a step for peers that are missing
         averaging_timeout_seconds: give up a round (and try again with those who are left) after so long, or after what
             a line of 2 Mbit/s needs for it, if that is longer
         join_timeout_seconds: give up joining when nobody hands over the state for so long
         line: what rounds and states may take of this peer's line, such as `LineUse(max_upload_mbps=10)`; of one peer
         admission: who may take part; by default everybody
+        helps: this peer is a helper: it gives nothing to any round (`swarm.training.helper`)
         timeouts: everything else that this peer waits for
         ledger: file with what each has given, which is handed out to whoever asks; None if this peer keeps none
     """
@@ -32,5 +33,6 @@ class CoordinatorOptions:
     join_timeout_seconds: float = 120.0
     line: LineUse | None = None
     admission: Admission = OPEN
+    helps: bool = False
     timeouts: Timeouts = DEFAULT_TIMEOUTS
     ledger: Path | None = None

@@ -225,8 +225,7 @@ class SwarmStrategy(SingleDeviceStrategy):
     ) -> Any:
         loss = closure()
         faults.at("computing", self.coordinator.step)
-        averaged = loss is not None and self.coordinator.contribute(self._micro_batch_samples, loss)
-        if averaged:
+        if self._contribute(loss):
             self._follow_orders()
             with self.coordinator.updating():
                 super().optimizer_step(optimizer, lambda: loss, model=model, **kwargs)
@@ -236,6 +235,10 @@ class SwarmStrategy(SingleDeviceStrategy):
             self._trainer.should_stop = True
             self._trainer.limit_val_batches = 0  # no last validation for somebody who wants to leave
         return loss
+
+    def _contribute(self, loss: torch.Tensor | None) -> bool:
+        """The micro-batch belongs to the swarm's step; whether an average is there."""
+        return loss is not None and self.coordinator.contribute(self._micro_batch_samples, loss)
 
     def _make_update(self) -> None:
         """One that the swarm has made without this peer, as Lightning makes its own: with hooks and clipping."""

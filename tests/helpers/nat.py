@@ -8,12 +8,15 @@ Needs root, iproute2 and nftables. Nothing outside the namespaces is touched, an
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+_CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 # libp2p does not route addresses of documentation or benchmark ranges, so these look public; they end at the router.
 INTERNET_IP, ROUTER_IP, HOME_IP = "11.77.0.1", "11.77.0.2", "10.77.0.2"
@@ -54,6 +57,14 @@ class Home:
         """Map a TCP port of the router to the machine at home."""
         rule = f"add rule ip nat prerouting tcp dport {port} dnat to {HOME_IP}:{port}"
         subprocess.run([*self.router, "nft", *rule.split()], check=True)
+
+
+def enter(prefix: tuple[str, ...]) -> None:
+    """Move this process, which has one thread yet, to where commands with this prefix run."""
+    namespace = os.open(f"/run/netns/{prefix[-1]}", os.O_RDONLY)
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), f"setns to {prefix[-1]} failed")
+    os.close(namespace)
 
 
 @contextlib.contextmanager

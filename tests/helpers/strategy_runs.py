@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
+from swarm.training.helper import NO_BATCHES, HelperStrategy
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.swarm_peers import running_dht
@@ -100,6 +101,7 @@ class Update:
     own_samples: int
     loss: float
     peer_ids: frozenset
+    order: tuple
     complete: bool
     indices: list[list[int]]
     weights: dict[str, torch.Tensor]
@@ -141,6 +143,7 @@ class Record(L.Callback):
             own_samples=report.own_samples,
             loss=report.loss,
             peer_ids=frozenset(map(str, report.round.group.peer_ids)) if report.round else frozenset(),
+            order=tuple(map(str, report.round.group.peer_ids)) if report.round else (),
             complete=report.round is None or report.round.complete,
             indices=pl_module.indices,
             weights={name: tensor.clone() for name, tensor in pl_module.net.state_dict().items()},
@@ -195,11 +198,13 @@ def train(
     data=loader,
     client_mode=False,
     averaging="sync",
+    kind=SwarmStrategy,
+    host="127.0.0.1",
 ):
     """A peer. Its samples come in an order that its name seeds."""
-    with running_dht(initial_peers, line, client_mode=client_mode) as dht:
+    with running_dht(initial_peers, line, client_mode=client_mode, host_maddrs=(f"/ip4/{host}/tcp/0",)) as dht:
         options = patience(min_peers)
-        strategy = SwarmStrategy(target, "test", dht=dht, name=name, options=options, averaging=averaging)
+        strategy = kind(target, "test", dht=dht, name=name, options=options, averaging=averaging)
         record = Record(line, stop)
         task = Task(plan)
         trainer = trainer_for(strategy, [record], max_steps=max_steps, gradient_clip_val=plan.clip)
@@ -207,6 +212,11 @@ def train(
         state = {key: value.clone() for key, value in task.net.state_dict().items()}
         optimizer = trainer.optimizers[0].state_dict()
         return Outcome(str(dht.peer_id), record.updates, record.joined_at, state, optimizer)
+
+
+def helper(name, initial_peers, line, plan, target, **options):
+    """A peer that trains nothing."""
+    return train(name, initial_peers, line, plan, target, data=lambda _: NO_BATCHES, kind=HelperStrategy, **options)
 
 
 def assert_same_bits(one: dict, other: dict) -> None:

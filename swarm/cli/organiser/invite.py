@@ -55,7 +55,7 @@ class InviteOptions:
     days: Annotated[float, arg("DAYS")] = 30.0
     """For how long the invitation can be used; with --peer-id, for how long the certificate counts."""
     roles: RoleName = "everything"
-    """What they may do: everything; or train, but never be called by others."""
+    """What they may do: everything; or train, but never be called by others; or be a helper, and never train."""
     peer_id: Annotated[str | None, arg("QM...", "none: they become members when they join")] = None
     """Make a certificate for the peer with this id instead, for a volunteer who cannot reach your enrolment port."""
     close: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

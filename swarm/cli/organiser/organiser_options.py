@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from recipe.command_line import arg
 from recipe.errors import InputError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swarm.enrolment.organiser_folder import OrganiserFolder
     from swarm.protocol.certificates import Role
 
-RoleName = Literal["everything", "train"]
+RoleName = Literal["everything", "train", "helper"]
 SHORT_ID_LETTERS = 8
 MAX_NAMES = 20
 """In a sentence."""
@@ -122,16 +122,16 @@ def short(peer_id: PeerID | str) -> str:
 
 def role_of(name: RoleName) -> Role:
     """What a member may do of whom the command line says this."""
-    from swarm.protocol.certificates import EVERYTHING, Role
+    from swarm.protocol.certificates import EVERYTHING, HELPER, Role
 
-    return {"everything": EVERYTHING, "train": Role.TRAIN | Role.WATCH}[name]
+    return {"everything": EVERYTHING, "train": Role.TRAIN | Role.WATCH, "helper": HELPER}[name]
 
 
 def roles_shown(roles: Role) -> str:
     """The word of the command line for that, or one word for each role."""
     from swarm.protocol.certificates import Role
 
-    for name in ("everything", "train"):
+    for name in get_args(RoleName):
         if role_of(name) == roles:
             return name
     return ", ".join(role.name.lower() for role in Role if role in roles)

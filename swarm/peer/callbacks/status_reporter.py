@@ -21,6 +21,7 @@ from swarm.peer.status import Status, status_table
 
 STATUS_SECONDS = 0.5
 LINE_SECONDS = 10.0
+FOR_NOBODY = "waiting for somebody who trains"
 LEAVING = "leaving"  # not a phase that others hear of: they are told that this peer has left
 
 
@@ -109,10 +110,12 @@ class StatusReporter(L.Callback):
             return LEAVING
         if self._coordinator is None:
             return JOINING
-        phase = self._coordinator.tracker.own.phase
+        phase, num_trainers = self._coordinator.tracker.own.phase, self._coordinator.tracker.swarm.num_trainers
         if phase == PAUSED:
             return f"paused at step {self._coordinator.step}"
-        missing = self._coordinator.options.min_peers - len(self._coordinator.tracker.swarm.members)
+        if self._coordinator.options.helps:
+            return self._coordinator.tracker.own.shown_phase if num_trainers else FOR_NOBODY
+        missing = self._coordinator.options.min_peers - num_trainers
         return f"waiting for {missing} more peer{'s' * (missing != 1)}" if phase == WAITING and missing > 0 else phase
 
     def say(self, line: str) -> None:

@@ -160,8 +160,9 @@ class Entry:
         admission = self.membership.new_admission()
         if (why := admission.why_this_peer_was_removed) is not None:
             raise InputError(f"The organiser has removed this peer from run {manifest.run_id}: {why}.")
-        if admission.own is not None and Role.TRAIN not in admission.own.roles:
-            raise InputError(f"The organiser has not given this peer the role to train in run {manifest.run_id}.")
+        if admission.own is not None and Role.TRAIN not in admission.own.roles and not self.options.role.helps:
+            hint = ": add --role helper, as which it may take part" if self.may_serve else ""
+            raise InputError(f"The organiser has not given this peer the role to train in run {manifest.run_id}{hint}.")
         for kind, signed in admission.lists.all_signed.items():
             with contextlib.suppress(TimeoutError):  # the others have it, or get it from somebody else
                 push_list(dht, manifest.key_prefix, kind, signed)

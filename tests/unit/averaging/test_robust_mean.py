@@ -186,6 +186,11 @@ def test_whatever_is_claimed_the_bound_holds_and_who_claims_less_counts_as_it_sa
         assert all(number in (said, most) for number, said in zip(counted, samples.tolist(), strict=True))
 
 
+@pytest.mark.parametrize("samples", [[8, 16, 24], [8, 16, 1000], [8, 16], [8]])
+def test_a_helper_changes_no_weight(samples):
+    assert CLIP.weights([0, *samples]) == [0, *CLIP.weights(samples)]
+
+
 def test_who_is_within_reach_is_not_touched():
     """The bound is where it is said to be."""
     base = [torch.tensor([value, 0.0]) for value in (-1.0, 1.0, -1.0, 1.0)]

@@ -115,6 +115,21 @@ def test_there_is_no_mean_of_those_who_have_computed_nothing():
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("rule", [MEAN, Combination(clips=True), Combination(clips=True, local_steps=4)])
+def test_a_helper_that_reduces_changes_no_bit_of_the_mean(rule):
+    """One member of the three is a liar, so that there is something to clip, and the median is not that of four."""
+    generator = torch.Generator().manual_seed(0)
+    gifts = {peer: torch.randn(50, generator=generator) * scale for peer, scale in ((A, 1), (B, 1), (C, 100))}
+
+    async def mean(*helpers: PeerID) -> torch.Tensor:
+        reducer = PartReducer([50], [*helpers, *gifts], rule)
+        giving = [reducer.mean_with(peer, torch.zeros(50), 0.0) for peer in helpers]
+        giving += [reducer.mean_with(peer, part, weight) for weight, (peer, part) in enumerate(gifts.items(), 8)]
+        return (await asyncio.gather(*giving))[0]
+
+    assert torch.equal(asyncio.run(mean()), asyncio.run(mean(PEERS[3])))
+
+
 def test_the_order_of_members_counts_and_not_who_comes_first():
     parts = {
         peer: torch.randn(1000, generator=torch.Generator().manual_seed(number)) for number, peer in enumerate(PEERS)

@@ -10,9 +10,9 @@ import pytest
 from hivemind.p2p import PeerID
 
 from swarm.cli.organiser.invite import main
-from swarm.cli.organiser.organiser_options import date
+from swarm.cli.organiser.organiser_options import date, roles_shown
 from swarm.enrolment.join_line import JoinLine
-from swarm.protocol.certificates import EVERYTHING, Certificate, Role
+from swarm.protocol.certificates import EVERYTHING, HELPER, Certificate, Role
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 DAY = 24 * 3600
@@ -37,6 +37,14 @@ def test_the_line_makes_somebody_a_member(her_run):
     peer_id = PeerID(b"\x12\x20" + os.urandom(32))
     member = her_run.folder.registry.use_invitation(JoinLine.parse(line).token, peer_id, "another name")
     assert (member.name, member.roles) == ("Ada Byron", Role.TRAIN | Role.WATCH)
+
+
+def test_the_line_makes_somebody_a_helper(her_run):
+    (line,), _ = invited(her_run.options("--name", "rented", "--roles", "helper"))
+    peer_id = PeerID(b"\x12\x20" + os.urandom(32))
+    member = her_run.folder.registry.use_invitation(JoinLine.parse(line).token, peer_id, "")
+    assert member.roles == HELPER
+    assert roles_shown(member.roles) == "helper"
 
 
 def test_a_line_for_many(her_run):

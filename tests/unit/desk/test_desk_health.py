@@ -31,6 +31,14 @@ def test_all_is_well(seen):
     assert seen.desk.newest.swarm.seconds_left == pytest.approx(2 * 9981)
 
 
+def test_only_helpers_are_there(seen):
+    seen.look(seen.record("helga", 1, rate=0.0, helps=True))
+    assert sentence(seen) == ("warning", "Only helpers are here: the run waits for somebody who trains.")
+    assert [(peer.role, peer.phase) for peer in seen.desk.newest.peers.peers] == [("helper", "helping")]
+    seen.look(seen.record("helga", 1, rate=0.0, helps=True), seen.record("ada", 1, helps=False))
+    assert sentence(seen) == ("good", "One peer trains. How fast shows after the next updates.")
+
+
 def test_it_is_over(seen):
     seen.train("ada", steps=range(9998, 10_001))
     assert sentence(seen) == ("good", "The run has ended: all 10,000 updates are made.")

@@ -24,7 +24,7 @@ from tests.helpers.mutation import mutated
 from tests.helpers.records import NOW, RECORD
 
 FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
-FIELDS += ("ahead", "lineage", "attested")
+FIELDS += ("ahead", "lineage", "attested", "helps")
 LONG = Attestation(MAX_STEP, b"L" * 16, b"D" * 16, (-1.5e-300,) * 16)
 """As many bytes as there can be."""
 ATTESTED = [12, b"L" * 16, b"D" * 16, [0.5] * 8]
@@ -48,6 +48,12 @@ def test_records_survive_the_wire(record):
 def test_a_sketch_that_is_not_finite_is_none():
     attested = replace(LONG, sketch=(math.nan, 1.0))
     assert PeerProgress.from_bytes(replace(RECORD, attested=attested).to_bytes(), NOW).attested.sketch == ()
+
+
+def test_a_person_reads_of_a_helper_that_it_helps():
+    helper = PeerProgress.from_bytes(replace(RECORD, helps=True, samples=0, rate=0.0).to_bytes(), NOW)
+    assert (RECORD.shown_phase, helper.shown_phase) == ("training", "helping")
+    assert replace(helper, phase=JOINING).shown_phase == JOINING
 
 
 def test_unknown_loss_and_accuracy_survive_the_wire():
@@ -102,6 +108,10 @@ def test_unknown_loss_and_accuracy_survive_the_wire():
         {"attested": [*ATTESTED[:3], [0.5] * 17]},
         {"attested": [*ATTESTED[:3], ["x"]]},
         {"attested": [*ATTESTED, 1]},
+        {"helps": 1},
+        {"helps": None},
+        {"helps": True, "samples": 8, "rate": 0.0},
+        {"helps": True, "samples": 0, "rate": 8.0},
     ],
     ids=lambda changes: "-".join(f"{key}={value!r}"[:24] for key, value in changes.items()),
 )

@@ -97,7 +97,7 @@ def test_who_is_never_told_searches_each_time(board):
         (Role.TRAIN, True, True),
         (Role.TRAIN, False, False),
         (Role.WATCH, True, False),
-        (Role.WATCH | Role.SERVE, False, False),
+        (Role.WATCH | Role.SERVE, False, True),
     ],
 )
 def test_a_record_says_no_more_than_its_certificate_allows(roles, client_mode, is_read):
@@ -111,4 +111,6 @@ def test_a_record_says_no_more_than_its_certificate_allows(roles, client_mode, i
         return
     found = read_record(shown, ada, here, now)
     assert found.joined == pytest.approx(now, abs=60), "it was not there before it was a member"
+    trains = Role.TRAIN in roles
+    assert (found.helps, found.samples, found.rate) == (not trains, RECORD.samples * trains, RECORD.rate * trains)
     assert read_record(organiser.admission(ada).show(b""), ada, here, now) is None, "it has left"

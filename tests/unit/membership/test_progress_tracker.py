@@ -77,6 +77,17 @@ def test_a_name_that_two_peers_have_comes_with_the_id(swarm):
         assert swarm.tracker.name_of(liar) == f"{name} ({liar})"
 
 
+def test_helpers_are_members_and_do_not_count_as_those_who_train(swarm):
+    helga = swarm.says("helga", helps=True)
+    assert helga in swarm.members
+    assert swarm.tracker.swarm.num_trainers == 1, "this peer"
+    swarm.says("anna", samples=8)
+    assert swarm.tracker.swarm.num_trainers == 2
+    swarm.tracker.report(helps=True)
+    assert swarm.tracker.swarm.num_trainers == 1
+    assert len(swarm.members) == 3
+
+
 def test_the_step_is_over_with_the_target_batch(swarm):
     swarm.tracker.report(samples=40)
     swarm.says("anna", samples=59)

@@ -27,7 +27,7 @@ FINGERPRINTS = {
     "cifar10-vit-tiny": "9c991b654f903338",
     "imagefolder-vit-small": "f3b09206a443fe44",
     "synthetic": "0b6420b910dc7fbd",
-    "docstrings": "915ab8c7afba3372",
+    "docstrings": "1c939637a6bcd3ab",
     "ag-news-distilbert": "35d8f7971fafeea7",
 }
 

@@ -43,7 +43,7 @@ def test_without_transformers_a_sentence_says_what_to_install(monkeypatch, tmp_p
     monkeypatch.setitem(sys.modules, "transformers", None)
     write_csv(tmp_path / "train.csv", [("a", "x"), ("b", "y")] * 20)
     for use in (lambda: build_model(TINY), build_data(TINY, tmp_path).setup):
-        with pytest.raises(InputError, match=r"pip install 'swarm-vit\[text\]'") as caught:
+        with pytest.raises(InputError, match=r"pip install -e '\.\[text\]'") as caught:
             use()
         assert "\n" not in str(caught.value)
 

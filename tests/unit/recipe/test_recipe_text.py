@@ -21,6 +21,8 @@ from recipe.text.docstrings.archive import REFERENCE_DIGEST, bundled, read_rows
 from recipe.text.docstrings.extract import PARTS, VERSIONS, Docstring, as_csv, extract
 from recipe.text.encoder import TextEncoder
 from recipe.text.tokens import HIDDEN, PAD, VOCABULARY, HashedWords
+from swarm.cli.checks import check_data
+from swarm.membership.run_manifest import PROTOCOL, RunManifest
 
 OWN_TEXTS = replace(preset("docstrings"), dataset="csv", num_classes=2)
 
@@ -217,6 +219,14 @@ def test_ag_news_that_cannot_be_downloaded(tmp_path, monkeypatch):
     write_csv(tmp_path / "ag_news_csv" / "train.csv", [("1", "not", "the published file")])
     with pytest.raises(InputError, match="wrong checksum"):
         data.setup()
+
+
+def test_the_doctor_sees_texts(own_texts):
+    manifest = RunManifest(PROTOCOL, "run", OWN_TEXTS)
+    found = check_data(manifest.with_classes(build_data(OWN_TEXTS, own_texts).digest, own_texts), own_texts)
+    assert (found.state, found.found) == ("ok", "csv: 38 training samples")
+    assert check_data(replace(manifest, classes="others"), own_texts).state == "failed"
+    assert check_data(replace(manifest, recipe=preset("ag-news-distilbert")), own_texts).state == "warning"
 
 
 # ---- recipes -------------------------------------------------------------------------------------------------------

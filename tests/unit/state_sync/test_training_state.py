@@ -60,6 +60,35 @@ def test_two_models_go_on_alike(optimizer):
     assert_equal(everything(joiner), everything(donor))
 
 
+def with_frozen_layer(seed: int) -> SharedState:
+    """Its first layer is frozen, and its last one has the weights of the one before."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+    model[0].requires_grad_(False)
+    model[2].weight = model[1].weight
+    return SharedState(model, [torch.optim.AdamW(model.parameters())])
+
+
+def test_frozen_weights_do_not_travel_and_tied_ones_travel_once():
+    donor, joiner = with_frozen_layer(0), with_frozen_layer(1)
+    joiner.model[0].load_state_dict(donor.model[0].state_dict())
+    donor.model(torch.ones(1, 4)).sum().backward()
+    donor.optimizers[0].step()
+    description, tensors = donor.export(1, LINEAGE)
+    assert [tensor.shape for tensor in tensors[:2]] == [(4, 4), (4,)]
+    assert len(tensors) == 2 + 2 * 3, "a weight and a bias, and three statistics of each"
+    assert joiner.load(description, tensors) == (1, LINEAGE)
+    assert joiner.digest() == donor.digest()
+
+
+def test_who_has_frozen_other_weights_cannot_take_over_a_state():
+    donor, joiner = with_frozen_layer(0), with_frozen_layer(1)
+    before = joiner.digest()
+    with pytest.raises(RoundFailed, match="the same pretrained weights"):
+        joiner.load(*donor.export(1, LINEAGE))
+    assert joiner.digest() == before
+
+
 def test_a_fresh_state_resets_the_statistics():
     donor, joiner = make(1), make(2)
     train(joiner)

@@ -1,0 +1,57 @@
+"""The desk of a run beside a peer, in a process of its own: neither needs the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from swarm.enrolment.join_line import JoinLine
+from swarm.peer.options import RoleOptions
+from swarm.runtime.processes import die_with_parent
+
+END_SECONDS = 5.0
+
+
+class DeskProcess:
+    """`swarm desk`, as a child of this peer. If it ends, it says why, and the peer goes on.
+
+    Args:
+        options: where the page is
+        run_id: of the run
+        addresses: of this peer
+        line: join line of the run, whose invitation is not told; None in a run that is open to everybody
+        output_dir: where its history is kept
+    """
+
+    def __init__(
+        self, options: RoleOptions, run_id: str, addresses: Sequence[str], line: JoinLine | None, output_dir: Path
+    ):
+        whom = " ".join(addresses) if line is None else str(replace(line, token=b""))
+        place = ["--host", options.desk_host, "--port", str(options.desk_port)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "swarm", "desk", "--run-id", run_id, *place, "--output-dir", str(output_dir)],
+            env=os.environ | {"INITIAL_PEERS": whom},
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C in the terminal is for the peer, which ends it
+            preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the desk."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """The peer leaves."""
+        self._process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,75 @@
+"""What a helper has in place of a trainer's data, micro-batches and metrics."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from recipe.config import Recipe
+from recipe.data.datasets import ONE_EDITION
+from recipe.errors import InputError
+from recipe.glyphs.archive import REFERENCE_DIGEST
+from recipe.registry import build_data
+from recipe.training.callbacks import StepMetrics
+from swarm.membership.run_manifest import RunManifest
+from swarm.training.batch_size_finder import MicroBatch
+from swarm.training.helper import NO_BATCHES, NoBatches
+
+NO_MICRO_BATCH = MicroBatch(0, math.nan, "given")
+
+
+class NoData(L.LightningDataModule):
+    """No data, and what they would say of themselves.
+
+    Args:
+        digest: of the data that those have who train
+    """
+
+    num_train_samples = 0
+
+    def __init__(self, digest: str):
+        super().__init__()
+        self.digest, self.batch_size = digest, 0
+
+    def train_dataloader(self) -> NoBatches:
+        """Moments without a micro-batch."""
+        return NO_BATCHES
+
+
+class NoStepMetrics(StepMetrics):
+    """A helper has computed nothing that could be logged; `SwarmMetrics` logs what the swarm has."""
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        """Nothing."""
+
+
+def digest_for(manifest: RunManifest, data_dir: Path, given: str | None) -> str:
+    """Of the data of a run, for a helper, which does not train on them.
+
+    Args:
+        data_dir: where they are, if the helper has them all the same
+        given: on the command line
+
+    Raises:
+        InputError: it starts a run whose peers have to have the same data, and nothing says which
+    """
+    recipe: Recipe = manifest.recipe
+    if manifest.classes or recipe.dataset in ONE_EDITION:
+        return manifest.classes
+    if given is not None:
+        return given
+    data = build_data(recipe, data_dir, batch_size=1)
+    try:
+        data.setup("fit")
+    except InputError as error:
+        if recipe.dataset == "glyphs":
+            return REFERENCE_DIGEST
+        raise InputError(
+            "A helper needs no data, but who starts a run has to say which its peers have: give their --data-digest "
+            "(swarm doctor --check-images shows that of a folder of images), or start the run where they are and let "
+            "the helper join."
+        ) from error
+    return data.digest

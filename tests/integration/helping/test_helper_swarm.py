@@ -1,0 +1,124 @@
+"""A helper, which trains nothing, and those for whom it averages."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import psutil
+import pytest
+import torch
+from torch.nn import functional as F
+
+from swarm.averaging.robust_mean import weighted_mean
+from swarm.training.averaging_mode import Averaging
+from swarm.training.gradient_buffer import GradientVector, averaged_tensors
+from tests.helpers.nat import HOME_IP, INTERNET_IP, enter, home_behind_router, why_not
+from tests.helpers.strategy_runs import Outcome, Plan, Samples, assert_equal_updates, assert_same_bits, helper, train
+from tests.helpers.swarm_peers import Peers
+
+pytestmark = pytest.mark.timeout(180)
+STEPS, TARGET = 10, 128
+VOLUNTEERS = "abcd"
+EXACT = Averaging.sync(robust="off")
+"""A weighted mean in float32: who reduces which numbers changes no bit of it."""
+WHY_NO_ROUTER = why_not()
+
+
+def expected(plan: Plan, found: dict[str, Outcome]) -> Iterator[dict[str, torch.Tensor]]:
+    """The weights after each update, computed in one process from the samples that its members have used."""
+    samples, net = Samples(), plan.net()
+    of_step = {outcome.peer_id: {update.step: update for update in outcome.updates} for outcome in found.values()}
+    optimizer, scheduler = plan.update(net)
+    vector = GradientVector(*averaged_tensors(net, optimizer))
+    for update in found["h"].updates:
+        parts, weights = [], []
+        for batches in (of_step[peer][update.step].indices for peer in update.order):
+            for batch in batches:
+                vector.receive(len(batch))
+                F.cross_entropy(net(samples.x[batch]), samples.y[batch]).backward()
+                vector.collect()
+            if num_samples := sum(map(len, batches)):  # else it is the helper
+                vector.to_wire(num_samples)
+                parts.append(vector.wire.clone())
+                weights.append(float(num_samples))
+        assert sum(weights) == update.samples >= TARGET
+        vector.take(weighted_mean(parts, weights))
+        vector.hand_over()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), plan.clip)
+        optimizer.step()
+        scheduler.step()
+        vector.reset()
+        yield {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+
+@pytest.mark.parametrize("client_mode", [True, False], ids=["outbound-only", "open"])
+def test_a_helper_and_four_volunteers_hold_the_bits_of_one_process(client_mode):
+    """Whether the volunteers can be called or not: both are compared with the same arithmetic, bit by bit."""
+    common = {"max_steps": STEPS, "averaging": EXACT}
+    compare(partial(helper, **common), partial(train, min_peers=4, client_mode=client_mode, **common))
+
+
+@pytest.mark.skipif(WHY_NO_ROUTER is not None, reason=str(WHY_NO_ROUTER))
+def test_so_do_volunteers_who_are_all_behind_a_router():
+    """Its addresses are translated; nobody on the other side could call them."""
+    with home_behind_router() as home:
+        first = partial(helper, max_steps=STEPS, averaging=EXACT, host=INTERNET_IP)
+        volunteer = partial(train, min_peers=4, max_steps=STEPS, averaging=EXACT, client_mode=True, host=HOME_IP)
+        compare(partial(at, home.internet, first), partial(at, home.home, volunteer))
+
+
+def at(place: tuple[str, ...], part: Callable[..., Outcome], *arguments) -> Outcome:
+    """A peer in another network."""
+    enter(place)
+    return part(*arguments)
+
+
+def compare(first: Callable[..., Outcome], volunteer: Callable[..., Outcome]) -> None:
+    """A helper and four volunteers, with one process that makes the same updates."""
+    plan = Plan(compute_seconds=0.02)
+    with Peers(timeout_seconds=120) as peers:
+        peers.start("h", first, plan, TARGET)
+        for name in VOLUNTEERS:
+            peers.start(name, volunteer, plan, TARGET)
+        found = peers.results()
+    for name in VOLUNTEERS:
+        assert_equal_updates(found["h"], found[name])
+        assert_same_bits(found["h"].state, found[name].state)
+    updates = found["h"].updates
+    assert [update.step for update in updates] == list(range(1, STEPS + 1))
+    assert sum(update.num_peers == 5 for update in updates) >= STEPS - 2, "they begin within a second of each other"
+    assert all(update.own_samples == 0 for update in updates)
+    for update, weights in zip(updates, expected(plan, found), strict=True):
+        assert_same_bits(update.weights, weights)
+
+
+@pytest.mark.parametrize("averaging", ["sync", "overlap-fp16", "local-fp16"])
+def test_a_helper_waits_without_computing_and_hands_over_to_the_next(averaging):
+    """Once before anybody is there, once after the only one who trained has left."""
+    plan = Plan(compute_seconds=0.02)
+    with Peers(timeout_seconds=120) as peers:
+        peers.start("h", partial(helper, max_steps=STEPS, averaging=averaging), plan, TARGET)
+        peers.until(lambda: peers["h"].address)
+        part = partial(train, averaging=averaging, client_mode=True)
+        peers.start("a", partial(part, stop=has_made_three), plan, TARGET)
+        left_at = peers.results("a")["a"].updates[-1].step
+        if averaging == "sync":
+            assert cores_used(peers["h"].processes(), seconds=5.0) < 0.2
+        peers.start("b", partial(part, max_steps=STEPS), plan, TARGET)
+        found = peers.results("h", "b")
+    assert 3 <= left_at < STEPS
+    assert found["b"].joined_at[0] - left_at in (0, averaging != "sync"), "handed over, with a round that was under way"
+    assert [update.step for update in found["h"].updates] == list(range(1, STEPS + 1))
+    assert all(update.num_peers == 2 and update.own_samples == 0 for update in found["h"].updates)
+    assert_same_bits(found["h"].state, found["b"].state)
+
+
+def has_made_three(updates: list) -> bool:
+    return len(updates) >= 3
+
+
+def cores_used(processes: list[psutil.Process], seconds: float) -> float:
+    """By all of them together, on average."""
+    before = sum(sum(process.cpu_times()[:2]) for process in processes)
+    time.sleep(seconds)
+    return (sum(sum(process.cpu_times()[:2]) for process in processes) - before) / seconds

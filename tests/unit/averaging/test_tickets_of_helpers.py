@@ -1,0 +1,50 @@
+"""Who may only serve gives nothing to an average, whatever it says."""
+
+import pytest
+
+from swarm.averaging.matchmaking_messages import group_reply, parse_group, read_ticket
+from swarm.network.signed_records import peer_of
+from swarm.protocol.admission import NotAMember
+from swarm.protocol.certificates import EVERYTHING, HELPER, Role
+from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES
+from tests.helpers.owners import Organiser, subkey_of
+
+ADA, HELGA = (peer_of(subkey_of(name)) for name in ("ada", "helga"))
+LINEAGE, NONCE = bytes(LINEAGE_BYTES), bytes(LINEAGE_BYTES)
+
+
+def ticket(samples: int, client_mode: bool = False) -> Ticket:
+    return Ticket(3, samples, client_mode, 1.0, LINEAGE)
+
+
+@pytest.mark.parametrize(
+    ("roles", "counted"), [(EVERYTHING, 500), (Role.TRAIN | Role.SERVE, 500), (HELPER, 0), (Role.SERVE, 0)]
+)
+def test_samples_count_only_of_who_may_train(roles, counted):
+    organiser = Organiser()
+    here = organiser.admission(ADA)
+    shown = organiser.admission(HELGA, roles=roles).show(ticket(500).to_bytes())
+    assert read_ticket(shown, HELGA, here) == ticket(counted)
+    again = organiser.admission(HELGA, roles=EVERYTHING).show(ticket(500).to_bytes())
+    assert read_ticket(again, HELGA, here) == ticket(500), "what was shown last counts"
+
+
+@pytest.mark.parametrize(("roles", "client_mode"), [(Role.WATCH, True), (Role(0), True), (Role.TRAIN, False)])
+def test_who_may_neither_train_nor_serve_is_in_no_round(roles, client_mode):
+    organiser = Organiser()
+    shown = organiser.admission(HELGA, roles=roles).show(ticket(0, client_mode).to_bytes())
+    with pytest.raises(NotAMember, match="does not allow this"):
+        read_ticket(shown, HELGA, organiser.admission(ADA))
+
+
+def test_all_members_of_a_group_count_a_lying_helper_alike_and_it_alone_finds_another_group():
+    organiser = Organiser()
+    shown = [organiser.admission(ADA).show(ticket(64).to_bytes())]
+    shown.append(organiser.admission(HELGA, roles=HELPER).show(ticket(500).to_bytes()))
+    peers, true = (ADA, HELGA), (ticket(64), ticket(0))
+    reply = group_reply(Group(NONCE, peers, true), NONCE, shown)
+    group = parse_group(reply, HELGA, ADA, ticket(64), organiser.admission(ADA))
+    assert group == Group.close(NONCE, peers, true)
+    assert group.samples == 64
+    assert group.group_id != Group.close(NONCE, peers, (ticket(64), ticket(500))).group_id

@@ -1,0 +1,98 @@
+"""What a helper does without: data, micro-batches, somebody to wait for."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from recipe.errors import InputError
+from recipe.glyphs.archive import REFERENCE_DIGEST
+from recipe.presets import preset
+from recipe.registry import build_data
+from swarm.membership.run_manifest import PROTOCOL, RunManifest
+from swarm.peer.checkpoints import newest_checkpoint
+from swarm.peer.helping.helper import NoData, digest_for
+from swarm.peer.options import parse_options
+from swarm.runtime.bell import Bell
+from swarm.training.helper import HelperStrategy
+from swarm.training.options import CoordinatorOptions
+
+
+def manifest(recipe: str, classes: str = "") -> RunManifest:
+    return RunManifest(PROTOCOL, "night-1", preset(recipe), classes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "classes", "given", "digest"),
+    [
+        ("digits", "", None, ""),
+        ("cifar10-vit-tiny", "", None, ""),
+        ("glyphs", "", None, REFERENCE_DIGEST),
+        ("glyphs", "", "1234", "1234"),
+        ("glyphs", "5678", None, "5678"),
+        ("imagefolder-vit-small", "", "1234", "1234"),
+        ("imagefolder-vit-small", "5678", None, "5678"),
+    ],
+)
+def test_it_knows_which_data_the_others_have(recipe, classes, given, digest, tmp_path):
+    run = manifest(recipe, classes)
+    data = NoData(digest_for(run, tmp_path, given))
+    assert run.with_classes(data.digest, tmp_path).classes == digest
+
+
+def test_it_takes_the_digest_of_data_that_are_there(tmp_path):
+    assert digest_for(manifest("docstrings"), tmp_path, None) == build_data(preset("docstrings")).digest != ""
+
+
+def test_a_run_on_a_folder_does_not_begin_before_somebody_says_which_images(tmp_path):
+    with pytest.raises(InputError, match="give their --data-digest"):
+        digest_for(manifest("imagefolder-vit-small"), tmp_path, None)
+
+
+def test_other_images_than_the_runs_are_refused(tmp_path):
+    with pytest.raises(InputError, match="are not those"):
+        manifest("glyphs", "5678").with_classes("1234", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--data-digest", "1234"], "--data-digest is for a helper"),
+        (["--role", "helper", "--desk-port", "70000"], "--desk-port is 70000"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(words, sentence):
+    with pytest.raises(InputError, match=sentence):
+        parse_options(words)
+
+
+def test_a_helper_has_to_be_reachable(refused):
+    said = refused("--role", "helper", "--client-mode", "--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+    assert said.startswith("error: A helper has to be a peer that others can call, and this one cannot be")
+    assert "--client-mode was given" in said
+
+
+def test_it_waits_for_nobody_before_it_takes_part():
+    options = CoordinatorOptions(min_peers=3, matchmaking_seconds=2.0)
+    strategy = HelperStrategy(64, "run", options=options)
+    assert strategy.options == replace(options, min_peers=0, helps=True)
+
+
+def test_a_trainer_goes_on_with_the_checkpoint_of_a_helper(tmp_path):
+    import torch
+
+    torch.save({"global_step": 3, "state_dict": {"weight": torch.ones(2)}}, tmp_path / "step=3.ckpt")
+    path, found = newest_checkpoint(tmp_path, needed=True, data_name="VisionData")
+    assert path == tmp_path / "step=3.ckpt"
+    assert (found["global_step"], found["VisionData"]) == (3, None)
+
+
+def test_a_bell_is_heard_once_however_often_it_was_rung():
+    bell = Bell()
+    assert not bell.wait(0.0)
+    for _ in range(3):
+        bell.ring()
+    assert bell.wait(0.0)
+    assert not bell.wait(0.0)
+    threading.Thread(target=bell.ring).start()
+    assert bell.wait(10.0)
