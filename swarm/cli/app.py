@@ -26,6 +26,7 @@ COMMANDS = {
     "enrol": ("organiser.enrol", "main", "EnrolOptions", "Let people become members while your own peer does not run."),
     "doctor": ("doctor", "program", "DoctorOptions", "See whether this machine can join, and what to do if not."),
     "deputy": ("organiser.deputy", "main", "DeputyOptions", "Let somebody else sign in your place, for a time."),
+    "login": ("organiser.login", "main", "LoginOptions", "Log in at the desk of your run, to give orders there."),
     "export": ("export", "main", "ExportOptions", "Use the weights of a run: for timm, the Hugging Face hub and ONNX."),
     "identity": (
         "identity",

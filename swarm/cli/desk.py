@@ -3,6 +3,7 @@
     swarm desk swarm://JOIN_LINE
     swarm desk /ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1... --host 0.0.0.0
     swarm desk swarm://JOIN_LINE --alert mailto://user:password@example.org
+    swarm desk swarm://JOIN_LINE --deputy desk.key     # of swarm deputy desk.key --rights control
 
 It takes no part in the training. What it has seen is kept in OUTPUT_DIR/RUN_ID/desk.json, and a desk that is started
 again goes on from there. It ends with Ctrl-C.
@@ -35,6 +36,7 @@ from swarm.runtime.log_filters import silence_libraries
 if TYPE_CHECKING:
     from swarm.desk.report import RunCard
     from swarm.membership.run_manifest import RunManifest
+    from swarm.protocol.certificates import Signer
 
 LOOK_SECONDS = 2.0
 HISTORY_FILE = "desk.json"
@@ -53,10 +55,16 @@ class DeskOptions:
     """Where the page is served: 0.0.0.0 shows it to everybody who can reach this machine."""
     port: Annotated[int, arg("NUMBER")] = 8080
     """TCP port of the page; 0 takes any free one."""
+    page_url: Annotated[str | None, arg("URL", "this machine only")] = None
+    """Where you have the page behind a web server with a certificate, to log in there: https://desk.example.org"""
+    deputy: Annotated[Path | None, arg("FILE")] = None
+    """A deputy's key with the right control, and its warrant beside it: who is logged in can give orders here."""
     invitation: Annotated[str | None, arg("JOIN_LINE")] = None
     """Show this line with its invitation to everybody who sees the page."""
     alert: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], arg("URL", f"the variable {ALERTS_VARIABLE}")]] = ()
     """Send a message there when something is wrong, and when it is well again: a URL as Apprise reads it."""
+    credits: Annotated[Path | None, arg("FILE", "what peers claim")] = None
+    """Show who has given most by the ledger: what swarm ledger verify FOLDER --json has written, again and again."""
     still_minutes: Annotated[float, arg("NUMBER")] = 10.0
     """Without an update, after which something is wrong."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
@@ -85,6 +93,8 @@ def _run(options: DeskOptions) -> int:
 
 
 def _import_extra() -> None:
+    # Hivemind's own setting: its futures then need no torch_shm_manager, a process of some 60 MB.
+    os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
     try:
         import swarm.desk.desk
         import swarm.desk.watcher  # noqa: F401
@@ -98,12 +108,17 @@ def _watch_and_serve(
     options: DeskOptions, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None
 ) -> int:
     from swarm.desk.alerts import Alerts
+    from swarm.desk.credits import Credits
     from swarm.desk.desk import Desk, open_socket, page_url, served
     from swarm.desk.history import remembered_addresses
+    from swarm.desk.organiser.controls import SwarmControls
+    from swarm.desk.organiser.door import Door
     from swarm.desk.watcher import Watcher
     from swarm.membership.run_manifest import choose_manifest, read_manifests
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
+    Door(None, options.page_url)  # says now what is wrong with it
+    signer = None if options.deputy is None else _deputy(options.deputy.expanduser())
     alerts = Alerts(options.alert or os.environ.get(ALERTS_VARIABLE, "").split())
     listener = open_socket(options.host, options.port)
     run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
@@ -114,18 +129,22 @@ def _watch_and_serve(
     try:
         manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id)
         card = run_card(manifest, given, line, invitation)
+        if signer is not None:
+            _check_deputy(signer, manifest)
         folder = output_dir / manifest.run_id
         make_writable(folder)
-        desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes)
+        credits = None if options.credits is None else Credits(options.credits.expanduser(), card.key)
+        desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes, credits)
         watcher = Watcher(dht, manifest, given, remembered)
-        desk.turn(watcher.look())
-        with served(lambda: desk.newest, listener):
+        controls = SwarmControls(dht, manifest, signer) if manifest.organiser else None
+        desk.turn(watcher.look(), controls and controls.look())
+        with served(lambda: desk.newest, listener, Door(manifest.authority, options.page_url), controls):
             print(f"The desk of run {manifest.run_id}: {page_url(listener)}", flush=True)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:
                 while dht.is_alive():
                     began = time.monotonic()
-                    desk.turn(watcher.look())
+                    desk.turn(watcher.look(), controls and controls.look())
                     desk.remember(watcher.keep_contact())
                     time.sleep(max(0.0, began + LOOK_SECONDS - time.monotonic()))
             except KeyboardInterrupt:
@@ -137,6 +156,29 @@ def _watch_and_serve(
     finally:
         alerts.stop()
         stop_dht(dht)
+
+
+def _deputy(file: Path) -> Signer:
+    """Raises InputError: the file cannot be used, or is the organiser's own key"""
+    from swarm.enrolment.organiser_key import passphrase_from, read_key, warrant_path
+
+    signer = read_key(file, lambda: passphrase_from(os.environ, f"Passphrase of {file}: "))
+    if not signer.warrant:
+        raise InputError(
+            f"{warrant_path(file)} is not there, and the desk takes no organiser's key: make it one of its own with "
+            "swarm deputy desk.key --rights control."
+        )
+    return signer
+
+
+def _check_deputy(signer: Signer, manifest: RunManifest) -> None:
+    """Raises InputError: the key cannot sign orders for this run"""
+    from swarm.enrolment.organiser_key import check_right
+    from swarm.protocol.certificates import Right
+
+    if manifest.authority is None:
+        raise InputError(f"Run {manifest.run_id} has no organiser, so nobody can give it orders: leave out --deputy.")
+    check_right(signer, manifest.authority, Right.CONTROL)
 
 
 def _invitation(text: str, line: JoinLine | None) -> JoinLine:

@@ -12,14 +12,21 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from swarm.desk.guard import Guard
+from swarm.desk.guard import REFUSAL, Guard, household_of
 from swarm.desk.metrics import metrics_text
+from swarm.desk.organiser.controls import Controls
+from swarm.desk.organiser.door import Door
+from swarm.desk.organiser.web import OrganisersPages
 from swarm.desk.page import Snapshot, qr_code, render
-from swarm.desk.report import HistoryReport, PeersReport, SwarmReport
+from swarm.desk.peer_table import PeerQuery, choose
+from swarm.desk.report import HistoryReport, PeersReport, SwarmReport, TimelineReport
+from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
 HTML, JSON, SVG = "text/html; charset=utf-8", "application/json", "image/svg+xml"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 MIN_GZIP_BYTES = 1000
+FORMS_AT_ONCE, FORMS_A_SECOND = 40, 20
+"""Of the page of all peers, that are made: each takes some hundredths of a second."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,12 @@ class Answer:
         return Response(self.body, headers=headers, media_type=self.media_type)
 
 
-def build_app(newest: Callable[[], Snapshot]) -> FastAPI:
+def build_app(newest: Callable[[], Snapshot], door: Door | None = None, controls: Controls | None = None) -> FastAPI:
     """
     Args:
         newest: what was seen last
+        door: who may give orders; None: nobody
+        controls: of the run; None as long as nobody can give it orders
     """
     app = FastAPI(
         title="swarm desk",
@@ -76,16 +85,38 @@ def build_app(newest: Callable[[], Snapshot]) -> FastAPI:
 
     answers("/", HTML, lambda snapshot: render("index.html.jinja", snapshot))
     answers("/live", HTML, lambda snapshot: render("live.html.jinja", snapshot))
-    answers("/peers", HTML, lambda snapshot: render("peers.html.jinja", snapshot))
     answers("/badge.svg", SVG, lambda snapshot: render("badge.svg.jinja", snapshot))
     answers("/join.svg", SVG, lambda snapshot: qr_code(snapshot.card.join_line))
     answers("/metrics", METRICS, lambda snapshot: metrics_text(snapshot.swarm, snapshot.peers.peers))
     answers("/api/v1/swarm", JSON, lambda snapshot: snapshot.swarm.model_dump_json(), SwarmReport)
     answers("/api/v1/peers", JSON, lambda snapshot: snapshot.peers.model_dump_json(), PeersReport)
     answers("/api/v1/history", JSON, lambda snapshot: snapshot.history.model_dump_json(), HistoryReport)
+    answers("/api/v1/timeline", JSON, lambda snapshot: snapshot.timeline.model_dump_json(), TimelineReport)
+    _serve_peers(app, newest)
+    OrganisersPages(newest, door or Door(None), controls).add_to(app)
     for name, media_type in (("desk.css", "text/css"), ("desk.js", "text/javascript"), ("icon.svg", SVG)):
         _serve_file(app, name, media_type)
     return app
+
+
+def _serve_peers(app: FastAPI, newest: Callable[[], Snapshot]) -> None:
+    """The page of all peers has many forms, so an answer is made once for each form, and only so many a second."""
+    of_all = TokenBucket(FORMS_AT_ONCE, FORMS_A_SECOND)
+    of_address = TokenBuckets(FORMS_AT_ONCE, FORMS_A_SECOND / 2)
+
+    async def answer(request: Request) -> Response:
+        snapshot, query = newest(), PeerQuery.of(request.query_params)
+
+        def make() -> Answer:
+            chosen = choose(snapshot.peers.peers, query)
+            return Answer.of(render("peers.html.jinja", snapshot, chosen=chosen), HTML)
+
+        is_made = query.address in snapshot.made
+        if not is_made and not (of_address.take(household_of(request.scope)) and of_all.take()):
+            return Response(REFUSAL, 429, {"retry-after": "1"}, "text/plain")
+        return snapshot.once(query.address, make).to(request)
+
+    app.add_api_route("/peers", answer, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def _serve_file(app: FastAPI, name: str, media_type: str) -> None:

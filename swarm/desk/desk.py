@@ -16,12 +16,16 @@ import uvicorn
 from recipe.errors import InputError
 from swarm.desk.alerts import Alerts
 from swarm.desk.app import build_app
+from swarm.desk.credits import Credits
 from swarm.desk.health import Finding, findings
 from swarm.desk.history import History
+from swarm.desk.organiser.controls import Controls
+from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_LEADERS, Snapshot
-from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, swarm_report
+from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, plan, swarm_report, timeline_report
 from swarm.membership.progress_record import PeerProgress
 from swarm.network.addresses import check_port_free
+from swarm.protocol.orders import Orders
 
 SAVE_SECONDS = 30.0
 LEAST_FREE_BYTES = 2**30
@@ -41,6 +45,7 @@ class Desk:
         path: file of the history; an earlier desk's is continued
         alerts: who is told what is wrong
         still_minutes: without an update, after which something is wrong
+        credits: by the run's ledger; None if there is none
         clock: seconds since 1970
     """
 
@@ -50,6 +55,7 @@ class Desk:
         path: Path,
         alerts: Alerts,
         still_minutes: float,
+        credits: Credits | None = None,
         clock: Callable[[], float] = time.time,
     ):
         self._card, self._path, self._alerts, self._still_minutes, self._clock = (
@@ -63,14 +69,21 @@ class Desk:
         self._saved_at = clock()
         self._trouble = ""
         """Why the history could not be saved the last time."""
+        self._credits = credits
+        self._orders, self._knows_orders = Orders(card.run_id), False
         self.newest = self._snapshot()
 
-    def turn(self, records: dict[str, PeerProgress] | None) -> None:
+    def turn(self, records: dict[str, PeerProgress] | None, orders: Orders | None = None) -> None:
         """After a look.
 
         Args:
             records: by peer id; None if nobody answered
+            orders: of the organiser; None if they are as before
         """
+        if orders is not None:
+            self._take(orders)
+        if self._credits is not None:
+            self._credits.look()
         if records is not None:
             self.history.look(records, self._clock())
         self.newest = self._snapshot()
@@ -92,16 +105,26 @@ class Desk:
         except OSError as error:
             self._trouble = error.strerror or "unknown error"
 
+    def _take(self, orders: Orders) -> None:
+        for order in orders.given[len(self._orders.given) :]:
+            if self._knows_orders:  # those that were there before the desk are old
+                self.history.note(f"The organiser ordered: {order}.", self._clock())
+        self._orders, self._knows_orders = orders, True
+
     def _snapshot(self) -> Snapshot:
-        now = self._clock()
-        found = findings(self.history, self._card.total_steps, self._still_minutes, now) + self._disk()
+        now, run = self._clock(), plan(self._card, self._orders, self.history.step or 0)
+        self.history.target_batch_size = run.target_batch_size
+        found = findings(self.history, run.total_steps, self._still_minutes, now, run.is_paused) + self._disk()
         self._alerts.update(found, f"Swarm {self._card.run_id}")
+        peers = peers_report(self.history, now)
         return Snapshot(
             self._card,
-            swarm_report(self._card, self.history, found, now),
-            peers_report(self.history, now),
-            leaders_report(self.history, MAX_LEADERS),
+            swarm_report(self._card, run, self.history, found, now),
+            peers,
+            leaders_report(self.history, MAX_LEADERS, self._credits),
             history_report(self.history, now),
+            timeline_report(self.history, peers),
+            self._orders,
         )
 
     def _disk(self) -> list[Finding]:
@@ -133,15 +156,21 @@ def page_url(listener: socket.socket) -> str:
 
 
 @contextlib.contextmanager
-def served(newest: Callable[[], Snapshot], listener: socket.socket) -> Iterator[None]:
+def served(
+    newest: Callable[[], Snapshot],
+    listener: socket.socket,
+    door: Door | None = None,
+    controls: Controls | None = None,
+) -> Iterator[None]:
     """The page is there as long as this lasts.
 
     Args:
         newest: what was seen last
         listener: of `open_socket`
+        door, controls: as in `build_app`
     """
     config = uvicorn.Config(
-        build_app(newest),
+        build_app(newest, door, controls),
         log_config=None,
         access_log=False,
         server_header=False,

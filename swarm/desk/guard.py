@@ -15,14 +15,14 @@ HEADERS = [
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 ]
-_REFUSAL = b"Too many questions: ask again in a second.\n"
+REFUSAL = b"Too many questions: ask again in a second.\n"
 
 
 class Guard:
@@ -41,11 +41,10 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        client = scope.get("client")
-        if not self._of_address.take(household(client[0]) if client else None) or not self._of_all.take():
+        if not self._of_address.take(household_of(scope)) or not self._of_all.take():
             refused = [(b"content-type", b"text/plain"), (b"retry-after", b"1"), *HEADERS]
             await send({"type": "http.response.start", "status": 429, "headers": refused})
-            return await send({"type": "http.response.body", "body": _REFUSAL})
+            return await send({"type": "http.response.body", "body": REFUSAL})
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -53,6 +52,12 @@ class Guard:
             await send(message)
 
         return await self._app(scope, receive, send_with_headers)
+
+
+def household_of(scope: Scope) -> str | None:
+    """Of who asks; None if the server does not know."""
+    client = scope.get("client")
+    return household(client[0]) if client else None
 
 
 def household(host: str) -> str:

@@ -15,7 +15,7 @@ LOST_UPDATES = 3
 DEAF_SECONDS = 30.0
 """Without an answer from the swarm."""
 
-Level = Literal["good", "warning", "bad"]
+Level = Literal["good", "warning", "bad", "paused"]
 Kind = Literal["deaf", "nobody", "still", "loss", "reachable", "disk"]
 
 
@@ -25,7 +25,7 @@ class Finding:
 
     Args:
         kind: what it is about; of each kind there is one at most
-        level: bad: the run makes no progress, or what it makes is worth nothing
+        level: bad: the run makes no progress, or what it makes is worth nothing; no finding is "paused"
         text: one sentence, which says what to do where that is not plain
     """
 
@@ -46,13 +46,16 @@ def is_over(history: History, total_steps: int) -> bool:
     return history.step >= total_steps or (history.step == total_steps - 1 and not history.here)
 
 
-def findings(history: History, total_steps: int, still_minutes: float, now: float) -> list[Finding]:
+def findings(
+    history: History, total_steps: int, still_minutes: float, now: float, is_paused: bool = False
+) -> list[Finding]:
     """What is not as it should be, the worst first.
 
     Args:
         total_steps: updates after which the run has ended
         still_minutes: without an update, after which something is wrong
         now: seconds since 1970
+        is_paused: by its organiser: then it is right that no update comes
     """
     deaf_seconds = now - (history.looked_at or history.began_at)
     if deaf_seconds > DEAF_SECONDS:
@@ -63,16 +66,21 @@ def findings(history: History, total_steps: int, still_minutes: float, now: floa
     here = history.here
     if not here:
         return [Finding("nobody", "bad", "Nobody trains: the desk finds no peer in the run.")]
-    found = [_still(history, still_minutes, now), _loss(history), _reachable(history)]
+    found = [None if is_paused else _still(history, still_minutes, now), _loss(history), _reachable(history)]
     return sorted((finding for finding in found if finding), key=lambda finding: finding.level != "bad")
 
 
-def verdict(history: History, total_steps: int, found: list[Finding], now: float) -> tuple[Level, str]:
+def verdict(
+    history: History, total_steps: int, found: list[Finding], now: float, is_paused: bool = False
+) -> tuple[Level, str]:
     """The one sentence."""
     if found:
         return found[0].level, found[0].text
     if is_over(history, total_steps):
         return "good", f"The run has ended: all {total_steps:,} updates are made."
+    if is_paused:
+        step = history.step or 0
+        return "paused", f"The run is paused at update {step:,}: nobody computes until its organiser resumes it."
     peers = sum(not peer.helps for peer in history.here)
     trains = f"{peers} peers train" if peers > 1 else "One peer trains"
     pace = history.updates_per_minute(now)

@@ -18,7 +18,8 @@ from typing import Literal
 import msgspec
 
 from recipe.run_folder import write_json
-from swarm.membership.progress_record import JOINING, WAITING, PeerProgress, step_of_most
+from swarm.desk.timeline import Timeline
+from swarm.membership.progress_record import JOINING, PAUSED, WAITING, PeerProgress, step_of_most
 from swarm.network.known_peers import usable
 
 LOST_SECONDS = 5.0
@@ -77,7 +78,7 @@ class PeerSeen:
     @property
     def computes(self) -> bool:
         """Whether it has a part in the next update."""
-        return self.state == "here" and self.phase not in (JOINING, WAITING)
+        return self.state == "here" and self.phase not in (JOINING, WAITING, PAUSED)
 
     def read(self, record: PeerProgress, now: float) -> bool:
         """Take over a record; whether it is a new one."""
@@ -137,6 +138,7 @@ class History:
         point_seconds: between two points; it doubles each time that there are too many
         peers: by peer id
         addresses: of peers, so that the desk finds the swarm again, whoever has left
+        timeline: the last minutes
     """
 
     key: str
@@ -155,6 +157,7 @@ class History:
     events: list[Event] = field(default_factory=list)
     peers: dict[str, PeerSeen] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
+    timeline: Timeline = field(default_factory=Timeline)
 
     def __post_init__(self):
         self._advances: deque[tuple[float, int]] = deque(maxlen=MAX_ADVANCES)
@@ -176,7 +179,9 @@ class History:
             self._attentive_since = now
         self._meet(records, now)
         self._miss(records, now)
+        before = self.step
         self._advance(now, unseen)
+        self.timeline.look(self.peers, self.step or 0, max(0, (self.step or 0) - (before or self.step or 0)), now)
         self._summarise(now)
         self.looked_at = now
         self._forget()

@@ -44,6 +44,7 @@ class _Metrics:
         yield _gauge("swarm_peers", "Peers that are there", swarm.num_peers)
         yield _gauge("swarm_full_peers", "Peers that others can call", swarm.num_full_peers)
         yield _gauge("swarm_last_update_timestamp_seconds", "When the last update was seen", swarm.updated_at)
+        yield _gauge("swarm_paused", "1 if the organiser has paused the run", int(swarm.is_paused))
         yield _gauge("swarm_healthy", "1 if nothing is wrong", int(not swarm.findings))
         wrong = {finding.kind for finding in swarm.findings}
         found = GaugeMetricFamily("swarm_finding", "1 for what is wrong now", labels=["kind"])

@@ -13,14 +13,16 @@ import segno
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm.desk.chart import HEIGHT, WIDTH, Chart, chart
-from swarm.desk.report import HistoryReport, PeerReport, PeersReport, RunCard, SwarmReport
+from swarm.desk.peer_table import COLUMNS, TEXTS
+from swarm.desk.report import HistoryReport, Leaders, PeersReport, RunCard, SwarmReport, TimelineReport
+from swarm.desk.timeline import CELLS, runs_of, said_of, share
+from swarm.protocol.orders import Orders
 
 MAX_ROWS = 50
 """Of peers on the first page; the others are one link away."""
-MAX_LEADERS, MAX_EVENTS = 10, 12
-SIGNS = {"good": "✓", "warning": "!", "bad": "✕"}
+MAX_LEADERS, MAX_EVENTS, MAX_ROUNDS = 10, 12, 8
+SIGNS = {"good": "✓", "warning": "!", "bad": "✕", "paused": "Ⅱ"}
 """Beside the colour, for who does not see it."""
-
 
 T = TypeVar("T")
 
@@ -32,8 +34,10 @@ class Snapshot:
     card: RunCard
     swarm: SwarmReport
     peers: PeersReport
-    leaders: list[PeerReport]
+    leaders: Leaders
     history: HistoryReport
+    timeline: TimelineReport
+    orders: Orders
     made: dict[str, object] = field(default_factory=dict, repr=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -43,8 +47,12 @@ class Snapshot:
         return self.made[name]
 
 
-def render(template: str, snapshot: Snapshot) -> str:
-    """One of the templates in `pages/`."""
+def render(template: str, snapshot: Snapshot, **more: object) -> str:
+    """One of the templates in `pages/`.
+
+    Args:
+        more: what this template needs besides what all have
+    """
     swarm = snapshot.swarm
     return _TEMPLATES.get_template(template).render(
         card=snapshot.card,
@@ -52,11 +60,20 @@ def render(template: str, snapshot: Snapshot) -> str:
         peers=snapshot.peers.peers,
         leaders=snapshot.leaders,
         events=snapshot.history.events[: -MAX_EVENTS - 1 : -1],
+        timeline=snapshot.timeline,
+        rounds=snapshot.timeline.rounds[: -MAX_ROUNDS - 1 : -1],
+        cells=CELLS,
+        runs_of=runs_of,
+        said_of=said_of,
+        share=share,
         charts=snapshot.once("charts", lambda: _charts(snapshot.history)),
         sign=SIGNS[swarm.level],
         max_rows=MAX_ROWS,
+        columns={column: heading for column, (heading, _) in COLUMNS.items()},
+        texts=TEXTS,
         width=WIDTH,
         height=HEIGHT,
+        **more,
     )
 
 
@@ -130,6 +147,12 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 86400:.0f} days"
 
 
+def _sentence(words: object) -> str:
+    """With a capital letter, and the others as they are."""
+    text = str(words)
+    return text[:1].upper() + text[1:]
+
+
 _TEMPLATES = Environment(
     loader=PackageLoader("swarm.desk", "pages"),
     autoescape=True,
@@ -146,4 +169,5 @@ _TEMPLATES.filters |= {
     "iso": _iso,
     "clock": _clock,
     "second": _second,
+    "sentence": _sentence,
 }

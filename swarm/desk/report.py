@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from swarm.desk.credits import Credits
 from swarm.desk.health import Finding, Level, is_over, verdict
 from swarm.desk.history import Event, History, PeerSeen, Point, State
+from swarm.desk.timeline import CELL_SECONDS, WORDS, Round
+from swarm.protocol.orders import Orders
+
+MAX_STRIPS = 30
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,30 @@ class RunCard:
         return f"swarm join {self.join_line}"
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What the recipe and the organiser's orders make of the run.
+
+    Args:
+        total_steps: updates, by all orders
+        target_batch_size: samples of the next update
+        is_paused: nobody computes for it
+    """
+
+    total_steps: int
+    target_batch_size: int
+    is_paused: bool
+
+
+def plan(card: RunCard, orders: Orders, step: int) -> Plan:
+    """That of a run which has made so many updates."""
+    return Plan(
+        orders.total_steps(math.inf, card.total_steps),
+        orders.target_batch_size(step, card.target_batch_size),
+        orders.is_paused(step),
+    )
+
+
 class SwarmReport(BaseModel):
     """The run as a whole. Times are seconds since 1970; what peers say about themselves is claimed, not audited."""
 
@@ -53,6 +83,7 @@ class SwarmReport(BaseModel):
     step: int | None
     total_steps: int
     is_over: bool
+    is_paused: bool = Field(description="by its organiser")
     seconds_left: float | None = Field(description="at the pace of the last updates")
     target_batch_size: int
     loss: float | None
@@ -100,16 +131,37 @@ class HistoryReport(BaseModel):
     events: list[Event]
 
 
-def swarm_report(card: RunCard, history: History, found: Sequence[Finding], now: float) -> SwarmReport:
+class Strip(BaseModel):
+    """What a peer did in each cell of the timeline."""
+
+    peer_id: str
+    name: str
+    states: str = Field(description="a letter for each cell, of which `letters` has the meaning; a space: not known")
+
+
+class TimelineReport(BaseModel):
+    """The last ten minutes, as far as progress records tell, of at most 30 peers, and the last 30 updates seen."""
+
+    time: float
+    began_at: float | None = Field(description="when the first cell began")
+    cell_seconds: float
+    letters: dict[str, str]
+    updates: list[int] = Field(description="made in each cell")
+    strips: list[Strip]
+    rounds: list[Round]
+
+
+def swarm_report(card: RunCard, run: Plan, history: History, found: Sequence[Finding], now: float) -> SwarmReport:
     """The run as a whole.
 
     Args:
+        run: how it goes by now
         found: what is not as it should be
         now: seconds since 1970
     """
-    level, sentence = verdict(history, card.total_steps, list(found), now)
+    level, sentence = verdict(history, run.total_steps, list(found), now, run.is_paused)
     pace, here = history.updates_per_minute(now), history.here
-    left = card.total_steps - (history.step or 0)
+    left = run.total_steps - (history.step or 0)
     return SwarmReport(
         time=now,
         run_id=card.run_id,
@@ -120,10 +172,11 @@ def swarm_report(card: RunCard, history: History, found: Sequence[Finding], now:
         sentence=sentence,
         findings=[*found],
         step=history.step,
-        total_steps=card.total_steps,
-        is_over=is_over(history, card.total_steps),
-        seconds_left=60 * max(0, left) / pace if pace else None,
-        target_batch_size=card.target_batch_size,
+        total_steps=run.total_steps,
+        is_over=is_over(history, run.total_steps),
+        is_paused=run.is_paused,
+        seconds_left=60 * max(0, left) / pace if pace and not run.is_paused else None,
+        target_batch_size=run.target_batch_size,
         loss=history.loss,
         lowest_loss=history.lowest_loss,
         accuracy=history.accuracy,
@@ -142,11 +195,52 @@ def peers_report(history: History, now: float) -> PeersReport:
     return PeersReport(time=now, peers=[_peer(peer_id, peer, total) for peer_id, peer in history.shown(now).items()])
 
 
-def leaders_report(history: History, most: int) -> list[PeerReport]:
-    """Those who have given most so far, whether they are still there or not."""
-    given = [item for item in history.peers.items() if item[1].samples > 0]
-    total = history.samples_per_second
-    return [_peer(*item, total) for item in sorted(given, key=lambda item: -item[1].samples)[:most]]
+@dataclass(frozen=True)
+class Leader:
+    """One of those who have given most."""
+
+    peer_id: str
+    name: str
+    samples: float
+
+
+@dataclass(frozen=True)
+class Leaders:
+    """Those who have given most so far, whether they are still there or not.
+
+    Args:
+        confirmed_at: time of the ledger that says so, seconds since 1970; None: it is what they claim
+    """
+
+    peers: list[Leader]
+    confirmed_at: float | None = None
+
+
+def leaders_report(history: History, most: int, credits: Credits | None = None) -> Leaders:
+    """By the ledger if there is one, else by the pace that each peer states."""
+    if credits is not None and credits.time is not None:
+        return Leaders([Leader(found.peer, found.name, found.samples) for found in credits.peers[:most]], credits.time)
+    given = sorted(history.peers.items(), key=lambda item: -item[1].samples)[:most]
+    return Leaders([Leader(peer_id, peer.name, peer.samples) for peer_id, peer in given if peer.samples > 0])
+
+
+def timeline_report(history: History, peers: PeersReport) -> TimelineReport:
+    """The last minutes of those peers that come first.
+
+    Args:
+        peers: those that are shown
+    """
+    seen = history.timeline
+    shown = [peer for peer in peers.peers if peer.peer_id in seen.strips][:MAX_STRIPS]
+    return TimelineReport(
+        time=peers.time,
+        began_at=seen.cells[0] if seen.cells else None,
+        cell_seconds=CELL_SECONDS,
+        letters=WORDS,
+        updates=[*seen.updates],
+        strips=[Strip(peer_id=peer.peer_id, name=peer.name, states=seen.strips[peer.peer_id]) for peer in shown],
+        rounds=[*seen.rounds],
+    )
 
 
 def history_report(history: History, now: float) -> HistoryReport:

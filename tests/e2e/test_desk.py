@@ -10,17 +10,21 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from swarm.cli.organiser.login import main as login
 from swarm.desk.alerts import Alerts
 from swarm.desk.desk import Desk, open_socket, page_url, served
+from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_ROWS
+from swarm.desk.peer_table import PAGE_ROWS
 from swarm.desk.report import RunCard
+from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
 
@@ -29,7 +33,10 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 LOST_SECONDS = 10.0
 GRAVE = {"moderate", "serious", "critical"}
 MARKUP = "<img src=x onerror=alert(1)>"
-REPETITIONS = 5
+CROWD = RunCard("key", "crowd", "vit", "digits", 1000, 64, by_invitation=False, join_line="ADDRESS")
+REPETITIONS = 10
+MOST_LOAD_MS, MOST_REFRESH_MS = 4000, 800
+"""Four times what is promised: others use the machine as well."""
 TIMED_UPDATE = """async () => {
     const began = performance.now();
     await update();
@@ -144,9 +151,13 @@ def test_anybody_can_read_it(page, scheme, width):
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     brightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (max(brightness) < 64) == (scheme == "dark")
+    assert faults_of(page) == []
+
+
+def faults_of(page: Page) -> list[tuple[str, str]]:
+    """What keeps people from using the page."""
     violations = Axe().run(page).response["violations"]
-    grave = [(fault["id"], fault["nodes"][0]["html"]) for fault in violations if fault["impact"] in GRAVE]
-    assert grave == []
+    return [(fault["id"], fault["nodes"][0]["html"]) for fault in violations if fault["impact"] in GRAVE]
 
 
 def test_the_peer_through_which_the_desk_came_is_killed_and_the_next_desk_knows_everything(page, running):
@@ -169,11 +180,10 @@ def test_the_peer_through_which_the_desk_came_is_killed_and_the_next_desk_knows_
     assert running.api("swarm")["num_peers"] == 2
 
 
-@pytest.mark.parametrize(("path", "rows", "most_ms"), [("/", MAX_ROWS, (2000, 400)), ("/peers", 1000, (4000, 2000))])
-def test_a_thousand_peers_with_markup_in_their_names(browser, tmp_path, path, rows, most_ms):
+@pytest.mark.parametrize(("path", "rows"), [("/", MAX_ROWS), ("/peers?sort=seen&page=2", PAGE_ROWS)])
+def test_a_thousand_peers_with_markup_in_their_names(browser, tmp_path, path, rows):
     """Prints how long the page takes; the bounds leave room for a busy machine."""
-    card = RunCard("key", "crowd", "vit", "digits", 1000, 64, by_invitation=False, join_line="ADDRESS")
-    desk = Desk(card, tmp_path / "desk.json", Alerts([]), still_minutes=10)
+    desk = Desk(CROWD, tmp_path / "desk.json", Alerts([]), still_minutes=10)
 
     def look(step: int) -> None:
         now = time.time()
@@ -194,8 +204,81 @@ def test_a_thousand_peers_with_markup_in_their_names(browser, tmp_path, path, ro
             page.close()
     assert dialogs == []
     print(f"{path}: loads in {_shown(loads)}, a refresh takes {_shown(refreshes)}")
-    assert statistics.median(loads) < most_ms[0]
-    assert statistics.median(refreshes) < most_ms[1]
+    assert statistics.median(loads) < MOST_LOAD_MS
+    assert statistics.median(refreshes) < MOST_REFRESH_MS
+
+
+def test_peers_are_found_and_sorted_with_the_keyboard_alone(browser, tmp_path):
+    desk = Desk(CROWD, tmp_path / "desk.json", Alerts([]), still_minutes=10)
+    now = time.time()
+    records = {
+        f"id-{number}": PeerProgress(f"peer {number}", 1, 8, 10.0 + number, now - 9, now, False, TRAINING, 0.5)
+        for number in range(300)
+    }
+    desk.turn(records)
+    listener, page = open_socket("127.0.0.1", 0), browser.new_page(viewport={"width": 360, "height": 800})
+    with served(lambda: desk.newest, listener):
+        page.goto(f"{page_url(listener)}/peers")
+        assert faults_of(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.get_by_role("link", name="Next").press("Enter")
+        expect(page.locator("#found")).to_have_text("101 to 200 of 300")
+        page.get_by_role("link", name="Samples/s").press("Enter")
+        expect(page.locator("#all-peers tr").first).to_contain_text("peer 0")
+        expect(page.get_by_role("columnheader", name="Samples/s")).to_have_attribute("aria-sort", "ascending")
+        page.get_by_role("searchbox", name="Name or peer id").press_sequentially("peer 29\n")
+        expect(page.locator("#found")).to_have_text("1 to 11 of 11")
+        expect(page.locator("#all-peers tr").first).to_contain_text("peer 29")
+        page.get_by_role("link", name="Loss").focus()
+        desk.turn(records)
+        page.evaluate("update()")
+        assert page.evaluate("document.activeElement.textContent") == "Loss"
+    page.close()
+
+
+@pytest.fixture
+def organised(tmp_path) -> Iterator[str]:
+    """The address of a desk whose run has an organiser, and peers with markup in their names."""
+    folder = OrganiserFolder(tmp_path / "runs", "crowd")
+    folder.note_contact(folder.make_signer().public_key, [CROWD.join_line], 31338)
+    desk = Desk(replace(CROWD, by_invitation=True), tmp_path / "desk.json", Alerts([]), still_minutes=10)
+    for step in range(3):
+        now = time.time()
+        desk.turn({f"id{n}": PeerProgress(MARKUP, step, 8, 9.0, now - 9, now, False, TRAINING, 0.5) for n in range(3)})
+    listener = open_socket("127.0.0.1", 0)
+    with served(lambda: desk.newest, listener, Door(folder.authority)):
+        yield page_url(listener)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
+def test_the_browser_that_shows_the_code_is_let_in_and_no_other(browser, organised, width, scheme, tmp_path):
+    url, errors = organised, []
+    contexts = [browser.new_context(color_scheme=scheme) for _ in range(2)]
+    page, other = (context.new_page() for context in contexts)
+    for one in (page, other):
+        one.set_viewport_size({"width": width, "height": 800})
+        one.on("pageerror", lambda error: errors.append(str(error)))
+        one.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        one.goto(url)
+        assert faults_of(one) == []
+        one.get_by_role("link", name="organiser").click()
+        assert faults_of(one) == []
+    shown = page.locator("#copy-text").inner_text().removeprefix("swarm login ")
+    assert login([shown, "--yes", "--output-dir", str(tmp_path / "runs")], print) == 0
+    expect(page.get_by_role("heading", name="Organiser of crowd")).to_be_visible()
+    expect(page.get_by_role("button", name="Log out")).to_be_visible(timeout=10_000)
+    expect(page.locator("#sentence")).to_contain_text("3 peers train")
+    assert faults_of(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.evaluate("document.cookie") == ""
+    other.goto(f"{url}/organiser")
+    expect(other.locator("#copy-text")).to_contain_text("swarm login")
+    page.get_by_role("button", name="Log out").click()
+    page.goto(f"{url}/organiser")
+    expect(page.locator("#copy-text")).to_contain_text("swarm login")
+    for context in contexts:
+        context.close()
+    assert errors == []
 
 
 def _shown(milliseconds: list[float]) -> str:

@@ -8,6 +8,7 @@ let pauseMs = REFRESH_MS;
 async function update() {
   const source = document.querySelector("main").dataset.source;
   const answer = await fetch(source, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
+  if (answer.redirected) return location.reload(); // who was logged in is not any more
   if (!answer.ok) throw new Error(`status ${answer.status}`);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const element of document.querySelectorAll("[data-live], [data-class]")) {
@@ -38,7 +39,7 @@ function offerCopy() {
   if (!button) return;
   button.hidden = false;
   button.addEventListener("click", async () => {
-    const line = document.getElementById("join-line");
+    const line = document.getElementById("copy-text");
     const told = document.getElementById("copied");
     try {
       await navigator.clipboard.writeText(line.textContent);
@@ -51,5 +52,11 @@ function offerCopy() {
   });
 }
 
+async function waitForSignature() {
+  const state = await (await fetch(document.querySelector("main").dataset.waits)).text();
+  if (state !== "waiting") location.reload(); // let in, or it needs another code
+}
+
 offerCopy();
-setTimeout(keepUpToDate, pauseMs);
+if (document.querySelector("main").dataset.source) setTimeout(keepUpToDate, pauseMs);
+if (document.querySelector("main").dataset.waits) setInterval(() => waitForSignature().catch(() => {}), REFRESH_MS);

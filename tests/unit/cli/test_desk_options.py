@@ -61,6 +61,7 @@ def test_an_invitation_is_shown_if_the_organiser_says_so():
         ([ADDRESS, "--alert", "nonsense://ada:secret@example.org"], "--alert number 1 is no URL"),
         ([ADDRESS, "--invitation", str(replace(LINE, token=b""))], "make one with swarm invite"),
         ([str(LINE), "--invitation", str(replace(LINE, run_id="other"))], "is for another run, other"),
+        ([ADDRESS, "--page-url", "http://desk.example.org"], "has to be like https://desk.example.org"),
         ([ADDRESS, "--host", "203.0.113.77", "--port", "0"], "203.0.113.77"),
         ([ADDRESS, "--port", "99999"], "--port 99999 does not exist"),
         ([NOBODY, "--port", "0"], "127.0.0.1"),

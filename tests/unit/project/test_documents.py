@@ -36,6 +36,7 @@ from swarm.cli.organiser.control import ControlOptions
 from swarm.cli.organiser.deputy import DeputyOptions
 from swarm.cli.organiser.enrol import EnrolOptions
 from swarm.cli.organiser.invite import InviteOptions
+from swarm.cli.organiser.login import LoginOptions
 from swarm.cli.organiser.members import MembersOptions
 from swarm.cli.organiser.remove import RemoveOptions
 from swarm.cli.train import JoinOptions, StartOptions
@@ -74,6 +75,7 @@ OPTIONS = {
     "enrol": EnrolOptions,
     "control": ControlOptions,
     "deputy": DeputyOptions,
+    "login": LoginOptions,
 }
 FOREIGN_OPTIONS = {"--shm-size"}
 FOREIGN = {

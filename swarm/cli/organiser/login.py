@@ -1,0 +1,107 @@
+"""Log in at a desk: a browser of yours gets the controls of your run.
+
+    swarm login https://desk.example.org/login/0a1b2c3d4e5f6071
+
+The desk's page shows the whole line (Organiser, at its end). This signs the code in it with your key, for this desk and
+for two minutes, and sends the signature there. The key stays where it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+import tyro
+
+from recipe.command_line import arg, exit_status, read_options
+from recipe.errors import InputError
+from swarm.cli.organiser.organiser_options import OrganiserOptions
+
+ANSWER_SECONDS = 10.0
+MAX_ANSWER_BYTES = 500
+THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class LoginOptions:
+    """Log in at the desk of your run: the browser that shows this line gets the controls."""
+
+    url: tyro.conf.Positional[Annotated[str, arg("URL")]]
+    """That the desk's page shows, with the code at its end."""
+    yes: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Do not ask whether it is your browser."""
+    organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """What was signed is for one address."""
+
+    def redirect_request(self, *_args, **_options) -> None:
+        return None
+
+
+def main(arguments: list[str], say: Callable[[str], None] = print, ask: Callable[[str], str] = input) -> int:
+    """Returns the exit status: 0, or 2 for input that cannot work."""
+
+    def run() -> None:
+        options = read_options(LoginOptions, arguments, "swarm login")
+        address, challenge = _taken_apart(options.url)
+        folder = options.organiser.opened()
+        from swarm.desk.organiser.login import Login
+
+        browser = _answer(Request(f"{address}/login/{challenge}"))
+        if not options.yes and not _is_sure(browser, challenge, folder.run_id, ask):
+            raise InputError("Nothing was signed: answer y, or give --yes, if the browser is yours.")
+        signed = Login(folder.run_id, address, challenge, int(time.time())).signed_by(folder.signer())
+        say(_answer(Request(f"{address}/login/{challenge}", signed, {"content-type": "application/octet-stream"})))
+
+    return exit_status(run)
+
+
+def _taken_apart(url: str) -> tuple[str, str]:
+    """The desk's address and the code."""
+    from swarm.desk.organiser.login import CHALLENGE_LETTERS
+
+    address, found, challenge = url.strip().rpartition("/login/")
+    try:
+        parts = urlsplit(address)
+        host = parts.hostname
+    except ValueError:
+        host = None
+    is_code = len(challenge) == CHALLENGE_LETTERS and set(challenge) <= set("0123456789abcdef")
+    if not (found and host and is_code and parts.scheme in ("http", "https")):
+        raise InputError("That is no line of a desk: open its page, choose Organiser, and copy the line that it shows.")
+    if parts.scheme == "http" and host not in THIS_MACHINE:
+        raise InputError(f"{address} has no certificate, so others could take the log-in over: use https.")
+    return address, challenge
+
+
+def _is_sure(browser: str, challenge: str, run_id: str, ask: Callable[[str], str]) -> bool:
+    """Whoever else made this person copy a line would get the controls."""
+    try:
+        answer = ask(f"Let in the browser at {browser} that shows {challenge}? It can pause and end {run_id}. [y/N] ")
+    except EOFError:
+        return False
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _answer(request: Request) -> str:
+    """What the desk says, as one line."""
+    try:
+        with build_opener(_NoRedirects).open(request, timeout=ANSWER_SECONDS) as answer:
+            return _line(answer.read(MAX_ANSWER_BYTES))
+    except HTTPError as error:
+        said = _line(error.read(MAX_ANSWER_BYTES))
+        raise InputError(said if error.code in (403, 429) and said else f"No desk answers there ({error}).") from None
+    except (URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise InputError(f"{request.host} does not answer ({reason}): is the desk there, and the line whole?") from None
+
+
+def _line(said: bytes) -> str:
+    return "".join(letter for letter in said.decode(errors="replace") if letter.isprintable()).strip()

@@ -1,0 +1,215 @@
+"""Browsers that want to give orders: those that wait for the organiser's word, and those that have it.
+
+Everything is kept in memory alone. What is remembered of a browser's secret is its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from recipe.errors import InputError
+from swarm.desk.organiser.login import LOGIN_SECONDS, MAX_ADDRESS_LENGTH, Login, new_challenge
+from swarm.protocol.certificates import Authority, NotSigned
+
+SESSION_SECONDS = 12 * 3600.0
+MAX_VISITS, MAX_SESSIONS = 256, 16
+SECRET_BYTES = 32
+THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+
+
+class Refused(Exception):  # noqa: N818 (reads as what it says)
+    """Somebody is not let in. The text is one sentence."""
+
+
+@dataclass
+class Visit:
+    """A browser that waits.
+
+    Args:
+        challenge: that it shows
+        address: of the desk, as this browser has it
+        host: where the browser is
+        ends_at: after which the challenge counts for nothing
+        is_let_in: the organiser has given her word
+    """
+
+    challenge: str
+    address: str
+    host: str
+    ends_at: float
+    is_let_in: bool = False
+
+
+@dataclass(frozen=True)
+class Session:
+    """A browser that may give orders.
+
+    Args:
+        token: that each of its forms has to bring along: another site's form does not know it
+        host: where the browser was when it was let in
+    """
+
+    token: str
+    host: str
+    ends_at: float
+
+
+class Door:
+    """Who may give orders at this desk.
+
+    Args:
+        authority: whose word counts; None: the run has no organiser
+        page_url: where visitors find the page, behind a web server with a certificate; None if only this machine has it
+        clock: seconds since 1970
+
+    Raises:
+        InputError: the URL cannot be one
+    """
+
+    def __init__(
+        self, authority: Authority | None, page_url: str | None = None, clock: Callable[[], float] = time.time
+    ):
+        self._authority, self._clock = authority, clock
+        self.page_url = None if page_url is None else _checked(page_url)
+        self._visits: dict[str, Visit] = {}
+        self._sessions: dict[str, Session] = {}
+
+    def address_at(self, host: str) -> str:
+        """Where the desk is for a browser that has called this host.
+
+        A stranger can call it by any name, so only names count that lead nowhere else.
+
+        Args:
+            host: as in the header of the same name
+
+        Raises:
+            Refused: nobody can log in there
+        """
+        if self._authority is None:
+            raise Refused("This run has no organiser: nobody can give it orders.")
+        if self.page_url is not None and host.lower() == urlsplit(self.page_url).netloc:
+            return self.page_url
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            name = None
+        if name in THIS_MACHINE:
+            return f"http://{host}"
+        there = f"at {self.page_url} or " if self.page_url else ""
+        raise Refused(f"The organiser logs in {there}on the desk's own machine (--page-url says where else).")
+
+    def knock(self, secret: str, address: str, host: str) -> tuple[str, Visit]:
+        """A browser wants to be let in. Returns its secret and what it has to show; a new one if it has none, or if its
+        challenge has ended.
+
+        Args:
+            secret: that it was given before; empty if none
+            address: of the desk for it
+            host: where it is
+        """
+        visit = self._visit(secret)
+        if visit is not None and visit.address == address:
+            return secret, visit
+        now, secret = self._clock(), secrets.token_urlsafe(SECRET_BYTES)
+        self._visits = {digest: visit for digest, visit in self._visits.items() if visit.ends_at > now}
+        while len(self._visits) >= MAX_VISITS:
+            del self._visits[next(iter(self._visits))]  # who came first has waited longest
+        visit = self._visits[_digest(secret)] = Visit(new_challenge(), address, host, now + LOGIN_SECONDS)
+        return secret, visit
+
+    def waiting(self, challenge: str) -> Visit:
+        """The browser that shows this challenge.
+
+        Raises:
+            Refused: there is none any more, or there never was
+        """
+        for visit in self._visits.values():
+            if visit.challenge == challenge and not visit.is_let_in and visit.ends_at > self._clock():
+                return visit
+        raise Refused("No browser waits with this code: it counts for two minutes and once, so load the page again.")
+
+    def let_in(self, challenge: str, data: bytes) -> Visit:
+        """The organiser's word for the browser that shows this challenge.
+
+        Args:
+            data: a `Login`, as it was signed
+
+        Raises:
+            Refused: it is not her word, or not for this desk and this browser
+        """
+        if self._authority is None:
+            raise Refused("This run has no organiser: nobody can give it orders.")
+        try:
+            login = Login.read(data, self._authority, self._clock())
+        except NotSigned as error:
+            raise Refused(f"This log-in does not count: it {error}.") from None
+        visit = self.waiting(challenge)
+        if (login.challenge, login.address) != (visit.challenge, visit.address):
+            raise Refused("This log-in does not count: it is for another code or another desk.")
+        visit.is_let_in = True
+        return visit
+
+    def state_of(self, secret: str) -> str:
+        """Of a browser that waits: `waiting`, `in`, or `over` if its challenge counts no more."""
+        visit = self._visit(secret)
+        return "over" if visit is None else "in" if visit.is_let_in else "waiting"
+
+    def enter(self, secret: str) -> tuple[str, Session] | None:
+        """Another secret for a browser that was let in, with which it may give orders; None if it was not."""
+        visit = self._visit(secret)
+        if visit is None or not visit.is_let_in:
+            return None
+        del self._visits[_digest(secret)]
+        now = self._clock()
+        self._sessions = {digest: session for digest, session in self._sessions.items() if session.ends_at > now}
+        while len(self._sessions) >= MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        secret = secrets.token_urlsafe(SECRET_BYTES)
+        session = Session(secrets.token_urlsafe(SECRET_BYTES), visit.host, now + SESSION_SECONDS)
+        self._sessions[_digest(secret)] = session
+        return secret, session
+
+    def session(self, secret: str) -> Session:
+        """Of a browser that may give orders.
+
+        Raises:
+            Refused: it may not, or not any more
+        """
+        session = self._sessions.get(_digest(secret))
+        if session is None or session.ends_at <= self._clock():
+            raise Refused("Only the organiser can do this: log in first.")
+        return session
+
+    def check_form(self, session: Session, token: str) -> None:
+        """Raises Refused: the form is not one of this session's, but another site's"""
+        if not secrets.compare_digest(session.token.encode(), token.encode()):
+            raise Refused("This form is not from this page: load the organiser's page again.")
+
+    def leave(self, secret: str) -> None:
+        """This browser gives no orders any more."""
+        self._sessions.pop(_digest(secret), None)
+
+    def _visit(self, secret: str) -> Visit | None:
+        visit = self._visits.get(_digest(secret))
+        return visit if visit is not None and visit.ends_at > self._clock() else None
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _checked(page_url: str) -> str:
+    try:
+        parts = urlsplit(page_url)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        has_port, parts = False, urlsplit("")
+    plain = not (parts.query or parts.fragment or parts.username or parts.password)
+    if not (has_port and plain and parts.scheme == "https" and parts.hostname) or len(page_url) > MAX_ADDRESS_LENGTH:
+        raise InputError("--page-url has to be like https://desk.example.org: elsewhere, others could read along.")
+    return f"https://{parts.netloc.lower()}{parts.path.rstrip('/')}"

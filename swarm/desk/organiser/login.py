@@ -1,0 +1,77 @@
+"""What the organiser signs so that one browser may give orders at one desk, and nothing else."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from swarm.protocol.certificates import LATEST_SECONDS, MAX_RUN_ID_BYTES, Authority, NotSigned, Right, Signer
+from swarm.protocol.wire import from_wire, to_wire
+
+LOGIN = "swarm login 1"
+"""Kind of what is signed."""
+CHALLENGE_LETTERS = 16
+"""Hexadecimal: nobody guesses one of them in two minutes."""
+MAX_ADDRESS_LENGTH = 256
+MAX_LOGIN_BYTES = 1024
+LOGIN_SECONDS = 120
+"""Between the page with the challenge and the answer."""
+
+_LOGIN = msgspec.msgpack.Decoder(
+    tuple[
+        Annotated[str, Meta(min_length=1, max_length=MAX_RUN_ID_BYTES)],
+        Annotated[str, Meta(min_length=1, max_length=MAX_ADDRESS_LENGTH)],
+        Annotated[str, Meta(min_length=CHALLENGE_LETTERS, max_length=CHALLENGE_LETTERS)],
+        Annotated[int, Meta(ge=0, le=LATEST_SECONDS)],
+    ]
+)
+
+
+def new_challenge() -> str:
+    """One that was never there before."""
+    return secrets.token_hex(CHALLENGE_LETTERS // 2)
+
+
+@dataclass(frozen=True)
+class Login:
+    """Says that the browser which shows this challenge may give orders.
+
+    Args:
+        run_id: of which run
+        address: of the desk, without a slash at its end: at another one it counts for nothing
+        challenge: that the browser shows
+        time: when it was signed, seconds since 1970
+    """
+
+    run_id: str
+    address: str
+    challenge: str
+    time: int
+
+    def signed_by(self, signer: Signer) -> bytes:
+        """As the desk gets it, at most 1 KiB."""
+        return signer.sign(LOGIN, to_wire(self.run_id, self.address, self.challenge, self.time))
+
+    @classmethod
+    def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Login:
+        """One that was just signed by the organiser, or by a deputy who may give orders.
+
+        Raises:
+            NotSigned: it is none
+        """
+        now = now or time.time()
+        signed = authority.read(LOGIN, data, MAX_LOGIN_BYTES, Right.CONTROL)
+        signed.check_time(now)
+        try:
+            run_id, address, challenge, at = from_wire(_LOGIN, signed.content, MAX_LOGIN_BYTES)
+        except ValueError:
+            raise NotSigned("cannot be read") from None
+        authority.check_run(run_id)
+        if abs(now - at) > LOGIN_SECONDS:
+            raise NotSigned(f"was made {abs(now - at):,.0f} s ago or ahead of this time (are both clocks right?)")
+        return cls(run_id, address, challenge, at)

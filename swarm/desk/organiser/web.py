@@ -1,0 +1,274 @@
+"""The organiser's pages: how a browser is let in, and what she can order then. Browsers keep no copy of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+from urllib.parse import parse_qs
+
+from fastapi import FastAPI, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from recipe.errors import InputError
+from swarm.desk.guard import REFUSAL, household_of
+from swarm.desk.organiser.controls import COMMANDS, Command, Controls
+from swarm.desk.organiser.door import SESSION_SECONDS, Door, Refused, Session
+from swarm.desk.organiser.login import LOGIN_SECONDS, MAX_LOGIN_BYTES
+from swarm.desk.page import Snapshot, render
+from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
+
+HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
+TRIES_AT_ONCE, TRIES_A_SECOND = 20, 0.5
+"""To log in, of one address; all together have ten times as many."""
+MAX_FORM_BYTES, MAX_FIELDS, MAX_VALUE_LETTERS, MAX_STEP_LETTERS = 2**12, 16, 20, 12
+
+T = TypeVar("T")
+
+
+def _say(sentence: str) -> None:
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}", flush=True)
+
+
+class OrganisersPages:
+    """What the organiser sees and may do.
+
+    Args:
+        newest: what was seen last
+        door: who may come in
+        controls: of the run; None if it has no organiser
+        say: writes down who is let in and what is ordered
+    """
+
+    def __init__(
+        self,
+        newest: Callable[[], Snapshot],
+        door: Door,
+        controls: Controls | None = None,
+        say: Callable[[str], None] = _say,
+    ):
+        self._newest, self._door, self._controls, self._say = newest, door, controls, say
+        self._one_at_a_time = asyncio.Lock()
+        self._of_address = TokenBuckets(TRIES_AT_ONCE, TRIES_A_SECOND)
+        self._of_all = TokenBucket(10 * TRIES_AT_ONCE, 10 * TRIES_A_SECOND)
+        name = hashlib.sha256(newest().card.key.encode()).hexdigest()[:8]  # cookies do not care about ports
+        self._visit_cookie, self._session_cookie = f"swarm-visit-{name}", f"swarm-session-{name}"
+
+    def add_to(self, app: FastAPI) -> None:
+        """Serve them."""
+        for path, method, answer in (
+            ("/login", "GET", self._show_challenge),
+            ("/login-state", "GET", self._tell_state),
+            ("/login/{challenge}", "GET", self._tell_who_waits),
+            ("/login/{challenge}", "POST", self._let_in),
+            ("/organiser", "GET", self._show),
+            ("/order", "GET", self._ask_again),
+            ("/order", "POST", self._order),
+            ("/logout", "POST", self._log_out),
+        ):
+            app.add_api_route(path, self._answering(answer), methods=[method], include_in_schema=False)
+
+    # ---- logging in -------------------------------------------------------------------------------------------------
+
+    async def _show_challenge(self, request: Request) -> Response:
+        address = self._address(request)
+        if self._session_of(request) is not None:
+            return _elsewhere("organiser")
+        secret = request.cookies.get(self._visit_cookie, "")
+        if (entered := self._door.enter(secret)) is not None:
+            response = _elsewhere("organiser")
+            self._set_cookie(response, self._session_cookie, entered[0], SESSION_SECONDS, address)
+            response.delete_cookie(self._visit_cookie)
+            return response
+        if self._door.state_of(secret) == "over" and not self._may_try(request):
+            return _too_often()
+        secret, visit = self._door.knock(secret, address, _host(request))
+        response = self._page("login.html.jinja", visit=visit)
+        self._set_cookie(response, self._visit_cookie, secret, LOGIN_SECONDS, address)
+        return response
+
+    async def _tell_state(self, request: Request) -> Response:
+        return Response(self._door.state_of(request.cookies.get(self._visit_cookie, "")), media_type=TEXT)
+
+    async def _tell_who_waits(self, request: Request) -> Response:
+        self._address(request)
+        if not self._may_try(request):
+            return _too_often()
+        return Response(self._door.waiting(request.path_params["challenge"]).host, media_type=TEXT)
+
+    async def _let_in(self, request: Request) -> Response:
+        self._address(request)
+        if not self._may_try(request):
+            return _too_often()
+        data = await _body(request, MAX_LOGIN_BYTES)
+        visit = self._door.let_in(request.path_params["challenge"], data)
+        self._say(f"The organiser has let in the browser at {visit.host}, which may give orders now.")
+        return Response(f"The browser at {visit.host} may give orders now.", media_type=TEXT)
+
+    # ---- logged in --------------------------------------------------------------------------------------------------
+
+    async def _show(self, request: Request) -> Response:
+        self._address(request)
+        session = self._session_of(request)
+        if session is None:
+            return _elsewhere("login")
+        orders, step = self._newest().orders, self._newest().swarm.step or 0
+        return self._page(
+            "organiser.html.jinja",
+            session=session,
+            commands=COMMANDS,
+            can_order=self._controls is not None and self._controls.can_order,
+            given=[(order, order.at_step <= step) for order in reversed(orders.given)],
+            factor=orders.learning_rate_factor(step),
+        )
+
+    async def _ask_again(self, request: Request) -> Response:
+        """Before anything is ordered, what it is and from when on it counts."""
+        self._address(request)
+        session = self._session_of(request)
+        if session is None:
+            return _elsewhere("login")
+        controls, command, value = self._meant(request.query_params)
+        order = await self._in_turn(lambda: controls.plan(command.what, value))
+        return self._page("order.html.jinja", session=session, command=command, order=order)
+
+    async def _order(self, request: Request) -> Response:
+        _, fields = await self._form(request)
+        controls, command, value = self._meant(fields)
+        step = fields.get("step", "")
+        if not (step.isdecimal() and len(step) <= MAX_STEP_LETTERS):
+            raise Refused("From which update it counts is not a number: load the organiser's page again.")
+        order = await self._in_turn(lambda: controls.give(command.what, value, int(step)))
+        self._say(f"Ordered from the browser at {_host(request)}: {order}.")
+        return _elsewhere("organiser")
+
+    def _meant(self, given: Mapping[str, str]) -> tuple[Controls, Command, float]:
+        """The order that a form speaks of.
+
+        Raises:
+            Refused: there is none like this, or none can be given
+        """
+        if self._controls is None or not self._controls.can_order:
+            raise Refused("This desk has no key to sign orders with: start it with --deputy FILE.")
+        command = next((command for command in COMMANDS if command.what == given.get("what")), None)
+        if command is None:
+            raise Refused("There is no such order: load the organiser's page again.")
+        if not command.label:
+            return self._controls, command, 0.0
+        try:
+            value = float(given.get("value", "")[:MAX_VALUE_LETTERS])
+        except ValueError:
+            value = math.nan
+        if not command.least <= value <= command.most or (command.is_whole and value != int(value)):
+            number = "a whole number" if command.is_whole else "a number"
+            raise Refused(f"{command.label}: give {number} from {command.least:,g} to {command.most:,}.")
+        return self._controls, command, value
+
+    async def _in_turn(self, call: Callable[[], T]) -> T:
+        """It may take seconds, in which the others get their answers.
+
+        Raises:
+            Refused: it cannot be done
+        """
+        try:
+            async with self._one_at_a_time:
+                return await run_in_threadpool(call)
+        except InputError as error:
+            raise Refused(str(error)) from None
+
+    async def _log_out(self, request: Request) -> Response:
+        secret, _ = await self._form(request)
+        self._door.leave(secret)
+        response = _elsewhere("./")
+        response.delete_cookie(self._session_cookie)
+        return response
+
+    async def _form(self, request: Request) -> tuple[str, dict[str, str]]:
+        """A form that was filled in on the organiser's page: the browser's secret, and what it says.
+
+        Raises:
+            Refused: the browser is not let in, or the form comes from elsewhere
+        """
+        self._address(request)
+        secret = request.cookies.get(self._session_cookie, "")
+        session = self._door.session(secret)
+        fields = _fields(await _body(request, MAX_FORM_BYTES))
+        self._door.check_form(session, fields.get("token", ""))
+        return secret, fields
+
+    # ---- all of them ------------------------------------------------------------------------------------------------
+
+    def _answering(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """One sentence for whoever is refused; and no copy of anything stays anywhere."""
+
+        async def answered(request: Request) -> Response:
+            try:
+                response = await answer(request)
+            except Refused as refused:
+                response = self._refusal(request, str(refused))
+            response.headers["cache-control"] = "no-store"
+            return response
+
+        return answered
+
+    def _refusal(self, request: Request, sentence: str) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return self._page("refused.html.jinja", 403, sentence=sentence)
+        return Response(f"{sentence}\n", 403, media_type=TEXT)
+
+    def _page(self, template: str, status: int = 200, **more: object) -> Response:
+        return Response(render(template, self._newest(), **more), status, media_type=HTML)
+
+    def _address(self, request: Request) -> str:
+        return self._door.address_at(request.headers.get("host", ""))
+
+    def _session_of(self, request: Request) -> Session | None:
+        try:
+            return self._door.session(request.cookies.get(self._session_cookie, ""))
+        except Refused:
+            return None
+
+    def _may_try(self, request: Request) -> bool:
+        return self._of_address.take(household_of(request.scope)) and self._of_all.take()
+
+    def _set_cookie(self, response: Response, name: str, secret: str, seconds: float, address: str) -> None:
+        is_secure = address.startswith("https://")
+        response.set_cookie(name, secret, int(seconds), secure=is_secure, httponly=True, samesite="strict")
+
+
+def _elsewhere(place: str) -> Response:
+    return Response(status_code=303, headers={"location": place})
+
+
+def _too_often() -> Response:
+    return Response(REFUSAL, 429, {"retry-after": "2"}, TEXT)
+
+
+def _host(request: Request) -> str:
+    return "an unknown place" if request.client is None else request.client.host
+
+
+async def _body(request: Request, most_bytes: int) -> bytes:
+    """What was sent.
+
+    Raises:
+        Refused: it is longer than it can be
+    """
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most_bytes:
+            raise Refused("That is too long.")
+    return body
+
+
+def _fields(body: bytes) -> dict[str, str]:
+    """Of a form."""
+    try:
+        found = parse_qs(body.decode(), max_num_fields=MAX_FIELDS, keep_blank_values=True)
+    except ValueError:
+        return {}
+    return {name: values[-1] for name, values in found.items()}

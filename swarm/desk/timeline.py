@@ -1,0 +1,176 @@
+"""What each peer did over the last minutes, and how the last updates came about, as far as progress records tell.
+
+A record says what its peer does at that moment, and the desk looks every two seconds: what is shorter than that is seen
+by chance, and what happens inside a round is not seen at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from swarm.membership.progress_record import AVERAGING, HELPING, JOINING, PAUSED, TRAINING, VALIDATING, WAITING
+
+if TYPE_CHECKING:
+    from swarm.desk.history import PeerSeen
+
+CELL_SECONDS, CELLS = 10.0, 60
+MAX_ROUNDS, MAX_ROUND_PEERS = 30, 12
+UNKNOWN, GONE, OTHER = " ", "-", "o"
+LETTERS = {TRAINING: "c", AVERAGING: "a", WAITING: "w", JOINING: "j", VALIDATING: "v", PAUSED: "p", HELPING: "h"}
+"""Of what a peer does, by its phase."""
+WORDS = {
+    "c": "computes",
+    "a": "averages",
+    "w": "waits for peers",
+    "j": "catches up",
+    "v": "validates",
+    "p": "is paused",
+    "h": "helps",
+    OTHER: "does something else",
+    GONE: "is gone",
+}
+
+
+@dataclass
+class Round:
+    """Updates that were seen at once: one, or several if they are made faster than the desk looks.
+
+    Args:
+        time: when they were seen, seconds since 1970
+        step: of the last one
+        updates: how many
+        seconds: since those before
+        peers: how many computed for them
+        late: names of those who computed while more than half of the others were averaging already
+        lost: names of those who fell silent or left meanwhile
+        why: it took so long, if somebody says so
+    """
+
+    time: float
+    step: int
+    updates: int
+    seconds: float
+    peers: int
+    late: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    why: str = ""
+
+
+@dataclass
+class Timeline:
+    """The last ten minutes.
+
+    Args:
+        cells: when each cell began, seconds since 1970
+        updates: made in each cell
+        strips: by peer id, a letter for each cell: what the peer did most of the time
+        rounds: the last ones
+        rounds_at: when the last one was seen; None before the first
+    """
+
+    cells: list[float] = field(default_factory=list)
+    updates: list[int] = field(default_factory=list)
+    strips: dict[str, str] = field(default_factory=dict)
+    rounds: list[Round] = field(default_factory=list)
+    rounds_at: float | None = None
+
+    def __post_init__(self):
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """What was seen in the last cell, by peer id."""
+        self._late: dict[str, str] = {}
+        self._lost: dict[str, str] = {}
+        """Since the last update: names, by peer id."""
+        self._present: dict[str, str] = {}
+        """The same, at the last look."""
+
+    def look(self, peers: Mapping[str, PeerSeen], step: int, updates: int, now: float) -> None:
+        """What everybody does now.
+
+        Args:
+            peers: by peer id
+            step: at which the swarm is
+            updates: that were made since the last look
+            now: seconds since 1970
+        """
+        self._begin_cell(now)
+        self._fill_cell(peers)
+        self._see_who_is_late(peers)
+        if updates:
+            self._note_round(peers, step, updates, now)
+
+    def _begin_cell(self, now: float) -> None:
+        """A new one if it is time; where nobody looked for long, everything before is forgotten."""
+        if self.cells and 0 <= now - self.cells[-1] < CELL_SECONDS:
+            return
+        if self.cells and not 0 <= now - self.cells[-1] < CELLS * CELL_SECONDS:
+            self.cells, self.updates, self.strips = [], [], {}
+        begin = now - now % CELL_SECONDS
+        missed = range(1, int((begin - self.cells[-1]) / CELL_SECONDS)) if self.cells else ()
+        self.cells += [self.cells[-1] + number * CELL_SECONDS for number in missed] + [begin]
+        self.cells = self.cells[-CELLS:]
+        self.updates = [*self.updates, *(0 for _ in missed), 0][-len(self.cells) :]
+        self.strips = {
+            peer_id: (strip + UNKNOWN * (len(missed) + 1))[-len(self.cells) :] for peer_id, strip in self.strips.items()
+        }
+        self._counts.clear()
+
+    def _fill_cell(self, peers: Mapping[str, PeerSeen]) -> None:
+        for peer_id, peer in peers.items():
+            letter = GONE if peer.state != "here" else LETTERS.get(peer.phase, OTHER)
+            if letter == GONE and peer_id not in self.strips:
+                continue
+            counts = self._counts[peer_id]
+            counts[letter] += 1
+            most = max(counts, key=lambda other: (counts[other], other == letter))
+            self.strips[peer_id] = self.strips.get(peer_id, UNKNOWN * len(self.cells))[:-1] + most
+        for peer_id in [*self.strips]:
+            if peer_id not in peers or not self.strips[peer_id].strip(UNKNOWN + GONE):
+                del self.strips[peer_id]
+
+    def _note_round(self, peers: Mapping[str, PeerSeen], step: int, updates: int, now: float) -> None:
+        self.updates[-1] += updates
+        if self.rounds_at is not None:
+            computed = sum(peer.computes and not peer.helps for peer in peers.values())
+            late, lost = ([*names.values()][:MAX_ROUND_PEERS] for names in (self._late, self._lost))
+            self.rounds.append(Round(now, step, updates, now - self.rounds_at, computed, late, lost))
+            del self.rounds[:-MAX_ROUNDS]
+        self.rounds_at = now
+        self._late.clear()
+        self._lost.clear()
+
+    def _see_who_is_late(self, peers: Mapping[str, PeerSeen]) -> None:
+        here = {peer_id: peer for peer_id, peer in peers.items() if peer.computes}
+        average = [peer for peer in here.values() if peer.phase == AVERAGING]
+        if 2 * len(average) > len(here):
+            step = max(peer.step for peer in average)
+            self._late |= {id: peer.name for id, peer in here.items() if peer.phase == TRAINING and peer.step <= step}
+        present = {peer_id: peer.name for peer_id, peer in peers.items() if peer.state == "here"}
+        self._lost |= {peer_id: name for peer_id, name in self._present.items() if peer_id not in present}
+        self._present = present
+
+
+def runs_of(strip: str) -> list[tuple[str, int, int]]:
+    """Letter, first cell and number of cells, of each stretch in which a peer did the same."""
+    found, begin = [], 0
+    for letter, cells in groupby(strip):
+        length = len([*cells])
+        if letter != UNKNOWN:
+            found.append((letter, begin, length))
+        begin += length
+    return found
+
+
+def said_of(strip: str) -> str:
+    """A strip in words, for who cannot see it."""
+    known = Counter(strip.replace(UNKNOWN, ""))
+    return ", ".join(f"{WORDS[letter]} {share(strip, letter):.0%} of the time" for letter, _ in known.most_common())
+
+
+def share(strip: str, letter: str) -> float:
+    """Of the time that is known, 0 to 1."""
+    known = len(strip) - strip.count(UNKNOWN)
+    return strip.count(letter) / known if known else 0.0

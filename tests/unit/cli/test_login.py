@@ -1,0 +1,90 @@
+"""`swarm login`: the organiser's key lets in the browser that shows a code, at the real page of a desk."""
+
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from swarm.cli.organiser import deputy
+from swarm.cli.organiser.login import main
+from swarm.desk.alerts import Alerts
+from swarm.desk.desk import Desk, open_socket, page_url, served
+from swarm.desk.organiser.door import Door
+from swarm.desk.report import RunCard
+
+
+@pytest.fixture
+def browser(her_run, tmp_path) -> Iterator[httpx.Client]:
+    """At the desk of her run."""
+    card = RunCard("key", "digits", "vit", "digits", 100, 64, by_invitation=True, join_line="swarm://LINE")
+    desk, listener = Desk(card, tmp_path / "desk.json", Alerts([]), 10), open_socket("127.0.0.1", 0)
+    door = Door(her_run.folder.authority)
+    with (
+        served(lambda: desk.newest, listener, door),
+        httpx.Client(base_url=page_url(listener), follow_redirects=True) as browser,
+    ):
+        yield browser
+
+
+def shown_url(browser: httpx.Client) -> str:
+    return re.search(r"swarm login (http\S+?)<", browser.get("/login").text)[1]
+
+
+def is_in(browser: httpx.Client) -> bool:
+    return "Logged in until" in browser.get("/organiser").text
+
+
+def test_the_organiser_lets_in_the_browser_that_shows_the_code(her_run, browser):
+    url, said, asked = shown_url(browser), [], []
+
+    def yes(question: str) -> str:
+        asked.append(question)
+        return "y"
+
+    assert main(her_run.options(url), said.append, yes) == 0
+    assert said == ["The browser at 127.0.0.1 may give orders now."]
+    assert re.fullmatch(r"Let in the browser at 127.0.0.1 that shows [0-9a-f]{16}\? .* end digits\. \[y/N\] ", asked[0])
+    assert is_in(browser)
+
+
+def test_a_deputy_needs_the_right(her_run, browser, refusal, tmp_path):
+    key = tmp_path / "ben.key"
+    assert deputy.main([str(key), "--rights", "remove", *her_run.options()]) == 0
+    url = shown_url(browser)
+    assert "no right to" in refusal(main, her_run.options(url, "--yes", "--organiser-key", str(key)))
+    assert not is_in(browser)
+
+
+@pytest.mark.parametrize("answer", ["", "n", "nonsense"])
+def test_nothing_is_signed_for_a_browser_that_is_not_hers(her_run, browser, answer, capsys):
+    assert main(her_run.options(shown_url(browser)), ask=lambda _question: answer) == 2
+    assert "Nothing was signed" in capsys.readouterr().err
+    assert not is_in(browser)
+
+
+def test_the_key_of_another_run_opens_nothing(her_run, browser, refusal, monkeypatch):
+    url = shown_url(browser)
+    other = her_run.another("letters")
+    assert "was not signed by the organiser" in refusal(main, other.options(url, "--yes", "--run-id", "letters"))
+    assert not is_in(browser)
+
+
+def test_a_code_that_was_used_is_refused(her_run, browser, refusal):
+    url = shown_url(browser)
+    assert main(her_run.options(url, "--yes"), print) == 0
+    assert "for two minutes and once" in refusal(main, her_run.options(url, "--yes"))
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://desk.example.org", "That is no line of a desk"),
+        ("https://desk.example.org/login/0123", "That is no line of a desk"),
+        ("ftp://desk.example.org/login/0123456789abcdef", "That is no line of a desk"),
+        ("http://desk.example.org/login/0123456789abcdef", "use https"),
+        ("http://127.0.0.1:1/login/0123456789abcdef", "127.0.0.1:1 does not answer"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(her_run, refusal, url, words):
+    assert words in refusal(main, her_run.options(url, "--yes"))

@@ -1,0 +1,65 @@
+"""A run whose organiser has ordered something, as the desk shows it."""
+
+from swarm.membership.progress_record import PAUSED
+from swarm.protocol.orders import Order, Orders, What
+
+
+def ordered(*orders: Order) -> Orders:
+    found = Orders("letters")
+    for order in orders:
+        found = found.with_order(order)
+    return found
+
+
+def look(seen, orders: Orders, step: int, phase: str = PAUSED, after: float = 2.0) -> None:
+    seen.now += after
+    seen.desk.turn({name: seen.record(name, step, phase=phase) for name in ("ada", "ben")}, orders)
+
+
+def test_a_paused_run_is_neither_well_nor_ill(seen):
+    seen.train("ada", "ben", steps=range(1, 20))
+    orders = ordered(Order(19, What.PAUSE))
+    for _ in range(700):  # longer than a run may stand still
+        look(seen, orders, 19)
+    report = seen.web.get("/api/v1/swarm").json()
+    assert (report["level"], report["is_paused"], report["findings"]) == ("paused", True, [])
+    assert report["sentence"] == "The run is paused at update 19: nobody computes until its organiser resumes it."
+    assert (report["samples_per_second"], report["seconds_left"]) == (0, None)
+    page = seen.web.get("/").text
+    assert 'class="health paused"' in page
+    assert "· paused" in seen.web.get("/badge.svg").text
+    assert "swarm_paused 1.0" in seen.web.get("/metrics").text
+    assert seen.history.timeline.strips["ada"].strip() == 60 * "p"
+
+
+def test_what_is_wrong_while_it_is_paused_is_told_all_the_same(seen):
+    seen.train("ada", steps=range(1, 20))
+    for _ in range(3):
+        seen.now += 2
+        seen.desk.turn({"ada": seen.record("ada", 19, phase=PAUSED, client_mode=True)}, ordered(Order(19, What.PAUSE)))
+    assert "No peer can be called" in seen.web.get("/api/v1/swarm").json()["sentence"]
+
+
+def test_a_pause_that_is_to_come_and_one_that_is_over_are_none(seen):
+    seen.train("ada", "ben", steps=range(1, 20))
+    look(seen, ordered(Order(30, What.PAUSE)), 19, "training")
+    assert not seen.web.get("/api/v1/swarm").json()["is_paused"]
+    look(seen, ordered(Order(19, What.PAUSE), Order(19, What.RESUME)), 19, "training")
+    assert not seen.web.get("/api/v1/swarm").json()["is_paused"]
+
+
+def test_the_run_is_as_long_and_its_batch_as_large_as_ordered(seen):
+    seen.train("ada", "ben", steps=range(1, 20))
+    look(seen, ordered(Order(10, What.TARGET, 128), Order(40, What.EXTEND, 20_000)), 20, "training")
+    report = seen.web.get("/api/v1/swarm").json()
+    assert (report["total_steps"], report["target_batch_size"]) == (20_000, 128)
+    look(seen, ordered(Order(20, What.END)), 20, "training")
+    assert seen.web.get("/api/v1/swarm").json()["is_over"]
+
+
+def test_orders_stand_among_what_happened_once_and_old_ones_do_not(seen):
+    first = ordered(Order(5, What.LEARNING_RATE, 0.5))
+    look(seen, first, 10, "training")
+    look(seen, first.with_order(Order(30, What.PAUSE)), 10, "training")
+    look(seen, first.with_order(Order(30, What.PAUSE)), 10, "training")
+    assert [event for event in seen.events if "ordered" in event] == ["The organiser ordered: pause at step 30."]

@@ -1,0 +1,122 @@
+"""What each peer did over the last minutes, as its records tell."""
+
+from dataclasses import asdict
+from xml.etree import ElementTree
+
+import pytest
+
+from swarm.desk.timeline import CELL_SECONDS, CELLS, MAX_ROUND_PEERS, MAX_ROUNDS, runs_of, said_of, share
+from swarm.membership.progress_record import AVERAGING, JOINING, TRAINING, VALIDATING, WAITING
+
+
+def strip_of(seen, name: str) -> str:
+    return seen.history.timeline.strips[name]
+
+
+def spend(seen, cells: int, *records: tuple[str, str], step: int = 1) -> None:
+    """So many cells, in which these peers are in these phases."""
+    for _ in range(int(cells * CELL_SECONDS / 2)):
+        seen.look(*(seen.record(name, step, phase=phase) for name, phase in records))
+
+
+def test_a_strip_has_a_letter_for_each_ten_seconds(seen):
+    seen.now -= 2 + seen.now % CELL_SECONDS
+    spend(seen, 2, ("ada", WAITING))
+    spend(seen, 3, ("ada", TRAINING), ("ben", JOINING))
+    spend(seen, 1, ("ada", AVERAGING), ("ben", VALIDATING))
+    spend(seen, 2, ("ada", "something new"))
+    assert strip_of(seen, "ada") == "wwcccaoo"
+    assert strip_of(seen, "ben") == "  jjjv--"
+
+
+def test_what_a_peer_does_most_of_a_cell_is_its_letter(seen):
+    seen.now -= 2 + seen.now % CELL_SECONDS
+    for phase in (TRAINING, AVERAGING, TRAINING, AVERAGING, TRAINING):
+        seen.look(seen.record("ada", 1, phase=phase))
+    assert strip_of(seen, "ada") == "c"
+
+
+def test_ten_minutes_are_kept_and_who_was_gone_for_as_long_is_forgotten(seen):
+    spend(seen, 5, ("ada", TRAINING), ("ben", TRAINING))
+    spend(seen, CELLS + 2, ("ada", AVERAGING))
+    assert strip_of(seen, "ada") == CELLS * "a"
+    assert seen.history.timeline.strips.keys() == {"ada"}
+    assert len(seen.history.timeline.updates) == CELLS
+
+
+def test_a_helper_helps_and_computes_for_no_update(seen):
+    for step in (1, 2, 3):
+        seen.look(seen.record("ada", step), seen.record("desk", step, rate=0.0, helps=True))
+    assert (strip_of(seen, "desk")[-1], seen.history.timeline.rounds[-1].peers) == ("h", 1)
+    assert "helper, reachable" in seen.web.get("/").text
+
+
+def test_what_nobody_looked_at_is_not_known(seen):
+    seen.now -= 2 + seen.now % CELL_SECONDS
+    spend(seen, 2, ("ada", TRAINING))
+    seen.now += 3 * CELL_SECONDS
+    spend(seen, 1, ("ada", TRAINING))
+    assert strip_of(seen, "ada") == "cc   c"
+    seen.now += CELLS * CELL_SECONDS
+    spend(seen, 1, ("ada", TRAINING))
+    assert strip_of(seen, "ada") == "c"
+    seen.now -= 1000  # the clock is set
+    seen.look(seen.record("ada", 1))
+    assert len(seen.history.timeline.cells) == 1
+
+
+def test_an_update_says_who_computed_and_for_whom_the_others_waited(seen):
+    seen.train("ada", "ben", "cy", steps=range(1, 4))
+    seen.look(*(seen.record(name, 3, phase=AVERAGING) for name in ("ada", "ben")), seen.record("cy", 3))
+    seen.train("ada", "ben", "cy", steps=range(5, 6))
+    seen.train("ada", "ben", "cy", steps=range(6, 7))
+    (*_, waited, usual) = seen.history.timeline.rounds
+    assert (waited.step, waited.updates, waited.peers, waited.late) == (5, 2, 3, ["cy"])
+    assert waited.seconds == pytest.approx(4)
+    assert (usual.late, usual.lost) == ([], [])
+
+
+def test_an_update_says_who_fell_silent_before_it(seen):
+    seen.train("ada", "ben", steps=range(1, 4))
+    for _ in range(2):
+        seen.look(seen.record("ada", 3))
+    seen.train("ada", steps=range(4, 5))
+    assert seen.history.timeline.rounds[-1].lost == ["ben"]
+
+
+def test_a_crowd_and_a_long_run_are_bounded(seen):
+    crowd = [f"peer-{number}" for number in range(100)]
+    for step in range(1, MAX_ROUNDS + 9):
+        others = [seen.record(name, step, phase=AVERAGING) for name in crowd]
+        seen.look(*others, *(seen.record(f"late-{number}", step) for number in range(50)))
+    rounds = seen.history.timeline.rounds
+    assert len(rounds) == MAX_ROUNDS
+    assert len(rounds[-1].late) == MAX_ROUND_PEERS
+
+
+def test_the_next_desk_knows_the_last_minutes(seen, another):
+    spend(seen, 3, ("ada", TRAINING))
+    seen.desk.save()
+    assert asdict(another().history.timeline) == asdict(seen.history.timeline)
+
+
+def test_a_strip_can_be_read_without_seeing_it():
+    assert runs_of("  ccca c") == [("c", 2, 3), ("a", 5, 1), ("c", 7, 1)]
+    assert said_of("  ccca") == "computes 75% of the time, averages 25% of the time"
+    assert (share("  ccca", "c"), share("  ", "c")) == (0.75, 0.0)
+
+
+def test_the_page_draws_what_was_seen(seen):
+    seen.now -= 2 + seen.now % CELL_SECONDS
+    spend(seen, 3, ("</svg>", TRAINING), ("ben", AVERAGING))
+    seen.train("</svg>", "ben", steps=range(2, 5))
+    page = seen.web.get("/").text
+    table = page[page.index('<table class="strips">') :]
+    table = ElementTree.fromstring(table[: table.index("</table>")] + "</table>")
+    names = ["".join(row.itertext()).split() for row in table.iter("th")]
+    assert [name[0] for name in names] == ["Peer", "What", "Computed", "Updates", "</svg>", "ben"]
+    labels = [svg.get("aria-label") for svg in table.iter("svg")]
+    assert labels[1] == "computes 100% of the time"
+    assert labels[2].startswith("averages 75% of the time")
+    assert {rect.get("class") for rect in table.iter("rect")} == {"made", "is is-c", "is is-a"}
+    assert seen.web.get("/api/v1/timeline").json()["strips"][1]["states"] == "aaac"

@@ -1,0 +1,287 @@
+"""Who may give orders at a desk, and who may not."""
+
+import re
+import time
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fastapi.testclient import TestClient
+
+from recipe.errors import InputError
+from swarm.desk.app import build_app
+from swarm.desk.organiser.door import MAX_SESSIONS, MAX_VISITS, SESSION_SECONDS, Door
+from swarm.desk.organiser.login import LOGIN_SECONDS, Login
+from swarm.desk.organiser.web import TRIES_AT_ONCE
+from swarm.protocol.certificates import CERTIFICATE, Authority, Right, Signer, warrant
+from swarm.protocol.orders import Order, Orders, What
+
+ORGANISER = Signer(Ed25519PrivateKey.generate())
+AUTHORITY = Authority("letters", ORGANISER.public_key)
+ADDRESS = "https://desk.example.org"
+NOW = int(time.time())
+
+
+def deputy(rights: Right, begin: int = NOW - 60, end: int = NOW + 10**6) -> Signer:
+    key = Ed25519PrivateKey.generate()
+    return Signer(key, warrant(ORGANISER, "letters", Signer(key).public_key, rights, begin, end))
+
+
+class NotedControls:
+    """Those of a run that takes every order."""
+
+    def __init__(self):
+        self.can_order, self.orders = True, Orders("letters")
+
+    def plan(self, what: What, value: float) -> Order:
+        return Order(7, what, value)
+
+    def give(self, what: What, value: float, at_step: int) -> Order:
+        if value == 900:
+            raise InputError("The run has 10,000 updates already: extend it to more than that.")
+        order = Order(at_step, what, value)
+        self.orders = self.orders.with_order(order)
+        return order
+
+
+class House:
+    """A desk with a door, and browsers that come to it."""
+
+    def __init__(self, seen, authority=AUTHORITY):
+        self.now = float(NOW)
+        self.controls = NotedControls()
+        self.door = Door(authority, ADDRESS, clock=lambda: self.now)
+        card = replace(seen.desk.newest.card, by_invitation=authority is not None)
+        self.app = build_app(
+            lambda: replace(seen.desk.newest, card=card, orders=self.controls.orders), self.door, self.controls
+        )
+
+    def browser(self, address: str = ADDRESS, host: str = "203.0.113.5") -> TestClient:
+        return TestClient(self.app, base_url=address, client=(host, 1), headers={"accept": "text/html"})
+
+    def challenge(self, browser: TestClient) -> str:
+        return re.search(r"/login/([0-9a-f]{16})<", browser.get("/login").text)[1]
+
+    def signed(self, code: str, signer: Signer = ORGANISER, **more) -> bytes:
+        fields = {"run_id": "letters", "address": ADDRESS, "challenge": code, "time": int(self.now)} | more
+        return Login(**fields).signed_by(signer)
+
+    def send(self, challenge: str, data: bytes, host: str = "198.51.100.1"):
+        return TestClient(self.app, base_url=ADDRESS, client=(host, 1)).post(f"/login/{challenge}", content=data)
+
+    def logged_in(self) -> TestClient:
+        browser = self.browser()
+        challenge = self.challenge(browser)
+        assert self.send(challenge, self.signed(challenge), host="192.0.2.1").status_code == 200
+        assert "Logged in until" in browser.get("/login").text
+        return browser
+
+
+@pytest.fixture
+def house(seen) -> House:
+    seen.train("ada", "ben", steps=range(5))
+    return House(seen)
+
+
+def is_in(browser: TestClient) -> bool:
+    return "Logged in until" in browser.get("/organiser").text
+
+
+def token_in(browser: TestClient) -> str:
+    return re.search(r'name="token" value="([^"]+)"', browser.get("/organiser").text)[1]
+
+
+@pytest.mark.parametrize("signer", [ORGANISER, deputy(Right.CONTROL), deputy(Right.CONTROL | Right.ENROL)])
+def test_the_browser_that_shows_the_code_is_let_in_and_no_other(house, signer):
+    other, browser = house.browser(), house.browser()
+    challenge = house.challenge(browser)
+    assert house.challenge(other) != challenge == house.challenge(browser)
+    assert browser.get("/login-state").text == "waiting"
+    answer = house.send(challenge, house.signed(challenge, signer))
+    assert answer.text == "The browser at 203.0.113.5 may give orders now."
+    assert browser.get("/login-state").text == "in"
+    assert is_in(browser)
+    assert not is_in(other)
+    assert other.get("/login-state").text == "waiting"
+    assert "set-cookie" not in answer.headers
+
+
+def test_cookies_are_for_this_site_alone_and_no_script_reads_them(house):
+    browser = house.browser()
+    challenge = house.challenge(browser)
+    house.send(challenge, house.signed(challenge))
+    answer = browser.get("/login", follow_redirects=False)
+    (cookie,) = [cookie for cookie in answer.headers.get_list("set-cookie") if "session" in cookie]
+    for words in ("HttpOnly", "Secure", "SameSite=strict", f"Max-Age={SESSION_SECONDS:.0f}"):
+        assert words in cookie
+    assert answer.headers["cache-control"] == "no-store"
+    here = house.browser("http://127.0.0.1:8080")
+    assert "Secure" not in here.get("/login").headers["set-cookie"]
+
+
+@pytest.mark.parametrize(
+    ("signer", "more", "words"),
+    [
+        (Signer(Ed25519PrivateKey.generate()), {}, "was not signed by the organiser of this run"),
+        (deputy(Right.ENROL | Right.REMOVE), {}, "a deputy who has no right to"),
+        (deputy(Right.CONTROL, end=NOW - 30), {}, "has ended on"),
+        (ORGANISER, {"run_id": "digits"}, "is for run &#39;digits&#39;|is for run 'digits'"),
+        (ORGANISER, {"address": "https://evil.example"}, "another code or another desk"),
+        (ORGANISER, {"challenge": "0" * 16}, "another code or another desk"),
+        (ORGANISER, {"time": NOW - 3600}, "are both clocks right"),
+        (ORGANISER, {"time": NOW + 3600}, "are both clocks right"),
+    ],
+)
+def test_a_forged_log_in_is_refused_in_one_sentence(house, signer, more, words):
+    browser = house.browser()
+    challenge = house.challenge(browser)
+    answer = house.send(challenge, house.signed(challenge, signer, **more))
+    assert answer.status_code == 403
+    assert re.search(words, answer.text)
+    assert answer.text.count("\n") == 1
+    assert browser.get("/login-state").text == "waiting"
+    assert not is_in(browser)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc0", b"x" * 2000, ORGANISER.sign(CERTIFICATE, b"")])
+def test_bytes_that_are_no_log_in_are_refused(house, data):
+    browser = house.browser()
+    challenge = house.challenge(browser)
+    assert house.send(challenge, data).status_code == 403
+    assert browser.get("/login-state").text == "waiting"
+
+
+def test_a_code_counts_for_two_minutes(house):
+    browser = house.browser()
+    challenge = house.challenge(browser)
+    house.now += LOGIN_SECONDS + 1
+    assert browser.get("/login-state").text == "over"
+    assert "counts for two minutes and once" in house.send(challenge, house.signed(challenge)).text
+    assert house.challenge(browser) != challenge
+
+
+def test_a_log_in_counts_once(house):
+    challenge = house.challenge(browser := house.browser())
+    data = house.signed(challenge)
+    assert house.send(challenge, data).status_code == 200
+    assert "counts for two minutes and once" in house.send(challenge, data).text
+    thief = house.browser()
+    thief.get("/login")
+    assert house.send(house.challenge(thief), data).status_code == 403
+    assert not is_in(thief)
+    assert "Logged in" in browser.get("/login").text
+    assert house.send(challenge, data).status_code == 403
+
+
+def test_a_desk_that_is_called_by_another_name_lets_nobody_in(house):
+    for address in ("https://evil.example", "http://203.0.113.9:8080", "http://desk.example.org.evil.example"):
+        answer = house.browser(address).get("/login")
+        assert answer.status_code == 403
+        assert "The organiser logs in at https://desk.example.org or on the desk" in answer.text
+    for address in ("http://localhost:9000", "http://127.0.0.1", "http://[::1]:8080"):
+        assert f"swarm login {address}/login/" in house.browser(address).get("/login").text
+
+
+def test_a_run_without_an_organiser_has_no_log_in(seen):
+    house = House(seen, authority=None)
+    for answer in (house.browser().get("/login"), house.send("0" * 16, house.signed("0" * 16))):
+        assert answer.status_code == 403
+        assert "This run has no organiser" in answer.text
+    assert 'href="login"' not in house.browser().get("/").text
+
+
+def test_a_session_ends_after_twelve_hours_or_with_the_log_out(house):
+    browser = house.logged_in()
+    house.now += SESSION_SECONDS + 1
+    assert not is_in(browser)
+    browser = house.logged_in()
+    stolen = dict(browser.cookies)
+    browser.post("/logout", data={"token": token_in(browser)})
+    assert not is_in(browser)
+    browser.cookies.update(stolen)
+    assert not is_in(browser)
+
+
+def test_an_order_is_asked_for_twice_and_given(house):
+    browser = house.logged_in()
+    asked = browser.get("/order?what=learning-rate&value=0.5").text
+    assert "From step 7 on the learning rate is 0.5 × the recipe&#39;s." in asked
+    assert house.controls.orders.given == ()
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', asked))
+    page = browser.post("/order", data=fields).text
+    assert house.controls.orders.given == (Order(7, What.LEARNING_RATE, 0.5),)
+    assert "From step 7 on the learning rate is 0.5 × the recipe&#39;s" in page
+    assert "… is to come" in page
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"what": "sabotage"}, "There is no such order"),
+        ({"what": "learning-rate", "value": "1e9"}, "give a number from 0.01 to 100"),
+        ({"what": "learning-rate", "value": "nan"}, "give a number from 0.01 to 100"),
+        ({"what": "target-batch-size", "value": "2.5"}, "give a whole number"),
+        ({"what": "pause", "step": "-1"}, "is not a number"),
+        ({"what": "extend", "value": "900"}, "extend it to more than that"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused_in_one_sentence(house, fields, words):
+    browser = house.logged_in()
+    answer = browser.post("/order", data={"token": token_in(browser), "step": "7"} | fields)
+    assert answer.status_code == 403
+    assert words in answer.text
+    assert house.controls.orders.given == ()
+
+
+def test_nobody_else_gives_an_order(house):
+    browser = house.logged_in()
+    stranger = house.browser()
+    order = {"what": "pause", "step": "7", "value": "0"}
+    assert stranger.post("/order", data=order | {"token": token_in(browser)}).status_code == 403
+    assert "login" in str(stranger.get("/order?what=pause").url)
+    for token in ({}, {"token": "guessed"}, {"token": "é"}):
+        answer = browser.post("/order", data=order | token)
+        assert (answer.status_code, "not from this page" in answer.text) == (403, True)
+    assert browser.post("/logout", data={"token": "guessed"}).status_code == 403
+    assert is_in(browser)
+    assert house.controls.orders.given == ()
+
+
+def test_a_desk_without_a_key_shows_what_to_type(house):
+    house.controls.can_order = False
+    browser = house.logged_in()
+    assert "swarm control pause --run-id letters" in browser.get("/organiser").text
+    assert browser.post("/order", data={"token": token_in(browser), "what": "pause", "step": "7"}).status_code == 403
+
+
+def test_who_tries_again_and_again_has_to_wait(house):
+    found = {house.send("0" * 16, b"nonsense").status_code for _ in range(2 * TRIES_AT_ONCE)}
+    assert found == {403, 429}
+    assert house.send("0" * 16, b"nonsense", host="198.51.100.2").status_code == 403
+    greedy = [house.browser(host="198.51.100.3").get("/login").status_code for _ in range(2 * TRIES_AT_ONCE)]
+    assert set(greedy) == {200, 429}
+    house.logged_in()
+
+
+def test_what_strangers_leave_behind_is_bounded():
+    door = Door(AUTHORITY, ADDRESS)
+    visits = [door.knock("", ADDRESS, "203.0.113.5") for _ in range(MAX_VISITS + 9)]
+    states = [door.state_of(secret) for secret, _ in visits]
+    assert states == 9 * ["over"] + MAX_VISITS * ["waiting"]
+    entered = []
+    for secret, visit in visits[-MAX_SESSIONS - 1 :]:
+        login = Login("letters", ADDRESS, visit.challenge, int(time.time()))
+        door.let_in(visit.challenge, login.signed_by(ORGANISER))
+        entered.append(door.enter(secret)[0])
+    for secret in entered[1:]:
+        door.session(secret)
+    with pytest.raises(Exception, match="log in first"):
+        door.session(entered[0])
+
+
+@pytest.mark.parametrize(
+    "url", ["http://desk.example.org", "https://", "desk", "https://desk.example.org:x", "https://a@b", "https://a/?b"]
+)
+def test_an_address_that_is_not_safe_is_refused(url):
+    with pytest.raises(InputError, match="--page-url has to be like"):
+        Door(AUTHORITY, url)
