@@ -20,7 +20,7 @@ class WholePipe:
     """
 
     def __init__(self, connection: Connection):
-        self._connection, self._writing = connection, threading.Lock()
+        self._connection, self._writing, self._pid = connection, threading.Lock(), os.getpid()
 
     def recv(self) -> Any:
         """The next message; waits for the rest of one that has begun, which its sender is writing at this moment."""
@@ -34,6 +34,8 @@ class WholePipe:
 
     def send(self, message: Any) -> None:
         """Write a message; waits until there is room for it."""
+        if self._pid != os.getpid():  # forked while another thread was writing, perhaps, which is not here to end that
+            self._writing, self._pid = threading.Lock(), os.getpid()
         with self._writing:
             self._connection.send(message)
 

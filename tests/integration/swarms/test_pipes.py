@@ -51,6 +51,39 @@ def test_what_is_larger_than_the_pipe_arrives_in_order_from_any_thread(duplex):
     outer.close()
 
 
+class Slow:
+    """A message that is being written until it may go on."""
+
+    def __init__(self):
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def __reduce__(self):
+        self.has_begun.set()
+        self.may_go_on.wait(60)
+        return str, ("slow",)
+
+
+def test_a_process_that_was_forked_while_a_thread_wrote_can_write():
+    inner, outer = map(WholePipe, multiprocessing.Pipe())
+    slow = Slow()
+    writing = threading.Thread(target=outer.send, args=(slow,))
+    writing.start()
+    assert slow.has_begun.wait(20)
+    child = multiprocessing.get_context("fork").Process(target=outer.send, args=("from the child",))
+    child.start()
+    try:
+        assert inner.poll(20)
+        assert inner.recv() == "from the child"
+        slow.may_go_on.set()
+        assert inner.recv() == "slow"
+        child.join(20)
+        assert child.exitcode == 0
+    finally:
+        slow.may_go_on.set()
+        child.kill()
+        writing.join()
+
+
 def test_of_too_many_members_those_come_who_have_been_in_a_group():
     me = Member(peer(0), 9.0, False)
     strangers = [Member(peer(number), float(-number), False) for number in range(1, 2048)]
