@@ -31,7 +31,7 @@ def test_the_helper_needs_no_desk_and_the_desk_tells_that_nobody_trains(tmp_path
         children = psutil.Process(helper.process.pid).children()
         (desk,) = (child for child in children if "desk" in child.cmdline())
         desk.terminate()
-        desk.wait(30)
+        wait_until(lambda: desk.status() == psutil.STATUS_ZOMBIE, 30, "the desk ends")
         helper.folder.status.unlink()
         later: Status = wait_until(lambda: Status.read(helper.folder.status), 10, "it writes on")
         assert later.phase == "waiting for somebody who trains"
