@@ -115,7 +115,8 @@ class Session:
         self.options, self.recipe, self.processes, self.device = options, recipe, processes, device
         self.strategy_name, self.plan = strategy_name, plan
         self.precision = options.compute.precision or recipe.precision
-        self.remote = RemoteFile(options.files.best_checkpoint_url) if options.files.best_checkpoint_url else None
+        url = options.files.best_checkpoint_url
+        self.remote = RemoteFile(url, "--best-checkpoint-url") if url else None
         self.beginning: Beginning = processes.first_does(self._begin)
         if self.beginning.complete:
             raise RunComplete(self.beginning.complete)

@@ -42,7 +42,7 @@ class RemoteFile:
         InputError: nothing that is installed can open such an address, or there are secrets in it.
     """
 
-    def __init__(self, url: str, option: str = "--best-checkpoint-url") -> None:
+    def __init__(self, url: str, option: str) -> None:
         check_no_secrets(url, option)
         self.url, self.option = url, option
         is_local = "://" not in url or url.startswith(("file://", "local://"))

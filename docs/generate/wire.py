@@ -44,6 +44,12 @@ CALLS = [
         "Takes over the peer's ledger from some place on; also who is no member.",
     ),
     (
+        "PeerService.rpc_show_evidence",
+        "swarm.averaging.audit.evidence_call",
+        "show_evidence",
+        "Asks for receipts of a round, for what one part of an average was made of, or for a proof against a member.",
+    ),
+    (
         "FailureDetector.rpc_here",
         "swarm.membership.failure_detector",
         "FailureDetector.rpc_here",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
+import timm
 from huggingface_hub import EvalResult, ModelCardData
 
 from recipe.config import Recipe
@@ -92,7 +93,7 @@ def _front_matter(recipe: Recipe, record: RunRecord | None, name: str, license_n
         pipeline_tag=_TASK,
         tags=[_TASK, "timm", "swarm-vit"],
         license=license_name,
-        base_model=f"timm/{recipe.model}" if recipe.pretrained else None,
+        base_model=_base_model(recipe),
         model_name=name,
         eval_results=[
             EvalResult(
@@ -108,6 +109,12 @@ def _front_matter(recipe: Recipe, record: RunRecord | None, name: str, license_n
         ],
     )
     return data.to_yaml().strip()
+
+
+def _base_model(recipe: Recipe) -> str | None:
+    """Name on the hub of the weights with which the training began."""
+    weights = timm.get_pretrained_cfg(recipe.model) if recipe.pretrained else None
+    return None if weights is None else weights.hf_hub_id
 
 
 def _summary(trained: Trained, record: RunRecord | None) -> str:

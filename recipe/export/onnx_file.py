@@ -51,7 +51,9 @@ def write_onnx(trained: Trained, path: Path) -> float:
             dynamo=True,
             verbose=False,
         )
-    except RuntimeError as error:
+    except OSError:
+        raise
+    except Exception as error:  # its parts have their own
         raise InputError(
             f"torch cannot export {trained.recipe.model} to ONNX ({type(error).__name__}): leave out --onnx."
         ) from error

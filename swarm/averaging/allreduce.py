@@ -11,9 +11,9 @@ adds it to its contribution to the next round, a reducer to the next mean (`Erro
 Weights come from the tickets that the whole group has seen, not from the sender's own messages; a rule combines what
 members send (`robust_mean`). Parts that are not
 finite, are far too large or have another shape ban their sender, and whoever sends such parts or such averages is named
-(`blamed`). Only some parts are on their way at once (`send_window`). A member can be given up at any time
-(`striped_allreduce`). A reducer keeps its stream open until the sender has read all results and hangs up
-(`until_caller_hangs_up`).
+(`blamed`). Where averages are checked, members sign what they send (`audit`). Only some parts are on their way at once
+(`send_window`). A member can be given up at any time (`striped_allreduce`). A reducer keeps its stream open until the
+sender has read all results and hangs up (`until_caller_hangs_up`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
 
 import torch
 from hivemind.compression import CompressionBase
@@ -31,10 +34,13 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, as_aiter
 
+from swarm.averaging.audit.judge import is_faithful
+from swarm.averaging.audit.seals import Seals
+from swarm.averaging.audit.statements import hash_of
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.send_window import PartsOnTheWay, SendWindow
-from swarm.averaging.shares import Part, PartReducer, partition
+from swarm.averaging.shares import Part, PartReducer, decode, partition
 from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Blame, ExchangeBroken, Group, RoundFailed
 from swarm.runtime import fault_injection as faults
@@ -43,14 +49,24 @@ from swarm.runtime.line_use import LineUse
 
 logger = get_logger(__name__)
 
-LARGEST_NUMBER = 1e24
-"""No gradient has a larger one. Times the samples of a whole group it still fits into fp32: no sum can overflow."""
 DIAL_AGAIN_SECONDS = 0.2
 
 
-def is_sound(part: torch.Tensor) -> bool:
-    """Whether all numbers are finite and of a size that gradients and weights can have."""
-    return bool((part.abs() <= LARGEST_NUMBER).all())  # also false for NaN
+@dataclass(frozen=True)
+class Arrived:
+    """A part or an average that has come.
+
+    Args:
+        numbers: None if no honest peer sends them
+        num_bytes: of its message
+        tensor: as it was encoded
+        hash: of that, where averages are checked
+    """
+
+    numbers: torch.Tensor | None
+    num_bytes: int
+    tensor: runtime_pb2.Tensor
+    hash: bytes = b""
 
 
 class AllReduce:
@@ -69,6 +85,7 @@ class AllReduce:
         stub_of: whose `rpc_aggregate_part` calls that of another peer
         line: lets what this peer sends wait for its turn, and counts
         stream_seconds: a member that sends nothing for so long is given up, a reducer after twice that
+        seals: what this peer signs and checks; None where averages are not checked
     """
 
     def __init__(
@@ -86,6 +103,7 @@ class AllReduce:
         stub_of: Callable[[PeerID], StubBase],
         line: LineUse,
         stream_seconds: float,
+        seals: Seals | None = None,
     ):
         self.me, self.group = me, group
         samples = [float(ticket.samples) for ticket in group.tickets]
@@ -93,11 +111,11 @@ class AllReduce:
         self.parts_received = self.inputs_received = self.bytes_sent = self.bytes_received = 0
         self.blamed: dict[PeerID, Blame] = {}
         """Who has sent what no honest peer sends, and what that was."""
-        self._feedback, self.codec, self._detector = feedback, codec, detector
+        self._feedback, self.codec, self._detector, self._seals = feedback, codec, detector, seals
         self.stub_of, self._line, self._stream_seconds = stub_of, line, stream_seconds
         self._on_the_way = {peer: PartsOnTheWay(window, stripes) for peer, window in windows.items()}
         reducers = [peer for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if not ticket.client_mode]
-        self._parts = partition(vector, reducers, stripes, codec)
+        self._parts = partition(vector, reducers, stripes, codec, seals is not None)
         self._average = torch.empty_like(vector)
         """Shape [n], fp32: the parts of the average that have come, each in its place."""
         self._num_averages: Counter[PeerID] = Counter()
@@ -136,7 +154,8 @@ class AllReduce:
         """Before anything is sent: what earlier rounds left out of this peer's contributions goes with this one."""
         for reducer, parts in self._parts.items():
             for part in parts if reducer != self.me else ():
-                self._feedback.add_to(part.numbers, part.info, part.offset, self.weights[self.me])
+                if not part.is_seal:
+                    self._feedback.add_to(part.numbers, part.info, part.offset, self.weights[self.me])
 
     def keep_left_out(self) -> None:
         """After the round has succeeded: what its encoded averages left out goes with the next ones."""
@@ -230,19 +249,31 @@ class AllReduce:
             self._failed.add(reducer)
             raise
 
-    async def _take_averages(self, reducer: PeerID, results: AsyncIterator[tuple[torch.Tensor | None, int]]) -> None:
-        async for average, num_bytes in results:
-            expected = self._parts[reducer][self._num_averages[reducer]].numbers.shape
-            if average is None or average.shape != expected:
-                self.blamed[reducer] = Blame.SENT_A_BAD_AVERAGE
-                raise ExchangeBroken(f"{reducer} {Blame.SENT_A_BAD_AVERAGE}")
-            self._count_received(num_bytes)
+    async def _take_averages(self, reducer: PeerID, results: AsyncIterator[Arrived]) -> None:
+        async for arrived in results:
+            part, average = self._parts[reducer][self._num_averages[reducer]], arrived.numbers
+            if average is None or average.shape != part.numbers.shape:
+                self._accuse(reducer, Blame.SENT_A_BAD_AVERAGE)
+            self._count_received(arrived.num_bytes)
+            if part.is_seal:
+                try:
+                    self._seals.check_receipt(reducer, arrived.tensor)
+                except ValueError as error:
+                    logger.debug(f"the receipt of {reducer} is refused: {error}")
+                    self._accuse(reducer, Blame.SENT_A_BAD_RECEIPT)
+            elif self._seals is not None:
+                self._seals.received(reducer, arrived.hash)
             self._detector.heard(reducer)
             self._on_the_way[reducer].answered()
             self._take_average(reducer, average)
             if not self._is_missing(reducer):
                 return
         raise ExchangeBroken(f"{reducer} sent {self._num_averages[reducer]} averages only")
+
+    def _accuse(self, peer_id: PeerID, what: Blame) -> NoReturn:
+        """No honest peer does that."""
+        self.blamed[peer_id] = what
+        raise ExchangeBroken(f"{peer_id} {what}")
 
     def _take_average(self, reducer: PeerID, average: torch.Tensor) -> None:
         part = self._parts[reducer][self._num_averages[reducer]]
@@ -271,11 +302,14 @@ class AllReduce:
 
         A listener's are empty: they only say that it is ready for the next average.
         """
-        encoded = amap_in_executor(self._encode_input, as_aiter(*self._parts[reducer]), max_prefetch=1)
+        encode = partial(self._encode_input, reducer)
+        encoded = amap_in_executor(encode, as_aiter(*self._parts[reducer]), max_prefetch=1)
         message = averaging_pb2.AveragingData(code=averaging_pb2.PART_FOR_AVERAGING, group_id=self.group.group_id)
         try:
             async for tensor_part in encoded:
                 await self._on_the_way[reducer].may_send()
+                if tensor_part is None:
+                    tensor_part = self._seals.commitment(reducer)
                 message.tensor_part.CopyFrom(tensor_part)
                 await self._may_send(message)
                 yield message
@@ -284,10 +318,16 @@ class AllReduce:
         finally:
             await encoded.aclose()
 
-    def _encode_input(self, part: Part) -> runtime_pb2.Tensor:
+    def _encode_input(self, reducer: PeerID, part: Part) -> runtime_pb2.Tensor | None:
+        """None for the seal, which is made when all parts are encoded."""
         if not self.weights[self.me]:
             return runtime_pb2.Tensor()  # it would count for nothing
-        return self.codec.compress(part.numbers, part.info)
+        if part.is_seal:
+            return None
+        tensor = self.codec.compress(part.numbers, part.info)
+        if self._seals is not None:
+            self._seals.sent(reducer, part.offset, tensor)
+        return tensor
 
     # ---- as a reducer -----------------------------------------------------------------------------------------------
 
@@ -295,10 +335,12 @@ class AllReduce:
         weight = self.weights[self.me]
         for part_index, part in enumerate(self._own_parts):
             numbers = part.numbers if weight else torch.zeros_like(part.numbers)
+            if self._seals is not None and weight and not part.is_seal:
+                await in_thread(self._seals.given_by_me, numbers)
             mean = await self._reducer.mean_with(self.me, numbers, weight)
             self.inputs_received += 1
             message = await self._encode_once(part_index, mean)
-            self._take_average(self.me, await in_thread(self.codec.extract, message))
+            self._take_average(self.me, mean if part.is_seal else await in_thread(self.codec.extract, message))
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
@@ -335,14 +377,14 @@ class AllReduce:
         inputs = amap_in_executor(decode, stream, max_prefetch=1)
         try:
             for part_index, size in enumerate(self._reducer.part_sizes):
-                numbers, num_bytes = await anext(inputs)
-                self._count_received(num_bytes)
+                arrived = await anext(inputs)
+                numbers = arrived.numbers if weight else torch.zeros(size)
+                self._count_received(arrived.num_bytes)
                 self._detector.heard(sender)
-                if not weight:
-                    numbers = torch.zeros(size)
                 if numbers is None or numbers.shape != (size,):
-                    self.blamed[sender] = Blame.SENT_NONSENSE if numbers is None else Blame.SENT_ANOTHER_SHAPE
-                    raise ExchangeBroken(f"{sender} {self.blamed[sender]}")
+                    self._accuse(sender, Blame.SENT_NONSENSE if numbers is None else Blame.SENT_ANOTHER_SHAPE)
+                if self._seals is not None and weight:
+                    self._keep_given(sender, arrived, self._own_parts[part_index].is_seal)
                 mean = await self._reducer.mean_with(sender, numbers, weight)
                 self.inputs_received += 1
                 message = await self._encode_once(part_index, mean)
@@ -354,6 +396,15 @@ class AllReduce:
         finally:
             await inputs.aclose()
 
+    def _keep_given(self, sender: PeerID, arrived: Arrived, is_seal: bool) -> None:
+        """What others may want to see, and the sender's word for it."""
+        if not is_seal:
+            return self._seals.given(sender, arrived.hash, arrived.tensor)
+        try:
+            self._seals.take_commitment(sender, arrived.tensor)
+        except ValueError:
+            self._accuse(sender, Blame.SENT_A_BAD_COMMITMENT)
+
     async def _encode_once(self, part_index: int, mean: torch.Tensor) -> runtime_pb2.Tensor:
         """The one message with the average of this part; the first who needs it encodes it."""
         if part_index not in self._encoded:
@@ -364,10 +415,18 @@ class AllReduce:
     def encode_average(self, part_index: int, mean: torch.Tensor) -> runtime_pb2.Tensor:
         """The message, with what earlier ones have left out; what it leaves out itself is noted."""
         part = self._own_parts[part_index]
-        mean = self._feedback.with_left_out(mean, part.offset, self._weight_of_all)
-        message = self.codec.compress(mean, part.info)
+        if part.is_seal:
+            return self._seals.receipt(self._reducer.counted)
+        whole = self._feedback.with_left_out(mean, part.offset, self._weight_of_all)
+        message = self.codec.compress(whole, part.info)
         if self._feedback.left_out is not None:
-            self._left_out[part_index] = mean - self.codec.extract(message)
+            average = self.codec.extract(message)
+            if self._seals is not None and not is_faithful(average, mean, self.codec, part.info):
+                message = self.codec.compress(mean, part.info)  # honest, and it could not be told
+                average = self.codec.extract(message)
+            self._left_out[part_index] = whole - average
+        if self._seals is not None:
+            self._seals.answered(part_index, message)
         return message
 
     def _note_called(self, sender: PeerID, task: asyncio.Task | None) -> None:
@@ -398,27 +457,16 @@ class AllReduce:
 
     # ---- what arrives -----------------------------------------------------------------------------------------------
 
-    def _decode_average(self, message: averaging_pb2.AveragingData) -> tuple[torch.Tensor | None, int]:
-        """An average and its bytes; None if no honest reducer sends it."""
+    def _decode_average(self, message: averaging_pb2.AveragingData) -> Arrived:
         if message.code != averaging_pb2.AVERAGED_PART:
             raise ExchangeBroken(f"a reducer answered {averaging_pb2.MessageCode.Name(message.code)}")
         return self._decode_part(message)
 
-    def _decode_part(self, message: averaging_pb2.AveragingData) -> tuple[torch.Tensor | None, int]:
-        """The numbers in a message, and its bytes; None if no honest peer sends them."""
-        tensor_part = message.tensor_part
-        if tensor_part.dtype != "float32":  # the name of a numpy type, which could be as large as it likes
-            return None, 0
-        shape = tensor_part.size  # of a few bytes some codecs make many numbers
-        if len(shape) != 1 or shape[0] > self._largest_part:
-            return torch.empty(0), 0
-        try:
-            part = self.codec.extract(tensor_part).detach()
-        except Exception:  # a stranger's bytes
-            return None, 0
-        return (part if is_sound(part) else None), message.ByteSize()
+    def _decode_part(self, message: averaging_pb2.AveragingData) -> Arrived:
+        numbers, tensor = decode(message.tensor_part, self.codec, self._largest_part), message.tensor_part
+        return Arrived(numbers, message.ByteSize(), tensor, hash_of(tensor) if self._seals is not None else b"")
 
     @staticmethod
-    def _without_content(message: averaging_pb2.AveragingData) -> tuple[None, int]:
+    def _without_content(message: averaging_pb2.AveragingData) -> Arrived:
         """Of who has no samples nothing is read: its messages say only that it is ready for the next average."""
-        return None, message.ByteSize()
+        return Arrived(None, message.ByteSize(), message.tensor_part)

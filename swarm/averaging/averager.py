@@ -98,7 +98,18 @@ class SwarmAverager:
         self._dead_since: float | None = None
         self._signals, self._status = RoundSignals(), TransferStatus()
         options = AveragingOptions(
-            namespace, vector, target, codec, rule, shapes, dht.client_mode, self.line, timeouts, admission, ledger
+            namespace,
+            vector,
+            target,
+            codec,
+            rule,
+            shapes,
+            dht.client_mode,
+            self.line,
+            timeouts,
+            admission,
+            dht.key,
+            ledger,
         )
         self._process = WorkerProcess(
             dht,

@@ -377,9 +377,14 @@ class Matchmaking:
         return group
 
     def _is_still_member(self, peer: PeerID) -> bool:
-        """A certificate may have ended in the lobby; all others would refuse a group with this guest."""
+        """A certificate may have ended in the lobby; all others would refuse a group with this guest.
+
+        Or it has been found out there: it is left out from this group on.
+        """
         guest = self._lobby[peer]
         try:
+            if peer in self._shunned:
+                raise ValueError("it has spoilt a round")
             read_ticket(guest.shown, peer, self._admission)
         except ValueError:
             if not guest.answer.done():

@@ -8,6 +8,7 @@ import multiprocessing as mp
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
@@ -15,8 +16,12 @@ import torch
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
+from hivemind.utils.crypto import RSAPrivateKey
 
 from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.audit.audits import Audits
+from swarm.averaging.audit.evidence_call import ask_for, show_evidence
+from swarm.averaging.audit.judge import Judge
 from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.compression.error_feedback import ErrorFeedback
@@ -24,8 +29,9 @@ from swarm.averaging.matchmaking import Matchmaking
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.running_groups import RunningGroups
 from swarm.averaging.send_window import SendWindow
+from swarm.averaging.shares import count_stripes
 from swarm.averaging.slow_members import SlowMembers
-from swarm.averaging.striped_allreduce import StripedAllReduce, count_stripes
+from swarm.averaging.striped_allreduce import StripedAllReduce
 from swarm.membership.backoff import BlameBackoff
 from swarm.membership.failure_detector import FailureDetector
 from swarm.network.peer_service import PeerService
@@ -103,6 +109,7 @@ class AveragingOptions:
         client_mode: others cannot call this peer
         line: what rounds and states may take of this peer's line
         admission: who may take part; the averaging process has its own copy
+        key: of this peer, with which it signs what it sends where averages are checked
         ledger: file that is handed out to whoever asks; None if this peer keeps none
     """
 
@@ -116,7 +123,13 @@ class AveragingOptions:
     line: LineUse
     timeouts: Timeouts
     admission: Admission
+    key: RSAPrivateKey
     ledger: Path | None = None
+
+    @property
+    def checks_averages(self) -> bool:
+        """Only where they are clipped: else a reducer could say that it has itself given whatever it likes."""
+        return self.rule.clips
 
 
 class Rounds:
@@ -149,6 +162,11 @@ class Rounds:
             options.admission,
         )
         options.admission.welcome = limits_of(p2p).met
+        self._audits: Audits | None = None
+        if options.checks_averages:
+            judge = Judge(options.vector.numel(), self._codec, options.rule, self._target_at)
+            ask = partial(ask_for, p2p, options.namespace, options.line)
+            self._audits = Audits(p2p.peer_id, options.key, judge, ask, self._shunned)
         self.groups = RunningGroups()
         self._running: asyncio.Task | None = None
 
@@ -163,6 +181,10 @@ class Rounds:
     def is_averaging(self) -> bool:
         """Whether a round is under way."""
         return self._running is not None
+
+    def _target_at(self, step: int) -> BatchTarget:
+        """Of the update that follows so many; the organiser may have changed it."""
+        return BatchTarget(self._options.admission.lists.orders.target_batch_size(step, self._options.target.samples))
 
     def expect_joiner(self, peer_id: PeerID) -> None:
         """It has the state of the present step now, and comes to its round."""
@@ -189,6 +211,12 @@ class Rounds:
             if reply.code == averaging_pb2.ACCEPTED and matchmaking.waits_for(matchmaking.step):
                 self._signals.waiting_step = matchmaking.step
         await until_caller_hangs_up()
+
+    def rpc_show_evidence(
+        self, requests: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Another member checks an average, or a proof."""
+        return show_evidence(self._audits, self._options.line, requests, context)
 
     # ---- what the trainer wants -------------------------------------------------------------------------------------
 
@@ -252,6 +280,9 @@ class Rounds:
         started, ticket = time.perf_counter(), order.ticket
         if self._low_rank is not None:
             ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
+        if self._audits is not None:
+            self._blame(self._audits.found(), trouble)
+            ticket = self._audits.sign(ticket)
         faults.at("meeting", ticket.step)
         deadline = asyncio.get_running_loop().time() + order.timeout_seconds
         try:
@@ -260,7 +291,8 @@ class Rounds:
             self._blame(dict.fromkeys(self._matchmaking.stuck, Blame.STUCK), trouble)
         limits_of(self._p2p).met(group.peer_ids)
         faults.at("met", ticket.step)
-        group, meeting_seconds = group.bounded(self._target), time.perf_counter() - started
+        closed, meeting_seconds = group, time.perf_counter() - started
+        group = group.bounded(self._target)
         if not self._target.is_reached_by(group.samples):
             self._signals.waiting_step = -1  # those who waited compute on, too
             raise ShortBatch(group)
@@ -269,18 +301,24 @@ class Rounds:
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
         self._feedback.come_to(ticket.step)
+        if self._audits is not None:
+            self._audits.begin(closed)
         met, stripes = time.perf_counter(), self._stripes(group)
         try:
             async with stripes:
                 await self._average(stripes, group)
         except BaseException as error:
             trouble.kept_waiting = stripes.kept_waiting | stripes.lost
+            if self._audits is not None:
+                self._audits.end(has_average=False)
             self._matchmaking.reopen()
             self._judge(stripes, group, time.perf_counter() - met, order.compute_seconds, trouble)
             if trouble.blamed and isinstance(error, Exception):
                 raise RoundFailed(str(error), frozenset(stripes.lost)) from error
             raise
         exchange_seconds = time.perf_counter() - met
+        if self._audits is not None:
+            self._audits.end(has_average=True)
         if not stripes.lost:
             self.detector.exchange_took(exchange_seconds, group.peer_ids)
         self._matchmaking.met(group.peer_ids)
@@ -340,6 +378,7 @@ class Rounds:
             stub_of=lambda peer_id: PeerService.get_stub(self._p2p, peer_id, namespace=self._options.namespace),
             line=self._options.line,
             stream_seconds=self._options.timeouts.stream_seconds,
+            seals=self._audits and self._audits.seals_of(group),
         )
         self.groups.begin(all_reduce)
         return all_reduce

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from hivemind.p2p import P2P, PeerID
@@ -23,6 +22,7 @@ from swarm.averaging.commands import (
     SetStep,
 )
 from swarm.averaging.rounds import AveragingOptions, Rounds, RoundSignals
+from swarm.ledger.calls import caller_of
 from swarm.ledger.server import LedgerServer
 from swarm.network.peer_service import DOWNLOAD_STATE, PeerService
 from swarm.network.stream_limits import limits_of
@@ -68,8 +68,17 @@ class AveragingService:
             self._rounds.rpc_join_group,
             self._rounds.groups.rpc_aggregate_part,
             self._server.rpc_download_state,
-            LedgerServer(options.ledger, limits_of(p2p).knows, self._ask_for_ledger, options.line).rpc_download_ledger,
+            self._ledger_server().rpc_download_ledger,
+            self._rounds.rpc_show_evidence,
         )
+
+    def _ledger_server(self) -> LedgerServer:
+        p2p, options = self._p2p, self._options
+
+        def pass_on(peer_id: PeerID, request: DownloadData) -> AsyncIterator[DownloadData]:
+            return caller_of(p2p, peer_id, options.namespace)(request)
+
+        return LedgerServer(options.ledger, limits_of(p2p).knows, pass_on, options.line)
 
     async def start(self) -> None:
         """From now on others are answered."""
@@ -127,12 +136,6 @@ class AveragingService:
             self._server.end_uploads_of_removed()
         if ORDERS in newer:
             self._rounds.orders_changed()
-
-    async def _ask_for_ledger(self, peer_id: PeerID, request: DownloadData) -> AsyncIterator[DownloadData]:
-        stub = PeerService.get_stub(self._p2p, peer_id, namespace=self._options.namespace)
-        async with aclosing(await stub.rpc_download_ledger(request)) as stream:
-            async for message in stream:
-                yield message
 
     async def _keep_average_of_round(self, ticket: Ticket, group: Group) -> None:
         await self._server.keep_average(ticket.step, group.lineage, group.group_id, self._options.vector)

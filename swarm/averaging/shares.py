@@ -3,21 +3,70 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.p2p import PeerID
+from hivemind.proto import runtime_pb2
 from hivemind.utils import TensorDescriptor
 
 from swarm.averaging.robust_mean import Combination, Combined
-from swarm.protocol.messages import ExchangeBroken
+from swarm.protocol.messages import ExchangeBroken, Group
+from swarm.protocol.wire import LINEAGE_BYTES
 
+STRIPE_BYTES = 2**18
+MAX_STRIPES = 8
 MIN_PART_BYTES, MAX_PART_BYTES = 2**14, 2**19
 MAX_PART_NUMBERS = 2**20
 """Of one part of every stream together: a reducer holds some parts of each member, decoded."""
+
+
+LARGEST_NUMBER = 1e24
+"""No gradient has a larger one. Times the samples of a whole group it still fits into fp32: no sum can overflow."""
+
+
+def is_sound(part: torch.Tensor) -> bool:
+    """Whether all numbers are finite and of a size that gradients and weights can have."""
+    return bool((part.abs() <= LARGEST_NUMBER).all())  # also false for NaN
+
+
+def decode(tensor: runtime_pb2.Tensor, codec: CompressionBase, most: int) -> torch.Tensor | None:
+    """The numbers in a part that somebody has sent, shape [n], fp32; None if no honest peer sends them.
+
+    Args:
+        most: numbers that a part can have; of more nothing is decoded
+    """
+    if tensor.dtype != "float32":  # the name of a numpy type, which could be as large as it likes
+        return None
+    shape = tensor.size  # of a few bytes some codecs make many numbers
+    if len(shape) != 1 or not 0 < shape[0] <= most:
+        return torch.empty(0)
+    try:
+        numbers = codec.extract(tensor).detach()
+    except Exception:  # a stranger's bytes
+        return None
+    return numbers if is_sound(numbers) else None
+
+
+def count_stripes(group: Group, vector: torch.Tensor, codec: CompressionBase) -> int:
+    """How many streams carry a member's share of `vector`, shape [n]: as many as 256 KiB fill, and at most 8 to all.
+
+    With more, everybody's first parts would reach a reducer at once and overflow the queue before its line.
+    """
+    reducers = sum(not ticket.client_mode for ticket in group.tickets)
+    ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
+    share_bytes = vector.numel() * vector.element_size() * ratio / max(1, reducers)
+    return max(1, min(MAX_STRIPES // max(1, reducers - 1), int(share_bytes // STRIPE_BYTES)))
+
+
+def stripe_of(group: Group, turn: int, stripe: int) -> Group:
+    """The same group under the name that this stripe's streams ask for."""
+    name = hashlib.sha256(group.group_id + bytes([turn, stripe])).digest()
+    return replace(group, group_id=name[:LINEAGE_BYTES])
 
 
 def part_size_bytes(total_bytes: int, num_reducers: int, stripes: int) -> int:
@@ -49,15 +98,21 @@ class Part:
     offset: int
     info: CompressionInfo
 
+    @property
+    def is_seal(self) -> bool:
+        """Whether it carries a statement in the place of numbers (`swarm.averaging.audit.seals`)."""
+        return not len(self.numbers)
+
 
 def partition(
-    vector: torch.Tensor, reducers: Sequence[PeerID], stripes: int, codec: CompressionBase
+    vector: torch.Tensor, reducers: Sequence[PeerID], stripes: int, codec: CompressionBase, is_sealed: bool = False
 ) -> dict[PeerID, list[Part]]:
     """Each reducer's parts of a vector, shape [n]; all members divide alike, by what all know.
 
     Args:
         reducers: who averages a share, as many numbers each, give or take one
         stripes: how many such vectors travel side by side
+        is_sealed: a seal follows the parts of each share
     """
     # Not `CompressionInfo.from_tensor`, which asks the GPU's driver each time whether this memory is pinned.
     info = CompressionInfo(None, TensorDescriptor(tuple(vector.shape), vector.dtype))
@@ -73,6 +128,8 @@ def partition(
         for offset in range(begin, end, part_numbers):
             numbers = vector.detach()[offset : min(offset + part_numbers, end)]
             found[reducer].append(Part(numbers, offset, info))
+        if is_sealed and found[reducer]:
+            found[reducer].append(Part(vector.detach()[end:end], end, info))
     return found
 
 
@@ -104,6 +161,8 @@ class PartReducer:
         self._index, self._is_combining = -1, False
         self._mean: asyncio.Future[torch.Tensor] = asyncio.get_running_loop().create_future()
         self.parts_combined = 0
+        self.counted: Counter[PeerID] = Counter()
+        """How many of its parts each sender has given."""
         self.outside: Counter[PeerID] = Counter()
         """In how many of these parts a member was far from the others."""
         self._begin_next()
@@ -125,6 +184,7 @@ class PartReducer:
         if self.is_finished or sender not in self._senders or sender in self._given or self._is_combining:
             raise ExchangeBroken("this part is not awaited")
         self._given[sender] = part, weight
+        self.counted[sender] += 1
         mean = self._mean
         self._combine_if_complete()
         return await asyncio.shield(mean)  # many wait for it: who hangs up takes it from nobody
@@ -165,7 +225,7 @@ class PartReducer:
             self._mean.set_exception(error)
             return self.close()
         combined = done.result()
-        self.parts_combined += 1
+        self.parts_combined += bool(len(combined.mean))  # a seal is no part
         self.outside.update(counting[position] for position in combined.outside)
         self._mean.set_result(combined.mean)
         self._begin_next()

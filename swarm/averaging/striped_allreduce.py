@@ -10,50 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.compression.float16 import compact
+from swarm.averaging.shares import stripe_of
 from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Blame, Group, RoundFailed
-from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import in_thread
 
 logger = get_logger(__name__)
 
-STRIPE_BYTES = 2**18
-MAX_STRIPES = 8
-
 AwaitedPart = Callable[[AllReduce, PeerID], int | None]
 Register = Callable[[Group], contextlib.AbstractContextManager]
 MakeRunner = Callable[[Group, torch.Tensor, ErrorFeedback, int], AllReduce]
-
-
-def count_stripes(group: Group, vector: torch.Tensor, codec: CompressionBase) -> int:
-    """How many streams carry a member's share of `vector`, shape [n]: as many as 256 KiB fill, and at most 8 to all.
-
-    With more, everybody's first parts would reach a reducer at once and overflow the queue before its line.
-    """
-    reducers = sum(not ticket.client_mode for ticket in group.tickets)
-    ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
-    share_bytes = vector.numel() * vector.element_size() * ratio / max(1, reducers)
-    return max(1, min(MAX_STRIPES // max(1, reducers - 1), int(share_bytes // STRIPE_BYTES)))
-
-
-def stripe_of(group: Group, turn: int, stripe: int) -> Group:
-    """The same group under the name that this stripe's streams ask for."""
-    name = hashlib.sha256(group.group_id + bytes([turn, stripe])).digest()
-    return replace(group, group_id=name[:LINEAGE_BYTES])
 
 
 class StripedAllReduce(contextlib.AsyncExitStack):

@@ -8,8 +8,6 @@ It needs neither the swarm nor the images.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +16,9 @@ from typing import Annotated
 import tyro
 
 from recipe.command_line import arg, exit_status, read_options
-from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
-
-CARD = "README.md"
 
 
 @dataclass(frozen=True)
@@ -52,72 +47,26 @@ def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
 
 
 def _export(options: ExportOptions, say: Callable[[str], None]) -> None:
-    folder = options.to.expanduser()
     silence_libraries()
     say("Importing torch takes about 10 s …")
     with quick_imports():
-        from recipe.data.class_names import class_names
-        from recipe.export.model_card import model_card, model_name, read_contributors
-        from recipe.export.onnx_file import MODEL, check_onnx_packages, write_onnx
-        from recipe.export.run_record import read_record
-        from recipe.export.timm_folder import CONFIG, WEIGHTS, write_timm_folder
-        from recipe.export.trained import load_trained
+        from recipe.export.folder import export_model
+        from recipe.export.model_card import read_contributors
     raise_again()  # Ctrl-C leaves nothing half behind
-    name = model_name(folder)
-    _check_free(folder, options.overwrite)
-    contributors = [] if options.name_contributors is None else read_contributors(options.name_contributors)
-    if options.onnx:
-        check_onnx_packages()
-    trained = load_trained(options.source)
-    record = None if trained.run_folder is None else read_record(trained.run_folder, trained.step)
-    checked = "timm loads it and gives the same logits, bit for bit"
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder.parent) as made:
-            half = Path(made)
-            write_timm_folder(trained, half, class_names(trained.recipe, options.data_dir), options.license)
-            if options.onnx:
-                difference = write_onnx(trained, half / MODEL)
-                checked += f"; ONNX Runtime gives them within {difference:.0e}"
-            card = model_card(
-                trained,
-                record,
-                name=name,
-                contributors=contributors,
-                license_name=options.license,
-                has_onnx=options.onnx,
-            )
-            (half / CARD).write_text(card, encoding="utf-8")
-            written = _put_in_place(half, folder, [WEIGHTS, MODEL, f"{MODEL}.data", CARD, CONFIG])
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written ({error.strerror}): name another --to, or make room there."
-        ) from error
+    folder = options.to.expanduser()
+    exported = export_model(
+        options.source,
+        folder,
+        onnx=options.onnx,
+        overwrite=options.overwrite,
+        contributors=() if options.name_contributors is None else read_contributors(options.name_contributors),
+        license_name=options.license,
+        data_dir=options.data_dir,
+    )
+    trained, difference = exported.trained, exported.onnx_difference
+    runtime = "" if difference is None else f"; ONNX Runtime gives them within {difference:.0e}"
     say(
-        f"Weights of step {trained.step} from {trained.checkpoint} are in {folder}: "
-        f"{', '.join(written)}. {checked}.\n"
+        f"Weights of step {trained.step} from {trained.checkpoint} are in {folder}: {', '.join(exported.files)}. timm "
+        f"loads them and gives the same logits, bit for bit{runtime}.\n"
         f'In Python: timm.create_model("local-dir:{folder}", pretrained=True)'
     )
-
-
-def _check_free(folder: Path, overwrite: bool) -> None:
-    """Raises InputError: something is there that nobody said could go"""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file: name a folder with --to.")
-    if folder.exists() and any(folder.iterdir()) and not overwrite:
-        raise InputError(f"{folder} is not empty: name another --to, or add --overwrite to replace an earlier export.")
-
-
-def _put_in_place(made: Path, folder: Path, names: list[str]) -> list[str]:
-    """Moves the files that were made; one of an earlier export that was not made again would be of other weights.
-
-    Returns:
-        names of those that were made
-    """
-    folder.mkdir(exist_ok=True)
-    for name in names:
-        if (made / name).exists():
-            os.replace(made / name, folder / name)
-        else:
-            (folder / name).unlink(missing_ok=True)
-    return [name for name in names if (folder / name).exists()]

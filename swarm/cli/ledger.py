@@ -133,7 +133,7 @@ def summary(found: Audit) -> str:
         f"{counts['unconfirmed']:,}; made by a peer alone: {counts['alone']:,}."
     ]
     if found.unsigned:
-        lines.append(f"{found.unsigned:,} updates are not signed yet, and do not count.")
+        lines.append(f"{found.unsigned:,} lines are not signed, or not yet, and confirm nothing.")
     if forked := found.forked_steps:
         lines.append(
             f"At {forked:,} steps more than one group made a confirmed update: the swarm was divided, or went on from "

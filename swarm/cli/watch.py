@@ -5,7 +5,7 @@
     swarm watch ADDRESS --json >> swarm.jsonl
 
 The table shows what the peers say about themselves. It ends with Ctrl-C, or after `--seconds`: then the exit status is
-0 if the swarm has made an update meanwhile and its loss has not risen a lot, and 1 if not.
+0 if the swarm has made an update meanwhile, or is paused, and its loss has not risen a lot, and 1 if not.
 """
 
 from __future__ import annotations
@@ -147,9 +147,14 @@ class SwarmView:
         return self.orders.total_steps(self.step, self.manifest.recipe.total_steps)
 
     @property
+    def is_paused(self) -> bool:
+        """Whether nobody computes, by order."""
+        return self.orders.is_paused(self.step)
+
+    @property
     def ordered(self) -> list[str]:
         """What the organiser has ordered, where it counts now or is coming."""
-        paused = [f"paused at step {self.step}"] if self.orders.is_paused(self.step) else []
+        paused = [f"paused at step {self.step}"] if self.is_paused else []
         return [*paused, *(f"ordered: {order}" for order in self.orders.coming(self.step)[:MAX_COMING])]
 
     def as_json(self) -> dict:
@@ -290,9 +295,10 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
         return 2
     except KeyboardInterrupt:
         return 0
-    if not view.made_progress:
+    is_well = view.made_progress or view.is_paused
+    if not is_well:
         seconds = time.monotonic() - view.began_at
         print(f"error: Run {view.manifest.run_id} has made no update in {seconds:.0f} s.", file=sys.stderr)
     for warning in view.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    return 0 if view.made_progress and not view.loss_has_risen else 1
+    return 0 if is_well and not view.loss_has_risen else 1

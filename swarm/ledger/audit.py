@@ -62,11 +62,13 @@ class Round:
     Args:
         claims: each member, and the samples that it says it gave
         step: that it has ended
+        said: as a member has written it
         words: what the members that have signed it say
     """
 
     claims: tuple[tuple[str, int], ...]
     step: int
+    said: Word
     words: dict[str, Word] = field(default_factory=dict)
 
     @property
@@ -83,6 +85,8 @@ class Round:
 
     @property
     def _agreed(self) -> tuple[int, int]:
+        if not self.words:
+            return self.said.most, 0
         ((most, agreeing),) = Counter(word.most for word in self.words.values()).most_common(1)
         return most, agreeing
 
@@ -190,10 +194,10 @@ def audit(paths: Sequence[Path], run_id: str = "", organiser: bytes = b"") -> Au
     _check_run(chains, run_id, organiser)
     if chains:
         result.run, result.organiser = chains[0].start.run, chains[0].start.organiser
-    result.unsigned = sum(chain.num_unsigned for chain in chains)
     said = _once(chains, result)
     members = _members(said, result)
     _listen(said, given, members, result)
+    _note_unsigned(chains, given, members, result)
     names = {chain.peer: chain.name for chain in chains}
     for found in result.rounds.values():
         how, most = found.how, found.most
@@ -221,7 +225,7 @@ def ledgers_in(paths: Iterable[Path]) -> list[Path]:
         path = path.expanduser()
         if path.is_dir():
             found += sorted({*path.rglob("ledger*.jsonl"), *path.rglob("Qm*.jsonl")})
-        elif path.exists():
+        elif path.is_file():
             found.append(path)
         else:
             raise InputError(f"There is no file {path}: give a ledger.jsonl, or a folder in which there are some.")
@@ -273,8 +277,9 @@ def _members(said: Said, result: Audit) -> dict[str, Certificate]:
             known = members.get(member.peer_id.to_base58())
             if known is None or known.begin <= member.begin:
                 members[member.peer_id.to_base58()] = member
-    for chain, _ in said:
-        if chain.start.organiser and chain.peer not in members:
+    for chain, words in said:
+        has_said = any(word.group for word in words)
+        if chain.start.organiser and has_said and chain.peer not in members:
             result.find(Kind.UNKNOWN_PEER, chain.place, chain.peer)
     return members
 
@@ -298,10 +303,27 @@ def _listen(said: Said, given: dict[bytes, Given], members: dict[str, Certificat
         for word in words:
             if not word.group:
                 continue
-            if word.group not in result.rounds:
-                result.rounds[word.group] = Round(given[word.group].claims, given[word.group].step)
-            if result.rounds[word.group].words.setdefault(chain.peer, word).most != word.most:
+            found = _round(word, given, result)
+            if found.words.setdefault(chain.peer, word).most != word.most:
                 result.find(Kind.TWO_VERSIONS, word.place, chain.peer)
+
+
+def _note_unsigned(
+    chains: Sequence[Chain], given: dict[bytes, Given], members: dict[str, Certificate], result: Audit
+) -> None:
+    """What was written and not signed confirms nothing, but it was said."""
+    for chain in chains:
+        for word in chain.unsigned:
+            if word.group and not (chain.start.organiser and chain.peer not in members):
+                result.unsigned += 1
+                _round(word, given, result)
+
+
+def _round(word: Word, given: dict[bytes, Given], result: Audit) -> Round:
+    if word.group not in result.rounds:
+        found = given[word.group]
+        result.rounds[word.group] = Round(found.claims, found.step, word)
+    return result.rounds[word.group]
 
 
 def _compare_states(said: Said, result: Audit) -> None:

@@ -135,8 +135,9 @@ class Chain:
         """Digest of the first line."""
         self.said: list[Word] = []
         """What is signed."""
+        self.unsigned: list[Word] = []
+        """What is not, or not yet."""
         self._given, self._find = given, find
-        self._unsigned: list[Word] = []
         self._n, self._before = 0, b""
         self._updated: set[tuple[int, bytes]] = set()
         """Step and lineage of weights, since the peer was started last: a crash may take it back."""
@@ -146,17 +147,12 @@ class Chain:
         """Under which the peer wants to be shown."""
         return "".join(letter for letter in self.start.name if letter.isprintable())
 
-    @property
-    def num_unsigned(self) -> int:
-        """Updates that are not signed, or not yet."""
-        return sum(bool(word.group) for word in self._unsigned)
-
     def follow(self, line: AnyLine, data: bytes, place: Place) -> None:
         """One more line, as it was read."""
         if (line.n, line.before) != (self._n, self._before):
             kind = Kind.CHANGED if line.n == self._n else Kind.MISSING if line.n > self._n else Kind.OUT_OF_ORDER
             self._find(kind, place, self.peer)
-            self._unsigned.clear()  # what a later signature says, it does not say of these
+            self.unsigned.clear()  # what a later signature says, it does not say of these
         digest = digest_of(data)
         self.id = self.id or digest
         self._n, self._before = line.n + 1, digest
@@ -181,14 +177,14 @@ class Chain:
                     self._find(kind, place, self.peer)
                     return
                 word = Word(line.n, digest, place, line.group, line.most, line.state)
-        self._unsigned.append(word)
+        self.unsigned.append(word)
 
     def _take(self, line: Signature, place: Place) -> None:
         if not is_signed(self.start, line):
             self._find(Kind.FALSE_SIGNATURE, place, self.peer)
             return
-        self.said += self._unsigned
-        self._unsigned.clear()
+        self.said += self.unsigned
+        self.unsigned.clear()
 
     def _is_named_rightly(self, line: Update) -> bool:
         """The same as of the line itself, at a fifth of the cost where another member has said the same."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_logger
 
+from swarm.ledger.calls import ANSWER_SECONDS, Call, caller_of
 from swarm.ledger.ledger import LedgerFile
 from swarm.ledger.lines import MAX_LINE_BYTES, AnyLine, NotALine, Signature, Start, digest_of, is_signed, read_line
 from swarm.ledger.messages import ANSWER_BYTES, PIECE_BYTES, LedgerOffer, LedgerWish
 from swarm.network.dht_process import SwarmDHT
-from swarm.network.peer_service import PeerService
 from swarm.runtime.async_utils import in_thread
 
 logger = get_logger(__name__)
@@ -29,8 +29,6 @@ MAX_LEDGERS = 4
 """Of one peer: it begins another one where it has lost its folder."""
 MAX_BYTES = 2**28
 """Of one peer's ledgers together; then nothing more of it is fetched."""
-ANSWER_SECONDS = 10.0
-"""Between two messages."""
 AT_A_TIME = 8
 RELAYS = 2
 """Peers that are asked for the ledger of one that cannot be called."""
@@ -40,9 +38,6 @@ PEER_SECONDS = 30.0
 """For one peer, however slowly it sends; what is left comes next time."""
 FETCH_SECONDS = 2 * RELAYS * PEER_SECONDS
 """For a few peers, after which the DHT process does not answer any more."""
-
-Call = Callable[[averaging_pb2.DownloadData], AsyncGenerator[averaging_pb2.DownloadData, None]]
-"""Opens a stream to somebody who may have a ledger."""
 
 
 class Refused(ValueError):  # noqa: N818 (reads as what happened)
@@ -243,7 +238,7 @@ class FetchLedgers:
         for other in self.peers[peer]:
             try:
                 async with asyncio.timeout(PEER_SECONDS), turns[other]:
-                    await fetch(_caller(p2p, other, self.run), shelf, None if other == peer else peer)
+                    await fetch(caller_of(p2p, other, self.run), shelf, None if other == peer else peer)
                 return ""
             except Refused as error:
                 problem = str(error)
@@ -257,19 +252,6 @@ class FetchLedgers:
                     logger.debug(f"the ledger of {peer} from {other}", exc_info=True)
                     problem = f"does not answer ({type(error).__name__})"
         return problem
-
-
-def _caller(p2p: P2P, peer: PeerID, run: str) -> Call:
-    async def call(request: averaging_pb2.DownloadData) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
-        stub = PeerService.get_stub(p2p, peer, namespace=run)
-        stream = await asyncio.wait_for(stub.rpc_download_ledger(request), ANSWER_SECONDS)
-        try:
-            async for message in stream:
-                yield message
-        finally:
-            await stream.aclose()
-
-    return call
 
 
 def collect(

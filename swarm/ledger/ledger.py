@@ -164,6 +164,7 @@ class Ledger:
         start = Start(file.n, file.before, time.time(), FORMAT, self._run, organiser, key, self._name)
         file.append(start)
         self._file = file
+        self._show([self._owner.own])
         self._sign()  # also what was written before a crash
         return file
 

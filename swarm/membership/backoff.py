@@ -39,12 +39,15 @@ class Backoff:
         if len(self._seconds) >= 4 * MAX_GROUP_SIZE:  # names cost a stranger nothing
             self._seconds = {other: seconds for other, seconds in [*self._seconds.items()] if other in self}
         _, before = self._seconds.get(peer, (0.0, 0.0))
+        if math.isinf(before):
+            return  # for good
         seconds = min(max(first_seconds, 2 * before), self._max_seconds)
         self._seconds[peer] = time.monotonic() + seconds, seconds
 
     def end(self, peer: PeerID) -> None:
         """It has kept its word."""
-        self._seconds.pop(peer, None)
+        if peer in self._seconds and math.isfinite(self._seconds[peer][1]):
+            del self._seconds[peer]
 
 
 class BlameBackoff(Backoff):
@@ -54,6 +57,9 @@ class BlameBackoff(Backoff):
         super().__init__(MAX_BLAME_SECONDS)
 
     def blame(self, peer: PeerID, what: Blame) -> None:
-        """Leave a peer out. A leader that hangs can be an honest one that is held up itself: the first time it is
-        taken back soon."""
+        """Leave a peer out; for good, if everybody can check why. A leader that hangs can be an honest one that is held
+        up itself: the first time it is taken back soon."""
+        if what.is_proven:
+            self._seconds[peer] = math.inf, math.inf
+            return
         self.add(peer, BACKOFF_SECONDS if what is Blame.STUCK else BLAME_SECONDS)

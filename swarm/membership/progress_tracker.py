@@ -192,7 +192,8 @@ class ProgressTracker:
             self.blamed.blame(peer, what)
             self._trained_with.discard(peer)
             self._proven.pop(peer, None)  # its word counts again when it has been in a group again
-            logger.warning(f"{self.name_of(peer)} {what}: it is left out for a while")
+            how_long = "for good" if what.is_proven else "for a while"
+            logger.warning(f"{self.name_of(peer)} {what}: it is left out {how_long}")
 
     def why(self, error: RoundFailed) -> str:
         """What a round failed by, with the names of those who spoilt it or were lost."""

@@ -21,13 +21,14 @@ from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.certificates import CLOCK_SECONDS, Authority, NotSigned, Signer
 from swarm.protocol.run_names import authority_in, is_run_id, key_prefix, signed_content
 
-PROTOCOL = 16
+PROTOCOL = 17
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.
 14: the size of a part follows its bytes on the wire.
 15: members show a certificate, where the run has an organiser.
 16: progress records say what state a peer holds; reducers clip what members send, unless the recipe says otherwise.
+17: members follow the same orders of the organiser, sign what they send and average, and may be helpers.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import hivemind
 import psutil
 from hivemind.p2p import PeerID
+from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
@@ -59,6 +60,11 @@ class SwarmDHT(hivemind.DHT):
     def owner(self) -> bytes:
         """Subkey of this peer's own records."""
         return self.records.local_public_key
+
+    @property
+    def key(self) -> RSAPrivateKey:
+        """This peer's own, of which its id is the hash."""
+        return self.records.key
 
     def take_part(self, prefix: str, authority: Authority, certificate: bytes, timeout_seconds: float = 30) -> None:
         """This peer is a member of this run, or shows another certificate there.

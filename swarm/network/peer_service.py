@@ -13,7 +13,7 @@ from hivemind.p2p import P2P, P2PContext
 from hivemind.p2p.servicer import ServicerBase
 from hivemind.proto import averaging_pb2
 
-DOWNLOAD_STATE, DOWNLOAD_LEDGER = "rpc_download_state", "rpc_download_ledger"
+DOWNLOAD_STATE, DOWNLOAD_LEDGER, SHOW_EVIDENCE = "rpc_download_state", "rpc_download_ledger", "rpc_show_evidence"
 
 
 class PeerService(ServicerBase):
@@ -25,6 +25,7 @@ class PeerService(ServicerBase):
         aggregate_part: answers who sends a part of a round
         download_state: answers who wants the state, or an average
         download_ledger: answers who wants to know what each has given
+        show_evidence: answers who checks an average, or a proof
     """
 
     def __init__(
@@ -34,10 +35,11 @@ class PeerService(ServicerBase):
         aggregate_part: Callable,
         download_state: Callable,
         download_ledger: Callable,
+        show_evidence: Callable,
     ):
         self._namespace = namespace
         self._join_group, self._aggregate_part, self._download_state = join_group, aggregate_part, download_state
-        self._download_ledger = download_ledger
+        self._download_ledger, self._show_evidence = download_ledger, show_evidence
 
     def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -59,19 +61,23 @@ class PeerService(ServicerBase):
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         return self._download_ledger(request, context)
 
+    def rpc_show_evidence(
+        self, requests: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        return self._show_evidence(requests, context)
+
     async def answer(self, p2p: P2P) -> None:
         """From now on calls are answered."""
         await self.add_p2p_handlers(p2p, namespace=self._namespace)
 
     async def answer_downloads(self, p2p: P2P) -> None:
-        """The same for who cannot be dialled: it answers these alone, over connections that it has made itself."""
+        """The same for who cannot be dialled: it hands out, and no more, over connections that it has made itself."""
         self._collect_rpc_handlers()
-        answers = {DOWNLOAD_STATE: self.rpc_download_state, DOWNLOAD_LEDGER: self.rpc_download_ledger}
         for handler in self._rpc_handlers:
-            if handler.method_name in answers:
+            if handler.method_name in (DOWNLOAD_STATE, DOWNLOAD_LEDGER, SHOW_EVIDENCE):
                 await p2p.add_protobuf_handler(
                     self.handle_name(self._namespace, handler.method_name),
-                    answers[handler.method_name],
+                    getattr(self, handler.method_name),
                     handler.request_type,
                     stream_input=handler.stream_input,
                     stream_output=handler.stream_output,

@@ -82,7 +82,7 @@ class OwnedRecords(RSASignatureValidator):
 
     def __init__(self, key: RSAPrivateKey):
         super().__init__(key)
-        self.own = peer_of(self.local_public_key)
+        self.key, self.own = key, peer_of(self.local_public_key)
         self.met = Acquaintances()
         """Whose records are checked first, and kept before those of others."""
         self.written: set[bytes] = set()

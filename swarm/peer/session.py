@@ -38,7 +38,7 @@ from swarm.peer.helping.helper import NO_MICRO_BATCH, NoData, NoStepMetrics, dig
 from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions
 from swarm.peer.startup_timer import StartupTimer
-from swarm.peer.status import Status, percent, tensorboard_command
+from swarm.peer.status import Status, percent, program, tensorboard_command
 from swarm.peer.supervisor import Supervisor
 from swarm.protocol.admission import OPEN
 from swarm.runtime.line_use import LineUse
@@ -92,10 +92,12 @@ class Session:
         self.recipe: Recipe = manifest.recipe
         self.averaging = Averaging.of(self.recipe)
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
-        options.check_steps(self.recipe.total_steps)
+        self.admission = OPEN if entry.membership is None else entry.membership.new_admission()
+        """Who may take part, and what is ordered, as the trainer knows it."""
+        options.check_steps(self.admission.lists.orders.total_steps(math.inf, self.recipe.total_steps))
         options.check_micro_batch(self.recipe.target_batch_size)
-        if options.role.helps and options.leaving.target_accuracy is not None:
-            raise InputError("A helper does not validate, so it cannot leave at an accuracy: drop --target-accuracy.")
+        if options.role.helps and (options.leaving.target_accuracy or options.results.evaluate_every_steps):
+            raise InputError("A helper measures nothing: leave out --target-accuracy and --evaluate-every-steps.")
         if options.machine.device == "cuda" and not torch.cuda.is_available():
             raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
@@ -115,8 +117,6 @@ class Session:
         self.data.prepare_data()
         self.data.setup("fit")
         self.manifest = entry.signed(manifest.with_classes(self.data.digest, machine.data_dir))
-        self.admission = OPEN if entry.membership is None else entry.membership.new_admission()
-        """Who may take part, as the trainer knows it."""
         self._entry = entry
         self.why_ended = ""
         """A sentence, once this peer may not take part any more."""
@@ -398,6 +398,7 @@ class Session:
             f"{ended}{how}.\n"
             f"{gave} Rounds and states took {self.traffic.num_bytes / 1e9:.2f} GB of your line.\n"
             f"Weights: {self.folder.checkpoints}\n"
+            f"To use:  {program('swarm')} export {self.folder.path} --to my-model\n"
             f"Curves:  {tensorboard_command(self.folder.path)}"
         )
 

@@ -20,14 +20,14 @@ from msgspec import Meta
 
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.orders import DIGEST_BYTES
-from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, Lineage, Samples, Sketch, Step, from_wire, to_wire
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, Lineage, Name, Samples, Sketch, Step, from_wire, to_wire
 
 MAX_GROUP_SIZE = 1024
 MAX_TICKET_BYTES = 256
 ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
 """In the ticket of a listener, who does not know yet which weights the others will have."""
 _OrdersName = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
-_TICKET = msgspec.msgpack.Decoder(tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName])
+_TICKET = msgspec.msgpack.Decoder(tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name])
 
 
 class ExchangeBroken(ConnectionError):  # noqa: N818 (reads as what happened)
@@ -40,8 +40,18 @@ class Blame(StrEnum):
     SENT_NONSENSE = "sent numbers that are not finite, far too large or cannot be read"
     SENT_ANOTHER_SHAPE = "sent a part of another shape"
     SENT_A_BAD_AVERAGE = "sent an average that cannot be one"
+    SENT_A_BAD_COMMITMENT = "sent parts and did not sign for them"
+    SENT_A_BAD_RECEIPT = "sent averages and did not sign for what it was given and made of it"
+    HIDES_ITS_INPUTS = "does not show what its averages were made of"
+    MADE_UP_AN_AVERAGE = "has signed an average that cannot come of what it was given, which is proven"
+    EQUIVOCATED = "has given members different averages and signed both, which is proven"
     TOO_SLOW = "holds up every round for far too long"
     STUCK = "let this peer into its group and never began"
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether everybody can check it, so that all leave the peer out for good."""
+        return self in (Blame.MADE_UP_AN_AVERAGE, Blame.EQUIVOCATED)
 
 
 class RoundEnded(Exception):  # noqa: N818 (reads as what happened)
@@ -164,6 +174,8 @@ class Ticket:
         sketch: of these weights (`swarm.state_sync.weight_sketch`); empty if it is not known
         warm: whether its PowerSGD goes on from the round of this lineage
         orders: of the organiser that it follows (`swarm.protocol.orders.Orders.digest`); equal in a group
+        receipts: hash over what reducers have signed in the round of this lineage; empty if it has not all of it
+        accuses: name of a proof against a member, which it shows to who asks; empty if it has none
     """
 
     step: int
@@ -174,6 +186,8 @@ class Ticket:
     sketch: tuple[float, ...] = ()
     warm: bool = False
     orders: bytes = b""
+    receipts: bytes = b""
+    accuses: bytes = b""
 
     @classmethod
     def of_listener(cls, step: int, client_mode: bool, orders: bytes = b"") -> Ticket:
@@ -191,11 +205,11 @@ class Ticket:
     @classmethod
     def from_bytes(cls, data: bytes) -> Ticket:
         """Raises ValueError: whatever is wrong with it; the sender is not trusted"""
-        step, samples, client_mode, loss, lineage, sketch, warm, orders = from_wire(_TICKET, data, MAX_TICKET_BYTES)
+        step, samples, client_mode, loss, lineage, sketch, *rest = from_wire(_TICKET, data, MAX_TICKET_BYTES)
         if lineage == ANY_LINEAGE and samples:
             raise ValueError("a listener has no samples")
         sketch = tuple(sketch) if all(map(math.isfinite, sketch)) else ()
-        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch, warm, orders)
+        return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch, *rest)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ class RoundReport:
         bytes_sent: of gradients and averages, as messages, before the network's own headers
         bytes_received: the same
         lost: members that were found not to be there any more
-        blamed: members that sent what no honest peer sends or are far too slow, and which of these
+        blamed: members that sent what no honest peer sends, are far too slow, or were found to lie as reducers since
+            the last round, and which of these
         judged: whether this peer has compared the members' gradients, as a reducer
         outside: members whose gradients were far from the others' in at least half of this peer's share
     """
@@ -140,7 +141,7 @@ class RoundEvent:
         member_losses: mean training loss of each member, as it said; None where it has no samples
         group_size: how many took part; 0 if no group came about, or the round failed before anybody was told of it
         lost: ids of those that were found not to be there any more
-        blamed: ids of those that sent what no honest peer sends, or are far too slow
+        blamed: ids of those that sent what no honest peer sends, are far too slow, or were found to lie as reducers
         outside: ids of those whose gradients were far from the others' in at least half of this peer's share
     """
 

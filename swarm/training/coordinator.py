@@ -27,6 +27,7 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.membership.far_members import MANY, FarMembers
 from swarm.membership.progress_record import AVERAGING, PAUSED, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
@@ -115,7 +116,7 @@ class Coordinator:
             dht,
             namespace,
             self.version.export,
-            self.target,
+            BatchTarget(target_batch_size),
             self.averaging.codec,
             self.averaging.rule,
             shapes,
@@ -174,6 +175,7 @@ class Coordinator:
             InputError: a swarm is there but nobody hands over its state
         """
         self.tracker.holds(self.step, self.version.lineage)
+        self._follow_orders()
         self.tracker.start()
         if not self.tracker.exchange.wait_refreshed(20):
             raise InputError("The DHT does not answer: check the connection to --initial-peers and try again.")

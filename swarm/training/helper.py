@@ -47,7 +47,7 @@ class HelperStrategy(SwarmStrategy):
         self.coordinator.tracker.exchange.on_refreshed = self.coordinator.averager.bell.ring
 
     def training_step(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is computed; while the run is paused, a helper waits here as all others do."""
+        """Nothing is computed; a pause that the organiser has ordered is kept as by all others."""
         self.coordinator.wait_while_paused()
 
     def _contribute(self, loss: torch.Tensor | None) -> bool:

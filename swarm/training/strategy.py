@@ -139,10 +139,12 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._check_steerable()
 
     def _check_steerable(self) -> None:
-        has_organiser = self.options is not None and not self.options.admission.is_open
-        if has_organiser and not all(isinstance(config.scheduler, LambdaLR) for config in self.lr_scheduler_configs):
+        if self.options is None or self.options.admission.is_open:
+            return
+        schedulers = [config.scheduler for config in self.lr_scheduler_configs]
+        if not schedulers or not all(isinstance(scheduler, LambdaLR) for scheduler in schedulers):
             raise InputError(
-                "The organiser of a run may change its learning rate: use a LambdaLR, or no scheduler and no organiser."
+                "The organiser of a run may change its learning rate: give the LightningModule a LambdaLR as scheduler."
             )
 
     def barrier(self, name: str | None = None) -> None:
@@ -268,6 +270,8 @@ class SwarmStrategy(SingleDeviceStrategy):
             if loop.max_steps in (-1, self._total_steps) or loop.max_steps > total:  # else this peer leaves earlier
                 loop.max_steps = total
             self._total_steps = total
+        if not self.coordinator.control.orders.given:
+            return
         for config in self.lr_scheduler_configs:
             scheduler = config.scheduler
             if isinstance(scheduler, LambdaLR):

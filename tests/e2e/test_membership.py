@@ -13,7 +13,7 @@ from swarm.ledger.audit import audit
 from swarm.network.signed_records import prepare_identity
 from swarm.protocol.certificates import EVERYTHING
 from swarm.runtime.processes import kill
-from tests.helpers.cli import PACED, TINY, PeerProgram, reaping
+from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
 
 pytestmark = pytest.mark.timeout(300)
 OWN = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
@@ -93,6 +93,10 @@ def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organise
     programs.append(ada := PeerProgram(tmp_path, "live", "ada", "--resume", *OWN, **PACED))
     ada.wait_for_contribution()
     assert len(organiser.registry.members()) == 2
+    fetched = tmp_path / "fetched"
+    programs.append(fetch := Program("swarm", ["ledger", "fetch", line, "--to", str(fetched)], tmp_path / "fetch.log"))
+    assert fetch.wait(60) == 0, "who is no member may have the ledgers, too: " + fetch.output
+    assert {path.name.partition("-")[0] for path in fetched.iterdir()} == {first.peer_id, ada.peer_id}
 
     ada.process.send_signal(signal.SIGINT)
     assert ada.wait(60) == 0, ada.output
@@ -111,7 +115,9 @@ def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organise
 
     ada.process.send_signal(signal.SIGINT)
     assert ada.wait(60) == 0, ada.output
-    found = audit([first.folder.path, ada.folder.path], "live", JoinLine.parse(line).organiser)
-    assert found.findings == []
+    found = audit([first.folder.path, tmp_path, ada.folder.path], "live", JoinLine.parse(line).organiser)
+    assert found.findings == [], "of ada there are two ledgers, and a copy of one"
     assert found.updates["confirmed"] > 0
     assert {member["name"] for member in found.members if member["samples"]} == {"first", "ada"}
+    names = {credit.name for credit in audit([ada.folder.path]).credits.values()}
+    assert names == {"first", "ada"}, "each keeps the certificates of the others"

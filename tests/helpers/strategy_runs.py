@@ -121,11 +121,20 @@ class Record(L.Callback):
     def __init__(self, line=None, stop=lambda updates: False):
         self.updates: list[Update] = []
         self.joined_at: tuple[int, float] | None = None
+        self.sent: dict[int, torch.Tensor] = {}
         self._line, self._stop, self._step = line, stop, 0
 
     def on_train_start(self, trainer, pl_module):
         self._step = trainer.global_step
         self.joined_at = trainer.global_step, trainer.optimizers[0].param_groups[0]["lr"]
+        averager = trainer.strategy.coordinator.averager
+        run_round = averager.run_round
+
+        def keep_and_run(ticket, *arguments):
+            self.sent[ticket.step] = averager.vector.clone()
+            return run_round(ticket, *arguments)
+
+        averager.run_round = keep_and_run
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         coordinator = trainer.strategy.coordinator
@@ -176,13 +185,18 @@ def patience(min_peers: int) -> CoordinatorOptions:
 
 @dataclass
 class Outcome:
-    """What a peer brings home."""
+    """What a peer brings home.
+
+    Args:
+        sent: by step, what it gave to the last round that was to end it
+    """
 
     peer_id: str
     updates: list[Update]
     joined_at: tuple[int, float]
     state: dict
     optimizer: dict
+    sent: dict[int, torch.Tensor]
 
 
 def train(
@@ -211,7 +225,7 @@ def train(
         trainer.fit(task, data(ord(name)))
         state = {key: value.clone() for key, value in task.net.state_dict().items()}
         optimizer = trainer.optimizers[0].state_dict()
-        return Outcome(str(dht.peer_id), record.updates, record.joined_at, state, optimizer)
+        return Outcome(str(dht.peer_id), record.updates, record.joined_at, state, optimizer, record.sent)
 
 
 def helper(name, initial_peers, line, plan, target, **options):

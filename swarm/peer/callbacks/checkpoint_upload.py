@@ -69,17 +69,10 @@ class CheckpointUpload:
             seconds: for which to wait at most
         """
         self._submit(SUMMARY, summary)
-        closing = [threading.Thread(target=copy.close, daemon=True) for copy in self._copies.values()]
-        for thread in closing:
-            thread.start()
         if self._bytes_left:
             say(f"Uploading what is left to {self.url}, for {seconds:.0f} s at most (Ctrl-C twice leaves at once) …")
-        self._wait(closing, seconds)
-        missing = [
-            file
-            for (file, copy), thread in zip(self._copies.items(), closing, strict=True)
-            if thread.is_alive() or copy.problem
-        ]
+        self._wait(seconds)
+        missing = [file for file, copy in self._copies.items() if not copy.close(0) or copy.problem]
         if missing:
             say(f"Not uploaded to {self.url}: {', '.join(missing)}. Copy them from {summary.parent} by hand.")
 
@@ -87,15 +80,16 @@ class CheckpointUpload:
     def _bytes_left(self) -> int:
         return sum(copy.bytes_left for copy in self._copies.values())
 
-    def _wait(self, closing: list[threading.Thread], seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         deadline, total = time.monotonic() + seconds, self._bytes_left
         columns = (TextColumn("Uploading"), BarColumn(), DownloadColumn())
         with Progress(*columns, console=PatientConsole(), transient=True, disable=not total) as progress:
             task = progress.add_task("", total=total)
-            for thread in closing:
-                while thread.is_alive() and time.monotonic() < deadline:
-                    thread.join(_LOOK_SECONDS)
-                    progress.update(task, completed=max(total - self._bytes_left, 0))
+            while (unfinished := [copy for copy in self._copies.values() if not copy.close(0)]) and (
+                time.monotonic() < deadline
+            ):
+                unfinished[0].close(_LOOK_SECONDS)
+                progress.update(task, completed=max(total - self._bytes_left, 0))
 
     def _complain(self, problem: str) -> None:
         """Once: the next checkpoint is tried again, and a peer without a network has other worries."""

@@ -97,9 +97,9 @@ class Identity:
         return _peer_id(content, f"{self.path} holds no private key of a peer")
 
     def memberships(self) -> Iterator[Kept]:
-        """Of all runs in the output folder."""
+        """Of all runs in the output folder, whatever its peer was called there."""
         peer_id = self.peer_id
-        for path in sorted(self.output_dir.glob(f"*/{self.name}/{RunFolder('').membership.name}")):
+        for path in sorted(self.output_dir.glob(f"*/*/{RunFolder('').membership.name}")):
             credentials = Credentials.read(path)
             certificate = None if credentials is None else credentials.certificate_of(peer_id)
             if certificate is not None:
@@ -182,7 +182,7 @@ def import_identity(
         overwrite: replace another identity of that name
 
     Raises:
-        InputError: the passphrase is wrong; another identity is there, or a running peer uses it; nothing can be
+        InputError: the passphrase is wrong; another identity is there, or a running peer uses it; or nothing can be
             written
     """
     try:

@@ -13,7 +13,17 @@ from swarm.averaging.robust_mean import weighted_mean
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from tests.helpers.nat import HOME_IP, INTERNET_IP, enter, home_behind_router, why_not
-from tests.helpers.strategy_runs import Outcome, Plan, Samples, assert_equal_updates, assert_same_bits, helper, train
+from tests.helpers.strategy_runs import (
+    MICRO_BATCH,
+    Outcome,
+    Plan,
+    Samples,
+    Update,
+    assert_equal_updates,
+    assert_same_bits,
+    helper,
+    train,
+)
 from tests.helpers.swarm_peers import Peers
 
 pytestmark = pytest.mark.timeout(180)
@@ -25,30 +35,41 @@ WHY_NO_ROUTER = why_not()
 
 
 def expected(plan: Plan, found: dict[str, Outcome]) -> Iterator[dict[str, torch.Tensor]]:
-    """The weights after each update, computed in one process from the samples that its members have used."""
+    """The weights after each update, made in one process of the gradients that its members have sent.
+
+    These are the gradients of their samples at the weights before. Not to the last bit: a round that ended in vain has
+    divided and multiplied them. A peer that missed an update has dropped what it had computed before.
+    """
     samples, net = Samples(), plan.net()
-    of_step = {outcome.peer_id: {update.step: update for update in outcome.updates} for outcome in found.values()}
+    outcomes = {outcome.peer_id: outcome for outcome in found.values()}
     optimizer, scheduler = plan.update(net)
     vector = GradientVector(*averaged_tensors(net, optimizer))
     for update in found["h"].updates:
         parts, weights = [], []
-        for batches in (of_step[peer][update.step].indices for peer in update.order):
-            for batch in batches:
-                vector.receive(len(batch))
-                F.cross_entropy(net(samples.x[batch]), samples.y[batch]).backward()
-                vector.collect()
-            if num_samples := sum(map(len, batches)):  # else it is the helper
-                vector.to_wire(num_samples)
-                parts.append(vector.wire.clone())
-                weights.append(float(num_samples))
+        for outcome in map(outcomes.get, update.order):
+            own = next(own for own in outcome.updates if own.step == update.step)
+            if own.own_samples:  # else it is the helper
+                parts.append(outcome.sent[update.step - 1])
+                weights.append(float(own.own_samples))
+                torch.testing.assert_close(gradient(vector, net, samples, own), parts[-1], rtol=1e-4, atol=1e-6)
         assert sum(weights) == update.samples >= TARGET
-        vector.take(weighted_mean(parts, weights))
+        vector.take(weighted_mean([part.clone() for part in parts], weights))
         vector.hand_over()
         torch.nn.utils.clip_grad_norm_(net.parameters(), plan.clip)
         optimizer.step()
         scheduler.step()
         vector.reset()
         yield {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+
+def gradient(vector: GradientVector, net: torch.nn.Module, samples: Samples, own: Update) -> torch.Tensor:
+    """The mean over the samples of one peer's part in an update."""
+    for batch in own.indices[-own.own_samples // MICRO_BATCH :]:
+        vector.receive(len(batch))
+        F.cross_entropy(net(samples.x[batch]), samples.y[batch]).backward()
+        vector.collect()
+    vector.to_wire(own.own_samples)
+    return vector.wire.clone()
 
 
 @pytest.mark.parametrize("client_mode", [True, False], ids=["outbound-only", "open"])
@@ -86,7 +107,7 @@ def compare(first: Callable[..., Outcome], volunteer: Callable[..., Outcome]) ->
         assert_same_bits(found["h"].state, found[name].state)
     updates = found["h"].updates
     assert [update.step for update in updates] == list(range(1, STEPS + 1))
-    assert sum(update.num_peers == 5 for update in updates) >= STEPS - 2, "they begin within a second of each other"
+    assert sum(update.num_peers == 5 for update in updates) >= STEPS // 2, "they begin within a second of each other"
     assert all(update.own_samples == 0 for update in updates)
     for update, weights in zip(updates, expected(plan, found), strict=True):
         assert_same_bits(update.weights, weights)

@@ -19,6 +19,9 @@ from tests.helpers.clusters import free_port, run_cluster
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
+OPTION = "--best-checkpoint-url"
+
+
 @pytest.fixture(scope="module")
 def s3():
     """moto's server with an empty bucket; its address and the credentials as environment variables."""
@@ -48,7 +51,7 @@ def follow(remote: RemoteFile, **options) -> RemoteCopy:
 @pytest.mark.parametrize("kind", ["file", "s3"])
 def test_content_and_sha256_arrive(kind, s3, tmp_path):
     folder = f"file://{tmp_path}/new/folder" if kind == "file" else "s3://bucket/some/key"
-    remote = RemoteFile(f"{folder}/best.ckpt")
+    remote = RemoteFile(f"{folder}/best.ckpt", OPTION)
     remote.check()
     content = os.urandom(9 * 2**20)  # more than one chunk, and more than one part of S3
     for written in (b"first", content):
@@ -84,7 +87,7 @@ class Torn(io.BytesIO):
 
 
 def test_a_torn_upload_is_tried_again_and_never_seen(s3, tmp_path):
-    remote = FlakyFile("s3://bucket/torn/best.ckpt")
+    remote = FlakyFile("s3://bucket/torn/best.ckpt", OPTION)
     remote.filesystem.pipe_file("bucket/torn/best.ckpt", b"the one before")
     path = tmp_path / "best.ckpt"
     path.write_bytes(b"x" * 20_000_000)
@@ -108,7 +111,7 @@ def test_a_torn_upload_is_tried_again_and_never_seen(s3, tmp_path):
 
 
 def test_giving_up_says_why_and_keeps_the_old_file(tmp_path):
-    remote = FlakyFile(f"file://{tmp_path}/best.ckpt")
+    remote = FlakyFile(f"file://{tmp_path}/best.ckpt", OPTION)
     remote.failures = 99
     (tmp_path / "best.ckpt").write_bytes(b"the one before")
     (tmp_path / "new").write_bytes(b"y" * 1000)
@@ -129,7 +132,7 @@ def test_training_does_not_wait_and_only_the_newest_is_copied(tmp_path):
             self.written.append(content.read())
             return "sum"
 
-    copy = follow(SlowFile(f"file://{tmp_path}/best.ckpt"))
+    copy = follow(SlowFile(f"file://{tmp_path}/best.ckpt", OPTION))
     began = time.perf_counter()
     for number in range(5):
         path = tmp_path / "best"
@@ -148,7 +151,7 @@ def test_training_does_not_wait_and_only_the_newest_is_copied(tmp_path):
 )
 def test_addresses_that_cannot_work(url, message):
     with pytest.raises(InputError, match=message):
-        RemoteFile(url).check()
+        RemoteFile(url, OPTION).check()
 
 
 def test_s3_without_credentials(s3, monkeypatch, tmp_path):
@@ -158,7 +161,7 @@ def test_s3_without_credentials(s3, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     began = time.monotonic()
     with pytest.raises(InputError, match="check the address and your credentials"):
-        RemoteFile("s3://bucket/best.ckpt").check()
+        RemoteFile("s3://bucket/best.ckpt", OPTION).check()
     assert time.monotonic() - began < 60
 
 
@@ -179,7 +182,7 @@ def test_a_run_copies_its_best_checkpoint(s3, tmp_path):
         tmp_path / "log"
     ).read_text()
     local = (tmp_path / "run" / "ddp-2" / "checkpoints" / "best.ckpt").read_bytes()
-    remote = RemoteFile("s3://bucket/run/best.ckpt")
+    remote = RemoteFile("s3://bucket/run/best.ckpt", OPTION)
     assert remote.filesystem.cat_file(remote.path) == local
     assert hashlib.sha256(local).hexdigest() in remote.filesystem.cat_file(f"{remote.path}.sha256").decode()
     assert torch.load(io.BytesIO(local), weights_only=True)["recipe"] == recipe.to_json()

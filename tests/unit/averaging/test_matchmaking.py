@@ -1,6 +1,7 @@
 """Who has come early to a leader, and whether the leader ends its step for that."""
 
 import asyncio
+import math
 import time
 from types import SimpleNamespace
 
@@ -9,11 +10,13 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from swarm.averaging.matchmaking import Matchmaking
-from swarm.averaging.matchmaking_messages import to_knock
+from swarm.averaging.matchmaking_messages import parse_orders, to_knock
 from swarm.membership.backoff import Backoff
 from swarm.network.signed_records import peer_of
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Member, Ticket
+from swarm.protocol.messages import Member, OtherOrders, Ticket
+from swarm.protocol.orders import Order, Orders, What
+from swarm.protocol.signed_lists import ORDERS
 from swarm.protocol.wire import LINEAGE_BYTES
 from tests.helpers.owners import Organiser, subkey_of
 
@@ -77,3 +80,80 @@ def test_a_guest_whose_certificate_has_ended_is_in_no_group(monkeypatch):
             await door.aclose()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("who_knows", ["the leader", "the guest"])
+def test_who_lacks_the_newest_orders_gets_them_at_the_door(who_knows):
+    """The leader says what it follows; where that is older, the guest comes again with the list."""
+
+    async def test():
+        organiser = Organiser()
+        me, ada = (peer_of(subkey_of(name)) for name in ("me", "ada"))
+        admission, guest = organiser.admission(me), organiser.admission(ada)
+        leader = Matchmaking(
+            SimpleNamespace(peer_id=me),
+            object,
+            "run",
+            b"",
+            BatchTarget(64),
+            SimpleNamespace(),
+            Backoff(),
+            admission=admission,
+        )
+        leader.set_step(4, AFTER)
+        ordered = Orders("run").with_order(Order(5, What.LEARNING_RATE, 0.5))
+        signed = ordered.signed_by(organiser.signer)
+        (admission if who_knows == "the leader" else guest).lists.take(ORDERS, signed)
+
+        async def come(orders: bytes = b""):
+            ticket = Ticket(4, 64, False, 1.0, AFTER, orders=guest.lists.orders.digest(4))
+            request = averaging_pb2.JoinRequest(schema_hash=b"", gather=to_knock(guest.show(ticket.to_bytes()), orders))
+            door = leader.serve(request, SimpleNamespace(remote_id=ada))
+            reply = await anext(door)
+            await door.aclose()
+            return reply
+
+        theirs = parse_orders(await come())
+        assert theirs == admission.lists.signed(ORDERS)
+        if who_knows == "the leader":
+            guest.lists.take(ORDERS, theirs)
+            reply = await come()
+        else:
+            reply = await come(guest.lists.signed(ORDERS))
+        assert reply.code == averaging_pb2.ACCEPTED
+        assert admission.lists.orders == guest.lists.orders == ordered
+        with pytest.raises(OtherOrders) as told:
+            await leader.meet(Ticket(4, 64, False, 1.0, AFTER), [Member(me, 0.0, False)], 1.0, math.inf)
+        assert told.value.signed == signed, "its own trainer follows none yet"
+
+    asyncio.run(test())
+
+
+def test_orders_that_nobody_signed_are_followed_by_nobody(caplog):
+    async def test():
+        organiser, other = Organiser(), Organiser()
+        me, ada = (peer_of(subkey_of(name)) for name in ("me", "ada"))
+        admission, guest = organiser.admission(me), organiser.admission(ada)
+        leader = Matchmaking(
+            SimpleNamespace(peer_id=me),
+            object,
+            "run",
+            b"",
+            BatchTarget(64),
+            SimpleNamespace(),
+            Backoff(),
+            admission=admission,
+        )
+        leader.set_step(4, AFTER)
+        forged = Orders("run").with_order(Order(5, What.END))
+        ticket = Ticket(4, 64, False, 1.0, AFTER, orders=forged.digest(4))
+        brings = to_knock(guest.show(ticket.to_bytes()), forged.signed_by(other.signer))
+        for _ in range(3):
+            request = averaging_pb2.JoinRequest(schema_hash=b"", gather=brings)
+            door = leader.serve(request, SimpleNamespace(remote_id=ada))
+            assert parse_orders(await anext(door)) == b""
+            await door.aclose()
+        assert admission.lists.orders == Orders("run")
+
+    asyncio.run(test())
+    assert len([message for message in caplog.messages if "was not signed by the organiser" in message]) == 1

@@ -6,7 +6,7 @@ from hivemind.p2p import PeerID
 
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.error_feedback import ErrorFeedback
-from swarm.averaging.striped_allreduce import count_stripes, stripe_of
+from swarm.averaging.shares import count_stripes, stripe_of
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 

@@ -144,6 +144,19 @@ def test_the_card_says_what_the_run_folder_says(tmp_path):
     assert "## Contributors" not in card.text, "nobody agreed to be named"
 
 
+def test_weights_that_began_with_others_name_them(tmp_path):
+    folder = run_of(tmp_path, small("cifar10-vit-tiny"))
+    recipe = replace(preset("cifar10-vit-base"), model="vit_tiny_patch16_224", image_size=32)
+    task = build_task(replace(recipe, pretrained=False))
+    content = {"state_dict": task.state_dict(), "global_step": 1, "recipe": recipe.to_json()}
+    torch.save(content, moved := folder.path / "moved.ckpt")
+    assert export.main([str(moved), "--to", str(tmp_path / "m")]) == 0
+    card = ModelCard.load(tmp_path / "m" / "README.md")
+    assert card.data.base_model == timm.get_pretrained_cfg("vit_tiny_patch16_224").hf_hub_id
+    assert "whose licence applies" in card.text
+    assert timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).num_classes == 10
+
+
 def test_who_agreed_is_named_as_text(tmp_path):
     folder = run_of(tmp_path, small("digits"))
     (names := tmp_path / "names.txt").write_text(

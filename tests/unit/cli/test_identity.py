@@ -135,12 +135,16 @@ def test_a_longer_certificate_that_is_there_already_stays(old, new, backup, orga
     assert Credentials.read(RunFolder(new.output_dir / "night-1" / "ada").membership).certificate == longer
 
 
-def test_another_name_and_place(old, new, backup):
+def test_another_name_and_place(old, new, backup, organiser):
+    join(old, organiser)
     assert old.run("export", backup) == 0
     place = new.output_dir.parent / "stick" / "own.key"
     assert new.run("import", backup, "--public-name", "ada-2", "--identity-path", place) == 0
     assert place.read_bytes() == old.key.read_bytes()
     assert not (new.output_dir / "identities").exists()
+    assert f"--public-name ada-2 --output-dir {new.output_dir} --identity-path {place}" in new.text
+    assert new.run("export", backup.with_name("again"), "--identity-path", place) == 0
+    assert "with 1 membership" in new.text, "it is found by its peer id, not by a name"
 
 
 def test_nothing_is_written_over_without_being_asked(old, new, backup, refusal, tmp_path):

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from recipe.presets import preset
 from swarm.cli.watch import MAX_ROWS, SwarmView, main
-from swarm.membership.progress_record import TRAINING, PeerProgress
+from swarm.membership.progress_record import PAUSED, TRAINING, PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.protocol.attestation import Attestation
+from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.wire import LINEAGE_BYTES
 
 MANIFEST = RunManifest(PROTOCOL, "letters", preset("digits"))
@@ -47,6 +48,18 @@ def test_the_table_says_who_is_there_and_how_far():
     assert json.loads(json.dumps(view.as_json()))["peers"][0].keys().isdisjoint({"loss", "accuracy"})
     view.look([record(f"peer-{number}", 9) for number in range(MAX_ROWS + 3)])
     assert "and 3 more" in text_of(view)
+
+
+def test_what_is_ordered_is_shown():
+    view = SwarmView(MANIFEST)
+    view.orders = Orders("letters", 1, (Order(7, What.PAUSE), Order(9, What.EXTEND, 5000)))
+    view.look([record("ada", 6), record("ben", 6)])
+    assert view.ordered == ["ordered: pause at step 7", "ordered: from step 9 on the run has 5,000 updates"]
+    view.look([replace(record("ada", 7), phase=PAUSED), replace(record("ben", 7), phase=PAUSED)])
+    assert view.is_paused
+    assert "paused at step 7" in text_of(view)
+    assert "step 7/5000" not in text_of(view), "it does not count yet"
+    assert view.as_json()["ordered"] == view.ordered
 
 
 def test_what_an_organiser_should_know_is_said():

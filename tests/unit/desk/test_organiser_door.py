@@ -143,7 +143,11 @@ def test_a_forged_log_in_is_refused_in_one_sentence(house, signer, more, words):
     assert not is_in(browser)
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc0", b"x" * 2000, ORGANISER.sign(CERTIFICATE, b"")])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xc0", b"x" * 2000, ORGANISER.sign(CERTIFICATE, b"")],
+    ids=["empty", "nothing", "long", "another kind"],
+)
 def test_bytes_that_are_no_log_in_are_refused(house, data):
     browser = house.browser()
     challenge = house.challenge(browser)

@@ -305,7 +305,7 @@ def fetch_by(monkeypatch, folder, calls: dict, asked: dict) -> tuple[int, dict[s
 
         return SimpleNamespace(rpc_download_ledger=rpc_download_ledger)
 
-    monkeypatch.setattr("swarm.ledger.collector.PeerService", SimpleNamespace(get_stub=stub))
+    monkeypatch.setattr("swarm.ledger.calls.PeerService", SimpleNamespace(get_stub=stub))
     folder.mkdir(exist_ok=True)
     peers = {owner(name).own: [owner(other).own for other in others] for name, others in asked.items()}
     node = SimpleNamespace(protocol=SimpleNamespace(p2p=None))

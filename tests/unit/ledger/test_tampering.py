@@ -336,6 +336,14 @@ def test_one_ledger_names_all_members(members):
     assert found.updates["unconfirmed"] == 10, "one of three is not enough"
 
 
+def test_a_member_that_has_made_no_update_yet_is_no_stranger(members, organiser):
+    members.admissions["dora"] = organiser.admission(owner("dora").own, name="Dora")
+    members.start("dora")
+    assert members.audit().findings == []
+    members.write("dora", signed_again([read_line(members.lines("dora")[0])], "dora", members.run))
+    assert members.audit().findings == [], "nor before it has shown its certificate"
+
+
 def test_who_was_removed_keeps_what_it_gave(members, organiser):
     before = members.audit().credits
     list_of_removed = organiser.remove(members.admissions["cleo"])

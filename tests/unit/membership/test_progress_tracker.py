@@ -23,7 +23,7 @@ from swarm.network.signed_records import peer_of
 from swarm.protocol.admission import OPEN
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Group, Ticket
+from swarm.protocol.messages import Blame, Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.owners import Organiser, subkey_of
@@ -428,7 +428,7 @@ def test_the_word_of_who_has_spoilt_a_round_counts_again_after_a_group_with_it(s
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben, liar}))
     swarm.says("liar", step=20, joined=joined)
     assert swarm.tracker.swarm.latest_step == 20
-    swarm.tracker.blame({liar: "sent nonsense"})
+    swarm.tracker.blame({liar: Blame.SENT_NONSENSE})
     swarm.tracker.blamed.end(liar)  # as when its time is over
     assert swarm.tracker.swarm.latest_step == 10
 

@@ -8,11 +8,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
+from lightning.pytorch import Trainer
 from torch import nn
 
 from recipe.presets import preset
 from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder, read_metrics
+from recipe.training.task import ClassificationTask
 from recipe.training.trainer import build_trainer
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
@@ -100,11 +103,20 @@ def test_a_peer_leaves_when_its_traffic_is_used_up(monkeypatch):
 
 def test_weights_are_tested_after_validations_and_nothing_is_chosen_by_that(tmp_path):
     recipe = replace(preset("digits"), embed_dim=16, depth=1, num_heads=2, warmup_steps=1, target_batch_size=32)
-    recipe = replace(recipe, validate_every_steps=2, total_steps=9)
+    recipe = replace(recipe, validate_every_steps=2, total_steps=9, drop_path=0.5)
     folder, said = RunFolder.create(tmp_path, "run", "ada"), []
     evaluation = Evaluation(5, folder.evaluations, said.append)
-    trainer = build_trainer(recipe, folder, accelerator="cpu", callbacks=[evaluation])
-    trainer.fit(task := build_task(recipe), build_data(recipe, batch_size=32))
+
+    def train(name: str, *callbacks) -> tuple[Trainer, ClassificationTask]:
+        torch.manual_seed(0)
+        trainer = build_trainer(recipe, RunFolder.create(tmp_path, "run", name), accelerator="cpu", callbacks=callbacks)
+        trainer.fit(task := build_task(recipe), build_data(recipe, batch_size=32))
+        return trainer, task
+
+    trainer, task = train("ada", evaluation)
+    _, untested = train("ben")
+    for tested, other in zip(task.parameters(), untested.parameters(), strict=True):
+        assert torch.equal(tested, other), "the training does not notice"
 
     lines = read_metrics(folder.evaluations)
     assert [line["step"] for line in lines] == [6, 9], "at the first validation after 5, and at the end"

@@ -9,7 +9,7 @@ import pytest
 
 from recipe.errors import InputError
 from recipe.remote_file import RemoteCopy, RemoteFile, describe
-from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
+from swarm.peer.callbacks.checkpoint_upload import OPTION, CheckpointUpload
 from swarm.peer.options import parse_options
 
 
@@ -54,7 +54,7 @@ class Gate(RemoteFile):
     """A line on which nothing moves before it is opened."""
 
     def __init__(self, tmp_path: Path):
-        super().__init__(f"file://{tmp_path}/gate.ckpt")
+        super().__init__(f"file://{tmp_path}/gate.ckpt", OPTION)
         self.begun, self.opened = threading.Event(), threading.Event()
         self.written: list[bytes] = []
 
@@ -88,7 +88,7 @@ def test_a_newer_one_ends_the_waiting_for_the_next_attempt(tmp_path):
                 raise ConnectionResetError("cut")
             return "digest"
 
-    copy = RemoteCopy(Broken(f"file://{tmp_path}/x"), first_pause_seconds=3600)
+    copy = RemoteCopy(Broken(f"file://{tmp_path}/x", OPTION), first_pause_seconds=3600)
     copy.submit(write(tmp_path / "a", b"old"))
     assert Broken.tried.wait(60)
     copy.submit(write(tmp_path / "a", b"new"))

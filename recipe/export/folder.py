@@ -1,0 +1,100 @@
+"""Everything of an exported model in one folder, which has all of it or nothing."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from recipe.data.class_names import class_names
+from recipe.errors import InputError
+from recipe.export.model_card import model_card, model_name
+from recipe.export.onnx_file import MODEL, check_onnx_packages, write_onnx
+from recipe.export.run_record import read_record
+from recipe.export.timm_folder import CONFIG, WEIGHTS, write_timm_folder
+from recipe.export.trained import Trained, load_trained
+
+CARD = "README.md"
+FILES = (WEIGHTS, MODEL, f"{MODEL}.data", CARD, CONFIG)
+"""The second and the third only where they were asked for, and the third only for weights of 2 GB and more."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Args:
+        trained: the model.
+        files: their names.
+        onnx_difference: largest difference of ONNX Runtime's logits from torch's; None without an ONNX file.
+    """
+
+    trained: Trained
+    files: tuple[str, ...]
+    onnx_difference: float | None
+
+
+def export_model(
+    source: Path,
+    folder: Path,
+    *,
+    onnx: bool = False,
+    overwrite: bool = False,
+    contributors: Sequence[str] = (),
+    license_name: str | None = None,
+    data_dir: Path | None = None,
+) -> Exported:
+    """Writes the weights of a run folder or a checkpoint, and checks that they can be loaded.
+
+    Args:
+        source: a run folder, or a checkpoint.
+        folder: where to; the model is called like it.
+        onnx: write an ONNX file as well.
+        overwrite: replace an earlier export; other files stay.
+        contributors: who agreed to be named.
+        license_name: as the hub has it.
+        data_dir: folder of images whose class folders give the names of the classes.
+
+    Raises:
+        InputError: something is missing or in the way, or other programs do not load what was written.
+    """
+    name = model_name(folder)
+    _check_free(folder, overwrite)
+    if onnx:
+        check_onnx_packages()
+    trained = load_trained(source)
+    names = class_names(trained.recipe, data_dir)
+    record = None if trained.run_folder is None else read_record(trained.run_folder, trained.step)
+    card = model_card(trained, record, name=name, contributors=contributors, license_name=license_name, has_onnx=onnx)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder.parent) as made:
+            half = Path(made)
+            write_timm_folder(trained, half, names, license_name)
+            difference = write_onnx(trained, half / MODEL) if onnx else None
+            (half / CARD).write_text(card, encoding="utf-8")
+            return Exported(trained, _put_in_place(half, folder), difference)
+    except (OSError, SafetensorError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{folder} cannot be written ({said}): name another --to, or make room there.") from error
+
+
+def _check_free(folder: Path, overwrite: bool) -> None:
+    """Raises InputError: something is there that nobody said could go."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: name a folder with --to.")
+    if folder.exists() and any(folder.iterdir()) and not overwrite:
+        raise InputError(f"{folder} is not empty: name another --to, or add --overwrite to replace an earlier export.")
+
+
+def _put_in_place(made: Path, folder: Path) -> tuple[str, ...]:
+    """Moves what was made; a file of an earlier export that was not made again would be of other weights."""
+    folder.mkdir(exist_ok=True)
+    for name in FILES:
+        if (made / name).exists():
+            os.replace(made / name, folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
+    return tuple(name for name in FILES if (folder / name).exists())

@@ -1,0 +1,304 @@
+"""Members check what reducers have averaged, by lot and in the background, and prove it to each other if it is false.
+
+After a round each member draws, for each reducer, whether it asks for all that one part of the average was made of. It
+draws for itself: of a common lot the leader, who gives a round its name, could choose the outcome. Before the next
+round all compare what reducers have signed, by a hash in their tickets. Who can prove a lie says so in its tickets; the
+others fetch the proof and check it themselves, and leave out who is guilty for good. Who is accused falsely is not left
+out, and who accuses falsely is not listened to for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Annotated, Literal
+
+import msgspec
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+from hivemind.utils.crypto import RSAPrivateKey
+from msgspec import Meta
+
+from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Evidence, Judge, can_be_judged
+from swarm.averaging.audit.proofs import MAX_PROOF_BYTES, guilty, of_a_false_average, of_two_receipts, short_name
+from swarm.averaging.audit.seals import Seals
+from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt
+from swarm.averaging.shares import MAX_STRIPES
+from swarm.membership.backoff import Backoff, BlameBackoff
+from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES, Name, from_wire, to_wire
+from swarm.runtime.async_utils import in_thread
+from swarm.runtime.token_bucket import TokenBuckets
+
+logger = get_logger(__name__)
+
+AUDIT_SHARE = 1 / 8
+"""Of the updates, in which each reducer is asked for one part of its average by one of the others."""
+FEWEST = 3
+"""Members that give samples. Of two, a reducer could say that it gave itself whatever explains the average."""
+KEPT_ROUNDS = 2
+"""Whose parts a reducer keeps. Who checks them asks before the next round but one."""
+KEPT_PROOFS = 8
+ASKED_AT_ONCE, ASKED_PER_SECOND = 6.0, 0.5
+"""Audits of one reducer by one member; a reducer answers twice as many."""
+MAX_COMPARED = 3
+"""Members with other receipts that are asked for them in one round."""
+MAX_TASKS = 16
+UNANSWERED = 3
+"""Audits in a row after which a reducer is left out for a while."""
+MAX_RECEIPTS_BYTES = 2**23
+MAX_REQUEST_BYTES = 64
+
+Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
+"""What another peer shows for a request, at most so many bytes; raises an OSError if it shows nothing."""
+_REQUEST = msgspec.msgpack.Decoder(
+    tuple[Literal["receipts", "part", "proof"], Name, Annotated[int, Meta(ge=0, lt=MAX_PARTS)]]
+)
+_RECEIPTS = msgspec.msgpack.Decoder(
+    Annotated[list[Annotated[bytes, Meta(max_length=MAX_RECEIPT_BYTES)]], Meta(max_length=MAX_STRIPES * MAX_GROUP_SIZE)]
+)
+
+
+@dataclass
+class SealedRound:
+    """What this peer has signed and seen signed in one round.
+
+    Args:
+        group: as it was closed
+        seals: of each stripe
+    """
+
+    group: Group
+    seals: list[Seals] = field(default_factory=list)
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """All that have come, in the order in which all members have them."""
+        found = [seals.receipts.get(peer) for seals in self.seals for peer in self.group.peer_ids]
+        return [receipt for receipt in found if receipt is not None]
+
+    @property
+    def signed(self) -> bytes:
+        """The same, as another member gets them."""
+        return msgspec.msgpack.encode([receipt.data for receipt in self.receipts])
+
+
+class Audits:
+    """Of one peer; lives in its averaging process.
+
+    Args:
+        me: this peer
+        key: its own
+        judge: makes averages again
+        ask: fetches from another peer
+        shunned: those who are not met; who is proven guilty joins them
+        share: of the updates in which a reducer is audited
+    """
+
+    def __init__(
+        self, me: PeerID, key: RSAPrivateKey, judge: Judge, ask: Ask, shunned: BlameBackoff, share: float | None = None
+    ):
+        self._me, self._key, self._judge, self._ask, self._shunned = me, key, judge, ask, shunned
+        self._share = AUDIT_SHARE if share is None else share
+        self._lot = random.SystemRandom()
+        self._rounds: deque[SealedRound] = deque(maxlen=KEPT_ROUNDS)
+        self._present: SealedRound | None = None
+        self._complete: SealedRound | None = None
+        """The last one that has given an average to this peer."""
+        self._proofs: dict[PeerID, bytes] = {}
+        self._found: dict[PeerID, Blame] = {}
+        self._not_heard = Backoff(max_seconds=600.0)
+        """Whose accusations have proven nothing."""
+        self._unanswered: Counter[PeerID] = Counter()
+        self._asked = TokenBuckets(ASKED_AT_ONCE, ASKED_PER_SECOND)
+        self._answered = TokenBuckets(2 * ASKED_AT_ONCE, 2 * ASKED_PER_SECOND)
+        self._tasks: dict[object, asyncio.Task] = {}
+
+    # ---- around a round ---------------------------------------------------------------------------------------------
+
+    def found(self) -> dict[PeerID, Blame]:
+        """Who has been found out since this was asked last."""
+        found, self._found = self._found, {}
+        return found
+
+    def sign(self, ticket: Ticket) -> Ticket:
+        """The same, with what this peer has to say about the round before."""
+        complete, accused = self._complete, [*self._proofs]
+        if complete is not None and complete.group.group_id == ticket.lineage:
+            ticket = replace(ticket, receipts=_hash_of_receipts(complete.signed))
+        return replace(ticket, accuses=short_name(accused[ticket.step % len(accused)])) if accused else ticket
+
+    def begin(self, group: Group) -> None:
+        """This group is closed: its members have said what was signed in the round before, and whom they accuse.
+
+        Args:
+            group: as it was closed
+        """
+        self._present = SealedRound(group)
+        others = [(peer, ticket) for peer, ticket in _members(group) if peer != self._me]
+        own, convicted = group.tickets[group.peer_ids.index(self._me)], {*map(short_name, self._proofs)}
+        for peer, ticket in others:
+            if ticket.accuses and ticket.accuses not in convicted and peer not in self._not_heard:
+                self._go_and(("proof", ticket.accuses), self._hear(peer, ticket.accuses))
+        differ = [peer for peer, ticket in others if ticket.receipts and ticket.receipts != own.receipts]
+        for peer in differ[:MAX_COMPARED] if own.receipts else ():
+            if peer not in self._not_heard:
+                name = group.tickets[group.peer_ids.index(peer)].receipts
+                self._go_and(("receipts", peer), self._compare(peer, self._complete, name))
+
+    def seals_of(self, stripe: Group) -> Seals:
+        """What this peer signs and checks in this stripe of the present round."""
+        seals = Seals(self._me, stripe, self._key)
+        self._present.seals.append(seals)
+        return seals
+
+    def end(self, has_average: bool) -> None:
+        """The present round is over; others may still want to see what this peer has averaged."""
+        ended, self._present = self._present, None
+        self._rounds.append(ended)
+        self._complete = ended if has_average else None
+        if not has_average or sum(ticket.samples > 0 for ticket in ended.group.tickets) < FEWEST:
+            return
+        if not can_be_judged(self._judge.codec):
+            return
+        chance = self._share / (len(ended.group.peer_ids) - 1)
+        for peer, ticket in _members(ended.group):
+            if peer != self._me and not ticket.client_mode and self._lot.random() < chance:
+                self._audit(peer, ended)
+
+    def _audit(self, reducer: PeerID, ended: SealedRound) -> None:
+        stripe = self._lot.randrange(len(ended.seals))
+        seals = ended.seals[stripe]
+        if reducer in seals.receipts and reducer not in self._shunned and self._asked.take(reducer):
+            part_index = self._lot.randrange(seals.num_averages(reducer))
+            self._go_and(("part", reducer), self._check(reducer, ended.group, stripe, part_index, seals))
+
+    def _go_and(self, what: object, work: Coroutine) -> None:
+        """Do it in the background, unless it is being done or too much is."""
+        if what in self._tasks or len(self._tasks) >= MAX_TASKS:
+            return work.close()
+        self._tasks[what] = task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self._tasks.pop(what, None))
+
+    async def until_done(self) -> None:
+        """Nothing is being checked any more."""
+        while self._tasks:
+            await asyncio.wait([*self._tasks.values()])
+
+    # ---- checking others --------------------------------------------------------------------------------------------
+
+    async def _check(self, reducer: PeerID, group: Group, stripe: int, part_index: int, seals: Seals) -> None:
+        receipt = seals.receipts[reducer]
+        try:
+            data = await self._ask(reducer, to_wire("part", seals.stripe, part_index), MAX_EVIDENCE_BYTES)
+        except OSError as error:
+            logger.debug(f"{reducer} does not show a part of its average: {error!r}")
+            self._unanswered[reducer] += 1
+            if self._unanswered[reducer] >= UNANSWERED:
+                self._suspect(reducer)
+            return
+        del self._unanswered[reducer]
+        try:
+            is_false = await in_thread(self._is_false, group, stripe, part_index, receipt, data)
+        except ValueError as error:
+            logger.debug(f"{reducer} does not show what it has averaged: {error}")
+            return self._suspect(reducer)
+        if is_false:
+            proof = of_a_false_average(group, stripe, part_index, receipt, data)
+            self._convict(reducer, Blame.MADE_UP_AN_AVERAGE, proof)
+
+    def _is_false(self, group: Group, stripe: int, part_index: int, receipt: Receipt, data: bytes) -> bool:
+        evidence = Evidence.from_bytes(data)
+        if self._judge.is_false(group, stripe, part_index, receipt, evidence):
+            return True
+        self._judge.check_commitments(group, receipt, evidence)
+        return False
+
+    def _suspect(self, reducer: PeerID) -> None:
+        """It cannot be proven to others, so this peer alone leaves it out, for a while."""
+        del self._unanswered[reducer]
+        self._found.setdefault(reducer, Blame.HIDES_ITS_INPUTS)
+
+    def _convict(self, peer: PeerID, what: Blame, proof: bytes) -> None:
+        if peer in self._proofs or peer == self._me:
+            return
+        self._found[peer] = what
+        self._shunned.blame(peer, what)
+        self._proofs[peer] = proof
+        if len(self._proofs) > KEPT_PROOFS:  # who has it remembers, and newcomers meet no peer that all leave out
+            self._proofs.pop(next(iter(self._proofs)))
+
+    async def _compare(self, peer: PeerID, own: SealedRound, name: bytes) -> None:
+        """Another member has other receipts of the last round: some reducer has told us different things."""
+        try:
+            request = to_wire("receipts", own.group.group_id, 0)
+            data = await self._ask(peer, request, MAX_RECEIPTS_BYTES)
+            if _hash_of_receipts(data) != name:
+                raise ValueError("other receipts than those of its ticket")
+            theirs = await in_thread(_read_receipts, data)
+        except (OSError, ValueError) as error:
+            logger.debug(f"{peer} does not show its receipts: {error!r}")
+            return self._not_heard.add(peer)
+        known = {(receipt.stripe, receipt.reducer): receipt for receipt in own.receipts}
+        for receipt in theirs:
+            ours = known.get((receipt.stripe, receipt.reducer))
+            if ours is not None and ours.contradicts(receipt):
+                self._convict(receipt.reducer, Blame.EQUIVOCATED, of_two_receipts(ours, receipt))
+
+    async def _hear(self, accuser: PeerID, name: bytes) -> None:
+        """Another member says that it can prove a lie."""
+        try:
+            proof = await self._ask(accuser, to_wire("proof", name, 0), MAX_PROOF_BYTES)
+            peer, what = await in_thread(guilty, proof, self._judge)
+            if short_name(peer) != name:
+                raise ValueError("a proof against another peer")
+        except (OSError, ValueError) as error:
+            logger.debug(f"{accuser} accuses somebody, and proves nothing: {error!r}")
+            return self._not_heard.add(accuser, 60.0)
+        self._convict(peer, what, proof)
+
+    # ---- answering others -------------------------------------------------------------------------------------------
+
+    async def answer(self, caller: PeerID, data: bytes) -> bytes:
+        """What this peer shows a member of one of its last groups.
+
+        Raises:
+            ValueError: nothing
+        """
+        kind, name, part_index = from_wire(_REQUEST, data, MAX_REQUEST_BYTES)
+        rounds = [*self._rounds, *([self._present] if self._present is not None else [])]
+        if not any(caller in sealed.group.peer_ids for sealed in rounds):
+            raise ValueError("it was in no group with this peer")
+        if not self._answered.take(caller):
+            raise ValueError("it asks too often")
+        if kind == "proof":
+            proof = next((proof for peer, proof in self._proofs.items() if short_name(peer) == name), None)
+            if proof is None:
+                raise ValueError("there is no such proof")
+            return proof
+        if kind == "receipts":
+            for sealed in self._rounds:
+                if sealed.group.group_id == name:
+                    return sealed.signed
+            raise ValueError("that round is not known")
+        for seals in chain.from_iterable(sealed.seals for sealed in rounds):
+            if seals.stripe == name:
+                return await in_thread(seals.show, part_index)
+        raise ValueError("that round is not known")
+
+
+def _members(group: Group) -> list[tuple[PeerID, Ticket]]:
+    return [*zip(group.peer_ids, group.tickets, strict=True)]
+
+
+def _hash_of_receipts(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:LINEAGE_BYTES]
+
+
+def _read_receipts(data: bytes) -> list[Receipt]:
+    return [Receipt.from_bytes(receipt) for receipt in from_wire(_RECEIPTS, data, MAX_RECEIPTS_BYTES)]

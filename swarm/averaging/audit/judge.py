@@ -1,0 +1,214 @@
+"""Whether an average can come of what its reducer was given: made again, by the same rule, and compared.
+
+Not bit by bit: other processors round otherwise, and an honest reducer adds what the codec has left out of earlier
+averages, which nobody else knows. So an average is false only if it is farther from the true one than both explain, and
+an honest reducer keeps to half of that (`is_faithful`). Who is a little farther away than the rule's reach counts for
+much less than who is a little nearer; rounding decides on which side a member is. So the rule is applied with a reach
+that is a little shorter and a little longer as well, and what lies between its results is not held against anybody.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Annotated
+
+import msgspec
+import torch
+from hivemind.compression import CompressionBase, CompressionInfo
+from hivemind.p2p import PeerID
+from hivemind.proto import runtime_pb2
+from msgspec import Meta
+
+from swarm.averaging.audit.seals import RAW
+from swarm.averaging.audit.statements import (
+    MAX_COMMITMENT_BYTES,
+    Hashes,
+    Receipt,
+    check_commitment,
+    hash_of,
+    root_of,
+)
+from swarm.averaging.compression.top_k import ChunkedTopK
+from swarm.averaging.robust_mean import Combination
+from swarm.averaging.shares import Part, count_stripes, decode, partition, stripe_of
+from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.messages import MAX_GROUP_SIZE, Group
+from swarm.protocol.wire import from_wire
+
+TOLERANCE = 1 / 16
+"""Of the length of the true average: how far one may be from it."""
+LEFT_OUT = 4.0
+"""Times what the codec leaves out of the true average, by which one may be farther from it."""
+HONEST_SHARE = 0.5
+"""Of both, that an honest reducer keeps to."""
+NEAR_REACH = 1e-3
+"""Relative to the rule's reach: who is so near to it may be on either side."""
+ROUNDING = 1e-4
+"""Of the usual length of what members gave: far more than two processors differ by where that cancels out."""
+MAX_EVIDENCE_BYTES = 2**24
+"""Of one part: those of all members, and hashes of the others."""
+
+_Part = Annotated[bytes, Meta(max_length=2**23)]
+_Commitment = Annotated[bytes, Meta(max_length=MAX_COMMITMENT_BYTES)]
+_Input = tuple[Hashes, _Commitment, _Part]
+_EVIDENCE = msgspec.msgpack.Decoder(tuple[Hashes, _Part, Annotated[list[_Input], Meta(max_length=MAX_GROUP_SIZE)]])
+
+
+def can_be_judged(codec: CompressionBase) -> bool:
+    """Of a codec that leaves out most of an average, and gives it with later ones, too little can be said."""
+    return not isinstance(codec, ChunkedTopK)
+
+
+def is_faithful(average: torch.Tensor, mean: torch.Tensor, codec: CompressionBase, info: CompressionInfo) -> bool:
+    """Whether this reducer may send an average, shape [n], for the mean that it has found."""
+    return not can_be_judged(codec) or _excess(average, mean, codec, info, HONEST_SHARE) <= 0
+
+
+def _excess(
+    average: torch.Tensor, mean: torch.Tensor, codec: CompressionBase, info: CompressionInfo, share: float = 1.0
+) -> float:
+    """By how much an average is farther from the mean than may be; at most 0 if it is not.
+
+    Args:
+        share: of what may be
+    """
+    gap, allowed = _length(average - mean), share * TOLERANCE * _length(mean)
+    if gap > allowed:  # else what the codec leaves out need not be known
+        allowed += share * LEFT_OUT * _length(codec.extract(codec.compress(mean, info)) - mean)
+    return gap - allowed
+
+
+def _length(difference: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(difference, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one average was made of, as its reducer shows it; what does not fit its receipt shows nothing.
+
+    Args:
+        averages: hashes of all averages of this share
+        average: the encoded one
+        inputs: of each member, the hashes of all that counted, its commitment, and the encoded part; empty if it gave
+            none
+    """
+
+    averages: Sequence[bytes]
+    average: runtime_pb2.Tensor
+    inputs: Sequence[tuple[Sequence[bytes], bytes, runtime_pb2.Tensor | None]]
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Evidence:
+        """Raises ValueError: whatever is wrong with it"""
+        averages, average, inputs = from_wire(_EVIDENCE, data, MAX_EVIDENCE_BYTES)
+        return cls(
+            averages,
+            _tensor(average),
+            [(hashes, commitment, _tensor(part) if part else None) for hashes, commitment, part in inputs],
+        )
+
+
+def _tensor(data: bytes) -> runtime_pb2.Tensor:
+    try:
+        return runtime_pb2.Tensor.FromString(data)
+    except Exception as error:  # a stranger's bytes
+        raise ValueError("a part that cannot be read") from error
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What a peer has to know to make an average again; equal on all members of a run.
+
+    Args:
+        size: numbers in the vector
+        codec: how they travel
+        rule: how they are combined
+        target_at: bounds what a member counts for, by step
+    """
+
+    size: int
+    codec: CompressionBase
+    rule: Combination
+    target_at: Callable[[int], BatchTarget]
+
+    def is_false(self, group: Group, stripe: int, part_index: int, receipt: Receipt, evidence: Evidence) -> bool:
+        """Whether no honest reducer makes this average of what the evidence shows that it was given.
+
+        Args:
+            group: as it was closed
+            stripe: number of the one that the receipt is about
+
+        Raises:
+            ValueError: the evidence is not what the receipt is about
+        """
+        if stripe_of(group, 0, stripe).group_id != receipt.stripe:
+            raise ValueError("a receipt of another round")
+        group = group.bounded(self.target_at(group.tickets[0].step))
+        parts, num_members = self._parts_of(group, receipt.reducer, stripe), len(group.peer_ids)
+        if (
+            not 0 <= part_index < len(parts)
+            or num_members != len(receipt.counted)
+            or num_members != len(evidence.inputs)
+        ):
+            raise ValueError("evidence of another share")
+        if len(evidence.averages) != len(parts) or root_of(evidence.averages) != receipt.averages:
+            raise ValueError("other averages than those that were signed")
+        if hash_of(evidence.average) != evidence.averages[part_index]:
+            raise ValueError("another average than the one that was signed")
+        part = parts[part_index]
+        given, weights, samples = self._inputs(group, part_index, part, receipt, evidence)
+        average = decode(evidence.average, self.codec, len(part.numbers))
+        if average is None or average.shape != part.numbers.shape:
+            raise ValueError("an average that nobody takes")  # whoever got it has refused it
+        return not given or self._is_far_from(average, part.info, given, weights, samples)
+
+    def check_commitments(self, group: Group, receipt: Receipt, evidence: Evidence) -> None:
+        """Raises ValueError: the reducer has said that a member has signed what it gave, and does not show it"""
+        for peer, counted, (_, commitment, _) in zip(group.peer_ids, receipt.counted, evidence.inputs, strict=True):
+            if counted.is_signed and peer != receipt.reducer:
+                check_commitment(commitment, peer, receipt.stripe, receipt.reducer, counted.root)
+
+    def _parts_of(self, group: Group, reducer: PeerID, stripe: int) -> list[Part]:
+        vector = torch.empty(self.size)  # never written, and so it takes no memory
+        stripes = count_stripes(group, vector, self.codec)
+        vector = vector[self.size * stripe // stripes : self.size * (stripe + 1) // stripes]
+        reducers = [peer for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if not ticket.client_mode]
+        return partition(vector, reducers, stripes, self.codec).get(reducer, []) if stripe < stripes else []
+
+    def _inputs(
+        self, group: Group, part_index: int, part: Part, receipt: Receipt, evidence: Evidence
+    ) -> tuple[list[torch.Tensor], list[float], list[float]]:
+        """Of all who have given this part: its numbers, what they count for, and their samples."""
+        claimed = [float(ticket.samples) for ticket in group.tickets]
+        weights = self.rule.weights(claimed)
+        given = []
+        members = zip(group.peer_ids, weights, claimed, receipt.counted, evidence.inputs, strict=True)
+        for peer, weight, samples, counted, (hashes, _, tensor) in members:
+            if not weight or counted.num_parts <= part_index:
+                continue
+            if len(hashes) != counted.num_parts or root_of(hashes) != counted.root:
+                raise ValueError("other parts than those that were signed")
+            if tensor is None or hash_of(tensor) != hashes[part_index]:
+                raise ValueError("another part than the one that was signed")
+            numbers = decode(tensor, RAW if peer == receipt.reducer else self.codec, len(part.numbers))
+            if numbers is None or numbers.shape != part.numbers.shape:
+                raise ValueError("a part that no reducer takes")
+            given.append((numbers, weight, samples))
+        return tuple(map(list, zip(*given, strict=True))) if given else ([], [], [])
+
+    def _is_far_from(
+        self,
+        average: torch.Tensor,
+        info: CompressionInfo,
+        given: Sequence[torch.Tensor],
+        weights: Sequence[float],
+        samples: Sequence[float],
+    ) -> bool:
+        reaches = [self.rule.reach * (1 + change) for change in (-NEAR_REACH, 0.0, NEAR_REACH)]
+        means = [replace(self.rule, reach=reach).combine(given, weights, samples).mean for reach in reaches]
+        undecided = max(_length(one - other) for one, other in combinations(means, 2))
+        rounding = ROUNDING * statistics.median(map(_length, given))
+        return min(_excess(average, mean, self.codec, info) for mean in means) > 2 * undecided + rounding

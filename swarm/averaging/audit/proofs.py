@@ -1,0 +1,78 @@
+"""Proofs that a reducer has lied, which anybody of the run can check: what it has signed, and what that is about.
+
+There are two kinds: two receipts of one reducer that contradict each other, and a receipt with all that one average was
+made of, of which another one comes when it is made again. Neither can be made without the key of who is accused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+import msgspec
+from hivemind.p2p import PeerID
+from msgspec import Meta
+
+from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Evidence, Judge
+from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt, StripeName
+from swarm.averaging.shares import MAX_STRIPES
+from swarm.protocol.messages import MAX_GROUP_SIZE, MAX_TICKET_BYTES, Blame, Group, Ticket
+from swarm.protocol.wire import LINEAGE_BYTES, from_wire, to_wire
+
+MAX_PROOF_BYTES = MAX_EVIDENCE_BYTES + 2**19
+"""The group is in it as well."""
+
+_Receipt = Annotated[bytes, Meta(max_length=MAX_RECEIPT_BYTES)]
+_Member = tuple[Annotated[bytes, Meta(max_length=64)], Annotated[bytes, Meta(max_length=MAX_TICKET_BYTES)]]
+_Members = Annotated[list[_Member], Meta(max_length=MAX_GROUP_SIZE)]
+_Stripe = Annotated[int, Meta(ge=0, lt=MAX_STRIPES)]
+_Index = Annotated[int, Meta(ge=0, lt=MAX_PARTS)]
+_KIND = msgspec.msgpack.Decoder(tuple[str, bytes])
+_TWO = msgspec.msgpack.Decoder(tuple[_Receipt, _Receipt])
+_MADE_UP = msgspec.msgpack.Decoder(
+    tuple[StripeName, _Members, _Stripe, _Index, _Receipt, Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)]]
+)
+
+
+def short_name(peer: PeerID) -> bytes:
+    """Under which others ask for a proof against it, 16 bytes."""
+    return hashlib.sha256(peer.to_bytes()).digest()[:LINEAGE_BYTES]
+
+
+def of_two_receipts(one: Receipt, other: Receipt) -> bytes:
+    """Proof that a reducer has told members different things."""
+    return to_wire("two receipts", to_wire(one.data, other.data))
+
+
+def of_a_false_average(group: Group, stripe: int, part_index: int, receipt: Receipt, evidence: bytes) -> bytes:
+    """Proof that an average does not come of what its reducer was given.
+
+    Args:
+        group: as it was closed
+        evidence: as the reducer has shown it
+    """
+    members = [(peer.to_bytes(), ticket.to_bytes()) for peer, ticket in zip(group.peer_ids, group.tickets, strict=True)]
+    return to_wire("a false average", to_wire(group.nonce, members, stripe, part_index, receipt.data, evidence))
+
+
+def guilty(proof: bytes, judge: Judge) -> tuple[PeerID, Blame]:
+    """Whom it proves guilty, and of what. It takes as long as to make one part of an average three times.
+
+    Raises:
+        ValueError: it proves nothing
+    """
+    kind, content = from_wire(_KIND, proof, MAX_PROOF_BYTES)
+    if kind == "two receipts":
+        one, other = (Receipt.from_bytes(data) for data in from_wire(_TWO, content, MAX_PROOF_BYTES))
+        if not one.contradicts(other):
+            raise ValueError("two receipts that do not contradict each other")
+        return one.reducer, Blame.EQUIVOCATED
+    if kind != "a false average":
+        raise ValueError("no proof of a known kind")
+    nonce, members, stripe, part_index, signed, evidence = from_wire(_MADE_UP, content, MAX_PROOF_BYTES)
+    peer_ids = tuple(PeerID(peer) for peer, _ in members)
+    group = Group.close(nonce, peer_ids, tuple(Ticket.from_bytes(ticket) for _, ticket in members))
+    receipt = Receipt.from_bytes(signed)
+    if not judge.is_false(group, stripe, part_index, receipt, Evidence.from_bytes(evidence)):
+        raise ValueError("an average that an honest reducer can have made")
+    return receipt.reducer, Blame.MADE_UP_AN_AVERAGE

@@ -1,0 +1,292 @@
+"""Members check reducers and convince each other; only the network between them is left out."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from swarm.averaging.audit.audits import KEPT_ROUNDS, UNANSWERED, Audits
+from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
+from swarm.averaging.audit.statements import Receipt, root_of
+from swarm.membership.backoff import BlameBackoff
+from swarm.protocol.messages import MAX_TICKET_BYTES, Blame, Group, Ticket
+from swarm.protocol.wire import to_wire
+from tests.helpers.attacks.sealed_rounds import group_of, judge_of, key, peer, sealed_share
+
+MEMBERS = (0, 1, 2, 3)
+REFUSED = "read|no proof|signed|contradict|other|another|honest|bytes|known|decoded|unexpected|malformed"
+LIAR = peer(0)
+
+
+class Members:
+    """All members of one group, who ask each other directly.
+
+    Args:
+        share: of the updates in which each reducer is audited
+    """
+
+    def __init__(self, share: float = 100.0):
+        self.judge, self.deaf, self.asked = judge_of(), set(), 0
+        self.shunned = {peer(number): BlameBackoff() for number in MEMBERS}
+        self.audits = {
+            peer(number): Audits(
+                peer(number),
+                key(number),
+                self.judge,
+                self.asker(peer(number)),
+                self.shunned[peer(number)],
+                share,
+            )
+            for number in MEMBERS
+        }
+        self.group = group_of(MEMBERS)
+
+    def asker(self, me):
+        """How a member asks others."""
+        return lambda other, request, most: self.ask(me, other, request, most)
+
+    async def ask(self, me, other, request, most):
+        self.asked += 1
+        try:
+            if other in self.deaf:
+                raise ValueError
+            return await self.audits[other].answer(me, request)
+        except ValueError as error:
+            raise OSError from error
+
+    async def round(self, change=lambda mean: mean, reducer=LIAR, name=bytes(16), lies_to=None):
+        """One round, in which one member reduces all that is looked at."""
+        group = self.group = Group.close(name, self.group.peer_ids, self.tickets())
+        for audits in self.audits.values():
+            audits.begin(group)
+        make = lambda member, stripe: self.audits[member].seals_of(stripe)  # noqa: E731
+        share = sealed_share(MEMBERS, self.judge, group, reducer, change, make=make)
+        if lies_to is not None:
+            true = share.receipt
+            false = Receipt.sign(key(0), true.stripe, root_of([]), true.counted)
+            share.seals[lies_to].receipts[reducer] = false
+        for audits in self.audits.values():
+            audits.end(has_average=True)
+        await self.settle()
+        return share
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """What they bring to the next round."""
+        ticket = replace(self.group.tickets[0], lineage=self.group.group_id, receipts=b"", accuses=b"")
+        return tuple(self.audits[member].sign(ticket) for member in self.group.peer_ids)
+
+    async def settle(self):
+        for audits in self.audits.values():
+            await audits.until_done()
+
+    def found(self) -> dict:
+        """Whom each honest member has found out."""
+        return {member: audits.found() for member, audits in self.audits.items() if member != LIAR}
+
+
+async def attempt(answer) -> bool:
+    """Whether something is shown."""
+    try:
+        return bool(await answer)
+    except ValueError:
+        return False
+
+
+def scaled(mean):
+    return -10 * mean
+
+
+ALL_CONVICT = {peer(number): {LIAR: Blame.MADE_UP_AN_AVERAGE} for number in MEMBERS[1:]}
+
+
+def run(scenario, **options):
+    members = Members(**options)
+    return members, asyncio.run(scenario(members))
+
+
+def test_all_who_check_find_out_who_makes_up_an_average():
+    async def scenario(members):
+        await members.round(scaled)
+
+    members, _ = run(scenario)
+    assert members.found() == ALL_CONVICT
+    assert all(LIAR in members.shunned[peer(number)] for number in MEMBERS[1:])
+
+
+def test_who_did_not_check_is_convinced_by_the_proof():
+    async def scenario(members):
+        for number in MEMBERS[2:]:
+            members.audits[peer(number)] = Audits(
+                peer(number),
+                key(number),
+                members.judge,
+                members.asker(peer(number)),
+                members.shunned[peer(number)],
+                0.0,
+            )
+        await members.round(scaled)
+        before = members.found()
+        await members.round()
+        return before, members.found()
+
+    members, (before, after) = run(scenario)
+    assert before == {peer(1): {LIAR: Blame.MADE_UP_AN_AVERAGE}, peer(2): {}, peer(3): {}}
+    assert after[peer(2)] == after[peer(3)] == {LIAR: Blame.MADE_UP_AN_AVERAGE}
+    assert all(LIAR in members.shunned[peer(number)] for number in MEMBERS[1:])
+
+
+def test_who_tells_members_different_things_is_found_out_when_they_meet_again():
+    async def scenario(members):
+        await members.round(lies_to=peer(2))
+        members.group = Group.close(bytes(16), members.group.peer_ids, members.tickets())
+        for audits in members.audits.values():
+            audits.begin(members.group)
+        await members.settle()
+
+    members, _ = run(scenario, share=0.0)
+    assert members.found() == {peer(number): {LIAR: Blame.EQUIVOCATED} for number in MEMBERS[1:]}
+
+
+def test_nobody_is_found_out_where_all_are_honest():
+    async def scenario(members):
+        for number in range(12):
+            await members.round(reducer=random.choice(members.group.peer_ids), name=bytes([number] * 16))
+
+    members, _ = run(scenario)
+    assert members.asked >= 12, "they did check"
+    assert not any(members.found().values())
+
+
+def test_who_shows_nothing_is_suspected_after_some_times_and_by_itself_alone():
+    async def scenario(members):
+        members.deaf.add(LIAR)
+        for number in range(UNANSWERED - 1):
+            await members.round(scaled, name=bytes([number] * 16))
+        assert not any(members.found().values())
+        await members.round(scaled, name=bytes([9] * 16))
+
+    members, _ = run(scenario)
+    assert members.found() == {peer(number): {LIAR: Blame.HIDES_ITS_INPUTS} for number in MEMBERS[1:]}
+    assert not any(LIAR in members.shunned[peer(number)] for number in MEMBERS), "it is for the round to leave it out"
+
+
+def false_proofs(share, honest) -> list[bytes]:
+    """Against an honest reducer, and noise."""
+    evidence = share.seals[share.reducer].show(0)
+    rng = random.Random(5)
+    place = rng.randrange(len(evidence))
+    damaged = evidence[:place] + bytes([evidence[place] ^ 1]) + evidence[place + 1 :]
+    other = Receipt.sign(key(9), share.receipt.stripe, root_of([]), share.receipt.counted)  # the accuser's own key
+    return [
+        b"",
+        rng.randbytes(1000),
+        to_wire("a false average", b""),
+        to_wire("two receipts", to_wire(share.receipt.data, share.receipt.data)),
+        of_two_receipts(share.receipt, other),
+        of_two_receipts(share.receipt, honest.receipt),
+        of_a_false_average(share.group, 0, 0, share.receipt, evidence),
+        of_a_false_average(share.group, 0, 1, share.receipt, evidence),
+        of_a_false_average(share.group, 0, 0, share.receipt, damaged),
+        of_a_false_average(honest.group, 0, 0, share.receipt, evidence),
+        of_a_false_average(group_of(MEMBERS, samples=7), 0, 0, share.receipt, evidence),
+    ]
+
+
+def test_nothing_that_an_accuser_makes_proves_an_honest_reducer_guilty():
+    judge = judge_of()
+    share = sealed_share(MEMBERS, judge)
+    honest = sealed_share(MEMBERS, judge, group_of(MEMBERS, name=bytes([3] * 16)), share.reducer)
+    for proof in false_proofs(share, honest):
+        with pytest.raises(ValueError, match=REFUSED):
+            guilty(proof, judge)
+
+
+def test_a_hundred_false_accusations_are_asked_for_once():
+    """And an accuser that has proven nothing cannot keep anybody from being convicted by others."""
+
+    class Liar(Audits):
+        async def answer(self, caller, data):
+            return random.randbytes(1000)
+
+        def sign(self, ticket):
+            return replace(ticket, accuses=random.randbytes(16))
+
+    async def scenario(members):
+        members.audits[LIAR] = Liar(LIAR, key(0), members.judge, members.asker(LIAR), members.shunned[LIAR], 0.0)
+        for number in range(100):
+            group = Group.close(bytes([number] * 16), members.group.peer_ids, members.tickets())
+            members.audits[peer(1)].begin(group)
+            await members.settle()
+        return members.asked
+
+    members, asked = run(scenario, share=0.0)
+    assert asked == 1
+    assert not any(members.found().values())
+
+
+def test_a_proof_against_somebody_else_than_who_is_accused_does_not_count():
+    async def scenario(members):
+        await members.round(scaled)
+
+    members, _ = run(scenario)
+    accuser, hears = members.audits[peer(1)], Members(share=0.0)
+    hears.audits[peer(1)] = accuser
+    named = replace(members.group.tickets[0], accuses=short_name(peer(2)))
+    group = Group.close(bytes(16), members.group.peer_ids, (named,) * len(MEMBERS))
+
+    async def listen():
+        hears.audits[peer(3)].begin(group)
+        await hears.settle()
+
+    asyncio.run(listen())
+    assert hears.audits[peer(3)].found() == {}
+
+
+def test_strangers_are_shown_nothing_and_members_not_too_often():
+    async def scenario(members):
+        share = await members.round()
+        request = to_wire("part", share.receipt.stripe, 0)
+        for data in (b"", b"x" * 100, to_wire("state", bytes(16), 0), to_wire("part", bytes(16), 0)):
+            with pytest.raises(ValueError, match=REFUSED):
+                await members.audits[LIAR].answer(peer(1), data)
+        with pytest.raises(ValueError, match="in no group"):
+            await members.audits[LIAR].answer(peer(9), request)
+        shown = [await attempt(members.audits[LIAR].answer(peer(2), request)) for _ in range(100)]
+        return sum(shown)
+
+    _, shown = run(scenario, share=0.0)
+    assert 1 < shown < 100
+
+
+def test_a_reducer_keeps_what_it_was_given_for_a_few_rounds_only():
+    async def scenario(members):
+        shares = [await members.round(name=bytes([number] * 16)) for number in range(KEPT_ROUNDS + 1)]
+        requests = [to_wire("part", share.receipt.stripe, 0) for share in shares]
+        return sum([await attempt(members.audits[LIAR].answer(peer(1), request)) for request in requests])
+
+    assert run(scenario, share=0.0)[1] == KEPT_ROUNDS
+
+
+def test_two_members_check_nothing():
+    """The reducer could have given itself whatever explains the average."""
+    members = Members()
+    ticket = members.group.tickets[0]
+    listener = Ticket.of_listener(ticket.step, False)
+    tickets = (ticket, ticket, listener, listener)
+
+    async def scenario():
+        group = Group.close(bytes(16), members.group.peer_ids, tickets)
+        for audits in members.audits.values():
+            audits.begin(group)
+            audits.end(has_average=True)
+        await members.settle()
+
+    asyncio.run(scenario())
+    assert members.asked == 0
+
+
+def test_the_longest_ticket_fits():
+    ticket = Ticket(10**9, 2**31, True, 1.5, bytes(16), (0.1,) * 16, True, bytes(8), bytes(16), bytes(16))
+    assert Ticket.from_bytes(ticket.to_bytes()) == ticket
+    assert len(ticket.to_bytes()) <= MAX_TICKET_BYTES

@@ -1,0 +1,287 @@
+"""An all-reduce in which members sign what they send: real ones, in one process."""
+
+import asyncio
+import os
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.audit.audits import Audits
+from swarm.averaging.audit.judge import Evidence
+from swarm.averaging.audit.seals import Seals, seal_with
+from swarm.averaging.audit.statements import Receipt, hash_of, root_of
+from swarm.averaging.compression.codec import CODECS
+from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.shares import count_stripes
+from swarm.membership.backoff import BlameBackoff
+from swarm.protocol.messages import Blame, Group, RoundFailed
+from tests.helpers.attacks.sealed_exchange import Exchange
+from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, key, peer
+
+MEMBERS = (0, 1, 2, 3)
+ROUNDS = int(os.environ.get("HONEST_ROUNDS", "12"))
+"""More by hand: HONEST_ROUNDS=200."""
+NUMBERS = {peer(number): number for number in MEMBERS}
+
+
+def seals_of(me, stripe):
+    return Seals(me, stripe, key(NUMBERS[me]))
+
+
+def vectors_of(group, seed=0, size=SIZE):
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(size, generator=generator)
+    return {member: common + torch.randn(size, generator=generator) for member in group.peer_ids}
+
+
+def outcome_of(group: Group, *arguments, **kinds) -> tuple[Exchange, dict]:
+    """Of one exchange: its members, and what each has in the end."""
+
+    async def run():
+        exchange = Exchange(group, vectors_of(group), *arguments, **kinds)
+        return exchange, await exchange.run()
+
+    return asyncio.run(run())
+
+
+def changed(group: Group, place: int, **ticket) -> Group:
+    """The same group, of which one member has another ticket."""
+    tickets = [*group.tickets]
+    tickets[place] = replace(tickets[place], **ticket)
+    return Group.close(group.nonce, group.peer_ids, tuple(tickets))
+
+
+GROUPS = {
+    "all alike": group_of(MEMBERS),
+    "one cannot be called": changed(group_of(MEMBERS), 1, client_mode=True),
+    "one has no samples": changed(group_of(MEMBERS), 2, samples=0),
+    "one has no samples and cannot be called": changed(group_of(MEMBERS), 2, samples=0, client_mode=True),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("codec", ["none", "fp16", "int8", "int4", "topk"])
+def test_seals_change_no_bit_of_an_average(kind, codec):
+    _, plain = outcome_of(GROUPS[kind], codec, None)
+    exchange, sealed = outcome_of(GROUPS[kind], codec, seals_of)
+    one = next(iter(plain.values()))
+    assert all(torch.equal(found, one) for found in [*plain.values(), *sealed.values()])
+    assert not any(member.blamed for member in exchange.members.values())
+    for member in exchange.members.values():
+        assert member.parts_received == member.parts_expected
+        assert member.inputs_received == member.inputs_expected
+
+
+def test_all_members_have_the_same_receipts():
+    made = {}
+
+    def keep(me, stripe):
+        made[me] = seals_of(me, stripe)
+        return made[me]
+
+    group = GROUPS["one cannot be called"]
+    outcome_of(group, "fp16", keep)
+    reducers = {member for member, ticket in zip(group.peer_ids, group.tickets, strict=True) if not ticket.client_mode}
+    receipts = [seals.receipts for seals in made.values()]
+    assert all(found == receipts[0] and found.keys() == reducers for found in receipts)
+    assert all(counted.is_signed for receipt in receipts[0].values() for counted in receipt.counted)
+
+
+class GivesOneMemberAnotherAverage(AllReduce):
+    """And the receipt of the true one."""
+
+    async def rpc_aggregate_part(self, stream, context):
+        async for answer in super().rpc_aggregate_part(stream, context):
+            if context.remote_id == peer(1) and answer.tensor_part.size[0]:
+                average = -self.codec.extract(answer.tensor_part)
+                answer.tensor_part.buffer = average.numpy().tobytes()
+            yield answer
+
+
+class SignsForSomethingElse(AllReduce):
+    """As a sender."""
+
+    async def inputs_for(self, reducer):
+        async for message in super().inputs_for(reducer):
+            if not message.tensor_part.size[0]:
+                message.tensor_part.CopyFrom(seal_with(b"nothing"))
+            yield message
+
+
+def test_an_average_without_its_receipt_is_not_taken():
+    group = GROUPS["all alike"]
+    exchange, outcomes = outcome_of(group, "none", seals_of, kinds={peer(0): GivesOneMemberAnotherAverage})
+    assert isinstance(outcomes[peer(1)], RoundFailed)
+    assert exchange.members[peer(1)].blamed == {peer(0): Blame.SENT_A_BAD_RECEIPT}
+    assert torch.equal(outcomes[peer(2)], outcomes[peer(3)])
+    assert not exchange.members[peer(2)].blamed
+
+
+def test_who_does_not_sign_for_its_parts_is_named_and_the_others_go_on():
+    group = GROUPS["all alike"]
+    exchange, outcomes = outcome_of(group, "none", seals_of, kinds={peer(0): SignsForSomethingElse})
+    for number in MEMBERS[1:]:
+        assert exchange.members[peer(number)].blamed == {peer(0): Blame.SENT_A_BAD_COMMITMENT}
+        assert torch.equal(outcomes[peer(number)], outcomes[peer(1)])
+    assert isinstance(outcomes[peer(0)], RoundFailed), "it gets no receipts"
+
+
+class Audited:
+    """Members who average round after round, audit each other, and ask each other without a network.
+
+    Args:
+        share: of the updates in which each reducer is audited
+    """
+
+    def __init__(self, codec: str, share: float):
+        self.codec, self.judge, self.asked = codec, judge_of(codec), 0
+        self.shunned = {me: BlameBackoff() for me in NUMBERS}
+        self.audits = {
+            me: Audits(me, key(number), self.judge, self.asker(me), self.shunned[me], share)
+            for me, number in NUMBERS.items()
+        }
+        self._feedbacks = {me: ErrorFeedback(CODECS[codec](), SIZE) for me in NUMBERS}
+        self.group, self._number = group_of(MEMBERS), 0
+
+    def asker(self, me):
+        async def ask(other, request, most):
+            self.asked += 1
+            try:
+                return await self.audits[other].answer(me, request)
+            except ValueError as error:
+                raise OSError from error
+
+        return ask
+
+    async def round(self, scale=1.0, change=None, loses=False, kinds=None) -> Exchange:
+        """One round, and all audits that follow.
+
+        Args:
+            scale: of all gradients
+            change: place of a member, and what is other in its ticket
+            loses: whether one is gone before it is over
+        """
+        self._number += 1
+        ticket = replace(GROUPS["all alike"].tickets[0], lineage=self.group.group_id)
+        tickets = [self.audits[me].sign(ticket) for me in self.group.peer_ids]
+        if change is not None:
+            place, other = change
+            tickets[place] = replace(tickets[place], **other)
+        self.group = Group.close(self._number.to_bytes(16), self.group.peer_ids, tuple(tickets))
+        for audits in self.audits.values():
+            audits.begin(self.group)
+        exchange = Exchange(
+            self.group.bounded(self.judge.target_at(self.group.tickets[0].step)),
+            {me: scale * vector for me, vector in vectors_of(self.group, self._number).items()},
+            self.codec,
+            lambda me, stripe: self.audits[me].seals_of(stripe),
+            self._feedbacks,
+            kinds,
+        )
+        if loses:
+            gone = self.group.peer_ids[self._number % len(MEMBERS)]
+            asyncio.get_running_loop().call_later(0.002 * (self._number % 10), exchange.lose, gone)
+        for me, outcome in (await exchange.run()).items():
+            self.audits[me].end(has_average=not isinstance(outcome, BaseException))
+        for audits in self.audits.values():
+            await audits.until_done()
+        return exchange
+
+    def found(self) -> dict:
+        """Whom each member has found out since this was asked last."""
+        return {me: audits.found() for me, audits in self.audits.items()}
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "int8", "int4", "topk"])
+def test_honest_members_never_find_anybody_out(codec):
+    """Round after round with what codecs leave out, some without samples, some lost on the way; all is audited."""
+    swarm, rng = Audited(codec, share=100.0), random.Random(codec)
+
+    async def run():
+        for number in range(ROUNDS):
+            other = rng.choice([{"samples": 0}, {"samples": 1000}, {"client_mode": True}])
+            exchange = await swarm.round(
+                scale=10.0 ** rng.uniform(-8, 3),  # what was left out before may be far larger than what comes now
+                change=(rng.randrange(len(MEMBERS)), other) if rng.random() < 0.5 else None,
+                loses=number % 3 == 2,
+            )
+            assert not any(member.blamed for member in exchange.members.values())
+            assert not any(swarm.found().values())
+
+    asyncio.run(run())
+    assert swarm.asked >= (0 if codec == "topk" else ROUNDS)
+    assert not any(other in swarm.shunned[me] for me in NUMBERS for other in NUMBERS)
+
+
+class MakesUpItsAverage(AllReduce):
+    """And signs it."""
+
+    def encode_average(self, part_index, mean):
+        return super().encode_average(part_index, -10 * mean)
+
+
+class TellsMembersDifferentThings(AllReduce):
+    """One of them gets another average, and a receipt that fits."""
+
+    async def rpc_aggregate_part(self, stream, context):
+        hashes = []
+        async for answer in super().rpc_aggregate_part(stream, context):
+            if context.remote_id == peer(1) and answer.tensor_part.size[0]:
+                answer.tensor_part.buffer = (-self.codec.extract(answer.tensor_part)).numpy().tobytes()
+                hashes.append(hash_of(answer.tensor_part))
+            elif context.remote_id == peer(1):
+                true = Receipt.from_bytes(answer.tensor_part.buffer)
+                false = Receipt.sign(key(0), true.stripe, root_of(hashes), true.counted)
+                answer.tensor_part.CopyFrom(seal_with(false.data))
+            yield answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "deed", "rounds"),
+    [(MakesUpItsAverage, Blame.MADE_UP_AN_AVERAGE, 1), (TellsMembersDifferentThings, Blame.EQUIVOCATED, 2)],
+)
+def test_a_reducer_that_lies_is_found_out_by_all(kind, deed, rounds):
+    """One that makes it up before the next round; one that tells members different things when they meet again."""
+    swarm = Audited("none", share=100.0 if kind is MakesUpItsAverage else 0.0)
+
+    async def run():
+        for _ in range(rounds):
+            assert not any(swarm.found().values())
+            await swarm.round(kinds={peer(0): kind})
+
+    asyncio.run(run())
+    found = swarm.found()
+    assert [found[peer(number)] for number in MEMBERS[1:]] == [{peer(0): deed}] * 3
+    assert all(peer(0) in swarm.shunned[peer(number)] for number in MEMBERS[1:])
+    assert not any(peer(other) in swarm.shunned[me] for me in NUMBERS for other in MEMBERS[1:])
+
+
+@pytest.mark.parametrize(("kind", "is_false"), [(AllReduce, False), (MakesUpItsAverage, True)])
+def test_large_vectors_are_checked_in_each_of_their_stripes(kind, is_false):
+    group, made = group_of(MEMBERS[:3]), {}
+    judge = replace(judge_of("fp16"), size=800_000)
+    vectors = vectors_of(group, size=judge.size)
+    stripes = count_stripes(group, vectors[group.peer_ids[0]], judge.codec)
+    assert stripes == 2
+    liar = peer(0)
+
+    async def run(stripe):
+        def keep(me, part):
+            made[stripe, me] = seals_of(me, part)
+            return made[stripe, me]
+
+        part = slice(judge.size * stripe // stripes, judge.size * (stripe + 1) // stripes)
+        given = {me: vector[part] for me, vector in vectors.items()}
+        exchange = Exchange(group, given, "fp16", keep, kinds={liar: kind}, stripe=stripe, stripes=stripes)
+        assert all(isinstance(outcome, torch.Tensor) for outcome in (await exchange.run()).values())
+
+    for stripe in range(stripes):
+        asyncio.run(run(stripe))
+        receipt = made[stripe, peer(1)].receipts[liar]
+        for index in range(made[stripe, peer(1)].num_averages(liar)):
+            evidence = Evidence.from_bytes(made[stripe, liar].show(index))
+            judge.check_commitments(group, receipt, evidence)
+            assert judge.is_false(group, stripe, index, receipt, evidence) == is_false

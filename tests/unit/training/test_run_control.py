@@ -1,0 +1,40 @@
+"""What the trainer follows: the newest list that it has looked at, and whether that came too late."""
+
+import pytest
+
+from swarm.network.signed_records import peer_of
+from swarm.protocol.orders import Order, Orders, What
+from swarm.training.run_control import RunControl
+from tests.helpers.owners import Organiser, subkey_of
+
+ORGANISER = Organiser()
+LIST = Orders("run").with_order(Order(7, What.TARGET, 128)).with_order(Order(9, What.END))
+SIGNED = LIST.signed_by(ORGANISER.signer)
+
+
+@pytest.fixture
+def control() -> RunControl:
+    return RunControl(ORGANISER.admission(peer_of(subkey_of("ada"))), 64, 100)
+
+
+def test_a_list_counts_when_it_was_looked_at(control):
+    control.take(SIGNED, 5)
+    assert control.target(8).samples == 64
+    assert not control.look(5)
+    assert (control.target(6).samples, control.target(7).samples) == (64, 128)
+    assert (control.total_steps(8), control.is_over(8), control.is_over(9)) == (100, False, True)
+
+
+@pytest.mark.parametrize(("step", "is_late"), [(6, False), (7, False), (8, True)])
+def test_an_order_is_late_where_an_update_was_made_without_it(control, step, is_late, caplog):
+    control.take(SIGNED, step)
+    assert control.look(step) == is_late
+    assert not control.look(step), "once"
+    assert ("hears of it at step 8 only" in caplog.text) == is_late
+
+
+@pytest.mark.parametrize("signed", [b"", b"nonsense", LIST.signed_by(Organiser().signer)])
+def test_what_the_organiser_has_not_signed_changes_nothing(control, signed):
+    control.take(signed, 5)
+    assert not control.look(5)
+    assert control.orders == Orders("run")
