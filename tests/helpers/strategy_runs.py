@@ -196,7 +196,7 @@ class Outcome:
     joined_at: tuple[int, float]
     state: dict
     optimizer: dict
-    sent: dict[int, torch.Tensor]
+    sent: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 def train(
