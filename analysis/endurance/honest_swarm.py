@@ -102,8 +102,9 @@ class HonestSwarm:
         target_batch_size: samples per update.
         by_invitation: whether the first peer lets the others in, or everybody may join.
         total_steps: updates.
-        robust: how averages are protected.
-        guest: is told the first peer's address, and lets one more peer join before anybody trains.
+        more: further options of all peers.
+        num_guests: more peers, without which nobody begins to train.
+        guest: is told the first peer's address and the number of a guest, from 1 on, and lets it join.
     """
 
     def __init__(
@@ -114,23 +115,16 @@ class HonestSwarm:
         target_batch_size: int,
         by_invitation: bool = False,
         total_steps: int = 1_000_000,
-        robust: str = "auto",
-        guest: Callable[[str], None] | None = None,
+        more: Sequence[str] = (),
+        num_guests: int = 0,
+        guest: Callable[[str, int], None] = lambda address, number: None,
     ) -> None:
-        self.folder, self.address, self._by_invitation, self._guest = output_dir / name, "", by_invitation, guest
+        self.folder, self.address, self._by_invitation = output_dir / name, "", by_invitation
+        self._num_guests, self._guest = num_guests, guest
         arguments = ["--recipe", "digits", "--run-id", name, "--output-dir", str(output_dir.resolve())]
         arguments += ["--target-batch-size", str(target_batch_size), "--total-steps", str(total_steps)]
-        arguments += [
-            "--validate-every-steps",
-            str(total_steps),
-            "--robust",
-            robust,
-            "--device",
-            "cpu",
-            "--batch-size",
-            "16",
-        ]
-        arguments += ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--min-peers", str(num_peers + (guest is not None))]
+        arguments += ["--validate-every-steps", str(total_steps), "--device", "cpu", "--batch-size", "16", *more]
+        arguments += ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--min-peers", str(num_peers + num_guests)]
         arguments += ["--by-invitation"] if by_invitation else []
         names = [f"peer-{number}" for number in range(1, num_peers + 1)]
         self.peers = [HonestPeer(name, self.folder / name, arguments) for name in names]
@@ -154,8 +148,8 @@ class HonestSwarm:
             wait_until(lambda: first.join_line, self, START_SECONDS, "print a join line")
         for peer in others:
             peer.start(first.join_line if self._by_invitation else self.address)
-        if self._guest is not None:
-            self._guest(self.address)
+        for number in range(1, self._num_guests + 1):
+            self._guest(self.address, number)
         wait_until(lambda: len(self.moments()) >= WARM_UP_STEPS, self, START_SECONDS, "train")
         self.peer_ids = {str(peer.address).rpartition("/")[2] for peer in self.peers}
 

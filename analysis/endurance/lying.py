@@ -1,10 +1,12 @@
-"""What one member that lies does to the accuracy of a real swarm, with and without clipped averages.
+"""What members that lie do to the accuracy of a real swarm, with and without clipped averages, and to other systems.
 
     python -m analysis lying reverse --repeat 3        # OUTPUT_DIR/lying.json; two minutes for each training
     python -m analysis lying honest                    # nobody lies: what it is measured against
+    python -m analysis lying honest reverse little --peers 6 --liars 2 --where clip ddp hivemind
 
-Paced honest peers train the digits recipe on the loopback address, and one more peer with them. What it sends is false;
-all else of it is honest, also what it does as a reducer. The lies are those of `tests/helpers/attacks/members.py`.
+Paced honest peers train the digits recipe on the loopback address, and more peers with them. What these send is false;
+all else of them is honest, also what they do as reducers. The lies are those of `tests/helpers/attacks/members.py`, and
+for other systems of `false_gradients.py` there.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +30,7 @@ from analysis.campaigns.peer_processes import kill
 from analysis.campaigns.statistics import interval
 from analysis.endurance.attacks import ATTACKER
 from analysis.endurance.honest_swarm import HonestPeer, HonestSwarm, SwarmError, prepare
+from analysis.endurance.lying_elsewhere import accuracy_with
 from analysis.endurance.soak_result import weights_hash
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
@@ -34,21 +38,51 @@ from recipe.run_folder import make_writable, write_json
 
 HONEST = "honest"
 LONGEST_SECONDS = 1800.0
-COLUMNS = ("lie", "averages", "n", "final accuracy, %", "updates/s", "weights of honest peers", "liar named by")
+Lie = Literal[
+    "honest",
+    "reverse-1",
+    "reverse-10",
+    "reverse",
+    "noise",
+    "nan",
+    "overflow",
+    "idle",
+    "zeros",
+    "little",
+    "against-0.1",
+    "against-0.6",
+    "labels",
+    "delayed",
+]
+ONLY_OURS = {"nan", "overflow", "idle"}
+"""Lies about messages that other systems do not have."""
+Where = Literal["off", "clip", "local-off", "local-clip", "ddp", "hivemind"]
+COLUMNS = (
+    "lie",
+    "where",
+    "n",
+    "final accuracy, %",
+    "updates/s",
+    "longest pause, s",
+    "weights of honest peers",
+    "liar named by",
+)
 
 
 @dataclass(frozen=True)
 class LyingOptions:
-    """Train with one member that lies."""
+    """Train with members that lie."""
 
-    lies: Annotated[tyro.conf.Positional[tuple[Literal["reverse", "noise", "idle", "honest"], ...]], arg("LIE ...")] = (
-        "reverse",
-    )
-    """A gradient x -100, noise of 1,000 times the norm, zeros with a claim of two batches, or no lie."""
-    robust: tuple[Literal["off", "clip"], ...] = ("off", "clip")
-    """How averages are made."""
+    lies: Annotated[tyro.conf.Positional[tuple[Lie, ...]], arg("LIE ...")] = ("reverse",)
+    """A gradient x -1, x -10 or x -100 (reverse); noise of 1,000 times the norm; numbers that are not finite, or
+    overflow; zeros with a claim of two batches (idle), or with an honest one (zeros); "a little is enough"; an
+    inner-product manipulation x -0.1 or x -0.6 (against); false labels; gradients of twenty updates ago; no lie."""
+    where: tuple[Where, ...] = ("off", "clip")
+    """The swarm with plain means (off) or clipped ones, the same with one local step, or another system."""
     peers: int = 4
     """Honest ones."""
+    liars: int = 1
+    """Peers beside them."""
     updates: int = 60
     """Of the whole swarm."""
     paced_samples_per_second: float = 100.0
@@ -62,7 +96,7 @@ class LyingOptions:
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""
-        at_least(self, 1, "updates", "target_batch_size", "repeat")
+        at_least(self, 1, "liars", "updates", "target_batch_size", "repeat")
         at_least(self, 2, "peers")
         if not self.paced_samples_per_second > 0:
             raise InputError("--paced-samples-per-second has to be more than 0.")
@@ -70,14 +104,24 @@ class LyingOptions:
             raise InputError(f"The attackers are missing: {ATTACKER} comes with the source, not with the package.")
 
 
-def measure(lie: str, robust: str, number: int, options: LyingOptions) -> dict[str, Any]:
+def measure(lie: str, where: str, number: int, options: LyingOptions) -> dict[str, Any]:
     """A training; returns a row of `lying.json`.
 
     Raises:
         SwarmError: the honest peers did not come to the end
     """
-    name = f"{lie}-{robust}-{number}"
-    shutil.rmtree(options.output_dir / name, ignore_errors=True)
+    name = f"{lie}-{where}-{number}"
+    folder = options.output_dir / name
+    shutil.rmtree(folder, ignore_errors=True)
+    row = {"lie": lie, "where": where}
+    if where in ("ddp", "hivemind"):
+        recipe = {"target_batch_size": options.target_batch_size, "total_steps": options.updates}
+        recipe["validate_every_steps"] = options.updates
+        told = None if lie == HONEST else lie
+        everybody = options.peers + options.liars
+        accuracy = accuracy_with(where, told, options.liars, everybody, recipe, folder.resolve(), LONGEST_SECONDS)
+        return row | {"accuracies": [accuracy]}
+    averaging, _, robust = where.rpartition("-")
     with contextlib.ExitStack() as stack:
         swarm = HonestSwarm(
             name,
@@ -85,22 +129,23 @@ def measure(lie: str, robust: str, number: int, options: LyingOptions) -> dict[s
             options.peers,
             options.target_batch_size,
             total_steps=options.updates,
-            robust=robust,
-            guest=lambda address: stack.enter_context(_fifth(lie, address, options.output_dir / name)),
+            more=("--robust", robust, *(("--averaging", "local", "--local-steps", "1") if averaging else ())),
+            num_guests=options.liars,
+            guest=lambda address, number: stack.enter_context(_guest(lie, address, folder / f"guest-{number}")),
         )
         stack.enter_context(swarm)
         for peer in swarm.peers:
             _until_completed(peer)
         named = len(swarm.naming_lines([0] * options.peers, set()))
+        moments = swarm.moments()
     summaries = [json.loads(folder.summary.read_text()) for folder in swarm.folders]
-    return {
-        "lie": lie,
-        "robust": robust,
+    return row | {
         "accuracies": [summary["val_accuracy"] for summary in summaries],
         "weights": [weights_hash(folder.checkpoints / "last.ckpt") for folder in swarm.folders],
         "named_by": named,
         "updates": [summary["updates"] for summary in summaries],
         "seconds": [summary["seconds"] for summary in summaries],
+        "longest_pause_seconds": max(after - before for before, after in pairwise(moments)),
     }
 
 
@@ -114,17 +159,17 @@ def _until_completed(peer: HonestPeer) -> None:
 
 
 @contextlib.contextmanager
-def _fifth(lie: str, address: str, folder: Path) -> Iterator[None]:
+def _guest(lie: str, address: str, folder: Path) -> Iterator[None]:
     """One more peer, which lies or not."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", str(ATTACKER), lie, "--initial-peers", address]
     if lie == HONEST:
-        command = [sys.executable, "-u", "-m", "swarm.peer", "--initial-peers", address, "--public-name", "fifth"]
+        command = [sys.executable, "-u", "-m", "swarm.peer", "--initial-peers", address, "--public-name", folder.name]
         command += ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
     else:
         command += ["--seconds", f"{LONGEST_SECONDS:.0f}"]
-    command += ["--output-dir", str(folder / "one-more")]
-    with (folder / "one-more.log").open("wb") as log:
+    command += ["--output-dir", str(folder)]
+    with (folder / "peer.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
     try:
         yield
@@ -133,19 +178,24 @@ def _fifth(lie: str, address: str, folder: Path) -> Iterator[None]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row for each lie and way of averaging."""
-    shown = Table(title="One member of all that lies", title_justify="left")
+    """A row for each lie and each place; what a place does not have is a dash."""
+    shown = Table(title="Members of all that lie", title_justify="left")
     for column in COLUMNS:
         shown.add_column(column)
-    for lie, robust in dict.fromkeys((row["lie"], row["robust"]) for row in rows):
-        same = [row for row in rows if (row["lie"], row["robust"]) == (lie, robust)]
+    for lie, where in dict.fromkeys((row["lie"], row["where"]) for row in rows):
+        same = [row for row in rows if (row["lie"], row["where"]) == (lie, where)]
         mean, half_width, n = interval([100 * sum(row["accuracies"]) / len(row["accuracies"]) for row in same])
+        accuracy = f"{mean:.1f}" if n < 3 else f"{mean:.1f} ± {half_width:.1f}"
+        cells = [lie, where, str(n), accuracy]
+        if "weights" not in same[0]:
+            shown.add_row(*cells, *["–"] * (len(COLUMNS) - len(cells)))
+            continue
         different = max(len(set(row["weights"])) for row in same)
         weights = "bit-identical" if different == 1 else f"up to {different} different ones"
-        accuracy = f"{mean:.1f}" if n < 3 else f"{mean:.1f} ± {half_width:.1f}"
         named = [row["named_by"] for row in same]
         rate = sum(map(rate_of, same)) / len(same)
-        shown.add_row(lie, robust, str(n), accuracy, f"{rate:.3f}", weights, f"{min(named)} to {max(named)}")
+        pause = max(row["longest_pause_seconds"] for row in same)
+        shown.add_row(*cells, f"{rate:.3f}", f"{pause:.1f}", weights, f"{min(named)} to {max(named)}")
     return shown
 
 
@@ -157,8 +207,8 @@ def rate_of(row: dict[str, Any]) -> float:
 def cost(rows: Sequence[dict[str, Any]]) -> str:
     """Of clipping, where nobody lies."""
     rates = {
-        robust: [rate_of(row) for row in rows if (row["lie"], row["robust"]) == (HONEST, robust)]
-        for robust in ("off", "clip")
+        where: [rate_of(row) for row in rows if (row["lie"], row["where"]) == (HONEST, where)]
+        for where in ("off", "clip")
     }
     mean, half_width, n = interval([clip / off for off, clip in zip(rates["off"], rates["clip"], strict=False)])
     if not n:
@@ -167,7 +217,7 @@ def cost(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if a swarm did not come to its end, 2 for bad input, 130 after Ctrl-C."""
+    """Returns the exit status: 0, 1 if a training did not come to its end, 2 for bad input, 130 after Ctrl-C."""
     options = tyro.cli(LyingOptions, args=arguments, prog="python -m analysis lying", description=__doc__)
     console = Console() if sys.stdout.isatty() else Console(width=150)
 
@@ -180,15 +230,15 @@ def main(arguments: list[str] | None = None) -> int:
         environment = prepare(options.paced_samples_per_second)
         kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
         rows, status = [], 0
-        for lie, robust, number in _kinds(options):
+        for lie, where, number in _kinds(options):
             try:
-                row = measure(lie, robust, number, options)
+                row = measure(lie, where, number, options)
             except SwarmError as error:
-                say(f"{lie}, {robust}: {error}")
+                say(f"{lie}, {where}: {error}")
                 status = 1
                 continue
             rows.append(row)
-            say(f"{lie}, {robust}: accuracies {', '.join(f'{100 * value:.1f} %' for value in row['accuracies'])}")
+            say(f"{lie}, {where}: accuracies {', '.join(f'{100 * value:.1f} %' for value in row['accuracies'])}")
             found = {"options": kept, "rows": rows, "environment": environment}
             write_json(options.output_dir / "lying.json", found)
         if rows:
@@ -203,5 +253,6 @@ def _kinds(options: LyingOptions) -> Iterator[tuple[str, str, int]]:
     """What is trained, by turns."""
     for number in range(1, options.repeat + 1):
         for lie in options.lies:
-            for robust in options.robust:
-                yield lie, robust, number
+            for where in options.where:
+                if where not in ("ddp", "hivemind") or lie not in ONLY_OURS:
+                    yield lie, where, number

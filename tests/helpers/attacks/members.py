@@ -28,6 +28,7 @@ from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.local_steps import PseudoGradient
+from tests.helpers.attacks.false_gradients import FALSE_GRADIENTS, LABELS, Change, flip_labels
 from tests.helpers.attacks.tools import check_address, listening_host
 
 SLOW_SECONDS = 0.8
@@ -156,14 +157,9 @@ def _say_that_it_was_here_first() -> None:
     ProgressTracker.__init__, ProgressTracker.came_back = begin, come_back
 
 
-def reverse() -> None:
-    """b1: a gradient, or what local steps have made, x -100."""
-    _send_instead(lambda wire: wire.mul_(-100))
-
-
-def noise() -> None:
-    """b2: noise of 1,000 times the norm."""
-    _send_instead(lambda wire: wire.copy_(1000 * wire.norm() / len(wire) ** 0.5 * torch.randn_like(wire)))
+def false_gradient(change: Callable[[], Change]) -> Callable[[], None]:
+    """A gradient, or what local steps have made, is not what it should be."""
+    return lambda: _send_instead(change())
 
 
 def idle() -> None:
@@ -177,12 +173,12 @@ def idle() -> None:
     _send_instead(torch.zero_)
 
 
-def _send_instead(change: Callable[[torch.Tensor], object]) -> None:
+def _send_instead(change: Change) -> None:
     for kind in (GradientVector, PseudoGradient):
         kind.to_wire = _changed(kind.to_wire, change)
 
 
-def _changed(honest: Callable, change: Callable[[torch.Tensor], object]) -> Callable:
+def _changed(honest: Callable, change: Change) -> Callable:
     def to_wire(self, samples: int) -> None:
         honest(self, samples)
         change(self.wire)
@@ -199,9 +195,9 @@ LIES: dict[str, Callable[[], None]] = {
     "ahead": ahead,
     "false-statistics": false_statistics,
     "flip": flip,
-    "reverse": reverse,
-    "noise": noise,
     "idle": idle,
+    LABELS: flip_labels,
+    **{name: false_gradient(change) for name, change in FALSE_GRADIENTS.items()},
 }
 
 

@@ -6,15 +6,16 @@ from analysis.endurance.lying import LyingOptions, cost, main, table
 from recipe.errors import InputError
 
 
-def row(lie: str, robust: str, seconds: float, weights=("a", "a"), accuracy: float = 0.9) -> dict:
+def row(lie: str, where: str, seconds: float, weights=("a", "a"), accuracy: float = 0.9) -> dict:
     return {
         "lie": lie,
-        "robust": robust,
+        "where": where,
         "accuracies": [accuracy, accuracy - 0.02],
         "weights": list(weights),
         "named_by": 1,
         "updates": [60, 60],
         "seconds": [seconds, seconds],
+        "longest_pause_seconds": seconds / 10,
     }
 
 
@@ -30,16 +31,26 @@ def test_pairs_of_honest_trainings_say_what_clipping_costs():
 def test_a_row_has_the_mean_over_trainings_and_says_whether_weights_are_alike():
     shown = table([row("reverse", "clip", 60.0), row("reverse", "clip", 30.0, ("a", "b"), 0.8)])
     cells = [next(iter(column.cells)) for column in shown.columns]
-    assert cells == ["reverse", "clip", "2", "84.0", "1.500", "up to 2 different ones", "1 to 1"]
+    assert cells == ["reverse", "clip", "2", "84.0", "1.500", "6.0", "up to 2 different ones", "1 to 1"]
     (same,) = (
         list(column.cells) for column in table([row("noise", "off", 60.0)]).columns if "weights" in column.header
     )
     assert same == ["bit-identical"]
 
 
+def test_another_system_has_an_accuracy_and_no_more():
+    shown = table([{"lie": "reverse", "where": "ddp", "accuracies": [0.1]}])
+    assert [next(iter(column.cells)) for column in shown.columns][:5] == ["reverse", "ddp", "1", "10.0", "–"]
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
-    [({"peers": 1}, "peers"), ({"updates": 0}, "updates"), ({"paced_samples_per_second": 0.0}, "more than 0")],
+    [
+        ({"peers": 1}, "peers"),
+        ({"liars": 0}, "liars"),
+        ({"updates": 0}, "updates"),
+        ({"paced_samples_per_second": 0.0}, "more than 0"),
+    ],
 )
 def test_options_that_cannot_work_are_refused(options, problem):
     with pytest.raises(InputError, match=problem):

@@ -1,0 +1,113 @@
+"""The same lies in DDP and under Hivemind's own Optimizer: what a training makes of them that nobody defends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from analysis.campaigns.peer_processes import environment_without_peers, kill
+from analysis.endurance.attacks import ATTACKER
+from analysis.endurance.honest_swarm import START_SECONDS, SwarmError
+from recipe.run_folder import RunFolder, read_metrics
+
+ROOT = Path(__file__).parents[2]
+FALSE_GRADIENTS = ATTACKER.parent / "false_gradients.py"
+_PROGRAMS = {"ddp": ROOT / "baseline_ddp" / "train.py", "hivemind": ROOT / "analysis" / "stock_hivemind.py"}
+MICRO_BATCH = "16"
+
+
+def accuracy_with(
+    system: str, lie: str | None, liars: int, peers: int, recipe: dict[str, int], folder: Path, seconds: float
+) -> float:
+    """Validation accuracy at the end of a training on the digits, from 0 to 1.
+
+    Args:
+        system: "ddp", or "hivemind" with the best settings that we know
+        lie: of `false_gradients.py`; None: nobody lies
+        liars: the last so many of all
+        peers: processes in all
+        recipe: what differs from the preset
+        folder: new; for logs and run folders
+        seconds: for which it may take
+
+    Raises:
+        SwarmError: it did not come to its end
+    """
+    folder.mkdir(parents=True)
+    told = [str(FALSE_GRADIENTS), lie, str(liars)] if lie else []
+    program = [*told, str(_PROGRAMS[system])]
+    if system == "ddp":
+        return _ddp(program, peers, recipe, folder, seconds)
+    return _hivemind(program, peers, recipe, folder, seconds)
+
+
+def _ddp(program: Sequence[str], peers: int, recipe: dict[str, int], folder: Path, seconds: float) -> float:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(peers), *program]
+    command += ["--recipe", "digits", "--strategy", "ddp", "--device", "cpu", "--batch-size", MICRO_BATCH]
+    command += ["--output-dir", str(folder), "--run-id", "run", "--name", "all"]
+    for name, value in recipe.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    with contextlib.ExitStack() as stack:
+        process = _start(command, folder / "all.log", stack)
+        _wait(process, seconds, folder / "all.log")
+    return json.loads(RunFolder(folder / "run" / "all").summary.read_text())["val_accuracy"]
+
+
+def _hivemind(program: Sequence[str], peers: int, recipe: dict[str, int], folder: Path, seconds: float) -> float:
+    command = [sys.executable, *program, "--recipe", "digits", "--batch-size", MICRO_BATCH, "--peers", str(peers)]
+    command += ["--steps", str(recipe["total_steps"]), "--output-dir", str(folder), "--tuned"]
+    changes = ["--change", *(f"{name}={value}" for name, value in recipe.items())]
+    deadline = time.monotonic() + seconds
+    names = [f"h{number}" for number in range(1, peers + 1)]
+    first = RunFolder(folder / "run" / names[0])
+    with contextlib.ExitStack() as stack:
+        processes = [_start([*command, "--name", names[0], *changes], folder / f"{names[0]}.log", stack)]
+        _wait_until(first.status.exists, processes[0], folder / f"{names[0]}.log")
+        addresses = json.loads(first.status.read_text())["addresses"]
+        for name in names[1:]:
+            arguments = [*command, "--name", name, *changes, "--initial-peers", *addresses]
+            processes.append(_start(arguments, folder / f"{name}.log", stack))
+        for name, process in zip(names, processes, strict=True):
+            _wait(process, deadline - time.monotonic(), folder / f"{name}.log")
+    return [line["val/top1"] for line in read_metrics(first.metrics) if line.get("val/top1") is not None][-1]
+
+
+def _start(command: Sequence[str], log: Path, stack: contextlib.ExitStack) -> subprocess.Popen:
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment_without_peers(),
+            cwd=ROOT,
+        )
+    stack.callback(kill, process)
+    return process
+
+
+def _wait(process: subprocess.Popen, seconds: float, log: Path) -> None:
+    try:
+        status = process.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        raise SwarmError(f"{log.stem} was not ready in time") from None
+    if status != 0:
+        raise SwarmError(f"{log.stem} ended: {_last_line(log)}")
+
+
+def _wait_until(condition: Callable[[], bool], process: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SwarmError(f"{log.stem} did not begin: {_last_line(log)}")
+        time.sleep(0.2)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+    return lines[-1][:200]
