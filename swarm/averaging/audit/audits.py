@@ -24,7 +24,7 @@ from hivemind.utils import get_logger
 from hivemind.utils.crypto import RSAPrivateKey
 from msgspec import Meta
 
-from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Evidence, Judge, can_be_judged
+from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Evidence, Judge, OtherOrders, can_be_judged
 from swarm.averaging.audit.proofs import MAX_PROOF_BYTES, guilty, of_a_false_average, of_two_receipts, short_name
 from swarm.averaging.audit.seals import Seals
 from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt
@@ -205,6 +205,8 @@ class Audits:
         del self._unanswered[reducer]
         try:
             is_false = await in_thread(self._is_false, group, stripe, part_index, receipt, data)
+        except OtherOrders as error:
+            return logger.debug(f"the average of {reducer} is not judged: {error}")
         except ValueError as error:
             logger.debug(f"{reducer} does not show what it has averaged: {error}")
             return self._suspect(reducer)

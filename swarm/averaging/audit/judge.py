@@ -57,6 +57,10 @@ _Input = tuple[Hashes, _Commitment, _Part]
 _EVIDENCE = msgspec.msgpack.Decoder(tuple[Hashes, _Part, Annotated[list[_Input], Meta(max_length=MAX_GROUP_SIZE)]])
 
 
+class OtherOrders(ValueError):  # noqa: N818 (reads as what it says)
+    """The round followed other orders of the organiser than those that are known here: nothing can be said of it."""
+
+
 def can_be_judged(codec: CompressionBase) -> bool:
     """Of a codec that leaves out most of an average, and gives it with later ones, too little can be said."""
     return not isinstance(codec, ChunkedTopK)
@@ -127,12 +131,14 @@ class Judge:
         codec: how they travel
         rule: how they are combined
         target_at: bounds what a member counts for, by step
+        orders_at: names the organiser's orders that it follows, by step
     """
 
     size: int
     codec: CompressionBase
     rule: Combination
     target_at: Callable[[int], BatchTarget]
+    orders_at: Callable[[int], bytes] = lambda step: b""
 
     def is_false(self, group: Group, stripe: int, part_index: int, receipt: Receipt, evidence: Evidence) -> bool:
         """Whether no honest reducer makes this average of what the evidence shows that it was given.
@@ -142,11 +148,15 @@ class Judge:
             stripe: number of the one that the receipt is about
 
         Raises:
+            OtherOrders: an order has come too late for this round, and what members counted for in it is not known here
             ValueError: the evidence is not what the receipt is about
         """
-        if stripe_of(group, 0, stripe).group_id != receipt.stripe:
+        if not group.tickets or stripe_of(group, 0, stripe).group_id != receipt.stripe:
             raise ValueError("a receipt of another round")
-        group = group.bounded(self.target_at(group.tickets[0].step))
+        step = group.tickets[0].step
+        if group.tickets[0].orders != self.orders_at(step):
+            raise OtherOrders("a round that followed other orders")
+        group = group.bounded(self.target_at(step))
         parts, num_members = self._parts_of(group, receipt.reducer, stripe), len(group.peer_ids)
         if (
             not 0 <= part_index < len(parts)

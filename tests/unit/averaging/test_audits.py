@@ -290,3 +290,17 @@ def test_the_longest_ticket_fits():
     ticket = Ticket(10**9, 2**31, True, 1.5, bytes(16), (0.1,) * 16, True, bytes(8), bytes(16), bytes(16))
     assert Ticket.from_bytes(ticket.to_bytes()) == ticket
     assert len(ticket.to_bytes()) <= MAX_TICKET_BYTES
+
+
+def test_an_order_that_has_come_after_the_round_makes_nobody_a_suspect():
+    async def scenario(members):
+        members.judge = replace(members.judge, orders_at=lambda step: b"another.")
+        for number in MEMBERS:
+            me = peer(number)
+            members.audits[me] = Audits(me, key(number), members.judge, members.asker(me), members.shunned[me], 100.0)
+        await members.round()
+        assert members.asked
+        return members.found()
+
+    _, found = run(scenario)
+    assert found == {peer(number): {} for number in MEMBERS[1:]}
