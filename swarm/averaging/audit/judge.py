@@ -20,6 +20,7 @@ import torch
 from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
+from hivemind.utils import TensorDescriptor
 from msgspec import Meta
 
 from swarm.averaging.audit.seals import RAW
@@ -139,6 +140,13 @@ class Judge:
     rule: Combination
     target_at: Callable[[int], BatchTarget]
     orders_at: Callable[[int], bytes] = lambda step: b""
+
+    def bytes_given(self, group: Group) -> float:
+        """That one reducer of this group gets of all members together."""
+        info = CompressionInfo(None, TensorDescriptor((self.size,), torch.float32))
+        num_bytes = self.size * torch.float32.itemsize * self.codec.estimate_compression_ratio(info)
+        num_reducers = sum(not ticket.client_mode for ticket in group.tickets)
+        return sum(ticket.samples > 0 for ticket in group.tickets) * num_bytes / max(1, num_reducers)
 
     def is_false(self, group: Group, stripe: int, part_index: int, receipt: Receipt, evidence: Evidence) -> bool:
         """Whether no honest reducer makes this average of what the evidence shows that it was given.
