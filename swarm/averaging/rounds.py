@@ -164,7 +164,7 @@ class Rounds:
         options.admission.welcome = limits_of(p2p).met
         self._audits: Audits | None = None
         if options.checks_averages:
-            judge = Judge(options.vector.numel(), self._codec, options.rule, self._target_at)
+            judge = Judge(options.vector.numel(), self._codec, options.rule, self._target_at, self._orders_at)
             ask = partial(ask_for, p2p, options.namespace, options.line)
             self._audits = Audits(p2p.peer_id, options.key, judge, ask, self._shunned)
         self.groups = RunningGroups()
@@ -185,6 +185,10 @@ class Rounds:
     def _target_at(self, step: int) -> BatchTarget:
         """Of the update that follows so many; the organiser may have changed it."""
         return BatchTarget(self._options.admission.lists.orders.target_batch_size(step, self._options.target.samples))
+
+    def _orders_at(self, step: int) -> bytes:
+        """Names those that count for the same update, as tickets do."""
+        return self._options.admission.lists.orders.digest(step)
 
     def expect_joiner(self, peer_id: PeerID) -> None:
         """It has the state of the present step now, and comes to its round."""

@@ -34,9 +34,8 @@ def measure(num_peers: int, num_updates: int, folder: Path) -> str:
         ledger.begin()
     lineage, seconds = bytes(LINEAGE_BYTES), []
     for step in range(num_updates):
-        tickets = [
-            Ticket(step, 96 + n, False, 2.5 / (n + 1.1), lineage, () if step % 8 else SKETCH) for n in range(num_peers)
-        ]
+        rest = () if step % 8 else SKETCH, False, b"", os.urandom(LINEAGE_BYTES)
+        tickets = [Ticket(step, 96 + n, False, 2.5 / (n + 1.1), lineage, *rest) for n in range(num_peers)]
         group = Group.close(os.urandom(LINEAGE_BYTES), tuple(owner.own for owner in owners), tuple(tickets))
         group = group.bounded(BatchTarget(2048))
         report = RoundReport.of(group, meeting_seconds=0.0, exchange_seconds=0.0)

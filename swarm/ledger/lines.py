@@ -20,14 +20,15 @@ from msgspec import Meta, Struct
 from swarm.network.signed_records import MAX_KEY_BITS, MAX_SUBKEY_BYTES, peer_of
 from swarm.protocol.certificates import KEY_BYTES, MAX_CERTIFICATE_BYTES, MAX_NAME_LENGTH
 from swarm.protocol.messages import ANY_LINEAGE, MAX_GROUP_SIZE, Group, Ticket
+from swarm.protocol.orders import DIGEST_BYTES as ORDERS_BYTES
 from swarm.protocol.round_report import StepReport
-from swarm.protocol.wire import MAX_SKETCH, Lineage, Samples, Step, to_wire
+from swarm.protocol.wire import MAX_SKETCH, Lineage, Name, Samples, Step, to_wire
 
 FORMAT = 1
 KIND = "swarm ledger 1"
 """What is signed begins with it: a signature counts for nothing else."""
 DIGEST_BYTES = 32
-MAX_LINE_BYTES = 2**19
+MAX_LINE_BYTES = 2**20
 """Of a group of 1,024 with sketches."""
 MAX_LINES = 2**40
 MAX_KEY_LENGTH = MAX_SUBKEY_BYTES - len("[owner:]")
@@ -103,6 +104,8 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         loss: mean over them; null if it is not finite
         flags: client mode 1, listens 2, PowerSGD is warm 4
         sketch: of its weights, every eighth update
+        receipts: hash over what reducers have signed in the round before; empty if it has none
+        accuses: name of a proof against a member; empty if it has none
     """
 
     peer: _Peer
@@ -110,25 +113,28 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     loss: float | None
     flags: Annotated[int, Meta(ge=0, lt=8)]
     sketch: Annotated[tuple[float, ...], Meta(max_length=MAX_SKETCH)] = ()
+    receipts: Name = b""
+    accuses: Name = b""
 
     @classmethod
     def of(cls, peer: PeerID, ticket: Ticket) -> Claim:
         """A member of a group."""
         flags = CLIENT_MODE * ticket.client_mode | LISTENS * ticket.listens | WARM * ticket.warm
         loss = ticket.loss if math.isfinite(ticket.loss) else None
-        return cls(peer.to_base58(), ticket.samples, loss, flags, ticket.sketch)
+        return cls(peer.to_base58(), ticket.samples, loss, flags, ticket.sketch, ticket.receipts, ticket.accuses)
 
     @property
     def id(self) -> PeerID:
         """The peer; ValueError if it is none."""
         return peer_named(self.peer)
 
-    def ticket(self, step: int, lineage: bytes) -> Ticket:
+    def ticket(self, step: int, lineage: bytes, orders: bytes) -> Ticket:
         """As its member sent it."""
         lineage = ANY_LINEAGE if self.flags & LISTENS else lineage
         loss = math.nan if self.loss is None else self.loss
         client_mode, warm = bool(self.flags & CLIENT_MODE), bool(self.flags & WARM)
-        return Ticket(step, self.samples, client_mode, loss, lineage, self.sketch, warm)
+        rest = self.sketch, warm, orders, self.receipts, self.accuses
+        return Ticket(step, self.samples, client_mode, loss, lineage, *rest)
 
 
 class Update(Line, frozen=True, tag="update"):
@@ -143,6 +149,7 @@ class Update(Line, frozen=True, tag="update"):
         most: samples for which one member counts at most
         members: in the order of their shares; one alone has averaged with nobody
         state: step, lineage and digest of the state that the peer held last, if it has taken one since the line before
+        orders: name of the organiser's that count for it; empty if there are none
     """
 
     time: _Seconds
@@ -153,6 +160,7 @@ class Update(Line, frozen=True, tag="update"):
     most: Samples
     members: Annotated[tuple[Claim, ...], Meta(min_length=1, max_length=MAX_GROUP_SIZE)]
     state: _State | None = None
+    orders: Annotated[bytes, Meta(max_length=ORDERS_BYTES)] = b""
 
     @classmethod
     def of(
@@ -160,20 +168,21 @@ class Update(Line, frozen=True, tag="update"):
     ) -> Update:
         """Of a round that gave an average."""
         members = tuple(Claim.of(peer, ticket) for peer, ticket in zip(group.peer_ids, group.said, strict=True))
-        step = group.said[0].step
-        return cls(n, before, time, step, group.lineage, group.group_id, group.nonce, group.most, members, state)
+        step, orders = group.said[0].step, group.said[0].orders
+        names = group.lineage, group.group_id, group.nonce
+        return cls(n, before, time, step, *names, group.most, members, state, orders)
 
     @property
     def content(self) -> bytes:
         """SHA-256 of all that the group's name is made of, as it stands here."""
-        content = msgspec.json.encode((self.nonce, self.lineage, self.step, self.members))
+        content = msgspec.json.encode((self.nonce, self.lineage, self.step, self.orders, self.members))
         return hashlib.sha256(content).digest()
 
     def is_named_rightly(self) -> bool:
         """Whether the group's name is made of what stands here."""
         try:
             peers = tuple(claim.id for claim in self.members)
-            tickets = tuple(claim.ticket(self.step, self.lineage) for claim in self.members)
+            tickets = tuple(claim.ticket(self.step, self.lineage, self.orders) for claim in self.members)
             return len(set(peers)) == len(peers) and Group.close(self.nonce, peers, tickets).group_id == self.group
         except ValueError:
             return False

@@ -128,13 +128,13 @@ class Coordinator:
         )
         self.averager.set_step(step, self.version.lineage)
         self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps, self.control)
-        apply = apply or optimizer.step
+        self._apply = apply or optimizer.step
         self._follower = Follower(
             self.version,
             self.tracker,
             self.averager,
             self._gradients,
-            apply,
+            self._make_up,
             should_stop,
             self._listener,
             self._probation,
@@ -333,6 +333,11 @@ class Coordinator:
     def _stands(self) -> bool:
         """Whether there is nothing to be computed: the run is paused, or over."""
         return self.control.is_paused(self.tracker.own.round) or self.control.is_over(self.tracker.own.round)
+
+    def _make_up(self) -> None:
+        """An update that others have made: on the orders that they had, which may have come while this one waited."""
+        self._follow_orders()
+        self._apply()
 
     def wait_while_paused(self) -> None:
         """Called before a micro-batch is computed. A round that is under way is settled by the micro-batch before."""

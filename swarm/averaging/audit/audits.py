@@ -24,7 +24,7 @@ from hivemind.utils import get_logger
 from hivemind.utils.crypto import RSAPrivateKey
 from msgspec import Meta
 
-from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Evidence, Judge, can_be_judged
+from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Evidence, Judge, OtherOrders, can_be_judged
 from swarm.averaging.audit.proofs import MAX_PROOF_BYTES, guilty, of_a_false_average, of_two_receipts, short_name
 from swarm.averaging.audit.seals import Seals
 from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt
@@ -43,6 +43,8 @@ FEWEST = 3
 """Members that give samples. Of two, a reducer could say that it gave itself whatever explains the average."""
 KEPT_ROUNDS = 2
 """Whose parts a reducer keeps. Who checks them asks before the next round but one."""
+MAX_KEPT_BYTES = 2**29
+"""Of a round. Where few reduce for many, one would have to keep far more: then nobody asks, and all know it."""
 KEPT_PROOFS = 8
 ASKED_AT_ONCE, ASKED_PER_SECOND = 6.0, 0.5
 """Audits of one reducer by one member; a reducer answers twice as many."""
@@ -153,18 +155,21 @@ class Audits:
 
     def seals_of(self, stripe: Group) -> Seals:
         """What this peer signs and checks in this stripe of the present round."""
-        seals = Seals(self._me, stripe, self._key)
+        seals = Seals(self._me, stripe, self._key, self._is_checked(self._present.group))
         self._present.seals.append(seals)
         return seals
+
+    def _is_checked(self, group: Group) -> bool:
+        """Whether reducers of this group keep what averages are made of, and are asked; its members say the same."""
+        has_enough = sum(ticket.samples > 0 for ticket in group.tickets) >= FEWEST
+        return has_enough and can_be_judged(self._judge.codec) and self._judge.bytes_given(group) <= MAX_KEPT_BYTES
 
     def end(self, has_average: bool) -> None:
         """The present round is over; others may still want to see what this peer has averaged."""
         ended, self._present = self._present, None
         self._rounds.append(ended)
         self._complete = ended if has_average else None
-        if not has_average or sum(ticket.samples > 0 for ticket in ended.group.tickets) < FEWEST:
-            return
-        if not can_be_judged(self._judge.codec):
+        if not has_average or not self._is_checked(ended.group):
             return
         chance = self._share / (len(ended.group.peer_ids) - 1)
         for peer, ticket in _members(ended.group):
@@ -205,6 +210,8 @@ class Audits:
         del self._unanswered[reducer]
         try:
             is_false = await in_thread(self._is_false, group, stripe, part_index, receipt, data)
+        except OtherOrders as error:
+            return logger.debug(f"the average of {reducer} is not judged: {error}")
         except ValueError as error:
             logger.debug(f"{reducer} does not show what it has averaged: {error}")
             return self._suspect(reducer)

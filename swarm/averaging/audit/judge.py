@@ -20,6 +20,7 @@ import torch
 from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
+from hivemind.utils import TensorDescriptor
 from msgspec import Meta
 
 from swarm.averaging.audit.seals import RAW
@@ -55,6 +56,10 @@ _Part = Annotated[bytes, Meta(max_length=2**23)]
 _Commitment = Annotated[bytes, Meta(max_length=MAX_COMMITMENT_BYTES)]
 _Input = tuple[Hashes, _Commitment, _Part]
 _EVIDENCE = msgspec.msgpack.Decoder(tuple[Hashes, _Part, Annotated[list[_Input], Meta(max_length=MAX_GROUP_SIZE)]])
+
+
+class OtherOrders(ValueError):  # noqa: N818 (reads as what it says)
+    """The round followed other orders of the organiser than those that are known here: nothing can be said of it."""
 
 
 def can_be_judged(codec: CompressionBase) -> bool:
@@ -127,12 +132,21 @@ class Judge:
         codec: how they travel
         rule: how they are combined
         target_at: bounds what a member counts for, by step
+        orders_at: names the organiser's orders that it follows, by step
     """
 
     size: int
     codec: CompressionBase
     rule: Combination
     target_at: Callable[[int], BatchTarget]
+    orders_at: Callable[[int], bytes] = lambda step: b""
+
+    def bytes_given(self, group: Group) -> float:
+        """That one reducer of this group gets of all members together."""
+        info = CompressionInfo(None, TensorDescriptor((self.size,), torch.float32))
+        num_bytes = self.size * torch.float32.itemsize * self.codec.estimate_compression_ratio(info)
+        num_reducers = sum(not ticket.client_mode for ticket in group.tickets)
+        return sum(ticket.samples > 0 for ticket in group.tickets) * num_bytes / max(1, num_reducers)
 
     def is_false(self, group: Group, stripe: int, part_index: int, receipt: Receipt, evidence: Evidence) -> bool:
         """Whether no honest reducer makes this average of what the evidence shows that it was given.
@@ -142,11 +156,15 @@ class Judge:
             stripe: number of the one that the receipt is about
 
         Raises:
+            OtherOrders: an order has come too late for this round, and what members counted for in it is not known here
             ValueError: the evidence is not what the receipt is about
         """
-        if stripe_of(group, 0, stripe).group_id != receipt.stripe:
+        if not group.tickets or stripe_of(group, 0, stripe).group_id != receipt.stripe:
             raise ValueError("a receipt of another round")
-        group = group.bounded(self.target_at(group.tickets[0].step))
+        step = group.tickets[0].step
+        if group.tickets[0].orders != self.orders_at(step):
+            raise OtherOrders("a round that followed other orders")
+        group = group.bounded(self.target_at(step))
         parts, num_members = self._parts_of(group, receipt.reducer, stripe), len(group.peer_ids)
         if (
             not 0 <= part_index < len(parts)

@@ -29,6 +29,7 @@ from swarm.protocol.wire import to_wire
 
 RAW = NoCompression()
 """In which a reducer keeps its own contribution, which it never encodes."""
+_NOTHING = runtime_pb2.Tensor()
 
 
 def seal_with(statement: bytes) -> runtime_pb2.Tensor:
@@ -43,16 +44,17 @@ class Seals:
         me: this peer
         group: the stripe
         key: this peer's own
+        keeps: what averages are made of is kept, for those who want to see it
     """
 
-    def __init__(self, me: PeerID, group: Group, key: RSAPrivateKey):
-        self._me, self._group, self._key = me, group, key
+    def __init__(self, me: PeerID, group: Group, key: RSAPrivateKey, keeps: bool = True):
+        self._me, self._group, self._key, self._keeps = me, group, key, keeps
         self._sent: dict[PeerID, dict[int, bytes]] = defaultdict(dict)
         """Hashes of the parts for each reducer, by their offsets."""
         self._received: dict[PeerID, list[bytes]] = defaultdict(list)
         """Hashes of the averages of each other reducer."""
         self._given: dict[PeerID, list[tuple[bytes, runtime_pb2.Tensor]]] = defaultdict(list)
-        """To this reducer: the parts of each sender, with their hashes."""
+        """To this reducer: the parts of each sender, with their hashes; they are empty if none are kept."""
         self._commitments: dict[PeerID, bytes] = {}
         self._averages: dict[int, tuple[bytes, runtime_pb2.Tensor]] = {}
         """Of this reducer, with their hashes."""
@@ -109,7 +111,10 @@ class Seals:
 
     def given(self, sender: PeerID, part_hash: bytes, tensor: runtime_pb2.Tensor) -> None:
         """The next part of that sender has come."""
-        self._given[sender].append((part_hash, tensor))
+        self._given[sender].append((part_hash, self._kept(tensor)))
+
+    def _kept(self, tensor: runtime_pb2.Tensor) -> runtime_pb2.Tensor:
+        return tensor if self._keeps else _NOTHING
 
     def given_by_me(self, numbers: torch.Tensor) -> None:
         """The next part of this peer itself, shape [n]; may be called in a thread."""
@@ -132,7 +137,7 @@ class Seals:
 
     def answered(self, part_index: int, tensor: runtime_pb2.Tensor) -> None:
         """This is the average of that part; may be called in a thread."""
-        self._averages[part_index] = hash_of(tensor), tensor
+        self._averages[part_index] = hash_of(tensor), self._kept(tensor)
 
     def receipt(self, num_counted: Mapping[PeerID, int]) -> runtime_pb2.Tensor:
         """After the last average; may be called in a thread.
@@ -154,9 +159,9 @@ class Seals:
         """All that the average of one part was made of, for who has the receipt; may be called in a thread.
 
         Raises:
-            ValueError: there is no such part
+            ValueError: there is no such part, or it was not kept
         """
-        if part_index not in self._averages or self._me not in self.receipts:
+        if not self._keeps or part_index not in self._averages or self._me not in self.receipts:
             raise ValueError("there is no such part")
         inputs: list[tuple[list[bytes], bytes, bytes]] = []
         for peer in self._group.peer_ids:

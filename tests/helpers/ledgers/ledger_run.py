@@ -65,7 +65,8 @@ class LedgerRun:
         """Of the next step."""
         names = sorted(samples, key=lambda name: owner(name).own.to_bytes())
         sketch = (0.1, -2.5e-7) if self.step % 8 == 0 else ()
-        tickets = [Ticket(self.step, samples[name], name == "cleo", loss, self.lineage, sketch) for name in names]
+        rest = sketch, False, b"" if self.step < 2 else b"2 orders", bytes(16) if self.step else b""
+        tickets = [Ticket(self.step, samples[name], name == "cleo", loss, self.lineage, *rest) for name in names]
         return Group.close(os.urandom(16), tuple(owner(name).own for name in names), tuple(tickets))
 
     def update(

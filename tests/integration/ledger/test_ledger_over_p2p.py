@@ -45,7 +45,7 @@ class Node:
         server = LedgerServer(
             self.ledger, limits_of(p2p).knows, lambda peer, request: caller_of(p2p, peer, RUN)(request)
         )
-        service = PeerService(RUN, nothing, nothing, nothing, server.rpc_download_ledger)
+        service = PeerService(RUN, nothing, nothing, nothing, server.rpc_download_ledger, nothing)
         await (service.answer_downloads if options.get("no_listen") else service.answer)(p2p)
         return p2p
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from swarm.averaging.audit import audits as audits_module
 from swarm.averaging.audit.audits import KEPT_ROUNDS, UNANSWERED, Audits
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
 from swarm.averaging.audit.statements import Receipt, root_of
 from swarm.membership.backoff import BlameBackoff
 from swarm.protocol.messages import MAX_TICKET_BYTES, Blame, Group, Ticket
 from swarm.protocol.wire import to_wire
-from tests.helpers.attacks.sealed_rounds import group_of, judge_of, key, peer, sealed_share
+from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, key, peer, sealed_share
 
 MEMBERS = (0, 1, 2, 3)
 REFUSED = "read|no proof|signed|contradict|other|another|honest|bytes|known|decoded|unexpected|malformed"
@@ -290,3 +291,41 @@ def test_the_longest_ticket_fits():
     ticket = Ticket(10**9, 2**31, True, 1.5, bytes(16), (0.1,) * 16, True, bytes(8), bytes(16), bytes(16))
     assert Ticket.from_bytes(ticket.to_bytes()) == ticket
     assert len(ticket.to_bytes()) <= MAX_TICKET_BYTES
+
+
+def test_an_order_that_has_come_after_the_round_makes_nobody_a_suspect():
+    async def scenario(members):
+        members.judge = replace(members.judge, orders_at=lambda step: b"another.")
+        for number in MEMBERS:
+            me = peer(number)
+            members.audits[me] = Audits(me, key(number), members.judge, members.asker(me), members.shunned[me], 100.0)
+        await members.round()
+        assert members.asked
+        return members.found()
+
+    _, found = run(scenario)
+    assert found == {peer(number): {} for number in MEMBERS[1:]}
+
+
+def test_where_one_would_have_to_keep_too_much_nothing_is_kept_and_nobody_asks(monkeypatch):
+    """All members know it, so no reducer is taken for one that hides something."""
+
+    async def scenario(members):
+        monkeypatch.setattr(audits_module, "MAX_KEPT_BYTES", members.judge.bytes_given(members.group) - 1)
+        share = await members.round(scaled)
+        assert not await attempt(members.audits[LIAR].answer(peer(1), to_wire("part", share.receipt.stripe, 0)))
+        assert (members.asked, members.found()) == (0, {peer(number): {} for number in MEMBERS[1:]})
+        monkeypatch.undo()
+        await members.round(scaled, name=b"1" * 16)
+
+    members, _ = run(scenario)
+    assert members.found() == ALL_CONVICT
+
+
+def test_a_reducer_for_many_is_given_as_many_times_a_share():
+    """Two bytes a number; of who has no samples nothing is kept."""
+    judge, group = judge_of("fp16"), group_of(MEMBERS)
+    assert judge.bytes_given(group) == 2 * SIZE
+    one, *rest = group.tickets
+    tickets = (replace(one, samples=0), *(replace(ticket, client_mode=True) for ticket in rest))
+    assert judge.bytes_given(Group.close(bytes(16), group.peer_ids, tickets)) == 3 * 2 * SIZE

@@ -7,9 +7,11 @@ import torch
 from hivemind.compression import CompressionInfo
 from hivemind.proto import runtime_pb2
 
-from swarm.averaging.audit.judge import Evidence, can_be_judged, is_faithful
+from swarm.averaging.audit.judge import Evidence, OtherOrders, can_be_judged, is_faithful
 from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.robust_mean import Combination
+from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.messages import Group
 from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, peer, sealed_share
 
 MEMBERS = (0, 1, 2, 3)
@@ -180,3 +182,17 @@ def test_a_reducer_that_does_not_show_what_members_signed_is_noticed():
     sender = next(place for place, member in enumerate(share.group.peer_ids) if member != share.reducer)
     with pytest.raises(ValueError, match=r"another|other|signed|read"):
         judge.check_commitments(share.group, share.receipt, changed(evidence, sender, commitment=b""))
+
+
+def test_nobody_is_judged_by_an_order_that_has_come_after_the_round():
+    """A smaller batch bounds what members count for: by it, another average would have been right."""
+    group, judge = group_of(MEMBERS), judge_of()
+    tickets = [
+        replace(ticket, samples=number) for ticket, number in zip(group.tickets, (400, 100, 60, 30), strict=True)
+    ]
+    share = sealed_share(MEMBERS, judge, Group.close(bytes(16), group.peer_ids, tuple(tickets)))
+    assert verdicts(share, judge) == {False}
+    smaller = replace(judge, target_at=lambda step: BatchTarget(32))
+    assert verdicts(share, smaller) == {True}, "so it has to be known that the order is another one"
+    with pytest.raises(OtherOrders):
+        verdicts(share, replace(smaller, orders_at=lambda step: b"another."))

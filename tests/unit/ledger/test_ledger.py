@@ -11,8 +11,9 @@ from swarm.ledger.ledger import LedgerFile
 from swarm.ledger.lines import MAX_LINE_BYTES, Claim, Signature, Start, Update, read_line, to_line
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
+from swarm.protocol.orders import DIGEST_BYTES
 from swarm.protocol.run_names import key_prefix
-from swarm.protocol.wire import MAX_SAMPLES, MAX_SKETCH, MAX_STEP
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, MAX_SKETCH, MAX_STEP
 from tests.helpers.ledgers.ledger_run import NAMES, LedgerRun, owner
 
 
@@ -156,9 +157,13 @@ def test_the_longest_line_fits():
         b"\xff" * 16,
         (-1.2345678901234567e-300,) * MAX_SKETCH,
         True,
+        b"\xff" * DIGEST_BYTES,
+        b"\xff" * LINEAGE_BYTES,
+        b"\xff" * LINEAGE_BYTES,
     )
     claims = tuple(Claim.of(owner("anna").own, ticket) for _ in range(MAX_GROUP_SIZE))
-    update = Update(2**40 - 1, bytes(32), 1e9, MAX_STEP, bytes(16), bytes(16), bytes(16), MAX_SAMPLES, claims)
+    group = bytes(16), bytes(16), bytes(16)
+    update = Update(2**40 - 1, bytes(32), 1e9, MAX_STEP, *group, MAX_SAMPLES, claims, None, ticket.orders)
     assert len(to_line(update)) < MAX_LINE_BYTES
 
 
@@ -166,9 +171,9 @@ def test_the_longest_line_fits():
 def test_a_groups_name_is_made_again_from_its_line(loss):
     peers = tuple(sorted((owner(name).own for name in NAMES), key=lambda peer: peer.to_bytes()))
     tickets = (
-        Ticket(7, 3, False, loss, b"L" * 16, (0.25, math.pi), True),
-        Ticket.of_listener(7, True),
-        Ticket(7, 0, True, loss, b"L" * 16, (math.nan,)),
+        Ticket(7, 3, False, loss, b"L" * 16, (0.25, math.pi), True, b"7 orders", b"R" * 16),
+        Ticket.of_listener(7, True, b"7 orders"),
+        Ticket(7, 0, True, loss, b"L" * 16, (math.nan,), False, b"7 orders", b"r" * 16, b"A" * 16),
     )
     group = Group.close(os.urandom(16), peers, tickets)
     line = read_line(to_line(Update.of(1, bytes(32), 1.0, group)))
@@ -185,3 +190,10 @@ def test_a_signature_stands_behind_many_updates_that_come_fast(tmp_path):
     signatures = [line for line in map(read_line, run.lines("anna")) if isinstance(line, Signature)]
     assert len(signatures) == 2, "at the beginning and at the end"
     assert run.audit().updates["confirmed"] == 50
+
+
+def test_every_word_of_a_ticket_is_in_the_line():
+    """The group's name is made of all of them: one that were not written could not be made again."""
+    ticket = Ticket(7, 3, True, 1.5, b"L" * 16, (0.25,), True, b"7 orders", b"R" * 16, b"A" * 16)
+    assert all(vars(ticket).values())
+    assert Claim.of(owner("anna").own, ticket).ticket(7, b"L" * 16, b"7 orders") == ticket

@@ -13,7 +13,7 @@ from recipe.errors import InputError
 from swarm.cli.ledger import main
 from swarm.ledger.audit import audit
 from swarm.ledger.chain import Kind
-from swarm.ledger.lines import Certified, Claim, Signature, Start, Update, digest_of, read_line, to_line
+from swarm.ledger.lines import Certified, Signature, Start, Update, digest_of, read_line, to_line
 from swarm.protocol.messages import Group
 from swarm.protocol.run_names import key_prefix
 from swarm.protocol.signed_lists import REMOVED
@@ -162,7 +162,7 @@ def richer(update: Update, rename: bool) -> Update:
     """With ten times the samples for anna."""
     own = owner("anna").own.to_base58()
     claims = tuple(
-        Claim(claim.peer, claim.samples * 10, claim.loss, claim.flags, claim.sketch) if claim.peer == own else claim
+        msgspec.structs.replace(claim, samples=claim.samples * 10) if claim.peer == own else claim
         for claim in update.members
     )
     update = msgspec.structs.replace(update, members=claims)
@@ -171,7 +171,7 @@ def richer(update: Update, rename: bool) -> Update:
 
 def name_of(update: Update) -> bytes:
     peers = tuple(claim.id for claim in update.members)
-    tickets = tuple(claim.ticket(update.step, update.lineage) for claim in update.members)
+    tickets = tuple(claim.ticket(update.step, update.lineage, update.orders) for claim in update.members)
     return Group.close(update.nonce, peers, tickets).group_id
 
 
