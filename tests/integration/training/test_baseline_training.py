@@ -96,8 +96,9 @@ def shard_sizes() -> tuple[bool, bool]:
     from torch.distributed.tensor import DTensor
 
     from baseline_ddp.measuring.timing import Stopwatch
+    from baseline_ddp.options import ComputeOptions
     from baseline_ddp.processes import Processes
-    from baseline_ddp.strategies import ShardedStrategy, ShardedTask, cluster_environment
+    from baseline_ddp.strategies import ShardedStrategy, cluster_environment, prepare_task
     from recipe.registry import build_data
 
     sent = []
@@ -109,7 +110,7 @@ def shard_sizes() -> tuple[bool, bool]:
 
     dist.reduce_scatter_tensor = counted
     with Processes.from_environment().connected(torch.device("cpu"), 30, 30):
-        task = ShardedTask(RECIPE, Stopwatch())
+        task = prepare_task("fsdp", RECIPE, ComputeOptions(), Stopwatch())
         whole = task.num_parameters
         trainer = L.Trainer(
             accelerator="cpu",

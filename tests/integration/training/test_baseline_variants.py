@@ -17,7 +17,7 @@ from baseline_ddp.measuring.timing import StepSplit, Stopwatch
 from baseline_ddp.options import ComputeOptions
 from baseline_ddp.processes import Processes, RunFailed, store_of_this_attempt
 from baseline_ddp.scaling import ScalingOptions, scaling_table, summarise
-from baseline_ddp.strategies import build_task, choose_strategy
+from baseline_ddp.strategies import choose_strategy, prepare_task
 from baseline_ddp.train import main
 from recipe.data.benchmark import DataBenchmarkOptions, DataRates, measure, verdict
 from recipe.errors import InputError
@@ -152,7 +152,7 @@ def test_a_compiled_model_learns_the_same(tmp_path):
         losses[name] = run(tmp_path / name, 1, "--max-steps", 4, *more)["train_loss"]
     assert losses["compiled"] == pytest.approx(losses["eager"], abs=1e-4)
     weights = torch.load(tmp_path / "compiled/run/it/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-    assert weights.keys() == build_task("single", RECIPE, ComputeOptions(), Stopwatch()).state_dict().keys()
+    assert weights.keys() == prepare_task("single", RECIPE, ComputeOptions(), Stopwatch()).state_dict().keys()
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_it_leaves_no_trace():
     task = build_task(preset("digits"))
     before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
     random_state = torch.random.get_rng_state()
-    measure_micro_batch(task.model, (1, 8, 8), 10, CPU, False, 32)
+    measure_micro_batch(task.model, lambda samples: torch.randn(samples, 1, 8, 8), 10, CPU, False, 32)
     assert torch.equal(torch.random.get_rng_state(), random_state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in task.state_dict().items())
     assert all(parameter.grad is None for parameter in task.parameters())
@@ -129,7 +129,7 @@ def test_it_leaves_no_trace():
 def test_a_gpu_is_not_filled_to_the_brim():
     task = build_task(preset("cifar10-vit-tiny"))
     device = torch.device("cuda")
-    found = measure_micro_batch(task.model, (3, 32, 32), 10, device, True, 2**16)
+    found = measure_micro_batch(task.model, lambda samples: torch.randn(samples, 3, 32, 32), 10, device, True, 2**16)
     free, total = torch.cuda.mem_get_info(device)
     assert found.samples >= 64
     assert free > 0.5 * total, "everything was given back"
