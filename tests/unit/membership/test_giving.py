@@ -1,6 +1,7 @@
 """Which order makes sense where a run is: from which step it counts, and what is refused in a sentence."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,14 @@ def situation(step: int, *given: Order, updates_per_second: float = 0.1, phase: 
 def test_an_order_counts_in_half_a_minute():
     assert situation(10).order(What.LEARNING_RATE, 0.5).at_step == 13
     assert situation(10, updates_per_second=0.001).order(What.PAUSE).at_step == 12, "two updates at least"
+
+
+def test_one_member_that_claims_a_great_pace_moves_no_order_out_of_reach():
+    here = situation(10, updates_per_second=0.01)
+    records = {
+        peer: replace(record, rate=1e7) if record.name == "eve" else record for peer, record in here.records.items()
+    }
+    assert Situation(MANIFEST, here.orders, records).order(What.PAUSE).at_step < 20
 
 
 def test_where_a_run_is_paused_an_order_counts_at_once():
