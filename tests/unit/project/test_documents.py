@@ -237,7 +237,8 @@ def test_options_in_the_text_exist(capsys):
     helps = [lambda kind=kind: read_options(kind, ["--help"], "swarm") for kind in OPTIONS.values()]
     helps += [lambda: parse_options(["--help"]), lambda: parse_baseline_options(["--help"])]
     helps += [
-        lambda word=word: analysis_program.main([word, "--help"]) for word in ("run", "report", "soak", "attacks")
+        lambda word=word: analysis_program.main([word, "--help"])
+        for word in ("run", "report", "soak", "attacks", "lying")
     ]
     for show in helps:
         with pytest.raises(SystemExit):
