@@ -26,6 +26,7 @@ from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from recipe.run_folder import make_writable
 from swarm.cli.demo import wide_console
+from swarm.cli.organiser.organiser_options import short
 from swarm.enrolment.join_line import JoinLine, whom_to_join
 from swarm.network.addresses import check_reachable
 from swarm.runtime.hivemind_version import check_hivemind_version
@@ -99,7 +100,7 @@ def _verify(options: LedgerOptions, say: Callable[[str], None]) -> int:
 
 
 def table(found: Audit) -> Table:
-    """Who gave what."""
+    """Who gave what; `--json` has whole peer ids."""
     total = sum(credit.samples for credit in found.credits.values())
     shown = Table(title=f"run {escape(found.run)}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     columns = ["name", "peer", "updates", "samples", "share", "not confirmed", "alone"]
@@ -110,7 +111,7 @@ def table(found: Audit) -> Table:
     for peer, credit in found.ranked[:MAX_ROWS]:
         row = [
             escape(credit.name) or "–",
-            peer,
+            short(peer),
             f"{credit.updates:,}",
             f"{credit.samples:,}",
             f"{credit.samples / total:.1%}" if total else "–",
