@@ -1,7 +1,6 @@
 """`TextData`: the recipe's texts for Lightning, in this peer's own order."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,15 +71,8 @@ class TextData(PeerData):
     DistilBERT it may have a `vocab.txt`, which is taken in place of the published one.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        data_dir: str | Path = "data",
-        batch_size: int = 32,
-        identity: str = "",
-        num_workers: int = 0,
-    ) -> None:
-        super().__init__(recipe, data_dir, batch_size, identity, num_workers)
+    def __init__(self, recipe: Recipe, *arguments: Any, **options: Any) -> None:
+        super().__init__(recipe, *arguments, **options)
         self.tokenizer: Tokenizer = HashedWords()
 
     def prepare_data(self) -> None:

@@ -16,6 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from recipe.config import Recipe
+from recipe.data.peer_data import PeerData
 from recipe.errors import InputError
 from recipe.model import check_samples
 from recipe.registry import build_data, build_task
@@ -106,11 +107,7 @@ class Session:
         given = machine.batch_size
         identity = dht.peer_id.to_base58()
         self.helps = options.role.helps
-        self.data = (
-            NoData(digest_for(manifest, machine.data_dir, options.role.data_digest))
-            if self.helps
-            else build_data(self.recipe, machine.data_dir, given or 1, identity, machine.num_workers)
-        )
+        self.data = self._open_data(identity)
         data_name = type(self.data).__qualname__
         self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, not joins, data_name)
         self.resumed_step = None if earlier is None else earlier["global_step"]
@@ -133,13 +130,7 @@ class Session:
             load_weights(self.task, read_checkpoint(path), path)
         if given:
             check_samples(self.task.model, given, self.recipe.model)
-        if self.helps:
-            self.micro_batch = NO_MICRO_BATCH
-        elif given:
-            self.micro_batch = MicroBatch(given, math.nan, "given")
-        else:
-            num_samples = self.data.num_train_samples
-            self.micro_batch = measure_for_recipe(self.task.model, self.recipe, machine.device, num_samples)
+        self.micro_batch = self._choose_micro_batch()
         self.data.batch_size = self.micro_batch.samples
         self._begin_folder()
         entry.keep(self.admission, self.manifest, self.folder)
@@ -149,10 +140,7 @@ class Session:
         self.line = LineUse(options.connection.max_upload_mbps or math.inf)
         self.traffic = TrafficLimit(self.line, options.leaving.max_traffic_gb, stop_requested)
         self.strategy = self._strategy()
-        self._processes = {"The DHT process": psutil.Process(dht.pid)}
-        self._processes |= {process.name(): process for process in dht.processes}
-        if entry.enrolment_process is not None:
-            self._processes |= {"The enrolment server": entry.enrolment_process}
+        self._processes = self._own_processes()
         self._averaging: psutil.Process | None = None
         self._on_death = on_death
         self.supervisor = Supervisor(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
@@ -161,6 +149,30 @@ class Session:
         self.review = MicroBatchReview(self.micro_batch, most, self.data, self.reporter.say)
         every = options.results.evaluate_every_steps
         self.evaluation = None if every is None else Evaluation(every, self.folder.evaluations, self.reporter.say)
+
+    def _open_data(self, identity: str) -> PeerData | NoData:
+        """What this peer trains on, in its own order."""
+        machine = self.options.machine
+        if self.helps:
+            return NoData(digest_for(self.manifest, machine.data_dir, self.options.role.data_digest))
+        return build_data(self.recipe, machine.data_dir, machine.batch_size or 1, identity, machine.num_workers)
+
+    def _choose_micro_batch(self) -> MicroBatch:
+        """As somebody has said, or as many samples as this device computes in about a second."""
+        if self.helps:
+            return NO_MICRO_BATCH
+        machine = self.options.machine
+        if machine.batch_size:
+            return MicroBatch(machine.batch_size, math.nan, "given")
+        return measure_for_recipe(self.task.model, self.recipe, machine.device, self.data.num_train_samples)
+
+    def _own_processes(self) -> dict[str, psutil.Process]:
+        """By name; without the averaging process, which is started later."""
+        processes = {"The DHT process": psutil.Process(self.dht.pid)}
+        processes |= {process.name(): process for process in self.dht.processes}
+        if self._entry.enrolment_process is not None:
+            processes["The enrolment server"] = self._entry.enrolment_process
+        return processes
 
     def _upload(self) -> CheckpointUpload | None:
         if self.options.results.upload_to is None:

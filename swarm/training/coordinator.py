@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import random
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 
 import torch
@@ -43,11 +41,8 @@ from swarm.training.joining.follower import Follower
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
 from swarm.training.options import CoordinatorOptions
-from swarm.training.run_control import RunControl
+from swarm.training.run_control import OthersOrders, RunControl
 from swarm.training.throughput import Throughput
-
-ASK_SECONDS = 1.0
-"""How often a peer that is paused asks one that trains why."""
 
 logger = get_logger(__name__)
 
@@ -126,6 +121,7 @@ class Coordinator:
             self.options.admission,
             self.options.ledger,
         )
+        self._others_orders = OthersOrders(self.control, self.tracker, self.averager)
         self.averager.set_step(step, self.version.lineage)
         self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps, self.control)
         self._apply = apply or optimizer.step
@@ -344,36 +340,17 @@ class Coordinator:
         self._follow_orders()
         if self._has_missed_orders:
             self._has_missed_orders = False
-            if (donor := self._who_knew()) is not None:
+            if (donor := self._others_orders.find_donor(self.step)) is not None:
                 self.catch_up(donor)
         if not self.control.is_paused(self.tracker.own.round):
             return
-        asked, ask_at = None, 0.0
         while self.control.is_paused(self.tracker.own.round) and self._inflight is None and not self._should_stop():
             self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
             self._is_catching_up()
-            if asked is None and time.monotonic() >= ask_at:
-                asked = self._ask_why_others_train()
-            if asked is not None and asked.done():
-                self.control.take(asked.result(), self.step)
-                asked, ask_at = None, time.monotonic() + ASK_SECONDS
+            self._others_orders.compare(self.step)
             time.sleep(POLL_SECONDS)
             self._follow_orders()
         self.resume()
-
-    def _ask_why_others_train(self) -> Future:
-        """Who trains where this peer does not has a newer list of orders, or an older one: one call tells both."""
-        own, records = self.tracker.own, self.tracker.swarm.records
-        others = [peer for peer, record in records.items() if record.phase in (TRAINING, AVERAGING)]
-        others = [peer for peer in others if records[peer].round >= own.round and not records[peer].client_mode]
-        ticket = Ticket.of_listener(own.round, own.client_mode, self.control.digest(own.round))
-        return self.averager.compare_orders(random.choice(others) if others else None, ticket)
-
-    def _who_knew(self) -> PeerID | None:
-        """Whose weights came out of other updates, as those of who followed the orders in time; None if nobody's."""
-        swarm, own = self.tracker.swarm, self.tracker.own
-        donors = swarm.donors(min_step=self.step)
-        return next((donor for donor in donors if swarm.records[donor].lineage != own.lineage), None)
 
     @property
     def _is_over(self) -> bool:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import random
+import time
+from concurrent.futures import Future
+
+from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
+from swarm.averaging.averager import SwarmAverager
+from swarm.membership.progress_record import AVERAGING, TRAINING
+from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.admission import Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.certificates import NotSigned
+from swarm.protocol.messages import Ticket
 from swarm.protocol.orders import Orders
 from swarm.protocol.signed_lists import ORDERS
+
+ASK_SECONDS = 1.0
+"""How often a peer that is paused asks one that trains why."""
 
 logger = get_logger(__name__)
 
@@ -87,3 +99,43 @@ class RunControl:
     def schedule_position(self, step: int) -> float:
         """Where in the schedule that update is."""
         return self._orders.schedule_position(step, self._total)
+
+
+class OthersOrders:
+    """Which orders the others follow, where they and this peer do not follow the same, it seems.
+
+    Args:
+        control: what this peer follows
+        tracker: knows who does what
+        averager: can call others
+    """
+
+    def __init__(self, control: RunControl, tracker: ProgressTracker, averager: SwarmAverager):
+        self._control, self._tracker, self._averager = control, tracker, averager
+        self._asked: Future | None = None
+        self._ask_at = 0.0
+
+    def compare(self, step: int) -> None:
+        """Ask who trains where this peer stands: one call tells both, and the newer list counts. It waits for nothing.
+
+        Args:
+            step: that is under way
+        """
+        if self._asked is None and time.monotonic() >= self._ask_at:
+            self._asked = self._ask_one()
+        if self._asked is not None and self._asked.done():
+            self._control.take(self._asked.result(), step)
+            self._asked, self._ask_at = None, time.monotonic() + ASK_SECONDS
+
+    def _ask_one(self) -> Future:
+        own, records = self._tracker.own, self._tracker.swarm.records
+        others = [peer for peer, record in records.items() if record.phase in (TRAINING, AVERAGING)]
+        others = [peer for peer in others if records[peer].round >= own.round and not records[peer].client_mode]
+        ticket = Ticket.of_listener(own.round, own.client_mode, self._control.digest(own.round))
+        return self._averager.compare_orders(random.choice(others) if others else None, ticket)
+
+    def find_donor(self, step: int) -> PeerID | None:
+        """Whose weights came out of other updates, as those of who followed the orders in time; None if nobody's."""
+        swarm, own = self._tracker.swarm, self._tracker.own
+        donors = swarm.donors(min_step=step)
+        return next((donor for donor in donors if swarm.records[donor].lineage != own.lineage), None)

@@ -82,6 +82,16 @@ def test_a_guest_whose_certificate_has_ended_is_in_no_group(monkeypatch):
     asyncio.run(test())
 
 
+def leader_of(me, admission) -> Matchmaking:
+    """Somebody who waits for guests to step 4."""
+    nobody = SimpleNamespace()
+    leader = Matchmaking(
+        SimpleNamespace(peer_id=me), object, "run", b"", BatchTarget(64), nobody, Backoff(), admission=admission
+    )
+    leader.set_step(4, AFTER)
+    return leader
+
+
 @pytest.mark.parametrize("who_knows", ["the leader", "the guest"])
 def test_who_lacks_the_newest_orders_gets_them_at_the_door(who_knows):
     """The leader says what it follows; where that is older, the guest comes again with the list."""
@@ -90,17 +100,7 @@ def test_who_lacks_the_newest_orders_gets_them_at_the_door(who_knows):
         organiser = Organiser()
         me, ada = (peer_of(subkey_of(name)) for name in ("me", "ada"))
         admission, guest = organiser.admission(me), organiser.admission(ada)
-        leader = Matchmaking(
-            SimpleNamespace(peer_id=me),
-            object,
-            "run",
-            b"",
-            BatchTarget(64),
-            SimpleNamespace(),
-            Backoff(),
-            admission=admission,
-        )
-        leader.set_step(4, AFTER)
+        leader = leader_of(me, admission)
         ordered = Orders("run").with_order(Order(5, What.LEARNING_RATE, 0.5))
         signed = ordered.signed_by(organiser.signer)
         (admission if who_knows == "the leader" else guest).lists.take(ORDERS, signed)
@@ -134,17 +134,7 @@ def test_orders_that_nobody_signed_are_followed_by_nobody(caplog):
         organiser, other = Organiser(), Organiser()
         me, ada = (peer_of(subkey_of(name)) for name in ("me", "ada"))
         admission, guest = organiser.admission(me), organiser.admission(ada)
-        leader = Matchmaking(
-            SimpleNamespace(peer_id=me),
-            object,
-            "run",
-            b"",
-            BatchTarget(64),
-            SimpleNamespace(),
-            Backoff(),
-            admission=admission,
-        )
-        leader.set_step(4, AFTER)
+        leader = leader_of(me, admission)
         forged = Orders("run").with_order(Order(5, What.END))
         ticket = Ticket(4, 64, False, 1.0, AFTER, orders=forged.digest(4))
         brings = to_knock(guest.show(ticket.to_bytes()), forged.signed_by(other.signer))
