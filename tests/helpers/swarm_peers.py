@@ -65,6 +65,10 @@ class Line:
         """Wait for what the test tells this peer with `Peer.tell`."""
         return pickle.loads(self._connection.recv_bytes())
 
+    def has_message(self) -> bool:
+        """Whether the test has told this peer something that it has not got yet."""
+        return self._connection.poll()
+
     def send(self, kind: str, value: Any) -> None:
         self._connection.send_bytes(pickle.dumps((kind, value)))
 

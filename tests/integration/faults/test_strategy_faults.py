@@ -306,28 +306,49 @@ def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor, tm
 
 
 class BesideAStranger(L.Callback):
-    """Ends training ten updates after this peer has read a record of a step that nobody has made."""
+    """Notes whom this peer asks for a state, until ten updates after it has read a record of a step that nobody made.
+
+    Then it says so, and goes on until the test has heard it of all: whom a peer asks whose companion has left is
+    another question.
+    """
 
     def __init__(self, line, step: int = IMPOSSIBLE):
         self.asked, self._seen_at, self._line, self._step = [], None, line, step
+        self._has_seen_enough = False
 
     def on_train_start(self, trainer, pl_module):
         averager = trainer.strategy.coordinator.averager
         download = averager.download_state
 
         def ask(donors, *args, **kwargs):
-            self.asked.extend(map(str, donors))
+            if not self._has_seen_enough:
+                self.asked.extend(map(str, donors))
             return download(donors, *args, **kwargs)
 
         averager.download_state = ask
         self._line.put("trains")
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        coordinator = trainer.strategy.coordinator
-        if any(record.step == self._step for record in coordinator.tracker.others.values()):
-            self._seen_at = trainer.global_step if self._seen_at is None else self._seen_at
-        if self._seen_at is not None:
-            trainer.should_stop = trainer.global_step >= self._seen_at + 10
+        others = trainer.strategy.coordinator.tracker.others
+        if self._seen_at is None and any(record.step == self._step for record in others.values()):
+            self._seen_at = trainer.global_step
+        if self._has_seen_enough:
+            trainer.should_stop = self._line.has_message()
+        elif self._seen_at is not None and trainer.global_step >= self._seen_at + 10:
+            self._has_seen_enough = True
+            self._line.put("has seen enough")
+
+
+def end_beside_a_stranger(peers: Peers) -> dict:
+    """Peers a and b leave when both have seen enough, then the stranger z; what the two return."""
+    for name in "ab":
+        assert peers.message(name) == "has seen enough"
+    for name in "ab":
+        peers[name].tell("enough")
+    members = peers.results("a", "b")
+    peers["z"].tell("enough")
+    peers.results("z")
+    return members
 
 
 def train_beside_a_stranger(name, initial_peers, line):
@@ -355,9 +376,7 @@ def test_nobody_stops_for_a_stranger_who_claims_to_be_ahead():
         for name in "ab":
             peers.message(name)
         peers.start("z", claim)
-        members = peers.results("a", "b")
-        peers["z"].tell("enough")
-        peers.results("z")
+        members = end_beside_a_stranger(peers)
     for asked, step in members.values():
         assert asked == []
         assert 10 <= step < IMPOSSIBLE
@@ -408,9 +427,7 @@ def test_nobody_takes_over_a_step_that_cannot_be_and_nobody_waits_for_it(claimed
             peers.message(name)
         peers.start("z", lie, claimed)
         liar = peers.message("z")
-        found = peers.results("a", "b")
-        peers["z"].tell("enough")
-        peers.results("z")
+        found = end_beside_a_stranger(peers)
     for asked, step, weights in found.values():
         assert 10 <= step < IMPOSSIBLE, "it has made its own updates to the end"
         assert all(torch.isfinite(weight).all() for weight in weights.values())
