@@ -1,13 +1,16 @@
-"""A member that sends finite lies: it carries averages off where they are not clipped, and does not where they are."""
+"""Members that lie: as senders, where averages are clipped and where they are not, and as reducers."""
 
 import os
+import re
 from functools import partial
 
 import pytest
 import torch
 
+from swarm.averaging.audit import audits
 from swarm.training.averaging_mode import Averaging
 from swarm.training.strategy import SwarmStrategy
+from swarm.training.undo import sound_states
 from tests.helpers.attacks import members
 from tests.helpers.strategy_runs import (
     Outcome,
@@ -25,11 +28,14 @@ from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(180)
 UPDATES, TARGET, HONEST = 24, 128, "abc"
+KEEP_EVERY = 4
+"""Updates from one state that is kept to the next; liars of these runs are found at once."""
 PLAN = Plan(compute_seconds=0.02)
 
 
-def member(name, initial_peers, line, folder, averaging, lie=None):
+def member(name, initial_peers, line, folder, averaging, lie=None, audit_share=audits.AUDIT_SHARE):
     """A peer of the tiny model, what it prints goes to a file; with a lie it is the liar."""
+    audits.AUDIT_SHARE, sound_states.KEEP_EVERY = audit_share, KEEP_EVERY
     output = os.open(folder / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
         os.dup2(output, number)
@@ -45,11 +51,13 @@ def member(name, initial_peers, line, folder, averaging, lie=None):
         return Outcome(str(dht.peer_id), record.updates, record.joined_at, state, {})
 
 
-def train(folder, averaging: Averaging, lie: str | None) -> tuple[dict[str, Outcome], str]:
+def train(
+    folder, averaging: Averaging, lie: str | None, audit_share: float = audits.AUDIT_SHARE
+) -> tuple[dict[str, Outcome], str]:
     """Three honest peers and one more, which may lie; what the honest ones have, and what they said."""
     with Peers(timeout_seconds=90) as peers:
         for name in HONEST:
-            peers.start(name, member, folder, averaging)
+            peers.start(name, partial(member, audit_share=audit_share), folder, averaging)
         peers.start("mallory", partial(member, lie=lie), folder, averaging)
         found = peers.results(*HONEST)
     return found, "".join((folder / f"{name}.log").read_text() for name in HONEST)
@@ -96,3 +104,29 @@ def test_honest_peers_are_not_named_where_the_codec_leaves_out_most(tmp_path):
     assert_same_bits(found["a"].state, found["c"].state)
     assert accuracy(found["a"]) > 0.4, "it has learnt something"
     assert "its gradients were far" not in said
+
+
+@pytest.mark.parametrize(
+    ("lie", "deed"),
+    [
+        ("scaled-average", "has signed an average that cannot come of what it was given, which is proven"),
+        ("equivocate", "has given members different averages and signed both, which is proven"),
+    ],
+)
+def test_what_a_lying_reducer_has_spoilt_is_undone_by_all_alike(tmp_path, lie, deed):
+    """Each reducer is audited by each other one after each update; by default it is one in eight."""
+    found, said = train(tmp_path, Averaging.sync(), lie, audit_share=len(HONEST))
+    one, *others = found.values()
+    for other in others:
+        assert_same_bits(one.state, other.state)
+    for name, outcome in found.items():
+        own = (tmp_path / f"{name}.log").read_text()
+        assert f"mallory {deed}: it is left out for good" in own, f"{name} has named it"
+        (at, to), *more = re.findall(r"Step (\d+) is step (\d+) once more, for all alike: averages of mallory", own)
+        assert not more, f"{name} has gone back once"
+        assert (int(to), int(at) <= 5) == (0, True), "and soon"
+        sizes = {update.step: update.num_peers for update in outcome.updates}
+        assert int(at) not in sizes, "that was no average"
+        assert all(number == 3 for step, number in sizes.items() if step > int(at)), "it is not met any more"
+    assert not re.search(r"(?<!mallory) (has signed|has given members|does not show)", said), "nobody else"
+    assert accuracy(found["a"]) > 0.6, "a single process has 0.70 to 0.75 by then"
