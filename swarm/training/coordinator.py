@@ -45,6 +45,11 @@ from swarm.training.run_control import OthersOrders, RunControl
 from swarm.training.throughput import Throughput
 from swarm.training.undo.going_back import GoingBack
 
+LOSS_HAS_RISEN = (
+    "the loss has risen for good. If it rises again, lower the learning rate (swarm control learning-rate 0.5), or "
+    "remove who sends gradients that are far from the others'"
+)
+
 logger = get_logger(__name__)
 
 
@@ -310,6 +315,7 @@ class Coordinator:
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
             self._gradients.drop()
             self.tracker.report(samples=0, loss=math.nan)
+            self._going_back.breaker.note_unusable()
             if self._throughput.drop() and (donor := self._follower.find_healer()):
                 self.catch_up(donor)
                 return False
@@ -409,7 +415,7 @@ class Coordinator:
 
     def _ticket(self) -> Ticket:
         ticket = self.version.ticket(self.samples, self._throughput.work.loss, self.tracker.own.client_mode)
-        return replace(ticket, orders=self.control.digest(self.step))
+        return self._going_back.sign(replace(ticket, orders=self.control.digest(self.step)))
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
@@ -461,7 +467,7 @@ class Coordinator:
             self.catch_up(is_told=True)
             return
         names = " and ".join(sorted(map(self.tracker.name_of, back.liars)))
-        why = f"averages of {names} were false, which is proven" if names else "the loss has risen for good"
+        why = f"averages of {names} were false, which is proven" if names else LOSS_HAS_RISEN
         logger.warning(f"Step {self.step} is step {back.step} once more, for all alike: {why}")
         self._attester.note_update()
         self._begin_step(frozenset(back.group.peer_ids))
@@ -547,7 +553,9 @@ class Coordinator:
         """The weights have been updated."""
         self.on_round(RoundEvent.of_update(self.last_step))
         self.on_update(self.last_step)
-        report = self.last_step.round
+        report, own = self.last_step.round, self.last_step.ticket
+        if own.samples:
+            self._going_back.breaker.note(own.loss)
         lineage = report.group.group_id if report else os.urandom(LINEAGE_BYTES)
         is_alone = report is None or len(report.group.peer_ids) == 1
         if is_alone and self._is_shown:

@@ -4,8 +4,8 @@ After a round each member draws, for each reducer, whether it asks for all that 
 draws for itself: of a common lot the leader, who gives a round its name, could choose the outcome. Before the next
 round all compare what reducers have signed, by a hash in their tickets. Who can prove a lie says so in its tickets; the
 others fetch the proof and check it themselves, and leave out who is guilty for good. Who is accused falsely is not left
-out, and who accuses falsely is not listened to for a while. Who was in the round that was spoilt wants to go back to the
-last state before it, and says so in its tickets, too (`Group.back_to`).
+out, and who accuses falsely is not listened to for a while. Who was in the round that was spoilt wants to go back to
+the last state before it, and says so in its tickets, too (`Group.back_to`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -14,12 +15,13 @@ from swarm.state_sync.training_state import SharedState
 
 logger = get_logger(__name__)
 
-KEEP_EVERY = 16
-"""Updates from one state that is kept to the next; equal on all peers, or they could not name the same one."""
-NUM_KEPT = 2
-"""A lie is proven an update or two after it was told: by then, the newest state may already be a spoilt one."""
-MAX_IN_MEMORY_BYTES = 2**26
-"""Of a state. A larger one is written to disk, since two copies of it would be a lot of memory."""
+MAX_SMALL_BYTES = 2**23
+"""Of a model whose states are kept in memory. Those of larger ones are written to disk, and less often."""
+KEEP_EVERY, NUM_KEPT = 16, 4
+"""Updates from one state that is kept to the next, and how many there are. What follows from the model alone is equal
+on all peers, or they could not name the same one."""
+KEEP_LARGE_EVERY, NUM_LARGE_KEPT = 64, 2
+"""The same of a large model: a ViT-B writes 16 MB an update."""
 
 
 @dataclass
@@ -28,27 +30,28 @@ class Kept:
 
     Args:
         description: as `SharedState.export` gives it
-        tensors: of the same; or the file that they are in
+        tensors: of the same; or the file that they are written to
     """
 
     description: dict
-    tensors: list[torch.Tensor] | IO[bytes]
+    tensors: list[torch.Tensor] | Future[IO[bytes]]
 
     def load(self) -> tuple[dict, list[torch.Tensor]]:
-        """Raises OSError: the disk does not give it back"""
+        """Raises OSError or RuntimeError: the disk does not give it back"""
         if isinstance(self.tensors, list):
             return self.description, self.tensors
-        self.tensors.seek(0)
-        return self.description, torch.load(self.tensors, weights_only=True)
+        file = self.tensors.result()
+        file.seek(0)
+        return self.description, torch.load(file, weights_only=True)
 
     def close(self) -> None:
         """Nobody goes back to it any more."""
-        if not isinstance(self.tensors, list):
-            self.tensors.close()
+        if isinstance(self.tensors, Future) and self.tensors.exception() is None:
+            self.tensors.result().close()
 
 
 class SoundStates:
-    """Of one peer: the last two that a multiple of `KEEP_EVERY` updates has made.
+    """Of one peer: the last few that a multiple of `every` updates has made.
 
     All peers who have made the same updates keep the same ones. Files have no name, so that nothing stays behind.
 
@@ -59,7 +62,11 @@ class SoundStates:
 
     def __init__(self, state: SharedState, folder: Path | None = None):
         self._state, self._folder = state, folder
+        self._is_small = sum(tensor.nbytes for tensor in state.model_tensors) <= MAX_SMALL_BYTES
+        self.every, self._most = (KEEP_EVERY, NUM_KEPT) if self._is_small else (KEEP_LARGE_EVERY, NUM_LARGE_KEPT)
         self._kept: dict[int, Kept] = {}
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
+        self._writing: Future | None = None
         self._has_complained = False
 
     @property
@@ -69,35 +76,36 @@ class SoundStates:
 
     def note(self, step: int, lineage: bytes) -> None:
         """This peer has come to a step by an update, or begins at it; whoever calls holds the lock."""
-        if step % KEEP_EVERY or step in self._kept:
+        if step % self.every or step in self._kept:
             return
-        while len(self._kept) >= NUM_KEPT:
+        while len(self._kept) >= self._most:
             self._kept.pop(next(iter(self._kept))).close()
+        if self._writing is not None:
+            self._writing.exception()  # one copy in memory is enough
+        description, tensors = self._state.export(step, lineage)
+        if self._is_small:
+            self._kept[step] = Kept(description, tensors)
+        else:
+            self._writing = self._writer.submit(self._write, tensors)
+            self._kept[step] = Kept(description, self._writing)
+
+    def _write(self, tensors: list[torch.Tensor]) -> IO[bytes]:
         try:
-            self._kept[step] = self._copy(step, lineage)
-        except OSError as error:
+            file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (it lives as long as the state)
+            torch.save(tensors, file)
+        except (OSError, RuntimeError) as error:
             if not self._has_complained:
                 self._has_complained = True
-                logger.warning(f"The state of step {step} cannot be kept: {error} (said once)")
-
-    def _copy(self, step: int, lineage: bytes) -> Kept:
-        statistics, tensors = self._state.held()
-        if sum(tensor.nbytes for tensor in tensors) <= MAX_IN_MEMORY_BYTES:
-            return Kept(*self._state.export(step, lineage))
-        file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (it lives as long as the state)
-        try:
-            torch.save(tensors, file)
-        except RuntimeError as error:  # so it says that the disk is full
-            file.close()
-            raise OSError(str(error)) from error
-        return Kept({"step": step, "lineage": lineage, "statistics": statistics}, file)
+                logger.warning(f"A state that all could go back to cannot be written: {error} (said once)")
+            raise
+        return file
 
     def load(self, step: int) -> tuple[dict, list[torch.Tensor]] | None:
         """The description and the tensors of a state; None if this peer has none of this step."""
         try:
             return self._kept[step].load() if step in self._kept else None
         except (OSError, RuntimeError) as error:
-            logger.warning(f"The state of step {step}, which was kept, cannot be read: {error}")
+            logger.warning(f"The state of step {step} cannot be had: {error}")
             return None
 
     def rename(self, step: int, to: int) -> None:

@@ -10,8 +10,9 @@ from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 from swarm.training.undo import sound_states
+from swarm.training.undo.breaker import WINDOW
 from swarm.training.undo.going_back import MOST, GoingBack
-from swarm.training.undo.sound_states import KEEP_EVERY, NUM_KEPT, SoundStates
+from swarm.training.undo.sound_states import KEEP_EVERY, KEEP_LARGE_EVERY, NUM_KEPT
 
 MEMBERS = tuple(PeerID(bytes([number] * 32)) for number in range(3))
 
@@ -54,11 +55,17 @@ def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
     assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
+def on_disk(monkeypatch) -> None:
+    """As if the model were large."""
+    monkeypatch.setattr(sound_states, "MAX_SMALL_BYTES", 0)
+    monkeypatch.setattr(sound_states, "KEEP_LARGE_EVERY", KEEP_EVERY)
+
+
 @pytest.fixture(params=["memory", "disk"])
 def place(request, monkeypatch, tmp_path):
     """Where states are kept."""
     if request.param == "disk":
-        monkeypatch.setattr(sound_states, "MAX_IN_MEMORY_BYTES", 0)
+        on_disk(monkeypatch)
     return tmp_path
 
 
@@ -81,10 +88,12 @@ def test_all_hold_what_they_held_then(place):
 
 def test_peers_that_have_made_the_same_updates_name_the_same_states():
     peer = Peer()
-    for step in range(1, 4 * KEEP_EVERY):
+    for step in range(1, (NUM_KEPT + 2) * KEEP_EVERY):
         peer.come_to(step)
         newest = step - step % KEEP_EVERY
-        assert peer.going_back.steps == tuple(range(max(0, newest - KEEP_EVERY), newest + 1, KEEP_EVERY))
+        assert peer.going_back.steps == tuple(
+            range(max(0, newest - (NUM_KEPT - 1) * KEEP_EVERY), newest + 1, KEEP_EVERY)
+        )
     assert len(peer.going_back.steps) == NUM_KEPT
 
 
@@ -131,19 +140,25 @@ def test_a_disk_that_is_full_ends_nothing(monkeypatch, tmp_path, caplog):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sound_states, "MAX_IN_MEMORY_BYTES", 0)
+    on_disk(monkeypatch)
     monkeypatch.setattr(torch, "save", full)
-    peer = Peer(tmp_path).come_to(2 * KEEP_EVERY)
-    assert peer.going_back.steps == ()
-    assert caplog.text.count("No space left on device") == 1
+    peer = Peer(tmp_path).come_to(3 * KEEP_EVERY)
+    assert not peer.going_back.go(peer.back(2 * KEEP_EVERY))
+    assert caplog.text.count("cannot be written: [Errno 28] No space left on device (said once)") == 1
 
 
-def test_a_large_state_takes_no_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr(sound_states, "MAX_IN_MEMORY_BYTES", 0)
-    model = nn.Linear(10, 10)
-    states = SoundStates(SharedState(model, []), tmp_path)
-    states.note(0, bytes(LINEAGE_BYTES))
-    with torch.no_grad():
-        model.weight.zero_()
-    _, tensors = states.load(0)
-    assert not torch.equal(tensors[0], model.weight)
+def test_a_large_model_keeps_fewer_states_and_less_often(monkeypatch):
+    monkeypatch.setattr(sound_states, "MAX_SMALL_BYTES", 0)
+    peer = Peer().come_to(3 * KEEP_LARGE_EVERY + 1)
+    assert peer.going_back.steps == (2 * KEEP_LARGE_EVERY, 3 * KEEP_LARGE_EVERY)
+
+
+def test_a_peer_whose_loss_has_risen_names_a_state_from_before_that():
+    peer = Peer().come_to(3 * KEEP_EVERY + 3 * WINDOW)
+    ticket = Ticket(peer.version.step, 8, False, 1.0, peer.version.lineage)
+    assert peer.going_back.sign(ticket) == ticket
+    for loss in [*[2.0] * WINDOW, *[0.1] * WINDOW, *[5.0] * 2 * WINDOW]:
+        peer.going_back.breaker.note(loss)
+    assert peer.going_back.sign(ticket).back_to == 3 * KEEP_EVERY
+    assert peer.going_back.go(peer.back(3 * KEEP_EVERY))
+    assert peer.going_back.sign(ticket) == ticket, "it is looked at anew"
