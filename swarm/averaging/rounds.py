@@ -21,6 +21,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.evidence_call import ask_for, show_evidence
+from swarm.averaging.audit.going_back import going_back
 from swarm.averaging.audit.judge import Judge
 from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec, bytes_of_member
@@ -38,7 +39,7 @@ from swarm.network.peer_service import PeerService
 from swarm.network.stream_limits import limits_of
 from swarm.protocol.admission import Admission
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import NOWHERE, Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
+from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.signed_lists import ORDERS
 from swarm.runtime import fault_injection as faults
@@ -280,22 +281,6 @@ class Rounds:
             if self._running is asyncio.current_task():  # else the next one has begun
                 self._running = None
 
-    async def _go_back(self, group: Group, own: Ticket) -> None:
-        """The group has decided to go back: so does this peer if it has found a reason itself, or is shown a proof.
-
-        Raises:
-            WentBack: it does
-            RoundFailed: it does not; if the others do, it finds that they have gone on
-        """
-        step, liars = group.back_to, frozenset()
-        if self._audits is not None:
-            liars = await self._audits.liars_since(step, group)
-        if own.back_to == NOWHERE and not liars:
-            raise RoundFailed(f"most of the group go back to step {step}, and show this peer no reason")
-        self._matchmaking.met(group.peer_ids)
-        self.took_over()
-        raise WentBack(group, step, liars)
-
     async def _meet_and_average(self, order: RunRound, trouble: Trouble) -> RoundReport:
         started, ticket = time.perf_counter(), order.ticket
         if self._low_rank is not None:
@@ -313,7 +298,10 @@ class Rounds:
         faults.at("met", ticket.step)
         closed, meeting_seconds = group, time.perf_counter() - started
         if closed.back_to is not None:
-            await self._go_back(closed, ticket)
+            ended = await going_back(closed, ticket, self._audits)
+            self._matchmaking.met(group.peer_ids)
+            self.took_over()
+            raise ended
         group = group.bounded(self._target)
         if not self._target.is_reached_by(group.samples):
             self._signals.waiting_step = -1  # those who waited compute on, too

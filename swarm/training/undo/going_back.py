@@ -84,8 +84,8 @@ class GoingBack:
         found = self._states.load(back.step) if is_of_group else None
         if found is None:
             return False
+        self._states.rename(back.step, version.step + 1)
         version.go_back(*found, group.group_id)
-        self._states.rename(back.step, version.step)
         self._went_at.append(version.step)
         self.breaker.went_back()
         return True

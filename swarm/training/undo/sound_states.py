@@ -109,7 +109,7 @@ class SoundStates:
             return None
 
     def rename(self, step: int, to: int) -> None:
-        """This state has become that of a later step; there is no way back from there."""
+        """This state becomes that of a later step; there is no way back from there."""
         kept = self._kept.pop(step)
         self.forget()
         self._kept[to] = kept

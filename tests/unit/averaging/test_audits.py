@@ -8,10 +8,11 @@ import pytest
 
 from swarm.averaging.audit import audits as audits_module
 from swarm.averaging.audit.audits import KEPT_ROUNDS, UNANSWERED, Audits
+from swarm.averaging.audit.going_back import going_back
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
 from swarm.averaging.audit.statements import Receipt, root_of
 from swarm.membership.backoff import BlameBackoff
-from swarm.protocol.messages import MAX_TICKET_BYTES, NOWHERE, Blame, Group, Ticket
+from swarm.protocol.messages import MAX_TICKET_BYTES, NOWHERE, Blame, Group, RoundFailed, Ticket, WentBack
 from swarm.protocol.wire import to_wire
 from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, key, peer, sealed_share
 
@@ -434,3 +435,25 @@ def test_a_proof_that_brings_nobody_back_does_not_stand_in_the_way_of_one_that_d
     assert before == {peer(1): 2, peer(2): NOWHERE, peer(3): NOWHERE}
     assert after == {peer(number): 2 for number in MEMBERS[1:]}
     assert all(LIAR in members.shunned[peer(number)] for number in MEMBERS[1:])
+
+
+def test_nobody_goes_back_on_the_word_of_others_alone():
+    """Most of its group want to, and name a proof that is none, or none at all."""
+
+    async def scenario(members):
+        await members.round()
+        ticket = members.tickets()[0]
+        wants = replace(ticket, back_to=2)
+        for others in (wants, replace(wants, accuses=short_name(peer(1))), replace(wants, accuses=b"x" * 16)):
+            said = [ticket if member == peer(3) else others for member in members.group.peer_ids]
+            group = Group.close(bytes(16), members.group.peer_ids, tuple(said))
+            assert group.back_to == 2
+            with pytest.raises(RoundFailed, match="show this peer no reason"):
+                await going_back(group, ticket, members.audits[peer(3)])
+        with pytest.raises(RoundFailed, match="show this peer no reason"):
+            await going_back(group, ticket, None)
+        return await going_back(group, wants, members.audits[peer(3)]), group
+
+    _, (ended, group) = run(scenario)
+    assert isinstance(ended, WentBack)
+    assert (ended.group, ended.step, ended.liars) == (group, 2, frozenset()), "it has found that itself"

@@ -97,6 +97,13 @@ def test_peers_that_have_made_the_same_updates_name_the_same_states():
     assert len(peer.going_back.steps) == NUM_KEPT
 
 
+def test_the_oldest_state_is_not_dropped_for_the_one_that_it_becomes():
+    peer = Peer().come_to(NUM_KEPT * KEEP_EVERY - 1)
+    assert peer.going_back.go(peer.back(0))
+    assert peer.going_back.steps == (NUM_KEPT * KEEP_EVERY,)
+    assert_same(peer.held(), Peer().held())
+
+
 def test_there_is_no_way_back_from_there():
     peer = Peer().come_to(KEEP_EVERY + 2)
     assert peer.going_back.go(peer.back(0))
