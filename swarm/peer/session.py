@@ -305,6 +305,7 @@ class Session:
                 line=self.line,
                 admission=self.admission,
                 ledger=self.folder.ledger,
+                state_folder=self.folder.path,
             ),
             stop_requested=self.stop_requested,
             averaging=self.averaging,

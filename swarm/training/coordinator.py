@@ -26,7 +26,7 @@ from swarm.membership.far_members import MANY, FarMembers
 from swarm.membership.progress_record import AVERAGING, PAUSED, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
@@ -43,6 +43,12 @@ from swarm.training.joining.probation import Probation
 from swarm.training.options import CoordinatorOptions
 from swarm.training.run_control import OthersOrders, RunControl
 from swarm.training.throughput import Throughput
+from swarm.training.undo.going_back import GoingBack
+
+LOSS_HAS_RISEN = (
+    "the loss has risen for good. If it rises again, lower the learning rate (swarm control learning-rate 0.5), or "
+    "remove who sends gradients that are far from the others'"
+)
 
 logger = get_logger(__name__)
 
@@ -87,6 +93,7 @@ class Coordinator:
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
+        self._going_back = GoingBack(self.version, self.averaging.rule.clips, self.options.state_folder)
         self._throughput, self._far_members = Throughput(), FarMembers()
         self._inflight: InflightRound | None = None
         self._strayed_from: PeerID | None = None
@@ -181,6 +188,7 @@ class Coordinator:
             self._begin_step()
         self._attester.begin()
         self._wait_for_peers()
+        self._going_back.begin()
         self.resume()
         self._go_on_with_the_round()
 
@@ -307,6 +315,7 @@ class Coordinator:
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
             self._gradients.drop()
             self.tracker.report(samples=0, loss=math.nan)
+            self._going_back.breaker.note_unusable()
             if self._throughput.drop() and (donor := self._follower.find_healer()):
                 self.catch_up(donor)
                 return False
@@ -395,6 +404,7 @@ class Coordinator:
             self.options,
             self._throughput.take(),
             self.control.target(ticket.step),
+            self._going_back.steps,
         )
         if self.averaging.overlaps:
             self.version.settled.clear()
@@ -405,7 +415,7 @@ class Coordinator:
 
     def _ticket(self) -> Ticket:
         ticket = self.version.ticket(self.samples, self._throughput.work.loss, self.tracker.own.client_mode)
-        return replace(ticket, orders=self.control.digest(self.step))
+        return self._going_back.sign(replace(ticket, orders=self.control.digest(self.step)))
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
@@ -425,6 +435,10 @@ class Coordinator:
             self.tracker.recount(short.group)  # somebody's pace was overestimated or samples are lost: the step goes on
             self.resume()
             return False
+        except WentBack as back:
+            self.on_round(inflight.failed(back))
+            self._go_back(back)
+            return False
         except (Behind, OtherOrders, Refused, RoundFailed) as error:
             self.on_round(inflight.failed(error))
             self._take_back()
@@ -441,6 +455,22 @@ class Coordinator:
             self.catch_up(is_told=True)
             return False
         return self._update_alone(report)
+
+    def _go_back(self, back: WentBack) -> None:
+        """The group has made an earlier state that of the next step; what was computed on the spoilt one is dropped."""
+        self.tracker.blame(back.blamed)
+        self.tracker.met(back.group.peer_ids, ())
+        with self.version.lock:
+            has_gone = self._going_back.go(back)
+        if not has_gone:
+            self._take_back()
+            self.catch_up(is_told=True)
+            return
+        names = " and ".join(sorted(map(self.tracker.name_of, back.liars)))
+        why = f"averages of {names} were false, which is proven" if names else LOSS_HAS_RISEN
+        logger.warning(f"Step {self.step} is step {back.step} once more, for all alike: {why}")
+        self._attester.note_update()
+        self._begin_step(frozenset(back.group.peer_ids))
 
     def _name_who_is_far(self, report: RoundReport) -> None:
         for peer in self._far_members.note(report):
@@ -523,7 +553,9 @@ class Coordinator:
         """The weights have been updated."""
         self.on_round(RoundEvent.of_update(self.last_step))
         self.on_update(self.last_step)
-        report = self.last_step.round
+        report, own = self.last_step.round, self.last_step.ticket
+        if own.samples:
+            self._going_back.breaker.note(own.loss)
         lineage = report.group.group_id if report else os.urandom(LINEAGE_BYTES)
         is_alone = report is None or len(report.group.peer_ids) == 1
         if is_alone and self._is_shown:
