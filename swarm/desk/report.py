@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from swarm.desk.credits import Credits
 from swarm.desk.health import Finding, Level, is_over, verdict
 from swarm.desk.history import Event, History, PeerSeen, Point, State
+from swarm.desk.ledger.credits import Credits
 from swarm.desk.timeline import CELL_SECONDS, WORDS, Round
 from swarm.protocol.orders import Orders
 
@@ -210,18 +210,24 @@ class Leaders:
 
     Args:
         confirmed_at: time of the ledger that says so, seconds since 1970; None: it is what they claim
+        num_findings: lines of that ledger that were changed, and count for nothing
+        trouble: a sentence, where the newest updates are missing in it
     """
 
     peers: list[Leader]
     confirmed_at: float | None = None
+    num_findings: int = 0
+    trouble: str = ""
 
 
 def leaders_report(history: History, most: int, credits: Credits | None = None) -> Leaders:
     """By the ledger if there is one, else by the pace that each peer states."""
     if credits is not None and credits.time is not None:
-        return Leaders([Leader(found.peer, found.name, found.samples) for found in credits.peers[:most]], credits.time)
+        peers = [Leader(found.peer, found.name, found.samples) for found in credits.peers[:most]]
+        return Leaders(peers, credits.time, credits.num_findings, credits.trouble)
     given = sorted(history.peers.items(), key=lambda item: -item[1].samples)[:most]
-    return Leaders([Leader(peer_id, peer.name, peer.samples) for peer_id, peer in given if peer.samples > 0])
+    peers = [Leader(peer_id, peer.name, peer.samples) for peer_id, peer in given if peer.samples > 0]
+    return Leaders(peers, trouble=credits.trouble if credits is not None else "")
 
 
 def timeline_report(history: History, peers: PeersReport) -> TimelineReport:
