@@ -88,6 +88,7 @@ What an organiser signs is MessagePack of (content, signature, warrant). The sig
 MESSAGES = [
     ("Progress record", "swarm.membership.progress_record", "PeerProgress", "PeerProgress.from_bytes"),
     ("Attestation, a field of it", "swarm.protocol.attestation", "Attestation", "Attestation.from_wire"),
+    ("Round that failed, a field of it", "swarm.protocol.notes", "FailedRound", "FailedRound.from_wire"),
     ("Run manifest", "swarm.membership.run_manifest", "RunManifest", "RunManifest._read"),
     ("Certificate", "swarm.protocol.certificates", "Certificate", None),
     ("Removed members", "swarm.protocol.certificates", "Removals", None),
@@ -109,6 +110,7 @@ REPLIES = ["step_reply", "orders_reply", "redirect", "group_reply"]
 BOUNDS = [
     "swarm.protocol.wire",
     "swarm.protocol.attestation",
+    "swarm.protocol.notes",
     "swarm.protocol.messages",
     "swarm.protocol.certificates",
     "swarm.protocol.orders",

@@ -21,6 +21,7 @@ from recipe.run_folder import write_json
 from swarm.desk.timeline import Timeline
 from swarm.membership.progress_record import JOINING, PAUSED, WAITING, PeerProgress, step_of_most
 from swarm.network.known_peers import usable
+from swarm.protocol.notes import FailedRound
 
 LOST_SECONDS = 5.0
 """Without a new record: a peer writes one a second."""
@@ -57,6 +58,7 @@ class PeerSeen:
         samples: in all updates so far, by the pace that it claims
         missed: looks at which it had no record
         helps: it is a helper, which trains nothing
+        failed: its last round that gave no average
     """
 
     name: str
@@ -74,6 +76,7 @@ class PeerSeen:
     least_age: float | None = None
     missed: int = 0
     helps: bool = False
+    failed: FailedRound | None = None
 
     @property
     def computes(self) -> bool:
@@ -87,7 +90,7 @@ class PeerSeen:
             return False
         self.name, self.step, self.rate, self.phase = record.name, record.step, record.rate, record.shown_phase
         self.client_mode, self.joined, self.helps = record.client_mode, record.joined, record.helps
-        self.loss, self.accuracy = _finite(record.loss), _finite(record.accuracy)
+        self.loss, self.accuracy, self.failed = _finite(record.loss), _finite(record.accuracy), record.failed
         age = now - record.time
         self.least_age = age if self.least_age is None else min(age, self.least_age)
         self.record_time, self.seen_at = record.time, now - (age - self.least_age)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from swarm.desk.health import Finding, Level, is_over, verdict
 from swarm.desk.history import Event, History, PeerSeen, Point, State
 from swarm.desk.ledger.credits import Credits
-from swarm.desk.timeline import CELL_SECONDS, WORDS, Round
+from swarm.desk.timeline import CELL_SECONDS, WORDS, Failure, Round
 from swarm.protocol.orders import Orders
 
 MAX_STRIPS = 30
@@ -149,6 +149,7 @@ class TimelineReport(BaseModel):
     updates: list[int] = Field(description="made in each cell")
     strips: list[Strip]
     rounds: list[Round]
+    trying: list[Failure] = Field(description="why the next update was not made yet, as peers say")
 
 
 def swarm_report(card: RunCard, run: Plan, history: History, found: Sequence[Finding], now: float) -> SwarmReport:
@@ -246,6 +247,7 @@ def timeline_report(history: History, peers: PeersReport) -> TimelineReport:
         updates=[*seen.updates],
         strips=[Strip(peer_id=peer.peer_id, name=peer.name, states=seen.strips[peer.peer_id]) for peer in shown],
         rounds=[*seen.rounds],
+        trying=seen.trying,
     )
 
 

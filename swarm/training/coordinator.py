@@ -418,7 +418,7 @@ class Coordinator:
             self.tracker.blame(report.blamed)
             self._name_who_is_far(report)
         except ShortBatch as short:
-            self.on_round(inflight.failed(short))
+            self._note_failure(short)
             self.tracker.met(short.group.peer_ids, inflight.expected)
             self.tracker.blame(short.blamed)
             self._take_back()
@@ -426,7 +426,7 @@ class Coordinator:
             self.resume()
             return False
         except (Behind, OtherOrders, Refused, RoundFailed) as error:
-            self.on_round(inflight.failed(error))
+            self._note_failure(error)
             self._take_back()
             self._recover(error)
             return False
@@ -441,6 +441,10 @@ class Coordinator:
             self.catch_up(is_told=True)
             return False
         return self._update_alone(report)
+
+    def _note_failure(self, error: RoundEnded) -> None:
+        self.on_round(self._inflight.failed(error))
+        self.tracker.note_failure(self._inflight.ticket.step + 1, error)
 
     def _name_who_is_far(self, report: RoundReport) -> None:
         for peer in self._far_members.note(report):
