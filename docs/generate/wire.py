@@ -89,6 +89,7 @@ MESSAGES = [
     ("Progress record", "swarm.membership.progress_record", "PeerProgress", "PeerProgress.from_bytes"),
     ("Attestation, a field of it", "swarm.protocol.attestation", "Attestation", "Attestation.from_wire"),
     ("Round that failed, a field of it", "swarm.protocol.notes", "FailedRound", "FailedRound.from_wire"),
+    ("Score on the test samples, a field of it", "swarm.protocol.notes", "Score", "Score.from_wire"),
     ("Run manifest", "swarm.membership.run_manifest", "RunManifest", "RunManifest._read"),
     ("Certificate", "swarm.protocol.certificates", "Certificate", None),
     ("Removed members", "swarm.protocol.certificates", "Removals", None),

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from swarm.desk.health import Finding, Level, is_over, verdict
-from swarm.desk.history import Event, History, PeerSeen, Point, State
+from swarm.desk.history import Event, History, PeerSeen, Point, State, Test
 from swarm.desk.ledger.credits import Credits
 from swarm.desk.timeline import CELL_SECONDS, WORDS, Failure, Round
 from swarm.protocol.orders import Orders
@@ -124,11 +124,12 @@ class PeersReport(BaseModel):
 
 
 class HistoryReport(BaseModel):
-    """The curves, with at most 1,000 points, and the last 200 events."""
+    """The curves, with at most 1,000 points, the last 200 events, and at most 1,000 tests of the weights."""
 
     time: float
     points: list[Point]
     events: list[Event]
+    tests: list[Test] = Field(description="on the test samples, as the peers say that made them")
 
 
 class Strip(BaseModel):
@@ -253,7 +254,7 @@ def timeline_report(history: History, peers: PeersReport) -> TimelineReport:
 
 def history_report(history: History, now: float) -> HistoryReport:
     """The curves and the events."""
-    return HistoryReport(time=now, points=[*history.points], events=[*history.events])
+    return HistoryReport(time=now, points=[*history.points], events=[*history.events], tests=[*history.tests])
 
 
 def _peer(peer_id: str, peer: PeerSeen, total_rate: float) -> PeerReport:

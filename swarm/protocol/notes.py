@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,6 +16,8 @@ MAX_TIMES = 10**6
 _Why = Annotated[str, Meta(min_length=1, max_length=MAX_WHY_LETTERS)]
 Failed = tuple[Step, Annotated[int, Meta(ge=1, le=MAX_TIMES)], _Why] | None
 """A round that failed, as it travels; None as long as none has."""
+Scored = tuple[Step, Annotated[float, Meta(ge=0, le=1)], Annotated[float, Meta(ge=0)]] | None
+"""What a test has found, as it travels; None as long as there was none."""
 
 
 @dataclass(frozen=True)
@@ -56,3 +59,35 @@ class FailedRound:
         if not why.isprintable() or len(why.encode()) > MAX_WHY_BYTES:
             raise ValueError("a reason that is not printable, or too long")
         return cls(step, times, why)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a peer has found on the test samples.
+
+    Args:
+        step: global updates that the weights have seen
+        accuracy: 0 to 1
+        loss: mean over the samples
+    """
+
+    step: int
+    accuracy: float
+    loss: float
+
+    def to_wire(self) -> Scored:
+        """As a field of a message."""
+        return self.step, float(self.accuracy), float(self.loss)
+
+    @classmethod
+    def from_wire(cls, tested: Scored) -> Score | None:
+        """Of a field that was read with the bounds of `Scored`.
+
+        Raises:
+            ValueError: a number that is none
+        """
+        if tested is None:
+            return None
+        if not all(map(math.isfinite, tested)):
+            raise ValueError("a test result that is not finite")
+        return cls(*tested)

@@ -37,6 +37,8 @@ MIN_FACTOR, MAX_FACTOR = 0.01, 100.0
 MAX_TARGET = 2**20
 MAX_TOTAL_STEPS = 10**7
 """As in a recipe."""
+MAX_EVERY = 10**6
+"""Updates between two tests."""
 
 
 class What(StrEnum):
@@ -54,6 +56,8 @@ class What(StrEnum):
     """It is so many times what the recipe says."""
     TARGET = "target-batch-size"
     """An update takes so many samples."""
+    EVALUATE = "evaluate"
+    """After so many updates one of the peers measures the weights on the test samples; 0: nobody does."""
 
 
 _KINDS = tuple(What)
@@ -61,6 +65,7 @@ _BOUNDS = {
     What.LEARNING_RATE: (MIN_FACTOR, MAX_FACTOR),
     What.TARGET: (1, MAX_TARGET),
     What.EXTEND: (1, MAX_TOTAL_STEPS),
+    What.EVALUATE: (0, MAX_EVERY),
 }
 """Of the value; of all others it is 0."""
 
@@ -120,6 +125,10 @@ class Order:
                 return f"from step {self.at_step} on the learning rate is {self.value:g} × the recipe's"
             case What.TARGET:
                 return f"from step {self.at_step} on an update takes {self.value:,.0f} samples"
+            case What.EVALUATE if self.value == 0:
+                return f"from step {self.at_step} on nobody tests the weights"
+            case What.EVALUATE:
+                return f"from step {self.at_step} on the weights are tested every {self.value:,.0f} updates"
 
 
 @dataclass(frozen=True)
@@ -213,6 +222,11 @@ class Orders:
         """
         last = self._last(step, What.TARGET)
         return recipe if last is None else int(last.value)
+
+    def evaluate_every(self, step: int) -> int:
+        """Updates after which one of the peers tests the weights; 0: nobody does."""
+        last = self._last(step, What.EVALUATE)
+        return 0 if last is None else int(last.value)
 
     def total_steps(self, step: float, recipe: int) -> int:
         """Updates of the run, as far as it is decided at this step; infinity: by all orders."""

@@ -88,6 +88,10 @@ class RunControl:
         """Of the run, as far as it is decided at this step; infinity: by all orders."""
         return self._orders.total_steps(step, self._total)
 
+    def evaluate_every(self, step: int) -> int:
+        """Updates after which one of the peers tests the weights; 0: nobody does."""
+        return self._orders.evaluate_every(step)
+
     def digest(self, step: int) -> bytes:
         """What all members of this step's round have to follow."""
         return self._orders.digest(step)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from recipe.errors import InputError
 from swarm.membership.control.giving import give_order, newest_orders, situation
 from swarm.protocol.certificates import Signer
-from swarm.protocol.orders import MAX_FACTOR, MAX_TARGET, MAX_TOTAL_STEPS, MIN_FACTOR, Order, Orders, What
+from swarm.protocol.orders import MAX_EVERY, MAX_FACTOR, MAX_TARGET, MAX_TOTAL_STEPS, MIN_FACTOR, Order, Orders, What
 
 if TYPE_CHECKING:
     from swarm.membership.run_manifest import RunManifest
@@ -57,6 +57,14 @@ COMMANDS = (
         is_whole=False,
     ),
     Command(What.TARGET, "Change the batch", "An update takes so many samples.", "Samples of an update", 1, MAX_TARGET),
+    Command(
+        What.EVALUATE,
+        "Test the weights",
+        "After so many updates one of the peers tests the weights, another one each time; 0 ends that.",
+        "Updates between two tests",
+        0,
+        MAX_EVERY,
+    ),
 )
 
 

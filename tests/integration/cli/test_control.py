@@ -51,6 +51,7 @@ def test_members_hear_of_orders_at_a_step_that_lies_ahead(folder, members):
         "total_steps": total,
         "learning_rate_factor": 1.0,
         "target_batch_size": target,
+        "evaluate_every": 0,
     }
     assert run(folder, "show")[1][1:] == [
         "- from step 16 on the learning rate is 0.5 × the recipe's (coming)",

@@ -25,7 +25,7 @@ from tests.helpers.mutation import mutated
 from tests.helpers.records import NOW, RECORD
 
 FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
-FIELDS += ("ahead", "lineage", "attested", "helps", "failed")
+FIELDS += ("ahead", "lineage", "attested", "helps", "failed", "tested")
 LONG = Attestation(MAX_STEP, b"L" * 16, b"D" * 16, (-1.5e-300,) * 16)
 """As many bytes as there can be."""
 FAILED = FailedRound.after(None, MAX_STEP, "\U0001f41d" * 999)
@@ -126,6 +126,14 @@ def test_unknown_loss_and_accuracy_survive_the_wire():
         {"helps": None},
         {"helps": True, "samples": 8, "rate": 0.0},
         {"helps": True, "samples": 0, "rate": 8.0},
+        {"tested": 7},
+        {"tested": [4, 0.5]},
+        {"tested": [-1, 0.5, 1.0]},
+        {"tested": [4, 1.1, 1.0]},
+        {"tested": [4, math.nan, 1.0]},
+        {"tested": [4, 0.5, -1.0]},
+        {"tested": [4, 0.5, math.inf]},
+        {"tested": [4, 0.5, "low"]},
         {"failed": 7},
         {"failed": [4, 1]},
         {"failed": [-1, 1, "why"]},

@@ -134,6 +134,15 @@ def test_each_order_counts_from_its_step_on():
     assert [given.target_batch_size(step, 64) for step in (19, 20)] == [64, 128]
 
 
+def test_the_weights_are_tested_every_so_many_updates_until_that_is_taken_back():
+    given = orders(Order(10, What.EVALUATE, 50), Order(200, What.EVALUATE, 0))
+    assert [given.evaluate_every(step) for step in (9, 10, 199, 200)] == [0, 50, 50, 0]
+    assert [str(order) for order in given.given] == [
+        "from step 10 on the weights are tested every 50 updates",
+        "from step 200 on nobody tests the weights",
+    ]
+
+
 @pytest.mark.parametrize(
     ("given", "paused"),
     [
@@ -188,6 +197,8 @@ def test_members_of_a_round_have_to_know_what_counts_after_it():
         (7, What.TARGET, 0),
         (7, What.TARGET, 2**20 + 1),
         (7, What.TARGET, 8.5),
+        (7, What.EVALUATE, 0.5),
+        (7, What.EVALUATE, 10**6 + 1),
         (7, What.EXTEND, 7),
         (7, What.EXTEND, 10**7 + 1),
         (7, What.EXTEND, math.inf),
