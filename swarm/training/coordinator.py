@@ -83,7 +83,7 @@ class Coordinator:
         self.control = RunControl(self.options.admission, target_batch_size, max_step)
         self.target = self.control.target(step)
         """Of the step for which this peer computes."""
-        self._dht, self._has_missed_orders = dht, False
+        self._has_missed_orders = False
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
@@ -320,7 +320,6 @@ class Coordinator:
 
     def _follow_orders(self) -> None:
         """What counts for the step for which this peer computes."""
-        self._dht.is_at(self.step)
         self._has_missed_orders |= self.control.look(self.step)
         self.target = self.control.target(self.tracker.own.round)
         self.tracker.aim(self.target, self.control.total_steps(math.inf))
@@ -347,7 +346,7 @@ class Coordinator:
         while self.control.is_paused(self.tracker.own.round) and self._inflight is None and not self._should_stop():
             self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
             self._is_catching_up()
-            self._others_orders.compare(self.step)
+            self._others_orders.compare()
             time.sleep(POLL_SECONDS)
             self._follow_orders()
         self.resume()
@@ -482,7 +481,7 @@ class Coordinator:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
         self.tracker.blame(error.blamed)
         if isinstance(error, OtherOrders):
-            self.control.take(error.signed, self.step)
+            self.control.take(error.signed)
             return self._follow_orders()
         if isinstance(error, Refused):
             return self._follower.refused_by(error.leader)

@@ -71,8 +71,11 @@ COMMANDS = (
 class Controls(Protocol):
     """Gives orders to a run, and knows those that were given."""
 
-    can_order: bool
-    """The desk has a key with which it may sign."""
+    @property
+    def can_order(self) -> bool:
+        """The desk has a key with which it may sign."""
+        ...
+
     orders: Orders
     """The newest list."""
 
@@ -104,10 +107,14 @@ class SwarmControls:
 
     def __init__(self, dht: SwarmDHT, manifest: RunManifest, signer: Signer | None = None):
         self._dht, self._manifest, self._signer = dht, manifest, signer
-        self.can_order = signer is not None
         self.orders = Orders(manifest.run_id)
         self._looked_at = -LOOK_SECONDS
         dht.take_part(manifest.key_prefix, manifest.authority, b"")
+
+    @property
+    def can_order(self) -> bool:
+        """There is a key, and the organiser has not revoked it."""
+        return self._signer is not None and self._signer.public_key not in self.orders.revoked
 
     def look(self) -> Orders:
         """The newest list, as far as it is known."""
