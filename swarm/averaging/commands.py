@@ -105,7 +105,7 @@ class SetAdmission:
 
 @dataclass(frozen=True)
 class CompareOrders:
-    """Compare the organiser's orders with somebody who does not follow the same ones, it seems: the newer list counts.
+    """Compare the organiser's orders with somebody who does not follow the same ones, it seems: then both know all.
 
     Args:
         peer: whom to call; None: nobody

@@ -244,7 +244,7 @@ class Rounds:
         self._matchmaking.orders_changed()
 
     async def compare_orders(self, peer: PeerID | None, ticket: Ticket) -> bytes:
-        """The newest list of the organiser's orders, after a look at what this peer follows."""
+        """All orders of the organiser, after a look at what this peer follows."""
         if peer is not None:
             await self._matchmaking.compare_orders(peer, ticket)
         return self._options.admission.lists.signed(ORDERS)

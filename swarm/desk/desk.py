@@ -16,9 +16,9 @@ import uvicorn
 from recipe.errors import InputError
 from swarm.desk.alerts import Alerts
 from swarm.desk.app import build_app
-from swarm.desk.credits import Credits
 from swarm.desk.health import Finding, findings
 from swarm.desk.history import History
+from swarm.desk.ledger.credits import Credits
 from swarm.desk.organiser.controls import Controls
 from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_LEADERS, Snapshot
@@ -45,7 +45,7 @@ class Desk:
         path: file of the history; an earlier desk's is continued
         alerts: who is told what is wrong
         still_minutes: without an update, after which something is wrong
-        credits: by the run's ledger; None if there is none
+        credits: by the run's ledger; None if it is not fetched
         clock: seconds since 1970
     """
 

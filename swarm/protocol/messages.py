@@ -133,7 +133,7 @@ class Refused(RoundEnded):
 
 
 class OtherOrders(RoundEnded):
-    """The others follow a newer list of the organiser's orders: it counts here, too, before the next round.
+    """The others follow other orders of the organiser: those count here, too, before the next round.
 
     Args:
         signed: the list

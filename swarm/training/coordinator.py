@@ -89,7 +89,7 @@ class Coordinator:
         self.control = RunControl(self.options.admission, target_batch_size, max_step)
         self.target = self.control.target(step)
         """Of the step for which this peer computes."""
-        self._dht, self._has_missed_orders = dht, False
+        self._has_missed_orders = False
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
@@ -329,7 +329,6 @@ class Coordinator:
 
     def _follow_orders(self) -> None:
         """What counts for the step for which this peer computes."""
-        self._dht.is_at(self.step)
         self._has_missed_orders |= self.control.look(self.step)
         self.target = self.control.target(self.tracker.own.round)
         self.tracker.aim(self.target, self.control.total_steps(math.inf))
@@ -356,7 +355,7 @@ class Coordinator:
         while self.control.is_paused(self.tracker.own.round) and self._inflight is None and not self._should_stop():
             self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
             self._is_catching_up()
-            self._others_orders.compare(self.step)
+            self._others_orders.compare()
             time.sleep(POLL_SECONDS)
             self._follow_orders()
         self.resume()
@@ -428,7 +427,7 @@ class Coordinator:
             self.tracker.blame(report.blamed)
             self._name_who_is_far(report)
         except ShortBatch as short:
-            self.on_round(inflight.failed(short))
+            self._note_failure(short)
             self.tracker.met(short.group.peer_ids, inflight.expected)
             self.tracker.blame(short.blamed)
             self._take_back()
@@ -440,7 +439,7 @@ class Coordinator:
             self._go_back(back)
             return False
         except (Behind, OtherOrders, Refused, RoundFailed) as error:
-            self.on_round(inflight.failed(error))
+            self._note_failure(error)
             self._take_back()
             self._recover(error)
             return False
@@ -471,6 +470,10 @@ class Coordinator:
         logger.warning(f"Step {self.step} is step {back.step} once more, for all alike: {why}")
         self._attester.note_update()
         self._begin_step(frozenset(back.group.peer_ids))
+
+    def _note_failure(self, error: RoundEnded) -> None:
+        self.on_round(self._inflight.failed(error))
+        self.tracker.note_failure(self._inflight.ticket.step + 1, error)
 
     def _name_who_is_far(self, report: RoundReport) -> None:
         for peer in self._far_members.note(report):
@@ -508,7 +511,7 @@ class Coordinator:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
         self.tracker.blame(error.blamed)
         if isinstance(error, OtherOrders):
-            self.control.take(error.signed, self.step)
+            self.control.take(error.signed)
             return self._follow_orders()
         if isinstance(error, Refused):
             return self._follower.refused_by(error.leader)
