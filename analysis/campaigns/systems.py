@@ -151,11 +151,8 @@ SYSTEMS: dict[str, System] = {
     "swarm-local-1-int8": System(
         "our swarm, 1 local step, int8", swarm, ("--codec", "int8"), overlaps=True, payload_bytes=1, local_steps=1
     ),
-    "swarm-local-2-int8": System(
-        "our swarm, 2 local steps, int8", swarm, ("--codec", "int8"), overlaps=True, payload_bytes=1, local_steps=2
-    ),
-    "swarm-local-4-int8": System(
-        "our swarm, 4 local steps, int8", swarm, ("--codec", "int8"), overlaps=True, payload_bytes=1, local_steps=4
+    "swarm-local-4-fp16": System(
+        "our swarm, 4 local steps, fp16", swarm, ("--codec", "fp16"), overlaps=True, payload_bytes=2, local_steps=4
     ),
     "swarm-local-1-fp16": System(
         "our swarm, 1 local step, fp16", swarm, ("--codec", "fp16"), overlaps=True, payload_bytes=2, local_steps=1
