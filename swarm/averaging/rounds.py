@@ -37,6 +37,7 @@ from swarm.membership.failure_detector import FailureDetector
 from swarm.network.peer_service import PeerService
 from swarm.network.stream_limits import limits_of
 from swarm.protocol.admission import Admission
+from swarm.protocol.auto_mode import Mode
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundReport
@@ -105,6 +106,7 @@ class AveragingOptions:
         target: a group with fewer samples disperses, and its members compute on; all members must have the same
         codec: how gradients travel; all members must have the same
         rule: how reducers combine them; all members must have the same
+        auto: codec and local steps of a round are what its tickets name; `codec` and `rule` are the first ones
         shapes: of the parameters whose gradients the vector begins with
         client_mode: others cannot call this peer
         line: what rounds and states may take of this peer's line
@@ -118,6 +120,7 @@ class AveragingOptions:
     target: BatchTarget
     codec: Codec
     rule: Combination
+    auto: bool
     shapes: Sequence[Sequence[int]]
     client_mode: bool
     line: LineUse
@@ -144,7 +147,7 @@ class Rounds:
     def __init__(self, p2p: P2P, options: AveragingOptions, signals: RoundSignals):
         self._p2p, self._options, self._signals = p2p, options, signals
         self._vector, self._target = options.vector, options.target
-        self._codec = options.codec.make()
+        self._codec, self._rule = options.codec.make(), options.rule
         self._feedback = ErrorFeedback(self._codec, options.vector.numel(), options.codec.decay)
         self._low_rank = options.codec.low_rank(options.shapes, options.vector.numel())
         self._windows: dict[PeerID, SendWindow] = {}
@@ -164,7 +167,9 @@ class Rounds:
         options.admission.welcome = limits_of(p2p).met
         self._audits: Audits | None = None
         if options.checks_averages:
-            judge = Judge(options.vector.numel(), self._codec, options.rule, self._target_at, self._orders_at)
+            judge = Judge(
+                options.vector.numel(), self._codec, options.rule, self._target_at, self._orders_at, options.auto
+            )
             ask = partial(ask_for, p2p, options.namespace, options.line)
             self._audits = Audits(p2p.peer_id, options.key, judge, ask, self._shunned)
         self.groups = RunningGroups()
@@ -296,6 +301,8 @@ class Rounds:
         limits_of(self._p2p).met(group.peer_ids)
         faults.at("met", ticket.step)
         closed, meeting_seconds = group, time.perf_counter() - started
+        if self._options.auto:
+            self._average_in(group.mode, ticket)
         group = group.bounded(self._target)
         if not self._target.is_reached_by(group.samples):
             self._signals.waiting_step = -1  # those who waited compute on, too
@@ -338,6 +345,13 @@ class Rounds:
             exchange_seconds=exchange_seconds,
         )
 
+    def _average_in(self, mode: Mode, ticket: Ticket) -> None:
+        """The mode of this round is that of its group, whatever this peer has thought."""
+        self._target = self._target.in_mode(mode.local_steps, ticket.mode.local_steps)
+        codec = Codec(mode.codec)
+        self._codec, self._rule = codec.make(), replace(self._options.rule, local_steps=mode.local_steps)
+        self._feedback.use(self._codec, codec.decay)
+
     # ---- judging ----------------------------------------------------------------------------------------------------
 
     def _judge(
@@ -375,7 +389,7 @@ class Rounds:
             vector=part,
             feedback=feedback,
             codec=self._codec,
-            rule=self._options.rule,
+            rule=self._rule,
             stripes=stripes,
             detector=self.detector,
             windows=self._windows,

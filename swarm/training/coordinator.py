@@ -25,6 +25,7 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.membership.far_members import MANY, FarMembers
 from swarm.membership.progress_record import AVERAGING, PAUSED, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.auto_mode import Plan
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
@@ -32,6 +33,7 @@ from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
+from swarm.training.auto_averaging import AutoAveraging
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
@@ -62,6 +64,7 @@ class Coordinator:
         averaging: how the swarm averages; equal on all peers
         apply: make an update that others have made already, with the average in `param.grad`; optimizer.step
         max_step: at which the run is over; nobody is believed to be further
+        plan: with `--averaging auto`, what this peer followed when it was here last
     """
 
     def __init__(
@@ -78,9 +81,12 @@ class Coordinator:
         averaging: Averaging | None = None,
         apply: Callable[[], None] | None = None,
         max_step: int = MAX_STEP,
+        plan: Plan | None = None,
     ):
         self.options, self.averaging = options or CoordinatorOptions(), averaging or Averaging()
-        self.control = RunControl(self.options.admission, target_batch_size, max_step)
+        has_float_buffers = any(buffer.is_floating_point() for buffer in model.buffers())
+        auto = AutoAveraging(has_float_buffers, plan) if self.averaging.auto else None
+        self.control = RunControl(self.options.admission, target_batch_size, max_step, auto)
         self.target = self.control.target(step)
         """Of the step for which this peer computes."""
         self._dht, self._has_missed_orders = dht, False
@@ -120,6 +126,7 @@ class Coordinator:
             self.options.timeouts,
             self.options.admission,
             self.options.ledger,
+            self.averaging.auto,
         )
         self._others_orders = OthersOrders(self.control, self.tracker, self.averager)
         self.averager.set_step(step, self.version.lineage)
@@ -405,7 +412,7 @@ class Coordinator:
 
     def _ticket(self) -> Ticket:
         ticket = self.version.ticket(self.samples, self._throughput.work.loss, self.tracker.own.client_mode)
-        return replace(ticket, orders=self.control.digest(self.step))
+        return replace(ticket, orders=self.control.digest(self.step), pace=self.control.pace(self.step))
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
@@ -417,7 +424,9 @@ class Coordinator:
             self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
             self.tracker.blame(report.blamed)
             self._name_who_is_far(report)
+            self.control.note(report, inflight.work.seconds)
         except ShortBatch as short:
+            self.control.met(short.group)
             self.on_round(inflight.failed(short))
             self.tracker.met(short.group.peer_ids, inflight.expected)
             self.tracker.blame(short.blamed)
