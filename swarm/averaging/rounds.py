@@ -147,7 +147,7 @@ class Rounds:
     def __init__(self, p2p: P2P, options: AveragingOptions, signals: RoundSignals):
         self._p2p, self._options, self._signals = p2p, options, signals
         self._vector, self._target = options.vector, options.target
-        self._codec, self._rule = options.codec.make(), options.rule
+        self._codec, self._rule, self._codec_name = options.codec.make(), options.rule, options.codec.name
         self._feedback = ErrorFeedback(self._codec, options.vector.numel(), options.codec.decay)
         self._low_rank = options.codec.low_rank(options.shapes, options.vector.numel())
         self._windows: dict[PeerID, SendWindow] = {}
@@ -341,6 +341,8 @@ class Rounds:
             blamed=trouble.blamed,
             judged=any(runner.parts_combined for runner in stripes.runners),
             outside=stripes.outside,
+            codec=self._codec_name,
+            local_steps=self._rule.local_steps,
             meeting_seconds=meeting_seconds,
             exchange_seconds=exchange_seconds,
         )
@@ -351,6 +353,7 @@ class Rounds:
         codec = Codec(mode.codec)
         self._codec, self._rule = codec.make(), replace(self._options.rule, local_steps=mode.local_steps)
         self._feedback.use(self._codec, codec.decay)
+        self._codec_name = codec.name
 
     # ---- judging ----------------------------------------------------------------------------------------------------
 

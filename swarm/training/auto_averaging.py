@@ -84,7 +84,7 @@ class AutoAveraging:
             self._seconds.append((computing_seconds, report.exchange_seconds))
         paces = [ticket.pace for ticket in group.tickets if ticket.samples]
         if (choice := choose(self.plan, step, paces, self.codecs)) is not None:
-            logger.info(f"{choice} (was {MODES[self.plan.mode]})")
+            logger.warning(f"{choice} (before: {MODES[self.plan.mode]})")
             self.plan = choice.plan
 
 

@@ -23,7 +23,7 @@ from hivemind.utils import get_logger
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.far_members import MANY, FarMembers
-from swarm.membership.progress_record import AVERAGING, PAUSED, TRAINING, VALIDATING, WAITING
+from swarm.membership.progress_record import AVERAGING, MAX_GRANULARITY, PAUSED, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.auto_mode import Plan
 from swarm.protocol.batch_target import BatchTarget
@@ -504,7 +504,8 @@ class Coordinator:
         self._strayed_from = self._stray(ticket, report)
         self.last_step = StepReport.of(ticket, computed, blocked, report)
         if ticket.samples:
-            self.tracker.report(loss=ticket.loss)
+            granularity = min(self.last_step.granularity, MAX_GRANULARITY)
+            self.tracker.report(loss=ticket.loss, granularity=granularity)
         return True
 
     def _stray(self, ticket: Ticket, report: RoundReport | None) -> PeerID | None:

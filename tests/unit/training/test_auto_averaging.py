@@ -1,5 +1,6 @@
-"""What one peer measures and follows with `--averaging auto`, and what becomes of target, schedule and end of the run."""
+"""What one peer measures and follows with `--averaging auto`, and what becomes of target, schedule and end."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from hivemind.p2p import PeerID
 from recipe.errors import InputError
 from recipe.presets import preset
 from swarm.network.signed_records import peer_of
+from swarm.peer.callbacks.plan_keeper import PlanKeeper
 from swarm.protocol.admission import OPEN
 from swarm.protocol.auto_mode import AHEAD, Pace, Plan
 from swarm.protocol.messages import Group, Ticket
@@ -18,6 +20,7 @@ from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.training.auto_averaging import FEWEST, AutoAveraging
 from swarm.training.averaging_mode import Averaging
 from swarm.training.run_control import RunControl
+from swarm.training.strategy import SwarmStrategy
 from tests.helpers.owners import Organiser, subkey_of
 
 PEERS = tuple(PeerID(bytes([18, 32, *[number] * 32])) for number in range(3))
@@ -37,13 +40,10 @@ def test_a_swarm_changes_after_three_rounds_at_a_stated_step_and_says_so_once(ca
     peers = [AutoAveraging(has_float_buffers=True) for _ in PEERS]
     run_rounds(peers, range(FEWEST), 40.0, 100.0)
     assert [peer.plan for peer in peers] == [Plan.first(0)] * 3
-    with caplog.at_level("INFO"):
-        run_rounds(peers, range(FEWEST, FEWEST + 2), 40.0, 100.0)
+    run_rounds(peers, range(FEWEST, FEWEST + 2), 40.0, 100.0)
     assert [peer.plan for peer in peers] == [Plan(2, 0, FEWEST + AHEAD, FEWEST + AHEAD)] * 3
-    said = [record.message for record in caplog.records]
-    assert said == [
-        "An average takes 100 s, computing 40 s: four local steps with float32 from step 5 on (was one local step with fp16)"
-    ] * 3
+    why = "An average takes 100 s, computing 40 s: four local steps with float32 from step 5 on"
+    assert [record.message for record in caplog.records] == [f"{why} (before: one local step with fp16)"] * 3
     assert [peers[0].local_steps(step) for step in (4, 5)] == [1, 4]
 
 
@@ -88,7 +88,9 @@ def test_target_schedule_and_end_follow_it():
 
 def test_where_the_organiser_says_when_it_ends_her_word_counts():
     organiser = Organiser()
-    control = RunControl(organiser.admission(peer_of(subkey_of("ada"))), 64, 100, AutoAveraging(plan=Plan(2, 0, 20, 20)))
+    control = RunControl(
+        organiser.admission(peer_of(subkey_of("ada"))), 64, 100, AutoAveraging(plan=Plan(2, 0, 20, 20))
+    )
     orders = Orders("run").with_order(Order(10, What.TARGET, 32)).with_order(Order(30, What.EXTEND, 200))
     control.take(orders.signed_by(organiser.signer), 5)
     control.look(5)
@@ -112,3 +114,13 @@ def test_a_recipe_that_says_auto_begins_with_one_local_step_and_names_no_codec()
         replace(preset("digits"), averaging="auto", codec="int8")
     with pytest.raises(InputError, match="leave out int8"):
         Averaging.named("auto-int8")
+
+
+def test_a_checkpoint_knows_what_the_swarm_has_chosen():
+    plan, before, after = Plan(2, 0, 20, 20), SwarmStrategy(64, "run", averaging="auto"), SwarmStrategy(64, "run")
+    before.plan = plan
+    saved = PlanKeeper(before).state_dict()
+    PlanKeeper(after).load_state_dict(json.loads(json.dumps(saved)))
+    assert after.plan == plan
+    PlanKeeper(after).load_state_dict({})
+    assert after.plan == plan
