@@ -306,6 +306,7 @@ class Rounds:
         group = group.bounded(self._target)
         if not self._target.is_reached_by(group.samples):
             self._signals.waiting_step = -1  # those who waited compute on, too
+            self._matchmaking.reopen()  # its leader may have known another target than the group has
             raise ShortBatch(group)
         if len(group.peer_ids) == 1:
             return RoundReport.of(group, blamed=trouble.blamed, meeting_seconds=meeting_seconds, exchange_seconds=0.0)
