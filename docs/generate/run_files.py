@@ -90,6 +90,10 @@ METRICS = {
     "round/blocked_seconds": ("s", "Nothing was computed, because the round had to end first."),
     "round/meeting_seconds": ("s", "From entering the round to a closed group."),
     "round/exchange_seconds": ("s", "From a closed group to the complete average."),
+    "round/granularity": (
+        "ratio",
+        "Computing over exchange: below 1, devices wait for lines, or would if they did not compute on.",
+    ),
     "round/parts_received_fraction": ("0 to 1", "Share of the expected parts that arrived; 1 is a complete average."),
     "perf/data_seconds": ("s", "Waiting for batches."),
     "perf/compute_seconds": ("s", "What is left of the update: computing, and Lightning's own work."),

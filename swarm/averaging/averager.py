@@ -69,6 +69,7 @@ class SwarmAverager:
         line: what rounds and states may take of this peer's line
         admission: who may take part
         ledger: file that is handed out to whoever asks; None if this peer keeps none
+        auto: codec and local steps of a round are what its tickets name; `codec` and `rule` are the first ones
 
     Raises:
         InputError: the process died while it started
@@ -89,6 +90,7 @@ class SwarmAverager:
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         admission: Admission = OPEN,
         ledger: Path | None = None,
+        auto: bool = False,
     ):
         codec = codec or Codec()
         self.vector, self.line, self.timeouts = vector.share_memory_(), line or LineUse(), timeouts
@@ -103,6 +105,7 @@ class SwarmAverager:
             target,
             codec,
             rule,
+            auto,
             shapes,
             dht.client_mode,
             self.line,

@@ -22,6 +22,7 @@ MAX_OFF_SECONDS = 3.5  # the DHT admits 3 s; a record that is older is nobody's 
 FUTURE_SECONDS = 5.0  # clocks agree within 3 s (the DHT checks that); later than this is nonsense
 MAX_RATE = 1e7  # samples per second
 MAX_NAME_LENGTH = 64
+MAX_GRANULARITY = 1e6
 
 JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
 AVERAGING, VALIDATING, PAUSED = "averaging", "validating", "paused"
@@ -50,6 +51,7 @@ _RECORD = msgspec.msgpack.Decoder(
         bool,
         Failed,
         Scored,
+        float,
     ]
 )
 
@@ -75,6 +77,7 @@ class PeerProgress:
         helps: it is a helper, which trains nothing
         failed: its last round that gave no average, for people to read; None if there was none
         tested: what it found on the test samples last, None if it tests nothing
+        granularity: seconds of computing for its last update over those of the average, nan if it has none
     """
 
     name: str
@@ -93,6 +96,7 @@ class PeerProgress:
     helps: bool = False
     failed: FailedRound | None = None
     tested: Score | None = None
+    granularity: float = math.nan
 
     @property
     def round(self) -> int:
@@ -122,6 +126,7 @@ class PeerProgress:
             self.helps,
             self.failed and self.failed.to_wire(),
             self.tested and self.tested.to_wire(),
+            float(self.granularity),
         )
 
     @classmethod
@@ -129,11 +134,13 @@ class PeerProgress:
         """Raises ValueError: for everything that no honest peer can send"""
         fields = from_wire(_RECORD, data, MAX_RECORD_BYTES)
         name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage, said, *rest = fields
-        helps, failed, tested = rest
+        helps, failed, tested, granularity = rest
         if not name.isprintable():
             raise ValueError("a name that is not printable")
         if not (math.isnan(accuracy) or 0 <= accuracy <= 1) or math.isinf(loss):
             raise ValueError("a loss or an accuracy out of bounds")
+        if not (math.isnan(granularity) or 0 <= granularity <= MAX_GRANULARITY):
+            raise ValueError("a granularity out of bounds")
         if not 0 <= joined <= at <= now + FUTURE_SECONDS:
             raise ValueError("a time out of bounds")
         if helps and (samples or rate):
@@ -144,6 +151,7 @@ class PeerProgress:
             helps,
             FailedRound.from_wire(failed),
             Score.from_wire(tested),
+            granularity,
         )
 
     def samples_by(self, now: float, round: int, computing_since: float, in_last_group: bool) -> float:

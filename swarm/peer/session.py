@@ -29,6 +29,7 @@ from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.first_contribution import FirstContribution
 from swarm.peer.callbacks.ledger_keeper import LedgerKeeper
+from swarm.peer.callbacks.plan_keeper import PlanKeeper
 from swarm.peer.callbacks.reachable_peer_check import ReachablePeerCheck
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import StatusReporter
@@ -324,7 +325,7 @@ class Session:
 
     def _trainer(self) -> Trainer:
         leaving = self.options.leaving
-        advice = [] if self.joins else [SlowLineAdvice(self.averaging, self.reporter.say)]
+        advice = [] if self.joins or self.averaging.auto else [SlowLineAdvice(self.averaging, self.reporter.say)]
         of_trainer = [] if self.helps else [FirstContribution(self.clock, self.reporter.say)]
         return build_trainer(
             self.recipe,
@@ -335,6 +336,7 @@ class Session:
             callbacks=[
                 self.metrics,
                 LedgerKeeper(self.ledger),
+                PlanKeeper(self.strategy),
                 self.reporter,
                 *of_trainer,
                 self.company,

@@ -19,6 +19,7 @@ import msgspec
 from hivemind.p2p import PeerID
 from msgspec import Meta
 
+from swarm.protocol.auto_mode import Mode, Pace, Plan, plan_of
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.orders import DIGEST_BYTES
 from swarm.protocol.wire import (
@@ -35,7 +36,7 @@ from swarm.protocol.wire import (
 )
 
 MAX_GROUP_SIZE = 1024
-MAX_TICKET_BYTES = 256
+MAX_TICKET_BYTES = 288
 ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
 """In the ticket of a listener, who does not know yet which weights the others will have."""
 NOWHERE = -1
@@ -43,7 +44,7 @@ NOWHERE = -1
 _OrdersName = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 _BackTo = Annotated[int, Meta(ge=NOWHERE, le=MAX_STEP)]
 _TICKET = msgspec.msgpack.Decoder(
-    tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name, _BackTo]
+    tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name, _BackTo, Pace | None]
 )
 
 
@@ -212,6 +213,7 @@ class Ticket:
         receipts: hash over what reducers have signed in the round of this lineage; empty if it has not all of it
         accuses: name of a proof against a member, which it shows to who asks; empty if it has none
         back_to: the step of a state to which it wants to go back, since what came after that is spoilt, or `NOWHERE`
+        pace: what it has measured, with `--averaging auto`; else None
     """
 
     step: int
@@ -225,11 +227,17 @@ class Ticket:
     receipts: bytes = b""
     accuses: bytes = b""
     back_to: int = NOWHERE
+    pace: Pace | None = None
 
     @classmethod
-    def of_listener(cls, step: int, client_mode: bool, orders: bytes = b"") -> Ticket:
+    def of_listener(cls, step: int, client_mode: bool, orders: bytes = b"", pace: Pace | None = None) -> Ticket:
         """Of a peer that has the weights of this step soon: it gives nothing, and has the average with the others."""
-        return cls(step, 0, client_mode, 0.0, ANY_LINEAGE, orders=orders)
+        return cls(step, 0, client_mode, 0.0, ANY_LINEAGE, orders=orders, pace=pace)
+
+    @property
+    def mode(self) -> Mode:
+        """In which its sender would average, with `--averaging auto`."""
+        return plan_of([self.pace], self.step).at(self.step)
 
     @property
     def listens(self) -> bool:
@@ -313,6 +321,16 @@ class Group:
         named = Counter(ticket.back_to for ticket in heard if ticket.samples or ticket.back_to != NOWHERE)
         step = max(named, key=named.__getitem__, default=NOWHERE)
         return step if step != NOWHERE and 2 * named[step] > named.total() else None
+
+    @property
+    def plan(self) -> Plan:
+        """With `--averaging auto`, what its members follow: by the tickets alone, so that all have the same."""
+        return plan_of([ticket.pace for ticket in self.tickets], self.tickets[0].step)
+
+    @property
+    def mode(self) -> Mode:
+        """With `--averaging auto`, in which its members average."""
+        return self.plan.at(self.tickets[0].step)
 
     @property
     def lineage(self) -> bytes:

@@ -207,6 +207,10 @@ class Orders:
             return recipe
         return last.at_step if last.what is What.END else int(last.value)
 
+    def ends_by_order(self, step: float) -> bool:
+        """Whether it is ordered after how many updates the run is over."""
+        return self._last(step, What.END, What.EXTEND) is not None
+
     def schedule_position(self, step: int, recipe: int) -> float:
         """The step whose learning rate counts, in a schedule of as many updates as the recipe has.
 

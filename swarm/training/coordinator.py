@@ -23,8 +23,9 @@ from hivemind.utils import get_logger
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.far_members import MANY, FarMembers
-from swarm.membership.progress_record import AVERAGING, PAUSED, TRAINING, VALIDATING, WAITING
+from swarm.membership.progress_record import AVERAGING, MAX_GRANULARITY, PAUSED, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.auto_mode import Plan
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
@@ -32,6 +33,7 @@ from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
+from swarm.training.auto_averaging import AutoAveraging
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
@@ -68,6 +70,7 @@ class Coordinator:
         averaging: how the swarm averages; equal on all peers
         apply: make an update that others have made already, with the average in `param.grad`; optimizer.step
         max_step: at which the run is over; nobody is believed to be further
+        plan: with `--averaging auto`, what this peer followed when it was here last
     """
 
     def __init__(
@@ -84,9 +87,12 @@ class Coordinator:
         averaging: Averaging | None = None,
         apply: Callable[[], None] | None = None,
         max_step: int = MAX_STEP,
+        plan: Plan | None = None,
     ):
         self.options, self.averaging = options or CoordinatorOptions(), averaging or Averaging()
-        self.control = RunControl(self.options.admission, target_batch_size, max_step)
+        has_float_buffers = any(buffer.is_floating_point() for buffer in model.buffers())
+        auto = AutoAveraging(has_float_buffers, plan) if self.averaging.auto else None
+        self.control = RunControl(self.options.admission, target_batch_size, max_step, auto)
         self.target = self.control.target(step)
         """Of the step for which this peer computes."""
         self._has_missed_orders = False
@@ -127,6 +133,7 @@ class Coordinator:
             self.options.timeouts,
             self.options.admission,
             self.options.ledger,
+            self.averaging.auto,
         )
         self._others_orders = OthersOrders(self.control, self.tracker, self.averager)
         self.averager.set_step(step, self.version.lineage)
@@ -414,7 +421,8 @@ class Coordinator:
 
     def _ticket(self) -> Ticket:
         ticket = self.version.ticket(self.samples, self._throughput.work.loss, self.tracker.own.client_mode)
-        return self._going_back.sign(replace(ticket, orders=self.control.digest(self.step)))
+        orders, pace = self.control.digest(self.step), self.control.pace(self.step)
+        return self._going_back.sign(replace(ticket, orders=orders, pace=pace))
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
@@ -426,7 +434,9 @@ class Coordinator:
             self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
             self.tracker.blame(report.blamed)
             self._name_who_is_far(report)
+            self.control.note(report, inflight.work.seconds)
         except ShortBatch as short:
+            self.control.met(short.group)
             self._note_failure(short)
             self.tracker.met(short.group.peer_ids, inflight.expected)
             self.tracker.blame(short.blamed)
@@ -459,6 +469,7 @@ class Coordinator:
         """The group has made an earlier state that of the next step; what was computed on the spoilt one is dropped."""
         self.tracker.blame(back.blamed)
         self.tracker.met(back.group.peer_ids, ())
+        self.control.met(back.group)
         with self.version.lock:
             has_gone = self._going_back.go(back)
         if not has_gone:
@@ -528,7 +539,8 @@ class Coordinator:
         self._strayed_from = self._stray(ticket, report)
         self.last_step = StepReport.of(ticket, computed, blocked, report)
         if ticket.samples:
-            self.tracker.report(loss=ticket.loss)
+            granularity = min(self.last_step.granularity, MAX_GRANULARITY)
+            self.tracker.report(loss=ticket.loss, granularity=granularity)
         return True
 
     def _stray(self, ticket: Ticket, report: RoundReport | None) -> PeerID | None:

@@ -204,7 +204,8 @@ class Audits:
     def _is_checked(self, group: Group) -> bool:
         """Whether reducers of this group keep what averages are made of, and are asked; its members say the same."""
         has_enough = sum(ticket.samples > 0 for ticket in group.tickets) >= FEWEST
-        return has_enough and can_be_judged(self._judge.codec) and self._judge.bytes_given(group) <= MAX_KEPT_BYTES
+        judge = self._judge.of(group)
+        return has_enough and can_be_judged(judge.codec) and judge.bytes_given(group) <= MAX_KEPT_BYTES
 
     def end(self, has_average: bool) -> None:
         """The present round is over; others may still want to see what this peer has averaged."""

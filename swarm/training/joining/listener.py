@@ -60,7 +60,8 @@ class Listener:
         if others:
             self._averager.vector.zero_()
             self._control.look(step)
-            ticket = Ticket.of_listener(step, self._tracker.own.client_mode, self._control.digest(step))
+            client_mode, digest = self._tracker.own.client_mode, self._control.digest(step)
+            ticket = Ticket.of_listener(step, client_mode, digest, self._control.pace(step))
             target = self._control.target(step)
             self._round = InflightRound(self._averager, ticket, others, self._options, Work(), target)
 

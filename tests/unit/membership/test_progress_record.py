@@ -25,7 +25,7 @@ from tests.helpers.mutation import mutated
 from tests.helpers.records import NOW, RECORD
 
 FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
-FIELDS += ("ahead", "lineage", "attested", "helps", "failed", "tested")
+FIELDS += ("ahead", "lineage", "attested", "helps", "failed", "tested", "granularity")
 LONG = Attestation(MAX_STEP, b"L" * 16, b"D" * 16, (-1.5e-300,) * 16)
 """As many bytes as there can be."""
 FAILED = FailedRound.after(None, MAX_STEP, "\U0001f41d" * 999)
@@ -70,8 +70,10 @@ def test_a_person_reads_of_a_helper_that_it_helps():
     assert replace(helper, phase=JOINING).shown_phase == JOINING
 
 
-def test_unknown_loss_and_accuracy_survive_the_wire():
-    record = PeerProgress.from_bytes(replace(RECORD, loss=math.nan, accuracy=math.nan).to_bytes(), NOW)
+def test_what_is_not_known_yet_survives_the_wire():
+    unknown = replace(RECORD, loss=math.nan, accuracy=math.nan, granularity=math.nan)
+    record = PeerProgress.from_bytes(unknown.to_bytes(), NOW)
+    assert math.isnan(record.granularity)
     assert math.isnan(record.loss)
     assert math.isnan(record.accuracy)
 
@@ -109,6 +111,8 @@ def test_unknown_loss_and_accuracy_survive_the_wire():
         {"phase": "training"},
         {"loss": None},
         {"accuracy": "0.5"},
+        {"granularity": -0.1},
+        {"granularity": math.inf},
         {"ahead": 1},
         {"lineage": b"short"},
         {"lineage": "a string of 16"},

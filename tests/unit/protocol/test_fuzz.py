@@ -34,6 +34,7 @@ from swarm.peer.session import newest_checkpoint
 from swarm.peer.status import Status
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.attestation import Attestation
+from swarm.protocol.auto_mode import Pace, Plan
 from swarm.protocol.certificates import ORDERS as SIGNED_AS_ORDERS
 from swarm.protocol.certificates import Removals
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, RoundFailed, Ticket
@@ -47,7 +48,7 @@ from tests.helpers.owners import Organiser, subkey_of
 
 pytestmark = pytest.mark.timeout(300)
 NOW = 1_700_000_000.0
-TICKET = Ticket(7, 96, False, 1.5, bytes(LINEAGE_BYTES), (0.5,), True)
+TICKET = Ticket(7, 96, False, 1.5, bytes(LINEAGE_BYTES), (0.5,), True, pace=Pace(Plan(1, 0, 5, 5), 900, 2000))
 PEERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(3)]
 NONCE = bytes(range(LINEAGE_BYTES))
 GROUP = Group.close(NONCE, tuple(PEERS), (TICKET,) * 3)
