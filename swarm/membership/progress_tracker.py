@@ -33,7 +33,7 @@ from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.certificates import Role
-from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundEnded
+from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundEnded, WentBack
 from swarm.protocol.notes import FailedRound
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -206,7 +206,7 @@ class ProgressTracker:
 
     def why(self, error: RoundEnded) -> str:
         """What a round failed by, with the names of those who spoilt it or were lost."""
-        if error.blamed:
+        if error.blamed and not isinstance(error, WentBack):  # which says itself whom it convicts
             return "; ".join(f"{self.name_of(peer)} {what}" for peer, what in error.blamed.items())
         if lost := getattr(error, "lost", ()):
             return f"{', '.join(sorted(map(self.name_of, lost)))} did not send in time"

@@ -162,8 +162,9 @@ class WentBack(RoundEnded):
         self.group, self.step, self.liars = group, step, liars
 
     def __str__(self) -> str:
-        what = "averages were false, which is proven" if self.liars else "the loss has risen for good"
-        return f"went back to step {self.step}: {what}"
+        names = " and ".join(sorted(liar.to_base58() for liar in self.liars))
+        why = f"averages of {names} were false, which is proven" if names else "the loss has risen for good"
+        return f"went back to step {self.step}: {why}"
 
 
 @dataclass(frozen=True)

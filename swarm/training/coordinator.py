@@ -47,9 +47,9 @@ from swarm.training.run_control import OthersOrders, RunControl
 from swarm.training.throughput import Throughput
 from swarm.training.undo.going_back import GoingBack
 
-LOSS_HAS_RISEN = (
-    "the loss has risen for good. If it rises again, lower the learning rate (swarm control learning-rate 0.5), or "
-    "remove who sends gradients that are far from the others'"
+IF_IT_RISES_AGAIN = (
+    ". If it rises again, lower the learning rate (swarm control learning-rate 0.5), or remove who sends gradients "
+    "that are far from the others'"
 )
 
 logger = get_logger(__name__)
@@ -445,7 +445,7 @@ class Coordinator:
             self.resume()
             return False
         except WentBack as back:
-            self.on_round(inflight.failed(back))
+            self._note_failure(back)
             self._go_back(back)
             return False
         except (Behind, OtherOrders, Refused, RoundFailed) as error:
@@ -476,9 +476,8 @@ class Coordinator:
             self._take_back()
             self.catch_up(is_told=True)
             return
-        names = " and ".join(sorted(map(self.tracker.name_of, back.liars)))
-        why = f"averages of {names} were false, which is proven" if names else LOSS_HAS_RISEN
-        logger.warning(f"Step {self.step} is step {back.step} once more, for all alike: {why}")
+        advice = "" if back.liars else IF_IT_RISES_AGAIN
+        logger.warning(f"Step {self.step}: the group {self.tracker.why(back)}{advice}")
         self._attester.note_update()
         self._begin_step(frozenset(back.group.peer_ids))
 
