@@ -106,9 +106,12 @@ class Desk:
             self._trouble = error.strerror or "unknown error"
 
     def _take(self, orders: Orders) -> None:
-        for order in orders.given[len(self._orders.given) :]:
-            if self._knows_orders:  # those that were there before the desk are old
+        before, after = ({(order.given_at, order) for order in known.given} for known in (self._orders, orders))
+        if self._knows_orders:  # those that were there before the desk are old
+            for _, order in sorted(after - before, key=lambda found: found[0]):
                 self.history.note(f"The organiser ordered: {order}.", self._clock())
+            for _, order in sorted(before - after, key=lambda found: found[0]):
+                self.history.note(f"An order of a deputy who was revoked fell away: {order}.", self._clock())
         self._orders, self._knows_orders = orders, True
 
     def _snapshot(self) -> Snapshot:

@@ -42,9 +42,9 @@ ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
 NOWHERE = -1
 """In the ticket of who does not want to go back to any step."""
 _OrdersName = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
-_BackTo = Annotated[int, Meta(ge=NOWHERE, le=MAX_STEP)]
+BackTo = Annotated[int, Meta(ge=NOWHERE, le=MAX_STEP)]
 _TICKET = msgspec.msgpack.Decoder(
-    tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name, _BackTo, Pace | None]
+    tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name, BackTo, Pace | None]
 )
 
 

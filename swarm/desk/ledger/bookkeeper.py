@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,7 @@ class Bookkeeper(threading.Thread):
         try:
             collected = self._fetch()
             trouble = "Its folder is full: give the desk more with --ledger-mib." if collected.is_full else ""
-        except (TimeoutError, OSError, RuntimeError):  # the next time tries again
+        except (TimeoutError, CancelledError, OSError, RuntimeError):  # the next time tries again
             trouble = "The swarm did not hand it over the last time."
         if not self._over.is_set() and any(self._folder.glob("*.jsonl")):
             trouble = self._add_up() or trouble
