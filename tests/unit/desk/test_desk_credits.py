@@ -121,7 +121,7 @@ def test_what_peers_have_signed_is_added_up_and_a_changed_line_costs_its_peer_al
     assert not books.credits.trouble, "nobody has a ledger yet"
     swarm.train()
     swarm.hand_over()
-    swarm.run.write("ben", [line.replace(b"64", b"99") for line in swarm.run.lines("ben")])
+    swarm.run.write("ben", [line.replace(b'",64,', b'",99,') for line in swarm.run.lines("ben")])
     swarm.is_full = True
     books.turn()
     books.credits.look()
