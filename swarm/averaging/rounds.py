@@ -21,7 +21,6 @@ from hivemind.utils.crypto import RSAPrivateKey
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.evidence_call import ask_for, show_evidence
-from swarm.averaging.audit.going_back import going_back
 from swarm.averaging.audit.judge import Judge
 from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec, bytes_of_member
@@ -40,7 +39,7 @@ from swarm.network.stream_limits import limits_of
 from swarm.protocol.admission import Admission
 from swarm.protocol.auto_mode import Mode
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.signed_lists import ORDERS
 from swarm.runtime import fault_injection as faults
@@ -303,10 +302,11 @@ class Rounds:
         faults.at("met", ticket.step)
         closed, meeting_seconds = group, time.perf_counter() - started
         if closed.back_to is not None:
-            ended = await going_back(closed, ticket, self._audits)
+            audits, step = self._audits, closed.back_to
+            liars = frozenset() if audits is None else await audits.liars_since(step, closed)
             self._matchmaking.met(group.peer_ids)
             self.took_over()
-            raise ended
+            raise WentBack(closed, step, liars)
         if self._options.auto:
             self._average_in(group.mode, ticket)
         group = group.bounded(self._target)

@@ -445,13 +445,14 @@ class Coordinator:
             self.resume()
             return False
         except WentBack as back:
-            self._note_failure(back)
-            self._go_back(back)
+            if self._going_back.is_convinced(back):
+                self._note_failure(back)
+                self._go_back(back)
+            else:  # if they do go back, they are ahead, and this peer finds that
+                self._give_up(RoundFailed(f"most of the group go back to step {back.step}, and show no reason"))
             return False
         except (Behind, OtherOrders, Refused, RoundFailed) as error:
-            self._note_failure(error)
-            self._take_back()
-            self._recover(error)
+            self._give_up(error)
             return False
         finally:
             self._throughput.resume()
@@ -480,6 +481,11 @@ class Coordinator:
         logger.warning(f"Step {self.step}: the group {self.tracker.why(back)}{advice}")
         self._attester.note_update()
         self._begin_step(frozenset(back.group.peer_ids))
+
+    def _give_up(self, error: RoundEnded) -> None:
+        self._note_failure(error)
+        self._take_back()
+        self._recover(error)
 
     def _note_failure(self, error: RoundEnded) -> None:
         self.on_round(self._inflight.failed(error))

@@ -160,11 +160,16 @@ class Audits:
         return replace(ticket, accuses=short_name(accused[ticket.step % len(accused)])) if accused else ticket
 
     async def liars_since(self, step: int, group: Group) -> frozenset[PeerID]:
-        """Who has provably spoilt an update after this step in a round with this peer, as members of the group show."""
+        """Whose false averages the group undoes that goes back to this step, as its members show.
+
+        Of those that were in no round of this peer, it takes their word that it was after that step.
+        """
         self._hear_all(group)
         if heard := [task for what, task in self._tasks.items() if what[0] == "proof"]:
             await asyncio.wait(heard, timeout=HEAR_SECONDS)
-        return frozenset(peer for peer, spoilt in self._spoilt.items() if spoilt >= step)
+        named = {ticket.accuses for ticket in group.tickets if ticket.back_to == step}
+        elsewhere = {peer for peer in self._proofs.keys() - self._spoilt.keys() if short_name(peer) in named}
+        return frozenset(elsewhere | {peer for peer, spoilt in self._spoilt.items() if spoilt >= step})
 
     def begin(self, group: Group) -> None:
         """This group is closed: its members have said what was signed in the round before, and whom they accuse.

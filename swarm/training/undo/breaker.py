@@ -57,12 +57,22 @@ class Breaker:
         """For good; or nothing finite comes out of these weights any more."""
         if self._unusable >= UNUSABLE:
             return True
-        gained = self._first - self._best
-        if len(self._losses) < 2 * WINDOW or not gained > GAINED_SHARE * abs(self._first):
+        if len(self._losses) < 2 * WINDOW:
             return False
         losses = [*self._losses]
-        lowest = min(statistics.median(losses[:WINDOW]), statistics.median(losses[WINDOW:]))
-        return lowest > self._best + LOST_SHARE * gained
+        return self._has_lost(losses[:WINDOW], LOST_SHARE) and self._has_lost(losses[WINDOW:], LOST_SHARE)
+
+    @property
+    def may_have_risen(self) -> bool:
+        """Whether this peer believes it of others: half as much is lost, or it cannot tell, having given too little."""
+        if self.has_risen or math.isnan(self._best):
+            return True
+        return len(self._losses) >= WINDOW and self._has_lost([*self._losses][-WINDOW:], LOST_SHARE / 2)
+
+    def _has_lost(self, losses: list[float], share: float) -> bool:
+        """Of what training has gained."""
+        gained = self._first - self._best
+        return gained > GAINED_SHARE * abs(self._first) and statistics.median(losses) > self._best + share * gained
 
     def went_back(self) -> None:
         """The weights are those of an earlier step: what comes now is compared with the same best window."""

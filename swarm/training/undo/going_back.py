@@ -74,6 +74,10 @@ class GoingBack:
         before = [step for step in self.steps if step <= ticket.step - NOTICED_AFTER * breaker.WINDOW]
         return replace(ticket, back_to=max(before, default=min(self.steps)))
 
+    def is_convinced(self, back: WentBack) -> bool:
+        """Whether this peer has a reason of its own to do as its group does, or none against it."""
+        return bool(back.liars) or self.breaker.may_have_risen
+
     def go(self, back: WentBack) -> bool:
         """Make the update that the group has decided on; whether this peer has what it takes.
 

@@ -8,11 +8,10 @@ import pytest
 
 from swarm.averaging.audit import audits as audits_module
 from swarm.averaging.audit.audits import KEPT_ROUNDS, UNANSWERED, Audits
-from swarm.averaging.audit.going_back import going_back
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
 from swarm.averaging.audit.statements import Receipt, root_of
 from swarm.membership.backoff import BlameBackoff
-from swarm.protocol.messages import MAX_TICKET_BYTES, NOWHERE, Blame, Group, RoundFailed, Ticket, WentBack
+from swarm.protocol.messages import MAX_TICKET_BYTES, NOWHERE, Blame, Group, Ticket
 from swarm.protocol.wire import to_wire
 from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, key, peer, sealed_share
 
@@ -388,10 +387,13 @@ def test_a_round_that_a_liar_has_made_up_brings_nobody_back():
         members.audits[peer(1)] = Accuser(peer(1), key(1), members.judge, None, members.shunned[peer(1)], 0.0)
         await members.round()
         group = Group.close(b"y" * 16, members.group.peer_ids, members.tickets())
-        return [await members.audits[peer(number)].liars_since(0, group) for number in MEMBERS[2:]]
+        for number in MEMBERS[2:]:
+            members.audits[peer(number)].begin(group)
+        await members.settle()
+        return group
 
-    members, liars = run(scenario, share=0.0)
-    assert liars == [frozenset()] * 2
+    members, group = run(scenario, share=0.0)
+    assert group.back_to is None
     assert members.found()[peer(2)] == {LIAR: Blame.MADE_UP_AN_AVERAGE}
     assert back_to(members) == {peer(1): 0, peer(2): NOWHERE, peer(3): NOWHERE}
 
@@ -437,23 +439,39 @@ def test_a_proof_that_brings_nobody_back_does_not_stand_in_the_way_of_one_that_d
     assert all(LIAR in members.shunned[peer(number)] for number in MEMBERS[1:])
 
 
-def test_nobody_goes_back_on_the_word_of_others_alone():
-    """Most of its group want to, and name a proof that is none, or none at all."""
+def test_where_most_want_to_go_back_and_show_no_proof_there_is_no_liar():
+    """Or one that is none, or of a lie that was before that."""
 
     async def scenario(members):
         await members.round()
         ticket = members.tickets()[0]
-        wants = replace(ticket, back_to=2)
+        wants, found = replace(ticket, back_to=2), []
         for others in (wants, replace(wants, accuses=short_name(peer(1))), replace(wants, accuses=b"x" * 16)):
             said = [ticket if member == peer(3) else others for member in members.group.peer_ids]
             group = Group.close(bytes(16), members.group.peer_ids, tuple(said))
             assert group.back_to == 2
-            with pytest.raises(RoundFailed, match="show this peer no reason"):
-                await going_back(group, ticket, members.audits[peer(3)])
-        with pytest.raises(RoundFailed, match="show this peer no reason"):
-            await going_back(group, ticket, None)
-        return await going_back(group, wants, members.audits[peer(3)]), group
+            found.append(await members.audits[peer(3)].liars_since(2, group))
+        await members.round(scaled, name=b"1" * 16)
+        found += [await members.audits[peer(3)].liars_since(step, group) for step in (4, 3)]
+        return found
 
-    _, (ended, group) = run(scenario)
-    assert isinstance(ended, WentBack)
-    assert (ended.group, ended.step, ended.liars) == (group, 2, frozenset()), "it has found that itself"
+    assert run(scenario)[1] == [frozenset()] * 4 + [{LIAR}]
+
+
+def test_who_was_in_no_round_with_the_liar_goes_back_with_those_who_were():
+    """Most of its group want to, and show a proof that it can check."""
+
+    async def scenario(members):
+        await members.round(scaled)
+        late = members.audits[peer(3)] = Audits(
+            peer(3), key(3), members.judge, members.asker(peer(3)), members.shunned[peer(3)], 0.0
+        )
+        tickets = dict(zip(members.group.peer_ids, members.tickets(), strict=True))
+        peers = (peer(1), peer(2), peer(3))
+        group = Group.close(bytes(16), peers, tuple(map(tickets.get, peers)))
+        assert (group.back_to, late.sign(tickets[LIAR], SOUND).back_to) == (2, NOWHERE)
+        found = await late.liars_since(2, group)
+        assert late.sign(tickets[LIAR], SOUND).back_to == NOWHERE, "it does not ask for it"
+        return found
+
+    assert run(scenario)[1] == {LIAR}

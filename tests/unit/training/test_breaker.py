@@ -70,3 +70,17 @@ def test_another_peers_weights_are_not_compared_with_what_this_one_had():
     for _ in range(4 * WINDOW):
         breaker.note(2.3)
     assert not breaker.has_risen
+
+
+def test_what_others_say_is_believed_if_it_looks_like_that_here_or_nothing_can_be_said():
+    breaker = Breaker()
+    assert breaker.may_have_risen, "a helper has no loss"
+    for loss in learning(150):
+        breaker.note(loss)
+    assert not breaker.may_have_risen
+    breaker.went_back()
+    assert not breaker.may_have_risen, "it remembers what was good"
+    for _ in range(WINDOW):
+        breaker.note(0.8)
+    assert breaker.may_have_risen
+    assert not breaker.has_risen

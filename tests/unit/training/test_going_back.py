@@ -169,3 +169,17 @@ def test_a_peer_whose_loss_has_risen_names_a_state_from_before_that():
     assert peer.going_back.sign(ticket).back_to == 3 * KEEP_EVERY
     assert peer.going_back.go(peer.back(3 * KEEP_EVERY))
     assert peer.going_back.sign(ticket) == ticket, "it is looked at anew"
+
+
+def test_a_peer_does_not_go_back_on_the_word_of_others_alone():
+    """Unless it is shown a proof, or has no loss of its own to judge by, as a helper."""
+    peer = Peer().come_to(KEEP_EVERY)
+    back = peer.back(0)
+    assert peer.going_back.is_convinced(back)
+    for loss in [*[2.0] * WINDOW, *[0.1] * WINDOW]:
+        peer.going_back.breaker.note(loss)
+    assert not peer.going_back.is_convinced(back)
+    assert peer.going_back.is_convinced(WentBack(back.group, 0, frozenset(MEMBERS[:1])))
+    for loss in [5.0] * WINDOW:
+        peer.going_back.breaker.note(loss)
+    assert peer.going_back.is_convinced(back)
