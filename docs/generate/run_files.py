@@ -34,8 +34,8 @@ FILES = {
     ),
     "evaluations": (
         "peers",
-        "One line of JSON per pass over the test images, of a peer with `--evaluate-every-steps`: `step`, "
-        "`val_top1` of the same weights, `images`, `loss`, `top1`, `top5`, `seconds`.",
+        "One line of JSON per pass over the test images, of a peer with `--evaluate-every-steps` or where it was "
+        "ordered: `step`, `val_top1` of the same weights, `images`, `loss`, `top1`, `top5`, `seconds`.",
     ),
     "leftovers": ("peers", "Names of temporary files of this peer; its next start deletes those that a kill left."),
     "summary": (

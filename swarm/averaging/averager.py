@@ -159,6 +159,7 @@ class SwarmAverager:
         timeout_seconds: float,
         compute_seconds: float = 0.0,
         target: BatchTarget | None = None,
+        sound: Sequence[int] = (),
     ) -> MPFuture:
         """Start a round in the background; arguments as of `RunRound`.
 
@@ -166,13 +167,13 @@ class SwarmAverager:
             target: by default the one with which this averager began
 
         Returns:
-            a future of a `RoundReport`; raises Behind, OtherOrders, Refused, RoundFailed or ShortBatch
+            a future of a `RoundReport`; raises another RoundEnded
         """
         future, members = MPFuture(), first_members(members, self.peer_id)
         future.add_done_callback(lambda _: self.bell.ring())
         target = target or self._target
         self._process.send(
-            RunRound(ticket, members, patience_seconds, timeout_seconds, compute_seconds, target, future)
+            RunRound(ticket, members, patience_seconds, timeout_seconds, compute_seconds, target, future, sound)
         )
         return future
 

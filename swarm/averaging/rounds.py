@@ -21,6 +21,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.evidence_call import ask_for, show_evidence
+from swarm.averaging.audit.going_back import going_back
 from swarm.averaging.audit.judge import Judge
 from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec, bytes_of_member
@@ -248,7 +249,7 @@ class Rounds:
         self._matchmaking.orders_changed()
 
     async def compare_orders(self, peer: PeerID | None, ticket: Ticket) -> bytes:
-        """The newest list of the organiser's orders, after a look at what this peer follows."""
+        """All orders of the organiser, after a look at what this peer follows."""
         if peer is not None:
             await self._matchmaking.compare_orders(peer, ticket)
         return self._options.admission.lists.signed(ORDERS)
@@ -291,7 +292,7 @@ class Rounds:
             ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
         if self._audits is not None:
             self._blame(self._audits.found(), trouble)
-            ticket = self._audits.sign(ticket)
+            ticket = self._audits.sign(ticket, order.sound)
         faults.at("meeting", ticket.step)
         deadline = asyncio.get_running_loop().time() + order.timeout_seconds
         try:
@@ -301,6 +302,11 @@ class Rounds:
         limits_of(self._p2p).met(group.peer_ids)
         faults.at("met", ticket.step)
         closed, meeting_seconds = group, time.perf_counter() - started
+        if closed.back_to is not None:
+            ended = await going_back(closed, ticket, self._audits)
+            self._matchmaking.met(group.peer_ids)
+            self.took_over()
+            raise ended
         if self._options.auto:
             self._average_in(group.mode, ticket)
         group = group.bounded(self._target)

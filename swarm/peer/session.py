@@ -149,7 +149,9 @@ class Session:
         most = largest_sensible(self.recipe, self.data.num_train_samples)
         self.review = MicroBatchReview(self.micro_batch, most, self.data, self.reporter.say)
         every = options.results.evaluate_every_steps
-        self.evaluation = None if every is None else Evaluation(every, self.folder.evaluations, self.reporter.say)
+        validate_every = self.recipe.validate_every_steps
+        evaluation = Evaluation(every, validate_every, self.folder.evaluations, self.reporter.say)
+        self.evaluation = None if self.helps else evaluation
 
     def _open_data(self, identity: str) -> PeerData | NoData:
         """What this peer trains on, in its own order."""
@@ -306,6 +308,7 @@ class Session:
                 line=self.line,
                 admission=self.admission,
                 ledger=self.folder.ledger,
+                state_folder=self.folder.path,
             ),
             stop_requested=self.stop_requested,
             averaging=self.averaging,

@@ -135,7 +135,7 @@ class RoundEvent:
 
     Args:
         step: the global update that it was to make
-        outcome: "averaged", "alone", or why it failed
+        outcome: "averaged", "alone", to which step the group went back and why, or why it failed
         members: ids of those who took part, in the order of their shares
         samples: of all of them, also of those who were lost: parts of the average have something of theirs
         own_samples: of this peer; after a failure they count for the next round

@@ -161,10 +161,11 @@ class Averaging:
         """Against what averages are protected, for the person who gave the machine."""
         if self.rule.clips:
             checked = "compared" if self.codec.name == "topk" else "checked by lot"
+            undone = "what a proven lie has spoilt is undone, but not what earlier ones did that nobody checked."
             return (
                 "Averages are clipped: a member whose gradients are far from the others' counts for little. That takes "
                 "three members or more that give samples, fewer than half of them liars; small lies are not found. "
-                f"What reducers make of it is {checked}; what a liar spoils until it is found is not undone."
+                f"What reducers make of it is {checked}; {undone}"
             )
         why = "--robust off" if self.robust == "off" else f"codec {self.codec.name}"
         return f"Averages are not clipped ({why}): one member that sends false gradients spoils the run."

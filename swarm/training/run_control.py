@@ -59,18 +59,20 @@ class RunControl:
         if newest.number <= before.number:
             return False
         self._orders, is_late = newest, False
-        for order in newest.given:
-            if order not in before.given:
-                is_late |= order.at_step < step
-                late = f", and this peer hears of it at step {step} only" if order.at_step < step else ""
-                logger.warning(f"The organiser has ordered{late}: {order}")
+        news = [(order, "The organiser has ordered") for order in newest.given if order not in before.given]
+        gone = [order for order in before.given if order not in newest.given]
+        news += [(order, "An order of a deputy who was revoked does not count") for order in gone]
+        for order, said in news:
+            is_late |= order.at_step < step
+            late = f", and this peer hears of it at step {step} only" if order.at_step < step else ""
+            logger.warning(f"{said}{late}: {order}")
         return is_late
 
-    def take(self, signed: bytes, step: int) -> None:
+    def take(self, signed: bytes) -> None:
         """A list has come with a round, or an empty one; it counts when `look` has seen it."""
         try:
             if signed:
-                self._admission.lists.take(ORDERS, signed, step)
+                self._admission.lists.take(ORDERS, signed)
         except NotSigned as error:
             logger.warning(f"Orders that came with a round are not followed: the list {error}")
 
@@ -103,6 +105,10 @@ class RunControl:
     def is_steered(self) -> bool:
         """Whether the learning rate may be another one than the recipe says for this number of updates."""
         return bool(self._orders.given) or self.auto is not None
+
+    def evaluate_every(self, step: int) -> int:
+        """Updates after which one of the peers tests the weights; 0: nobody does."""
+        return self._orders.evaluate_every(step)
 
     def digest(self, step: int) -> bytes:
         """What all members of this step's round have to follow."""
@@ -147,16 +153,12 @@ class OthersOrders:
         self._asked: Future | None = None
         self._ask_at = 0.0
 
-    def compare(self, step: int) -> None:
-        """Ask who trains where this peer stands: one call tells both, and the newer list counts. It waits for nothing.
-
-        Args:
-            step: that is under way
-        """
+    def compare(self) -> None:
+        """Ask who trains where this peer stands: then both know what either of them knew. It waits for nothing."""
         if self._asked is None and time.monotonic() >= self._ask_at:
             self._asked = self._ask_one()
         if self._asked is not None and self._asked.done():
-            self._control.take(self._asked.result(), step)
+            self._control.take(self._asked.result())
             self._asked, self._ask_at = None, time.monotonic() + ASK_SECONDS
 
     def _ask_one(self) -> Future:

@@ -74,7 +74,7 @@ class Listener:
             logger.debug(f"listened to the round of step {self._round.ticket.step} in vain: {error!r}")
             self._least_step = error.args[0] if isinstance(error, Behind) else 0
             if isinstance(error, OtherOrders):
-                self._control.take(error.signed, self._round.ticket.step)
+                self._control.take(error.signed)
             self._round = None
         return self._round is not None
 

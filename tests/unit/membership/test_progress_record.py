@@ -19,14 +19,16 @@ from swarm.membership.progress_record import (
     PeerProgress,
 )
 from swarm.protocol.attestation import Attestation
+from swarm.protocol.notes import MAX_WHY_BYTES, MAX_WHY_LETTERS, FailedRound
 from swarm.protocol.wire import MAX_STEP
 from tests.helpers.mutation import mutated
 from tests.helpers.records import NOW, RECORD
 
 FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
-FIELDS += ("ahead", "lineage", "attested", "helps", "granularity")
+FIELDS += ("ahead", "lineage", "attested", "helps", "failed", "tested", "granularity")
 LONG = Attestation(MAX_STEP, b"L" * 16, b"D" * 16, (-1.5e-300,) * 16)
 """As many bytes as there can be."""
+FAILED = FailedRound.after(None, MAX_STEP, "\U0001f41d" * 999)
 ATTESTED = [12, b"L" * 16, b"D" * 16, [0.5] * 8]
 
 
@@ -39,7 +41,11 @@ def packed(**changes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "record", [RECORD, replace(RECORD, client_mode=True, step=0, name="\U0001f41d" * 64, phase=JOINING, attested=LONG)]
+    "record",
+    [
+        RECORD,
+        replace(RECORD, client_mode=True, step=0, name="\U0001f41d" * 64, phase=JOINING, attested=LONG, failed=FAILED),
+    ],
 )
 def test_records_survive_the_wire(record):
     assert PeerProgress.from_bytes(record.to_bytes(), NOW) == record
@@ -48,6 +54,14 @@ def test_records_survive_the_wire(record):
 def test_a_sketch_that_is_not_finite_is_none():
     attested = replace(LONG, sketch=(math.nan, 1.0))
     assert PeerProgress.from_bytes(replace(RECORD, attested=attested).to_bytes(), NOW).attested.sketch == ()
+
+
+def test_a_reason_is_cut_and_failures_of_one_step_are_counted():
+    first = FailedRound.after(None, 4, "ada\x1b[2J was lost")
+    assert first == FailedRound(4, 1, "ada[2J was lost")
+    assert FailedRound.after(first, 4, "x" * 999) == FailedRound(4, 2, "x" * MAX_WHY_LETTERS)
+    assert FailedRound.after(first, 5, "\n") == FailedRound(5, 1, "it is not known why")
+    assert len(FAILED.why.encode()) <= MAX_WHY_BYTES
 
 
 def test_a_person_reads_of_a_helper_that_it_helps():
@@ -116,6 +130,24 @@ def test_what_is_not_known_yet_survives_the_wire():
         {"helps": None},
         {"helps": True, "samples": 8, "rate": 0.0},
         {"helps": True, "samples": 0, "rate": 8.0},
+        {"tested": 7},
+        {"tested": [4, 0.5]},
+        {"tested": [-1, 0.5, 1.0]},
+        {"tested": [4, 1.1, 1.0]},
+        {"tested": [4, math.nan, 1.0]},
+        {"tested": [4, 0.5, -1.0]},
+        {"tested": [4, 0.5, math.inf]},
+        {"tested": [4, 0.5, "low"]},
+        {"failed": 7},
+        {"failed": [4, 1]},
+        {"failed": [-1, 1, "why"]},
+        {"failed": [4, 0, "why"]},
+        {"failed": [4, 10**7, "why"]},
+        {"failed": [4, 1, ""]},
+        {"failed": [4, 1, b"why"]},
+        {"failed": [4, 1, "two\nlines"]},
+        {"failed": [4, 1, "a" * (MAX_WHY_LETTERS + 1)]},
+        {"failed": [4, 1, "\U0001f41d" * (MAX_WHY_BYTES // 4 + 1)]},
     ],
     ids=lambda changes: "-".join(f"{key}={value!r}"[:24] for key, value in changes.items()),
 )
@@ -125,7 +157,7 @@ def test_records_that_no_honest_peer_sends(changes):
         PeerProgress.from_bytes(data, NOW)
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 641, "text", None, 7, msgpack.packb([1, 2]), msgpack.packb({})])
+@pytest.mark.parametrize("data", [b"", b"x" * 1025, "text", None, 7, msgpack.packb([1, 2]), msgpack.packb({})])
 def test_not_even_a_record(data):
     with pytest.raises(ValueError, match=r"."):
         PeerProgress.from_bytes(data, NOW)

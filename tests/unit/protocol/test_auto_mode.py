@@ -141,7 +141,19 @@ def test_an_update_of_four_local_steps_counts_for_four_of_the_recipe():
 def test_a_ticket_carries_it_and_stays_small():
     largest = Plan(2, 1, MAX_STEP // MOST_LOCAL_STEPS, 10**9)
     ticket = Ticket(
-        *(MAX_STEP, MAX_SAMPLES, True, 1.5, bytes(LINEAGE_BYTES), (0.5,) * 16, True, bytes(8), bytes(16), bytes(16)),
+        *(
+            MAX_STEP,
+            MAX_SAMPLES,
+            True,
+            1.5,
+            bytes(LINEAGE_BYTES),
+            (0.5,) * 16,
+            True,
+            bytes(8),
+            bytes(16),
+            bytes(16),
+            MAX_STEP,
+        ),
         Pace(largest, 10**9, 10**9),
     )
     assert Ticket.from_bytes(ticket.to_bytes()) == ticket

@@ -92,7 +92,7 @@ def test_where_the_organiser_says_when_it_ends_her_word_counts():
         organiser.admission(peer_of(subkey_of("ada"))), 64, 100, AutoAveraging(plan=Plan(2, 0, 20, 20))
     )
     orders = Orders("run").with_order(Order(10, What.TARGET, 32)).with_order(Order(30, What.EXTEND, 200))
-    control.take(orders.signed_by(organiser.signer), 5)
+    control.take(orders.signed_by(organiser.signer))
     control.look(5)
     assert control.target(25).samples == 4 * 32
     assert (control.total_steps(29), control.total_steps(30)) == (40, 200)
