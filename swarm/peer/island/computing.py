@@ -29,10 +29,14 @@ from swarm.training.strategy import SwarmStrategy
 
 def compute(options: PeerOptions, channel: Channel) -> int:
     """Compute for the first process until it leaves; returns the exit status."""
+    computing = None
     try:
-        Computing(options, channel).train()
+        computing = Computing(options, channel)
+        computing.train()
         return 0
     except IslandLost as lost:
+        if computing is None or not computing.has_begun:
+            return 2  # the first process has said what is wrong
         if channel.rank == 1:  # the others would say the same
             print(f"error: {lost}", file=sys.stderr, flush=True)
         return 1
@@ -70,6 +74,11 @@ class Computing:
         self.data.batch_size = agreed_samples(answers)
         self.data.deal_out(channel.rank, channel.size)
         self.data.load_state_dict({"position": plan["position"]})
+        self._strategy = SwarmStrategy(
+            self.recipe.target_batch_size, "", inside=channel, max_step=self.recipe.total_steps
+        )
+        self.has_begun = False
+        """Whether a micro-batch was computed."""
 
     def _prepare(self) -> int:
         """Returns how many samples this device computes at once."""
@@ -87,15 +96,12 @@ class Computing:
         """Until the first process leaves."""
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", message=".*val_dataloader")
-        strategy = SwarmStrategy(
-            self.recipe.target_batch_size, "", inside=self._channel, max_step=self.recipe.total_steps
-        )
         trainer = build_trainer(
             self.recipe,
             RunFolder(Path()),  # where nothing is written
             **device_options(self._options.machine.device, self.recipe, self._channel),
-            strategy=strategy,
-            callbacks=[Deaf()],
+            strategy=self._strategy,
+            callbacks=[Obedient(self)],
             plugins=[LightningEnvironment()],
             loggers=(),
         )
@@ -103,13 +109,24 @@ class Computing:
         trainer.fit(self.task, self.data)
 
 
-class Deaf(L.Callback):
-    """torchrun hands Ctrl-C and SIGTERM to all processes: the first one says when its peer has left."""
+class Obedient(L.Callback):
+    """torchrun hands Ctrl-C and SIGTERM to all processes: the first one says when its peer has left.
+
+    Args:
+        computing: of this process
+    """
+
+    def __init__(self, computing: Computing):
+        self._computing = computing
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lightning has set handlers of its own before."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Any) -> None:
+        """The first process trains."""
+        self._computing.has_begun = True
 
 
 def agreed_samples(answers: list[dict[str, Any]]) -> int:

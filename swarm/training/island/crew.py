@@ -36,7 +36,8 @@ class Crew:
         self.step = 0
         """Global updates that the weights have seen."""
         self._samples, self._loss_sum = 0, torch.zeros((), dtype=torch.float64)
-        self._has_weights = self._is_over = False
+        self._is_over = False
+        self._has_weights = False
 
     def wait_while_paused(self) -> None:
         """The first process waits."""

@@ -60,6 +60,8 @@ class Lead(Island):
         self._clears = 0
         self._own = self._others = 0
         """Samples since gradients were gathered."""
+        self._own_buffers: torch.Tensor | None = None
+        """Those of this process, while it shows the mean of all for a round."""
 
     def attach(self, model: nn.Module, vector: GradientVector) -> None:
         self._model, self._vector = model, vector
@@ -69,13 +71,20 @@ class Lead(Island):
         forget = self._vector.clears != self._clears  # this peer dropped what it had, or a round took it along
         if forget:
             self._own = self._others = 0
-        weights = sum(parameter._version for parameter in self._model.parameters())  # torch counts changes in place
+        weights = self._count_changes()
         changed = weights != self._shown
+        if self._own_buffers is not None and not changed:  # the average is not there yet, or never comes
+            self._vector.take_buffers(self._own_buffers)
+        self._own_buffers = None
         with self._channel.speaking():
             self._channel.tell(Word.COMPUTE, step, int(forget), int(changed))
             if changed:
                 self._channel.spread(tensors_of(self._model, is_first_time=self._shown is None))
         self._clears, self._shown = self._vector.clears, weights
+
+    def _count_changes(self) -> int:
+        """torch counts how often a tensor was changed in place."""
+        return sum(parameter._version for parameter in self._model.parameters())
 
     def add_up(self, samples: int, loss: torch.Tensor | float) -> tuple[int, torch.Tensor | float]:
         total = self._channel.add_up(samples)
@@ -88,6 +97,7 @@ class Lead(Island):
         with self._channel.speaking():
             self._channel.tell(Word.GATHER, vector.unit)
             self._channel.reduce(vector.sum_in_units_of(vector.unit))
+            self._own_buffers = vector.buffers
             numbers = numbers_of(vector, self._own, 0.0)
             self._channel.reduce_numbers(numbers)
         loss_sum, total = numbers[:2].tolist()
