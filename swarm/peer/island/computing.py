@@ -19,6 +19,7 @@ from recipe.errors import InputError
 from recipe.model import check_samples
 from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
+from recipe.training.task import ClassificationTask
 from recipe.training.trainer import build_trainer
 from swarm.peer.island.launch import agree
 from swarm.peer.options import PeerOptions
@@ -63,6 +64,7 @@ class Computing:
             *(self.recipe, options.machine.data_dir, options.machine.batch_size or 1, plan["identity"]),
             num_workers=options.machine.num_workers,
         )
+        self.task: ClassificationTask | None = None
         torch.manual_seed(stable_seed(self.recipe.seed, plan["identity"], "process", channel.rank))
         problem, samples = "", 0
         try:
