@@ -124,11 +124,13 @@ def settled(options: PeerOptions) -> PeerOptions:
     Without a name, it gets one that all starts by the same torchrun have in common. From the second start on, it goes
     on with its newest checkpoint, if there is one.
     """
+    if options.resume:  # which says who it was
+        return options
     if options.machine.public_name is None:
         launcher = psutil.Process(os.getppid())
         name = hashlib.sha256(f"{launcher.pid} {launcher.create_time()}".encode()).hexdigest()[:6]
         options = replace(options, machine=replace(options.machine, public_name=f"peer-{name}"))
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) and not options.resume:
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
         with contextlib.suppress(InputError):  # it was killed before its first checkpoint
             return resumed(replace(options, resume=True, start_from=None))
     return options

@@ -87,6 +87,8 @@ def test_an_island_that_torchrun_starts_again_is_the_same_peer(environment, tmp_
     assert launch.settled(options).run_id is None
     environment.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert launch.settled(options).run_id == "run"
+    resuming = replace(options, resume=True)
+    assert launch.settled(resuming) == resuming
 
 
 def test_a_machine_with_several_gpus_is_offered_an_island(monkeypatch):
