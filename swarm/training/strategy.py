@@ -21,7 +21,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from recipe.errors import InputError
 from recipe.training.heap import keep_heap
@@ -149,8 +149,9 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def process_dataloader(self, dataloader: object) -> object:
         """Lightning asks for each; those for training have to be dealt out to the processes."""
-        is_whole = isinstance(dataloader, DataLoader) and type(dataloader.batch_sampler) is BatchSampler
-        is_dealt_out = not is_whole or isinstance(dataloader.sampler, DistributedSampler)
+        is_sampled = isinstance(dataloader, DataLoader) and type(dataloader.batch_sampler) is BatchSampler
+        is_sampled = is_sampled and not isinstance(dataloader.dataset, IterableDataset)
+        is_dealt_out = not is_sampled or isinstance(dataloader.sampler, DistributedSampler)
         if self._inside is not None and self._trainer.training and not is_dealt_out:
             raise InputError(
                 "Each process of an island needs samples of its own: give the DataLoader "
