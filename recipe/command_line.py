@@ -21,15 +21,19 @@ def arg(metavar: str, default: str | None = None, text: str | None = None) -> An
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else None, help=text)
 
 
-def read_options(kind: type[T], arguments: list[str] | None, prog: str) -> T:
+def read_options(kind: type[T], arguments: list[str] | None, prog: str, default: T | None = None) -> T:
     """The command line as a dataclass, each of whose groups has been checked; dashes and underscores alike.
+
+    Args:
+        default: what is not on the command line; None: as the class says
 
     Raises:
         InputError: a value that cannot work, from a group's `check`.
         SystemExit: status 2 for what is not an option, 0 for `--help`.
     """
     with _wide_help():
-        options = tyro.cli(kind, args=arguments, prog=prog, config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone))
+        how = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+        options = tyro.cli(kind, args=arguments, prog=prog, default=default, config=how)
     # Not in __post_init__: tyro would put a box with a title around the sentence.
     for group in vars(options).values():
         if hasattr(group, "check"):

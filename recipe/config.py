@@ -127,8 +127,9 @@ class Recipe:
     """Global updates between two validations."""
     precision: Literal["32", "bf16-mixed"] = "32"
     """Number format of the computation: 32 (float32) or bf16-mixed."""
-    averaging: Literal["sync", "overlap", "local"] = "sync"
-    """Swarms: sync waits for averages; overlap computes on meanwhile, on old weights; local averages steps (DiLoCo)."""
+    averaging: Literal["sync", "overlap", "local", "auto"] = "sync"
+    """Swarms: sync waits for averages; overlap computes on meanwhile, on old weights; local averages steps (DiLoCo);
+    auto is local, and the swarm chooses codec and local steps by what it measures."""
     local_steps: int = 16
     """Averaging local: optimizer steps that each of equal peers makes on its own between two global updates."""
     outer_learning_rate: float = 1.0
@@ -157,6 +158,11 @@ class Recipe:
             raise InputError(
                 f"The warm-up of {self.warmup_steps} steps does not end before total_steps {self.total_steps}: "
                 "set --warmup-steps lower or --total-steps higher."
+            )
+        if self.averaging == "auto" and self.codec != "none":
+            raise InputError(
+                f"With averaging auto the swarm chooses the codec: leave out --codec {self.codec}, or set --averaging "
+                "local."
             )
         if self.codec == "topk" and self.averaging != "local":
             raise InputError(

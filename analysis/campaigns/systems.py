@@ -148,6 +148,13 @@ SYSTEMS: dict[str, System] = {
     "swarm-local-4-topk": System(
         "our swarm, 4 local steps, topk", swarm, ("--codec", "topk"), overlaps=True, payload_bytes=TOP_K, local_steps=4
     ),
+    "swarm-auto": System("our swarm, auto", swarm, ("--averaging", "auto"), overlaps=True, payload_bytes=None),
+    "swarm-local-1-int8": System(
+        "our swarm, 1 local step, int8", swarm, ("--codec", "int8"), overlaps=True, payload_bytes=1, local_steps=1
+    ),
+    "swarm-local-4-fp16": System(
+        "our swarm, 4 local steps, fp16", swarm, ("--codec", "fp16"), overlaps=True, payload_bytes=2, local_steps=4
+    ),
     "swarm-local-1-fp16": System(
         "our swarm, 1 local step, fp16", swarm, ("--codec", "fp16"), overlaps=True, payload_bytes=2, local_steps=1
     ),

@@ -34,8 +34,8 @@ FILES = {
     ),
     "evaluations": (
         "peers",
-        "One line of JSON per pass over the test images, of a peer with `--evaluate-every-steps`: `step`, "
-        "`val_top1` of the same weights, `images`, `loss`, `top1`, `top5`, `seconds`.",
+        "One line of JSON per pass over the test images, of a peer with `--evaluate-every-steps` or where it was "
+        "ordered: `step`, `val_top1` of the same weights, `images`, `loss`, `top1`, `top5`, `seconds`.",
     ),
     "leftovers": ("peers", "Names of temporary files of this peer; its next start deletes those that a kill left."),
     "summary": (
@@ -90,6 +90,10 @@ METRICS = {
     "round/blocked_seconds": ("s", "Nothing was computed, because the round had to end first."),
     "round/meeting_seconds": ("s", "From entering the round to a closed group."),
     "round/exchange_seconds": ("s", "From a closed group to the complete average."),
+    "round/granularity": (
+        "ratio",
+        "Computing over exchange: below 1, devices wait for lines, or would if they did not compute on.",
+    ),
     "round/parts_received_fraction": ("0 to 1", "Share of the expected parts that arrived; 1 is a complete average."),
     "perf/data_seconds": ("s", "Waiting for batches."),
     "perf/compute_seconds": ("s", "What is left of the update: computing, and Lightning's own work."),

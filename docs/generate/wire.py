@@ -83,17 +83,26 @@ list of removed members. A group in which one ticket has no such certificate is 
 
 What an organiser signs is MessagePack of (content, signature, warrant). The signature is Ed25519 over MessagePack of
 (kind, content). A warrant is empty, or makes another key a deputy's.
+
+Orders and revocations of deputies travel together: MessagePack of (revocations, orders), where revocations are pairs of
+content and signature, and orders are pairs of a warrant and such pairs. A member puts together what it hears, so that
+all know the same in the end.
 """
 
 MESSAGES = [
     ("Progress record", "swarm.membership.progress_record", "PeerProgress", "PeerProgress.from_bytes"),
     ("Attestation, a field of it", "swarm.protocol.attestation", "Attestation", "Attestation.from_wire"),
+    ("Round that failed, a field of it", "swarm.protocol.notes", "FailedRound", "FailedRound.from_wire"),
+    ("Score on the test samples, a field of it", "swarm.protocol.notes", "Score", "Score.from_wire"),
     ("Run manifest", "swarm.membership.run_manifest", "RunManifest", "RunManifest._read"),
     ("Certificate", "swarm.protocol.certificates", "Certificate", None),
     ("Removed members", "swarm.protocol.certificates", "Removals", None),
-    ("Orders", "swarm.protocol.orders", "Orders", None),
-    ("Order, one of them", "swarm.protocol.orders", "Order", None),
+    ("Order", "swarm.protocol.orders", "Order", "Order.from_bytes"),
+    ("Orders, each signed by itself", "swarm.protocol.order_book", "OrderBook", None),
+    ("Revocation of a deputy, one of them", "swarm.protocol.order_book", "Revocation", None),
     ("Ticket", "swarm.protocol.messages", "Ticket", "Ticket.from_bytes"),
+    ("Pace, a field of it", "swarm.protocol.auto_mode", "Pace", None),
+    ("Plan, a field of that", "swarm.protocol.auto_mode", "Plan", "Plan.__post_init__"),
     ("Group", "swarm.protocol.messages", "Group", None),
     ("Wish", "swarm.state_sync.download_messages", "Wish", "Wish.from_bytes"),
     ("Offer", "swarm.state_sync.download_messages", "Offer", "Offer.from_bytes"),
@@ -109,9 +118,12 @@ REPLIES = ["step_reply", "orders_reply", "redirect", "group_reply"]
 BOUNDS = [
     "swarm.protocol.wire",
     "swarm.protocol.attestation",
+    "swarm.protocol.notes",
     "swarm.protocol.messages",
+    "swarm.protocol.auto_mode",
     "swarm.protocol.certificates",
     "swarm.protocol.orders",
+    "swarm.protocol.order_book",
     "swarm.protocol.admission",
     "swarm.membership.progress_record",
     "swarm.membership.progress_store",

@@ -69,6 +69,7 @@ class SwarmAverager:
         line: what rounds and states may take of this peer's line
         admission: who may take part
         ledger: file that is handed out to whoever asks; None if this peer keeps none
+        auto: codec and local steps of a round are what its tickets name; `codec` and `rule` are the first ones
 
     Raises:
         InputError: the process died while it started
@@ -89,6 +90,7 @@ class SwarmAverager:
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         admission: Admission = OPEN,
         ledger: Path | None = None,
+        auto: bool = False,
     ):
         codec = codec or Codec()
         self.vector, self.line, self.timeouts = vector.share_memory_(), line or LineUse(), timeouts
@@ -103,6 +105,7 @@ class SwarmAverager:
             target,
             codec,
             rule,
+            auto,
             shapes,
             dht.client_mode,
             self.line,
@@ -156,6 +159,7 @@ class SwarmAverager:
         timeout_seconds: float,
         compute_seconds: float = 0.0,
         target: BatchTarget | None = None,
+        sound: Sequence[int] = (),
     ) -> MPFuture:
         """Start a round in the background; arguments as of `RunRound`.
 
@@ -163,13 +167,13 @@ class SwarmAverager:
             target: by default the one with which this averager began
 
         Returns:
-            a future of a `RoundReport`; raises Behind, OtherOrders, Refused, RoundFailed or ShortBatch
+            a future of a `RoundReport`; raises another RoundEnded
         """
         future, members = MPFuture(), first_members(members, self.peer_id)
         future.add_done_callback(lambda _: self.bell.ring())
         target = target or self._target
         self._process.send(
-            RunRound(ticket, members, patience_seconds, timeout_seconds, compute_seconds, target, future)
+            RunRound(ticket, members, patience_seconds, timeout_seconds, compute_seconds, target, future, sound)
         )
         return future
 

@@ -25,6 +25,7 @@ class RunRound:
         compute_seconds: that this peer has computed for it; a member may be slow as long as that is slower
         target: a group with fewer samples disperses; of this step, since the organiser may change it
         future: becomes a RoundReport, or raises a RoundEnded
+        sound: steps of the states to which this peer can go back
     """
 
     ticket: Ticket
@@ -34,6 +35,7 @@ class RunRound:
     compute_seconds: float
     target: BatchTarget
     future: MPFuture
+    sound: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class SetAdmission:
 
 @dataclass(frozen=True)
 class CompareOrders:
-    """Compare the organiser's orders with somebody who does not follow the same ones, it seems: the newer list counts.
+    """Compare the organiser's orders with somebody who does not follow the same ones, it seems: then both know all.
 
     Args:
         peer: whom to call; None: nobody

@@ -174,9 +174,9 @@ class Matchmaking:
         return orders_reply(self._admission.lists.signed(ORDERS))
 
     def _take_orders(self, signed: bytes, peer: PeerID) -> bool:
-        """Whether this list of orders, which a member has passed on, is newer than what this process knew."""
+        """Whether in these orders, which a member has passed on, there is one that this process did not know."""
         try:
-            is_newer = bool(signed) and self._admission.lists.take(ORDERS, signed, self._step)
+            is_newer = bool(signed) and self._admission.lists.take(ORDERS, signed)
         except NotSigned as error:
             if not self._has_complained_of_orders:
                 self._has_complained_of_orders = True
@@ -443,7 +443,7 @@ class Matchmaking:
         return CODE.JoinRequest(schema_hash=self._schema_hash, gather=brings, client_mode=ticket.client_mode)
 
     async def compare_orders(self, peer: PeerID, ticket: Ticket, orders: bytes = b"") -> None:
-        """See whether somebody follows the same orders of the organiser; else both follow the newer list from now on.
+        """See whether somebody follows the same orders of the organiser; else both know all of them from now on.
 
         Args:
             ticket: of a listener, for the step in question

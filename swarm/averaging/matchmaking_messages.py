@@ -15,15 +15,15 @@ from msgspec import Meta
 from swarm.protocol.admission import MAX_SHOWN_BYTES, Admission
 from swarm.protocol.certificates import IN_ROUNDS, Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
-from swarm.protocol.orders import MAX_ORDERS_BYTES
+from swarm.protocol.order_book import MAX_BOOK_BYTES
 from swarm.protocol.wire import LINEAGE_BYTES, Step, from_wire, to_wire
 
 MAX_STEP_BYTES = 16
 LATE_SECONDS = 10.0
 """For which a leader may not have heard yet that a member was removed: that group goes on."""
 _STEP = msgspec.msgpack.Decoder(tuple[Step])
-_KNOCK = msgspec.msgpack.Decoder(tuple[bytes, Annotated[bytes, Meta(max_length=MAX_ORDERS_BYTES)]])
-MAX_KNOCK_BYTES = MAX_SHOWN_BYTES + MAX_ORDERS_BYTES
+_KNOCK = msgspec.msgpack.Decoder(tuple[bytes, Annotated[bytes, Meta(max_length=MAX_BOOK_BYTES)]])
+MAX_KNOCK_BYTES = MAX_SHOWN_BYTES + MAX_BOOK_BYTES
 
 
 def to_knock(shown: bytes, orders: bytes = b"") -> bytes:
@@ -50,7 +50,7 @@ def parse_orders(reply: MessageFromLeader) -> bytes | None:
     """The orders in an `orders_reply`, None if it is no such reply."""
     if reply.code != averaging_pb2.NOT_DECLARED or not reply.gathered:
         return None
-    return reply.gathered[0] if len(reply.gathered[0]) <= MAX_ORDERS_BYTES else b""
+    return reply.gathered[0] if len(reply.gathered[0]) <= MAX_BOOK_BYTES else b""
 
 
 def step_reply(step: int) -> MessageFromLeader:

@@ -21,6 +21,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.evidence_call import ask_for, show_evidence
+from swarm.averaging.audit.going_back import going_back
 from swarm.averaging.audit.judge import Judge
 from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec, bytes_of_member
@@ -37,6 +38,7 @@ from swarm.membership.failure_detector import FailureDetector
 from swarm.network.peer_service import PeerService
 from swarm.network.stream_limits import limits_of
 from swarm.protocol.admission import Admission
+from swarm.protocol.auto_mode import Mode
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundReport
@@ -105,6 +107,7 @@ class AveragingOptions:
         target: a group with fewer samples disperses, and its members compute on; all members must have the same
         codec: how gradients travel; all members must have the same
         rule: how reducers combine them; all members must have the same
+        auto: codec and local steps of a round are what its tickets name; `codec` and `rule` are the first ones
         shapes: of the parameters whose gradients the vector begins with
         client_mode: others cannot call this peer
         line: what rounds and states may take of this peer's line
@@ -118,6 +121,7 @@ class AveragingOptions:
     target: BatchTarget
     codec: Codec
     rule: Combination
+    auto: bool
     shapes: Sequence[Sequence[int]]
     client_mode: bool
     line: LineUse
@@ -144,7 +148,7 @@ class Rounds:
     def __init__(self, p2p: P2P, options: AveragingOptions, signals: RoundSignals):
         self._p2p, self._options, self._signals = p2p, options, signals
         self._vector, self._target = options.vector, options.target
-        self._codec = options.codec.make()
+        self._codec, self._rule, self._codec_name = options.codec.make(), options.rule, options.codec.name
         self._feedback = ErrorFeedback(self._codec, options.vector.numel(), options.codec.decay)
         self._low_rank = options.codec.low_rank(options.shapes, options.vector.numel())
         self._windows: dict[PeerID, SendWindow] = {}
@@ -164,7 +168,9 @@ class Rounds:
         options.admission.welcome = limits_of(p2p).met
         self._audits: Audits | None = None
         if options.checks_averages:
-            judge = Judge(options.vector.numel(), self._codec, options.rule, self._target_at, self._orders_at)
+            judge = Judge(
+                options.vector.numel(), self._codec, options.rule, self._target_at, self._orders_at, options.auto
+            )
             ask = partial(ask_for, p2p, options.namespace, options.line)
             self._audits = Audits(p2p.peer_id, options.key, judge, ask, self._shunned)
         self.groups = RunningGroups()
@@ -243,7 +249,7 @@ class Rounds:
         self._matchmaking.orders_changed()
 
     async def compare_orders(self, peer: PeerID | None, ticket: Ticket) -> bytes:
-        """The newest list of the organiser's orders, after a look at what this peer follows."""
+        """All orders of the organiser, after a look at what this peer follows."""
         if peer is not None:
             await self._matchmaking.compare_orders(peer, ticket)
         return self._options.admission.lists.signed(ORDERS)
@@ -286,7 +292,7 @@ class Rounds:
             ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
         if self._audits is not None:
             self._blame(self._audits.found(), trouble)
-            ticket = self._audits.sign(ticket)
+            ticket = self._audits.sign(ticket, order.sound)
         faults.at("meeting", ticket.step)
         deadline = asyncio.get_running_loop().time() + order.timeout_seconds
         try:
@@ -296,9 +302,17 @@ class Rounds:
         limits_of(self._p2p).met(group.peer_ids)
         faults.at("met", ticket.step)
         closed, meeting_seconds = group, time.perf_counter() - started
+        if closed.back_to is not None:
+            ended = await going_back(closed, ticket, self._audits)
+            self._matchmaking.met(group.peer_ids)
+            self.took_over()
+            raise ended
+        if self._options.auto:
+            self._average_in(group.mode, ticket)
         group = group.bounded(self._target)
         if not self._target.is_reached_by(group.samples):
             self._signals.waiting_step = -1  # those who waited compute on, too
+            self._matchmaking.reopen()  # its leader may have known another target than the group has
             raise ShortBatch(group)
         if len(group.peer_ids) == 1:
             return RoundReport.of(group, blamed=trouble.blamed, meeting_seconds=meeting_seconds, exchange_seconds=0.0)
@@ -334,9 +348,19 @@ class Rounds:
             blamed=trouble.blamed,
             judged=any(runner.parts_combined for runner in stripes.runners),
             outside=stripes.outside,
+            codec=self._codec_name,
+            local_steps=self._rule.local_steps,
             meeting_seconds=meeting_seconds,
             exchange_seconds=exchange_seconds,
         )
+
+    def _average_in(self, mode: Mode, ticket: Ticket) -> None:
+        """The mode of this round is that of its group, whatever this peer has thought."""
+        self._target = self._target.in_mode(mode.local_steps, ticket.mode.local_steps)
+        codec = Codec(mode.codec)
+        self._codec, self._rule = codec.make(), replace(self._options.rule, local_steps=mode.local_steps)
+        self._feedback.use(self._codec, codec.decay)
+        self._codec_name = codec.name
 
     # ---- judging ----------------------------------------------------------------------------------------------------
 
@@ -375,7 +399,7 @@ class Rounds:
             vector=part,
             feedback=feedback,
             codec=self._codec,
-            rule=self._options.rule,
+            rule=self._rule,
             stripes=stripes,
             detector=self.detector,
             windows=self._windows,

@@ -127,7 +127,7 @@ class AveragingService:
         admission = self._options.admission
         admission.certificate = certificate
         try:
-            newer = admission.lists.take_all(lists, self._rounds.step)
+            newer = admission.lists.take_all(lists)
         except NotSigned as error:
             logger.warning(f"A list of the organiser is not followed: it {error}")
             return

@@ -63,8 +63,8 @@ class DeskOptions:
     """Show this line with its invitation to everybody who sees the page."""
     alert: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], arg("URL", f"the variable {ALERTS_VARIABLE}")]] = ()
     """Send a message there when something is wrong, and when it is well again: a URL as Apprise reads it."""
-    credits: Annotated[Path | None, arg("FILE", "what peers claim")] = None
-    """Show who has given most by the ledger: what swarm ledger verify FOLDER --json has written, again and again."""
+    ledger_mib: Annotated[int, arg("MIB")] = 256
+    """On disk for the run's ledger, which is fetched and added up every ten minutes; 0: show what peers claim."""
     still_minutes: Annotated[float, arg("NUMBER")] = 10.0
     """Without an update, after which something is wrong."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs")
@@ -84,6 +84,8 @@ def _run(options: DeskOptions) -> int:
         raise InputError("Whom to ask is not known: give a join line, or an ADDRESS as a running peer prints it.")
     if not 0 < options.still_minutes < math.inf:
         raise InputError(f"--still-minutes is {options.still_minutes:g}: it has to be above 0.")
+    if options.ledger_mib < 0:
+        raise InputError(f"--ledger-mib is {options.ledger_mib}: give 0 or more.")
     invitation = None if options.invitation is None else _invitation(options.invitation, line)
     make_writable(options.output_dir)
     raise_again()  # from now on it is the usual end
@@ -108,9 +110,9 @@ def _watch_and_serve(
     options: DeskOptions, given: Sequence[str], line: JoinLine | None, invitation: JoinLine | None
 ) -> int:
     from swarm.desk.alerts import Alerts
-    from swarm.desk.credits import Credits
     from swarm.desk.desk import Desk, open_socket, page_url, served
     from swarm.desk.history import remembered_addresses
+    from swarm.desk.ledger.bookkeeper import Bookkeeper
     from swarm.desk.organiser.controls import SwarmControls
     from swarm.desk.organiser.door import Door
     from swarm.desk.watcher import Watcher
@@ -133,8 +135,8 @@ def _watch_and_serve(
             _check_deputy(signer, manifest)
         folder = output_dir / manifest.run_id
         make_writable(folder)
-        credits = None if options.credits is None else Credits(options.credits.expanduser(), card.key)
-        desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes, credits)
+        books = Bookkeeper.of_run(dht, manifest, folder, options.ledger_mib * 2**20) if options.ledger_mib else None
+        desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes, books and books.credits)
         watcher = Watcher(dht, manifest, given, remembered)
         controls = SwarmControls(dht, manifest, signer) if manifest.organiser else None
         desk.turn(watcher.look(), controls and controls.look())
@@ -142,6 +144,8 @@ def _watch_and_serve(
             print(f"The desk of run {manifest.run_id}: {page_url(listener)}", flush=True)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:
+                if books is not None:
+                    books.start()
                 while dht.is_alive():
                     began = time.monotonic()
                     desk.turn(watcher.look(), controls and controls.look())
@@ -151,6 +155,8 @@ def _watch_and_serve(
                 return 0
             finally:
                 desk.save()
+                if books is not None:
+                    books.stop()
         print("error: The connection to the swarm broke: start the desk again.", file=sys.stderr)
         return 1
     finally:

@@ -54,6 +54,8 @@ class LedgerOptions:
     """To fetch: a join line, or addresses of peers that are there. To verify: ledgers, or folders with some."""
     to: Annotated[Path, arg("FOLDER")] = Path("ledger")
     """Where fetched ledgers are kept. What is there already is not fetched again."""
+    most_mib: Annotated[int, arg("MIB")] = 4096
+    """To fetch: all ledgers in the folder together; what does not fit is not fetched."""
     run_id: Annotated[str | None, arg("NAME", "the only one there")] = None
     """To fetch: the run, where several share the addresses."""
     of: Annotated[str | None, arg("JOIN_LINE", "any run")] = None
@@ -161,6 +163,8 @@ def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
     given, line = whom_to_join(options.given or None)
     if not given:
         raise InputError("Whom to ask is not known: give a join line, or an ADDRESS as a running peer prints it.")
+    if options.most_mib < 1:
+        raise InputError(f"--most-mib is {options.most_mib}: it has to be at least 1.")
     folder = options.to.expanduser()
     make_writable(folder)
     raise_again()
@@ -179,7 +183,7 @@ def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
             raise InputError(f"Nobody trains run {manifest.run_id} now: verify the run folders of its peers.")
         is_client = {peer: record.client_mode for peer, record in records.items()}
         names = {peer.to_base58(): record.name for peer, record in records.items()}
-        collected = collect(dht, manifest.key_prefix, is_client, folder)
+        collected = collect(dht, manifest.key_prefix, is_client, folder, max_folder_bytes=options.most_mib * 2**20)
     except TimeoutError:
         raise InputError("The swarm does not answer: check the connection, and try again.") from None
     finally:
@@ -193,5 +197,7 @@ def told(collected: Collected, names: dict[str, str], folder: Path) -> str:
     peers = len(collected.answered)
     lines = [f"{peers} peer{'s' * (peers != 1)} handed over {collected.num_bytes / 1e6:,.1f} MB that are new."]
     lines += [f"{names.get(peer, peer)} ({peer}) {problem}." for peer, problem in collected.silent.items()]
+    if collected.is_full:
+        lines.append(f"{folder} is full: give more with --most-mib, or fetch into another folder.")
     lines.append(f"Add them up: swarm ledger verify {folder}")
     return "\n".join(lines)

@@ -15,9 +15,9 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarm.averaging.compression.codec import Codec
 from swarm.membership.progress_store import progress_records
 from swarm.membership.run_manifest import RunManifest
+from swarm.training.averaging_mode import Averaging
 
 ANSWER_SECONDS = 5.0
 
@@ -103,7 +103,7 @@ def expected_traffic(dht: hivemind.DHT, manifest: RunManifest, shapes: Sequence[
     records = progress_records(dht, manifest).values()
     num_full = 1 + sum(not record.client_mode for record in records)
     rate = sum(record.rate for record in records)
-    payload = Codec(manifest.recipe.codec, manifest.recipe.powersgd_rank).payload_bytes(shapes)
+    payload = Averaging.of(manifest.recipe).codec.payload_bytes(shapes)
     sent = vectors_sent(len(records) + 1, num_full) * payload
     return Traffic(len(records), rate, 3600 * rate / manifest.recipe.target_batch_size, round(sent))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +84,7 @@ class StartMembership(MembershipOptions):
 
     by_invitation: bool = True
     """Only members take part: whoever has an invitation of yours. You can remove them again. Without this, anyone with
-    the address can join, and can spoil the run."""
+    the address can join, and can spoil the run. Off if --host-maddrs has addresses of this machine only."""
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,10 @@ class StartOptions:
     ] = field(default_factory=RecipeOverrides)
 
     @property
-    def _membership(self) -> MembershipOptions:
-        """Nobody needs an invitation for a swarm that stays on this machine."""
+    def stays_on_this_machine(self) -> bool:
+        """Whether nobody can reach the swarm from elsewhere."""
         listening = self.connection.host_maddrs
-        if listening and all(is_loopback(address) for address in listening):
-            return replace(self.membership, by_invitation=False)
-        return self.membership
+        return bool(listening) and all(is_loopback(address) for address in listening)
 
     @property
     def as_peer(self) -> PeerOptions:
@@ -136,14 +134,27 @@ class StartOptions:
             connection=self.connection,
             patience=self.patience,
             results=self.results,
-            membership=self._membership,
+            membership=self.membership,
             overrides=self.overrides,
         )
 
 
 def start(arguments: list[str]) -> int:
     """Returns the exit status."""
-    return run(lambda: read_options(StartOptions, arguments, "swarm start").as_peer)
+    return run(lambda: read_start(arguments).as_peer)
+
+
+def read_start(arguments: list[str]) -> StartOptions:
+    """The command line of `swarm start`.
+
+    Raises:
+        InputError: a value that cannot work
+    """
+    options = read_options(StartOptions, arguments, "swarm start")
+    if options.stays_on_this_machine:  # then nobody needs an invitation, unless it is asked for
+        without = StartOptions(membership=StartMembership(by_invitation=False))
+        options = read_options(StartOptions, arguments, "swarm start", without)
+    return options
 
 
 def join(arguments: list[str]) -> int:

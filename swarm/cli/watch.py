@@ -190,7 +190,17 @@ class SwarmView:
         is_still = still > 2 * LOOK_SECONDS or not self.made_progress
         last = f"no new update for {still:.0f} s" if is_still else "updates are being made"
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for column in ("peer", "now", "step", "samples/s", "loss", "accuracy", "here for", "can be called"):
+        for column in (
+            "peer",
+            "now",
+            "step",
+            "samples/s",
+            "loss",
+            "accuracy",
+            "granularity",
+            "here for",
+            "can be called",
+        ):
             table.add_column(column, justify="left" if column in ("peer", "now", "can be called") else "right")
         for record in self.records[:MAX_ROWS]:
             table.add_row(
@@ -200,6 +210,7 @@ class SwarmView:
                 shown_rate(record.rate),
                 shown(record.loss, ".3f"),
                 percent(record.accuracy),
+                shown(record.granularity, ".2g"),
                 _duration(now - record.joined),
                 "no" if record.client_mode else "yes",
             )

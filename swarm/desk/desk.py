@@ -16,9 +16,9 @@ import uvicorn
 from recipe.errors import InputError
 from swarm.desk.alerts import Alerts
 from swarm.desk.app import build_app
-from swarm.desk.credits import Credits
 from swarm.desk.health import Finding, findings
 from swarm.desk.history import History
+from swarm.desk.ledger.credits import Credits
 from swarm.desk.organiser.controls import Controls
 from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_LEADERS, Snapshot
@@ -45,7 +45,7 @@ class Desk:
         path: file of the history; an earlier desk's is continued
         alerts: who is told what is wrong
         still_minutes: without an update, after which something is wrong
-        credits: by the run's ledger; None if there is none
+        credits: by the run's ledger; None if it is not fetched
         clock: seconds since 1970
     """
 
@@ -106,9 +106,12 @@ class Desk:
             self._trouble = error.strerror or "unknown error"
 
     def _take(self, orders: Orders) -> None:
-        for order in orders.given[len(self._orders.given) :]:
-            if self._knows_orders:  # those that were there before the desk are old
+        before, after = ({(order.given_at, order) for order in known.given} for known in (self._orders, orders))
+        if self._knows_orders:  # those that were there before the desk are old
+            for _, order in sorted(after - before, key=lambda found: found[0]):
                 self.history.note(f"The organiser ordered: {order}.", self._clock())
+            for _, order in sorted(before - after, key=lambda found: found[0]):
+                self.history.note(f"An order of a deputy who was revoked fell away: {order}.", self._clock())
         self._orders, self._knows_orders = orders, True
 
     def _snapshot(self) -> Snapshot:

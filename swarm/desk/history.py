@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,6 +21,7 @@ from recipe.run_folder import write_json
 from swarm.desk.timeline import Timeline
 from swarm.membership.progress_record import JOINING, PAUSED, WAITING, PeerProgress, step_of_most
 from swarm.network.known_peers import usable
+from swarm.protocol.notes import FailedRound, Score
 
 LOST_SECONDS = 5.0
 """Without a new record: a peer writes one a second."""
@@ -34,7 +35,7 @@ UNSEEN_SECONDS = 60.0
 """Between two looks: what was computed meanwhile is credited to nobody."""
 CREDIT_TIMES = 3.0
 """What peers can have given between two looks, over what they say they compute: records are seconds old."""
-MAX_POINTS, MAX_EVENTS, MAX_PEERS, MAX_ADVANCES = 1000, 200, 4096, 50
+MAX_POINTS, MAX_EVENTS, MAX_PEERS, MAX_ADVANCES, MAX_TESTS = 1000, 200, 4096, 50, 1000
 PACE_SECONDS = 10.0
 """That updates have to be seen for, before their pace is told."""
 MAX_LOSS = 1e6
@@ -57,6 +58,8 @@ class PeerSeen:
         samples: in all updates so far, by the pace that it claims
         missed: looks at which it had no record
         helps: it is a helper, which trains nothing
+        failed: its last round that gave no average
+        tested: what it found on the test samples last
     """
 
     name: str
@@ -74,6 +77,8 @@ class PeerSeen:
     least_age: float | None = None
     missed: int = 0
     helps: bool = False
+    failed: FailedRound | None = None
+    tested: Score | None = None
 
     @property
     def computes(self) -> bool:
@@ -88,6 +93,7 @@ class PeerSeen:
         self.name, self.step, self.rate, self.phase = record.name, record.step, record.rate, record.shown_phase
         self.client_mode, self.joined, self.helps = record.client_mode, record.joined, record.helps
         self.loss, self.accuracy = _finite(record.loss), _finite(record.accuracy)
+        self.failed, self.tested = record.failed, record.tested
         age = now - record.time
         self.least_age = age if self.least_age is None else min(age, self.least_age)
         self.record_time, self.seen_at = record.time, now - (age - self.least_age)
@@ -115,6 +121,24 @@ class Point:
 
 
 @dataclass
+class Test:
+    """What one peer says that it has found on the test samples.
+
+    Args:
+        step: global updates that the weights had seen
+        accuracy: 0 to 1
+        peer_id: of who says so
+        name: of that peer
+    """
+
+    step: int
+    accuracy: float
+    loss: float
+    peer_id: str
+    name: str
+
+
+@dataclass
 class Event:
     """Something that happened, at a time in seconds since 1970."""
 
@@ -139,6 +163,7 @@ class History:
         peers: by peer id
         addresses: of peers, so that the desk finds the swarm again, whoever has left
         timeline: the last minutes
+        tests: of the weights, by whichever peers made them
     """
 
     key: str
@@ -158,6 +183,7 @@ class History:
     peers: dict[str, PeerSeen] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
     timeline: Timeline = field(default_factory=Timeline)
+    tests: list[Test] = field(default_factory=list)
 
     def __post_init__(self):
         self._advances: deque[tuple[float, int]] = deque(maxlen=MAX_ADVANCES)
@@ -182,6 +208,7 @@ class History:
         before = self.step
         self._advance(now, unseen)
         self.timeline.look(self.peers, self.step or 0, max(0, (self.step or 0) - (before or self.step or 0)), now)
+        self._note_tests()
         self._summarise(now)
         self.looked_at = now
         self._forget()
@@ -251,6 +278,19 @@ class History:
         samples = min(updates * self.target_batch_size, can_be)
         for peer in here:
             peer.samples += samples * peer.rate / total if total > 0 else 0.0
+
+    def _note_tests(self) -> None:
+        """Each peer's next test, once; of too many, those that go are of who says most."""
+        last = {test.peer_id: test.step for test in self.tests}
+        for peer_id, peer in self.peers.items():
+            found = peer.tested
+            if found is None or not last.get(peer_id, -1) < found.step <= (self.step or 0) + 1:
+                continue
+            self.tests.append(Test(found.step, found.accuracy, found.loss, peer_id, peer.name))
+            if len(self.tests) > MAX_TESTS:
+                ((most, _),) = Counter(test.peer_id for test in self.tests).most_common(1)
+                thinned = {id(test) for test in [test for test in self.tests if test.peer_id == most][:-1:2]}
+                self.tests = [test for test in self.tests if id(test) not in thinned]
 
     def _summarise(self, now: float) -> None:
         losses = [peer.loss for peer in self.here if peer.loss is not None]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import statistics
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -60,6 +62,7 @@ def render(template: str, snapshot: Snapshot, **more: object) -> str:
         peers=snapshot.peers.peers,
         leaders=snapshot.leaders,
         events=snapshot.history.events[: -MAX_EVENTS - 1 : -1],
+        tests=snapshot.history.tests,
         timeline=snapshot.timeline,
         rounds=snapshot.timeline.rounds[: -MAX_ROUNDS - 1 : -1],
         cells=CELLS,
@@ -91,12 +94,22 @@ def _charts(history: HistoryReport) -> list[Chart]:
         return f"update {step:,.0f}"
 
     by_step = sorted({point.step: point for point in points}.items())  # of each update, the last that was seen
+    tested = [chart("Test accuracy", _tested(history), _short_percent, update)] if history.tests else []
     return [
         chart("Training loss", [(step, point.loss) for step, point in by_step], "{:.4g}".format, update),
         chart("Accuracy", [(step, point.accuracy) for step, point in by_step], _short_percent, update),
         chart("Samples per second", [(point.time, point.samples_per_second) for point in points], _rate, _clock, True),
         chart("Updates per minute", [(point.time, point.updates_per_minute) for point in points], _rate, _clock, True),
+        *tested,
     ]
+
+
+def _tested(history: HistoryReport) -> list[tuple[int, float]]:
+    """Accuracy by update; where several peers have tested the same weights, their median."""
+    found: defaultdict[int, list[float]] = defaultdict(list)
+    for test in history.tests:
+        found[test.step].append(test.accuracy)
+    return sorted((step, statistics.median(accuracies)) for step, accuracies in found.items())
 
 
 def _known(shown: Callable[[float], str]) -> Callable[[float | None], str]:

@@ -9,10 +9,10 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from swarm.desk.credits import Credits
 from swarm.desk.health import Finding, Level, is_over, verdict
-from swarm.desk.history import Event, History, PeerSeen, Point, State
-from swarm.desk.timeline import CELL_SECONDS, WORDS, Round
+from swarm.desk.history import Event, History, PeerSeen, Point, State, Test
+from swarm.desk.ledger.credits import Credits
+from swarm.desk.timeline import CELL_SECONDS, WORDS, Failure, Round
 from swarm.protocol.orders import Orders
 
 MAX_STRIPS = 30
@@ -124,11 +124,12 @@ class PeersReport(BaseModel):
 
 
 class HistoryReport(BaseModel):
-    """The curves, with at most 1,000 points, and the last 200 events."""
+    """The curves, with at most 1,000 points, the last 200 events, and at most 1,000 tests of the weights."""
 
     time: float
     points: list[Point]
     events: list[Event]
+    tests: list[Test] = Field(description="on the test samples, as the peers say that made them")
 
 
 class Strip(BaseModel):
@@ -149,6 +150,7 @@ class TimelineReport(BaseModel):
     updates: list[int] = Field(description="made in each cell")
     strips: list[Strip]
     rounds: list[Round]
+    trying: list[Failure] = Field(description="why the next update was not made yet, as peers say")
 
 
 def swarm_report(card: RunCard, run: Plan, history: History, found: Sequence[Finding], now: float) -> SwarmReport:
@@ -210,18 +212,24 @@ class Leaders:
 
     Args:
         confirmed_at: time of the ledger that says so, seconds since 1970; None: it is what they claim
+        num_findings: lines of that ledger that were changed, and count for nothing
+        trouble: a sentence, where the newest updates are missing in it
     """
 
     peers: list[Leader]
     confirmed_at: float | None = None
+    num_findings: int = 0
+    trouble: str = ""
 
 
 def leaders_report(history: History, most: int, credits: Credits | None = None) -> Leaders:
     """By the ledger if there is one, else by the pace that each peer states."""
     if credits is not None and credits.time is not None:
-        return Leaders([Leader(found.peer, found.name, found.samples) for found in credits.peers[:most]], credits.time)
+        peers = [Leader(found.peer, found.name, found.samples) for found in credits.peers[:most]]
+        return Leaders(peers, credits.time, credits.num_findings, credits.trouble)
     given = sorted(history.peers.items(), key=lambda item: -item[1].samples)[:most]
-    return Leaders([Leader(peer_id, peer.name, peer.samples) for peer_id, peer in given if peer.samples > 0])
+    peers = [Leader(peer_id, peer.name, peer.samples) for peer_id, peer in given if peer.samples > 0]
+    return Leaders(peers, trouble=credits.trouble if credits is not None else "")
 
 
 def timeline_report(history: History, peers: PeersReport) -> TimelineReport:
@@ -240,12 +248,13 @@ def timeline_report(history: History, peers: PeersReport) -> TimelineReport:
         updates=[*seen.updates],
         strips=[Strip(peer_id=peer.peer_id, name=peer.name, states=seen.strips[peer.peer_id]) for peer in shown],
         rounds=[*seen.rounds],
+        trying=seen.trying,
     )
 
 
 def history_report(history: History, now: float) -> HistoryReport:
     """The curves and the events."""
-    return HistoryReport(time=now, points=[*history.points], events=[*history.events])
+    return HistoryReport(time=now, points=[*history.points], events=[*history.events], tests=[*history.tests])
 
 
 def _peer(peer_id: str, peer: PeerSeen, total_rate: float) -> PeerReport:

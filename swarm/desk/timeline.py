@@ -1,7 +1,7 @@
 """What each peer did over the last minutes, and how the last updates came about, as far as progress records tell.
 
-A record says what its peer does at that moment, and the desk looks every two seconds: what is shorter than that is seen
-by chance, and what happens inside a round is not seen at all.
+A record says what its peer does at that moment, and why its last round failed. The desk looks every two seconds, so
+what is shorter is seen by chance.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 CELL_SECONDS, CELLS = 10.0, 60
 MAX_ROUNDS, MAX_ROUND_PEERS = 30, 12
+MAX_FAILURES, MAX_SHOWN_FAILURES = 64, 3
+"""Different reasons that are kept, of rounds of the next updates; and of an update, those that most peers give."""
+NEXT_STEPS = 2
+"""A peer that is further than others, or computes while it averages, tells of the update after the next one."""
 UNKNOWN, GONE, OTHER = " ", "-", "o"
 LETTERS = {TRAINING: "c", AVERAGING: "a", WAITING: "w", JOINING: "j", VALIDATING: "v", PAUSED: "p", HELPING: "h"}
 """Of what a peer does, by its phase."""
@@ -36,6 +40,21 @@ WORDS = {
 
 
 @dataclass
+class Failure:
+    """Why rounds of an update gave no average, as peers say.
+
+    Args:
+        why: the end of a sentence
+        times: so many rounds, by who counts most
+        said_by: names of some of those who say so
+    """
+
+    why: str
+    times: int
+    said_by: list[str]
+
+
+@dataclass
 class Round:
     """Updates that were seen at once: one, or several if they are made faster than the desk looks.
 
@@ -47,7 +66,8 @@ class Round:
         peers: how many computed for them
         late: names of those who computed while more than half of the others were averaging already
         lost: names of those who fell silent or left meanwhile
-        why: it took so long, if somebody says so
+        names: of some of those who computed
+        failed: why rounds before it were in vain
     """
 
     time: float
@@ -57,7 +77,8 @@ class Round:
     peers: int
     late: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    why: str = ""
+    names: list[str] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
 
 
 @dataclass
@@ -86,6 +107,8 @@ class Timeline:
         """Since the last update: names, by peer id."""
         self._present: dict[str, str] = {}
         """The same, at the last look."""
+        self._failed: dict[tuple[int, str], Failure] = {}
+        """By the update that was to be made, and why it was not."""
 
     def look(self, peers: Mapping[str, PeerSeen], step: int, updates: int, now: float) -> None:
         """What everybody does now.
@@ -99,8 +122,14 @@ class Timeline:
         self._begin_cell(now)
         self._fill_cell(peers)
         self._see_who_is_late(peers)
+        self._see_failures(peers, step, updates)
         if updates:
             self._note_round(peers, step, updates, now)
+
+    @property
+    def trying(self) -> list[Failure]:
+        """Why the update that comes next was not made yet."""
+        return _said_most([*self._failed.values()])
 
     def _begin_cell(self, now: float) -> None:
         """A new one if it is time; where nobody looked for long, everything before is forgotten."""
@@ -134,13 +163,30 @@ class Timeline:
     def _note_round(self, peers: Mapping[str, PeerSeen], step: int, updates: int, now: float) -> None:
         self.updates[-1] += updates
         if self.rounds_at is not None:
-            computed = sum(peer.computes and not peer.helps for peer in peers.values())
+            computed = [peer.name for peer in peers.values() if peer.computes and not peer.helps]
             late, lost = ([*names.values()][:MAX_ROUND_PEERS] for names in (self._late, self._lost))
-            self.rounds.append(Round(now, step, updates, now - self.rounds_at, computed, late, lost))
+            failed = _said_most([failure for (at_step, _), failure in self._failed.items() if at_step <= step])
+            took, names = now - self.rounds_at, computed[:MAX_ROUND_PEERS]
+            self.rounds.append(Round(now, step, updates, took, len(computed), late, lost, names, failed))
             del self.rounds[:-MAX_ROUNDS]
         self.rounds_at = now
+        self._failed = {key: failure for key, failure in self._failed.items() if key[0] > step}
         self._late.clear()
         self._lost.clear()
+
+    def _see_failures(self, peers: Mapping[str, PeerSeen], step: int, updates: int) -> None:
+        """Rounds of the updates that were made since the last look, and of the next ones."""
+        for peer in peers.values():
+            failed = peer.failed
+            if failed is None or peer.state != "here" or not step - updates < failed.step <= step + NEXT_STEPS:
+                continue
+            known = self._failed.get((failed.step, failed.why))
+            if known is None and len(self._failed) < MAX_FAILURES:
+                known = self._failed[failed.step, failed.why] = Failure(failed.why, 1, [])
+            if known is not None:
+                known.times = max(known.times, failed.times)
+                if peer.name not in known.said_by and len(known.said_by) < MAX_ROUND_PEERS:
+                    known.said_by.append(peer.name)
 
     def _see_who_is_late(self, peers: Mapping[str, PeerSeen]) -> None:
         here = {peer_id: peer for peer_id, peer in peers.items() if peer.computes}
@@ -151,6 +197,10 @@ class Timeline:
         present = {peer_id: peer.name for peer_id, peer in peers.items() if peer.state == "here"}
         self._lost |= {peer_id: name for peer_id, name in self._present.items() if peer_id not in present}
         self._present = present
+
+
+def _said_most(failures: list[Failure]) -> list[Failure]:
+    return sorted(failures, key=lambda failure: -len(failure.said_by))[:MAX_SHOWN_FAILURES]
 
 
 def runs_of(strip: str) -> list[tuple[str, int, int]]:

@@ -13,11 +13,11 @@ from swarm.enrolment.join_line import MAX_ADDRESSES, JoinLine
 from swarm.enrolment.organiser_key import make_key, passphrase_from, read_key
 from swarm.enrolment.registry import Registry
 from swarm.enrolment.tls import fingerprint_in
-from swarm.protocol.certificates import Authority, Signer
+from swarm.protocol.certificates import MAX_WARRANT_BYTES, Authority, Signer
 
 FOLDER = "organiser"
 """Of all runs, in the folder of runs."""
-KEY_FILE, CONTACT_FILE = "organiser.key", "contact.json"
+KEY_FILE, CONTACT_FILE, DEPUTIES_FOLDER = "organiser.key", "contact.json", "deputies"
 
 
 class OrganiserFolder:
@@ -36,7 +36,7 @@ class OrganiserFolder:
         self.run_id = check_name(run_id, "--run-id")
         self.path = output_dir.expanduser() / FOLDER / self.run_id
         self.key = self.path / KEY_FILE if key is None else key.expanduser()
-        self._contact = self.path / CONTACT_FILE
+        self._contact, self._deputies = self.path / CONTACT_FILE, self.path / DEPUTIES_FOLDER
 
     @property
     def registry(self) -> Registry:
@@ -79,6 +79,26 @@ class OrganiserFolder:
                 "--run-id with which the run was started."
             )
         return read_key(self.key, lambda: passphrase_from(os.environ, f"Passphrase of {self.key}: "))
+
+    def keep_warrant(self, name: str, signer: Signer) -> None:
+        """Of a deputy, so that it can be revoked by the name of its key's file.
+
+        Raises:
+            InputError: it cannot be written
+        """
+        path = self._deputies / f"{name}.{signer.public_key.hex()[:16]}"
+        try:
+            self._deputies.mkdir(mode=0o700, exist_ok=True)
+            path.write_bytes(signer.warrant)
+        except OSError as error:
+            raise InputError(f"{path} cannot be written ({error.strerror}): make room.") from None
+
+    def warrants(self) -> dict[str, list[bytes]]:
+        """Of the deputies that were made here, by the names of their keys' files."""
+        found: dict[str, list[bytes]] = {}
+        for path in sorted(self._deputies.glob("*.*")):
+            found.setdefault(path.stem, []).append(path.read_bytes()[: MAX_WARRANT_BYTES + 1])
+        return found
 
     def note_contact(self, organiser: bytes, addresses: Sequence[str], enrolment_port: int) -> None:
         """Keep what a join line needs, for `swarm invite`.

@@ -29,7 +29,7 @@ from swarm.protocol.certificates import (
     MAX_CERTIFICATE_BYTES,
     MAX_REMOVALS_BYTES,
     MAX_WARRANT_BYTES,
-    ORDERS,
+    ORDER,
     REMOVALS,
     Authority,
     NotSigned,
@@ -37,7 +37,7 @@ from swarm.protocol.certificates import (
     Signer,
     warrant,
 )
-from swarm.protocol.orders import MAX_ORDERS_BYTES
+from swarm.protocol.order_book import MAX_SIGNED_BYTES
 
 VARIABLE = "SWARM_KEY_PASSPHRASE"
 """Environment variable: the passphrase, for whoever has no terminal."""
@@ -49,7 +49,7 @@ CLOCK_SECONDS = 600
 _PROBES = {
     Right.ENROL: (CERTIFICATE, MAX_CERTIFICATE_BYTES),
     Right.REMOVE: (REMOVALS, MAX_REMOVALS_BYTES),
-    Right.CONTROL: (ORDERS, MAX_ORDERS_BYTES),
+    Right.CONTROL: (ORDER, MAX_SIGNED_BYTES),
 }
 """By the right: what is signed with it."""
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
+import threading
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +32,10 @@ MAX_LEDGERS = 4
 """Of one peer: it begins another one where it has lost its folder."""
 MAX_BYTES = 2**28
 """Of one peer's ledgers together; then nothing more of it is fetched."""
+MAX_FOLDER_BYTES = 2**32
+"""Of all peers together; then nothing more is fetched."""
+FILE_BYTES = 2**12
+"""That a file takes on a disk, however short it is."""
 AT_A_TIME = 8
 RELAYS = 2
 """Peers that are asked for the ledger of one that cannot be called."""
@@ -38,6 +45,10 @@ PEER_SECONDS = 30.0
 """For one peer, however slowly it sends; what is left comes next time."""
 FETCH_SECONDS = 2 * RELAYS * PEER_SECONDS
 """For a few peers, after which the DHT process does not answer any more."""
+
+
+NO_ROOM = "has more to show than the folder may hold"
+NO_TIME = "was not asked, since the time was over"
 
 
 class Refused(ValueError):  # noqa: N818 (reads as what happened)
@@ -51,12 +62,37 @@ class Collected:
     Args:
         num_bytes: that are new
         answered: peers whose ledgers are complete up to now
-        silent: peers that handed over nothing, and why
+        silent: peers that handed over nothing, or not all, and why
+        is_full: there was more than the folder may hold
     """
 
     num_bytes: int
     answered: tuple[str, ...]
     silent: dict[str, str]
+    is_full: bool = False
+
+
+class Room:
+    """What several peers together may still add to a folder.
+
+    Args:
+        num_bytes: so much
+    """
+
+    def __init__(self, num_bytes: float = math.inf):
+        self._left, self._lock = num_bytes, threading.Lock()
+
+    @classmethod
+    def in_folder(cls, folder: Path, max_bytes: int) -> int:
+        """Bytes that are left there."""
+        return max_bytes - sum(max(FILE_BYTES, path.stat().st_size) for path in folder.glob("*.jsonl"))
+
+    def take(self, num_bytes: int) -> bool:
+        """Whether there is room for so much, which is used from now on."""
+        with self._lock:
+            has_room = num_bytes <= self._left
+            self._left -= num_bytes if has_room else 0
+        return has_room
 
 
 class Shelf:
@@ -69,10 +105,12 @@ class Shelf:
         peer: whose
         run: start of the run's keys in the DHT
         max_bytes: of all of them
+        room: of the folder, which the shelves of others use as well
     """
 
-    def __init__(self, folder: Path, peer: PeerID, run: str, max_bytes: int = MAX_BYTES):
+    def __init__(self, folder: Path, peer: PeerID, run: str, max_bytes: int = MAX_BYTES, room: Room | None = None):
         self._folder, self._peer, self._run, self._max_bytes = folder, peer, run, max_bytes
+        self._room = room or Room()
         self._file: LedgerFile | None = None
         self._start: Start | None = None
         self._others_bytes = 0
@@ -157,6 +195,8 @@ class Shelf:
             raise Refused("sends what it has not signed")
         if self._others_bytes + self._file.size + num_bytes > self._max_bytes:
             raise Refused(f"has more than {self._max_bytes / 2**20:.0f} MiB: the rest is not fetched")
+        if not self._room.take(num_bytes if self._file.size else max(num_bytes, FILE_BYTES)):
+            raise Refused(NO_ROOM)
         self._file.extend(self._pending)
         self.num_bytes += num_bytes
         self._pending = []
@@ -219,15 +259,25 @@ class FetchLedgers:
         peers: whose ledgers, and whom to ask for each: the peer itself, or those who may pass it on
         folder: where they go
         max_bytes: of one peer
+        room_bytes: of all of them together
     """
 
-    def __init__(self, run: str, peers: Mapping[PeerID, Sequence[PeerID]], folder: Path, max_bytes: int):
+    def __init__(
+        self,
+        run: str,
+        peers: Mapping[PeerID, Sequence[PeerID]],
+        folder: Path,
+        max_bytes: int,
+        room_bytes: int = MAX_FOLDER_BYTES,
+    ):
         self.run, self.peers, self.folder, self.max_bytes = run, dict(peers), folder, max_bytes
+        self.room_bytes = room_bytes
 
     async def __call__(self, _dht: DHT, node: DHTNode) -> tuple[int, dict[PeerID, str]]:
         """Bytes that are new, and of each peer what was wrong, empty if nothing was."""
-        shelves = {peer: Shelf(self.folder, peer, self.run, self.max_bytes) for peer in self.peers}
-        # Made in the DHT process: a peer answers one of our calls at a time.
+        room = Room(self.room_bytes)  # made in the DHT process, as the locks below
+        shelves = {peer: Shelf(self.folder, peer, self.run, self.max_bytes, room) for peer in self.peers}
+        # A peer answers one of our calls at a time.
         turns = {other: asyncio.Lock() for asked in self.peers.values() for other in asked}
         p2p = node.protocol.p2p
         results = await asyncio.gather(*(self._fetch(p2p, peer, shelves[peer], turns) for peer in self.peers))
@@ -255,7 +305,13 @@ class FetchLedgers:
 
 
 def collect(
-    dht: SwarmDHT, run: str, is_client: Mapping[PeerID, bool], folder: Path, max_bytes: int = MAX_BYTES
+    dht: SwarmDHT,
+    run: str,
+    is_client: Mapping[PeerID, bool],
+    folder: Path,
+    max_bytes: int = MAX_BYTES,
+    max_folder_bytes: int = MAX_FOLDER_BYTES,
+    most_seconds: float = math.inf,
 ) -> Collected:
     """Fetch what is new in the ledgers of these peers; call it again for what comes later.
 
@@ -265,33 +321,46 @@ def collect(
         is_client: of each peer whether it is in client mode, so that others have to pass its ledger on
         folder: where the ledgers are kept; made if it is missing
         max_bytes: of one peer
+        max_folder_bytes: of all that is in the folder
+        most_seconds: after which nobody else is asked
 
     Raises:
-        OSError: the folder cannot be made
+        OSError: the folder cannot be made, or read
     """
     folder.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + most_seconds
     peers = random.sample(list(is_client), min(MAX_PEERS, len(is_client)))  # if not all get their turn, others do
     asked = {peer: [peer] for peer in peers if not is_client[peer]}
-    num_bytes, problems = _fetch_all(dht, run, asked, folder, max_bytes)
+    num_bytes, problems = _fetch_all(dht, run, asked, folder, max_bytes, max_folder_bytes, until)
     relays = itertools.cycle([peer for peer in asked if not problems[peer]])
     asked = {peer: list(itertools.islice(relays, RELAYS)) for peer in peers if is_client[peer]}
-    of_clients, of_them = _fetch_all(dht, run, asked, folder, max_bytes)
+    of_clients, of_them = _fetch_all(dht, run, asked, folder, max_bytes, max_folder_bytes, until)
     problems |= of_them
     return Collected(
         num_bytes + of_clients,
         tuple(peer.to_base58() for peer, problem in problems.items() if not problem),
         {peer.to_base58(): problem for peer, problem in problems.items() if problem},
+        NO_ROOM in problems.values(),
     )
 
 
 def _fetch_all(
-    dht: SwarmDHT, run: str, asked: Mapping[PeerID, Sequence[PeerID]], folder: Path, max_bytes: int
+    dht: SwarmDHT,
+    run: str,
+    asked: Mapping[PeerID, Sequence[PeerID]],
+    folder: Path,
+    max_bytes: int,
+    max_folder_bytes: int,
+    until: float,
 ) -> tuple[int, dict[PeerID, str]]:
     """Bytes that are new, and of each peer what was wrong, empty if nothing was; a few at a time."""
-    num_bytes, problems = 0, {}
+    num_bytes, problems = 0, dict.fromkeys(asked, NO_TIME)
     for begin in range(0, len(asked), AT_A_TIME):
+        if time.monotonic() >= until:
+            break
         some = dict(list(asked.items())[begin : begin + AT_A_TIME])
-        running = dht.run_coroutine(FetchLedgers(run, some, folder, max_bytes), return_future=True)
+        room = Room.in_folder(folder, max_folder_bytes)  # again, since one that took too long may have added something
+        running = dht.run_coroutine(FetchLedgers(run, some, folder, max_bytes, room), return_future=True)
         try:
             new, found = running.result(FETCH_SECONDS)
         except TimeoutError:

@@ -18,8 +18,9 @@ from hivemind.utils.crypto import RSAPublicKey
 from msgspec import Meta, Struct
 
 from swarm.network.signed_records import MAX_KEY_BITS, MAX_SUBKEY_BYTES, peer_of
+from swarm.protocol.auto_mode import Pace
 from swarm.protocol.certificates import KEY_BYTES, MAX_CERTIFICATE_BYTES, MAX_NAME_LENGTH
-from swarm.protocol.messages import ANY_LINEAGE, MAX_GROUP_SIZE, Group, Ticket
+from swarm.protocol.messages import ANY_LINEAGE, MAX_GROUP_SIZE, NOWHERE, BackTo, Group, Ticket
 from swarm.protocol.orders import DIGEST_BYTES as ORDERS_BYTES
 from swarm.protocol.round_report import StepReport
 from swarm.protocol.wire import MAX_SKETCH, Lineage, Name, Samples, Step, to_wire
@@ -106,6 +107,8 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         sketch: of its weights, every eighth update
         receipts: hash over what reducers have signed in the round before; empty if it has none
         accuses: name of a proof against a member; empty if it has none
+        back_to: step of the state to which it wanted to go back; -1: to none
+        pace: what it had measured, with `--averaging auto`
     """
 
     peer: _Peer
@@ -115,13 +118,16 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     sketch: Annotated[tuple[float, ...], Meta(max_length=MAX_SKETCH)] = ()
     receipts: Name = b""
     accuses: Name = b""
+    back_to: BackTo = NOWHERE
+    pace: Pace | None = None
 
     @classmethod
     def of(cls, peer: PeerID, ticket: Ticket) -> Claim:
         """A member of a group."""
         flags = CLIENT_MODE * ticket.client_mode | LISTENS * ticket.listens | WARM * ticket.warm
         loss = ticket.loss if math.isfinite(ticket.loss) else None
-        return cls(peer.to_base58(), ticket.samples, loss, flags, ticket.sketch, ticket.receipts, ticket.accuses)
+        rest = ticket.receipts, ticket.accuses, ticket.back_to, ticket.pace
+        return cls(peer.to_base58(), ticket.samples, loss, flags, ticket.sketch, *rest)
 
     @property
     def id(self) -> PeerID:
@@ -133,7 +139,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         lineage = ANY_LINEAGE if self.flags & LISTENS else lineage
         loss = math.nan if self.loss is None else self.loss
         client_mode, warm = bool(self.flags & CLIENT_MODE), bool(self.flags & WARM)
-        rest = self.sketch, warm, orders, self.receipts, self.accuses
+        rest = self.sketch, warm, orders, self.receipts, self.accuses, self.back_to, self.pace
         return Ticket(step, self.samples, client_mode, loss, lineage, *rest)
 
 

@@ -13,6 +13,7 @@ from hivemind.p2p import PeerID
 from msgspec import Meta
 
 from swarm.protocol.attestation import Attestation, Attested
+from swarm.protocol.notes import Failed, FailedRound, Score, Scored
 from swarm.protocol.wire import LINEAGE_BYTES, Lineage, Samples, Step, from_wire, to_wire
 
 REPORT_SECONDS = 1.0  # how often a training peer reports and looks, unless the end of the step is nearer
@@ -21,18 +22,37 @@ MAX_OFF_SECONDS = 3.5  # the DHT admits 3 s; a record that is older is nobody's 
 FUTURE_SECONDS = 5.0  # clocks agree within 3 s (the DHT checks that); later than this is nonsense
 MAX_RATE = 1e7  # samples per second
 MAX_NAME_LENGTH = 64
+MAX_GRANULARITY = 1e6
 
 JOINING, WAITING, TRAINING = "joining", "waiting for peers", "training"
 AVERAGING, VALIDATING, PAUSED = "averaging", "validating", "paused"
 PHASES = (JOINING, WAITING, TRAINING, AVERAGING, VALIDATING, PAUSED)
 HELPING = "helping"  # what a helper does while others train; not on the wire
 
-MAX_RECORD_BYTES = 640
+MAX_RECORD_BYTES = 1024
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 _Rate = Annotated[float, Meta(ge=0, le=MAX_RATE)]
 _Phase = Annotated[int, Meta(ge=0, lt=len(PHASES))]
 _RECORD = msgspec.msgpack.Decoder(
-    tuple[_Name, Step, Samples, _Rate, float, float, bool, _Phase, float, float, bool, Lineage, Attested, bool]
+    tuple[
+        _Name,
+        Step,
+        Samples,
+        _Rate,
+        float,
+        float,
+        bool,
+        _Phase,
+        float,
+        float,
+        bool,
+        Lineage,
+        Attested,
+        bool,
+        Failed,
+        Scored,
+        float,
+    ]
 )
 
 
@@ -55,6 +75,9 @@ class PeerProgress:
         lineage: of its weights: which history of updates they came out of, or at step 0 which weights they are
         attested: what it says of the state that it held at this step or shortly before; None if it has nothing to say
         helps: it is a helper, which trains nothing
+        failed: its last round that gave no average, for people to read; None if there was none
+        tested: what it found on the test samples last, None if it tests nothing
+        granularity: seconds of computing for its last update over those of the average, nan if it has none
     """
 
     name: str
@@ -71,6 +94,9 @@ class PeerProgress:
     lineage: bytes = bytes(LINEAGE_BYTES)
     attested: Attestation | None = None
     helps: bool = False
+    failed: FailedRound | None = None
+    tested: Score | None = None
+    granularity: float = math.nan
 
     @property
     def round(self) -> int:
@@ -98,17 +124,23 @@ class PeerProgress:
             self.lineage,
             self.attested and self.attested.to_wire(),
             self.helps,
+            self.failed and self.failed.to_wire(),
+            self.tested and self.tested.to_wire(),
+            float(self.granularity),
         )
 
     @classmethod
     def from_bytes(cls, data: bytes, now: float) -> PeerProgress:
         """Raises ValueError: for everything that no honest peer can send"""
         fields = from_wire(_RECORD, data, MAX_RECORD_BYTES)
-        name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage, said, helps = fields
+        name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage, said, *rest = fields
+        helps, failed, tested, granularity = rest
         if not name.isprintable():
             raise ValueError("a name that is not printable")
         if not (math.isnan(accuracy) or 0 <= accuracy <= 1) or math.isinf(loss):
             raise ValueError("a loss or an accuracy out of bounds")
+        if not (math.isnan(granularity) or 0 <= granularity <= MAX_GRANULARITY):
+            raise ValueError("a granularity out of bounds")
         if not 0 <= joined <= at <= now + FUTURE_SECONDS:
             raise ValueError("a time out of bounds")
         if helps and (samples or rate):
@@ -117,6 +149,9 @@ class PeerProgress:
             *(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead, lineage),
             Attestation.from_wire(said),
             helps,
+            FailedRound.from_wire(failed),
+            Score.from_wire(tested),
+            granularity,
         )
 
     def samples_by(self, now: float, round: int, computing_since: float, in_last_group: bool) -> float:

@@ -33,7 +33,8 @@ from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.certificates import Role
-from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundFailed
+from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundEnded, WentBack
+from swarm.protocol.notes import FailedRound
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -195,12 +196,20 @@ class ProgressTracker:
             how_long = "for good" if what.is_proven else "for a while"
             logger.warning(f"{self.name_of(peer)} {what}: it is left out {how_long}")
 
-    def why(self, error: RoundFailed) -> str:
+    def note_failure(self, step: int, error: RoundEnded) -> None:
+        """A round has given no average: people can read why.
+
+        Args:
+            step: the update that it was to make
+        """
+        self.report(failed=FailedRound.after(self._own.failed, step, self.why(error)))
+
+    def why(self, error: RoundEnded) -> str:
         """What a round failed by, with the names of those who spoilt it or were lost."""
-        if error.blamed:
+        if error.blamed and not isinstance(error, WentBack):  # which says itself whom it convicts
             return "; ".join(f"{self.name_of(peer)} {what}" for peer, what in error.blamed.items())
-        if error.lost:
-            return f"{', '.join(sorted(map(self.name_of, error.lost)))} did not send in time"
+        if lost := getattr(error, "lost", ()):
+            return f"{', '.join(sorted(map(self.name_of, lost)))} did not send in time"
         reason = str(error)
         for peer in self.others:
             reason = reason.replace(peer.to_base58(), self.name_of(peer))

@@ -93,15 +93,6 @@ class SwarmDHT(hivemind.DHT):
         """
         return self.run_coroutine(NewestList(kind), return_future=True).result(timeout_seconds)
 
-    @property
-    def step(self) -> int:
-        """That is under way in the own run."""
-        return self.records.step.value
-
-    def is_at(self, step: int) -> None:
-        """This step is under way in the own run: no list is taken that says otherwise about it, or earlier ones."""
-        self.records.step.value = step
-
     def run(self) -> None:
         """The life of the DHT process."""
         os.environ.setdefault("GOMAXPROCS", "1")  # p2pd needs a hundredth of a core, not of each

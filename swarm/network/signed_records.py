@@ -95,8 +95,6 @@ class OwnedRecords(RSASignatureValidator):
         """Of the run in which this peer takes part, as this process knows it."""
         self.list_numbers = {kind: mp.Value("q", 0) for kind in LISTS}
         """Of the newest list of each kind of that run, for the trainer, who is another process."""
-        self.step = mp.Value("q", 0)
-        """That is under way in that run, as the trainer says."""
         self._admissions: dict[bytes, Admission] = {}
         self._list_keys: dict[bytes, str] = {}
         self._has_complained = False
@@ -196,10 +194,10 @@ class OwnedRecords(RSASignatureValidator):
             return False
 
     def _is_newest(self, kind: str, signed: bytes, admission: Admission) -> bool:
-        """Whether this is the newest list that this node has heard of, which it may be from now on."""
+        """Whether this is all that this node has heard of, which it may be from now on."""
         is_own = admission is self.own_run
         try:
-            if admission.lists.take(kind, signed, self.step.value if is_own else 0) and is_own:
+            if admission.lists.take(kind, signed) and is_own:
                 self.list_numbers[kind].value = admission.lists.number(kind)
         except NotSigned as error:
             if is_own and not self._has_complained:

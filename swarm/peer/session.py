@@ -32,6 +32,7 @@ from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.first_contribution import FirstContribution
 from swarm.peer.callbacks.ledger_keeper import LedgerKeeper
+from swarm.peer.callbacks.plan_keeper import PlanKeeper
 from swarm.peer.callbacks.reachable_peer_check import ReachablePeerCheck
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import StatusReporter
@@ -165,7 +166,9 @@ class Session:
         fixed = self.micro_batch if channel is None else replace(self.micro_batch, limit="given")
         self.review = MicroBatchReview(fixed, most, self.data, self.reporter.say)
         every = options.results.evaluate_every_steps
-        self.evaluation = None if every is None else Evaluation(every, self.folder.evaluations, self.reporter.say)
+        validate_every = self.recipe.validate_every_steps
+        evaluation = Evaluation(every, validate_every, self.folder.evaluations, self.reporter.say)
+        self.evaluation = None if self.helps else evaluation
 
     def _open_data(self, identity: str) -> PeerData | NoData:
         """What this peer trains on, in its own order."""
@@ -330,6 +333,7 @@ class Session:
                 line=self.line,
                 admission=self.admission,
                 ledger=self.folder.ledger,
+                state_folder=self.folder.path,
             ),
             stop_requested=self.stop_requested,
             averaging=self.averaging,
@@ -347,7 +351,7 @@ class Session:
 
     def _trainer(self) -> Trainer:
         leaving = self.options.leaving
-        advice = [] if self.joins else [SlowLineAdvice(self.averaging, self.reporter.say)]
+        advice = [] if self.joins or self.averaging.auto else [SlowLineAdvice(self.averaging, self.reporter.say)]
         of_trainer = [] if self.helps else [FirstContribution(self.clock, self.reporter.say)]
         return build_trainer(
             self.recipe,
@@ -357,6 +361,7 @@ class Session:
             callbacks=[
                 self.metrics,
                 LedgerKeeper(self.ledger),
+                PlanKeeper(self.strategy),
                 self.reporter,
                 *of_trainer,
                 self.company,

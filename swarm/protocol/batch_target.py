@@ -26,6 +26,10 @@ class BatchTarget:
         """Samples that are still needed; at least 0."""
         return max(0.0, self.samples - samples)
 
+    def in_mode(self, local_steps: int, known: int = 1) -> BatchTarget:
+        """Of an update of so many local steps, where this is the target of an update of so many that are known."""
+        return BatchTarget(self.samples // known * local_steps)
+
     def most_of(self, most: int) -> int:
         """Samples that one member can count for, whatever it says.
 

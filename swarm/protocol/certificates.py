@@ -34,10 +34,10 @@ CLOCK_SECONDS = 24 * 3600
 LATEST_SECONDS = 2**33
 """The year 2242: no time is later."""
 
-CERTIFICATE, REMOVALS, WARRANT, MANIFEST, ORDERS = (
-    f"swarm {kind} 1" for kind in ("certificate", "removals", "warrant", "run", "orders")
-)
+CERTIFICATE, REMOVALS, WARRANT, MANIFEST = (f"swarm {kind} 1" for kind in ("certificate", "removals", "warrant", "run"))
 """Kinds of what is signed."""
+ORDER, REVOCATION = "swarm order 2 {}", "swarm revocation 1 {}"
+"""The same, with the run's id in them: there are many, and they need not all carry it."""
 
 _Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 _Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
@@ -97,11 +97,13 @@ class Signed:
     Args:
         content: as it was given to `Signer.sign`
         begin, end: between which its signer has the right to, seconds since 1970
+        key: the signer's, 32 bytes
     """
 
     content: bytes
     begin: int
     end: int
+    key: bytes
 
     def check_time(self, now: float = 0.0) -> None:
         """Raises NotSigned: its signer has no right to at this time"""
@@ -127,7 +129,11 @@ class Signer:
 
     def sign(self, kind: str, content: bytes) -> bytes:
         """The content with its signature; `Authority.read` reads it."""
-        return to_wire(content, self.key.sign(_text(kind, content)), self.warrant)
+        return to_wire(content, self.signature(kind, content), self.warrant)
+
+    def signature(self, kind: str, content: bytes) -> bytes:
+        """64 bytes, where the content and the warrant travel by themselves."""
+        return self.key.sign(_text(kind, content))
 
 
 @dataclass(frozen=True)
@@ -155,20 +161,25 @@ class Authority:
         content, signature, warrant = _fields(_SIGNED, data, most_bytes)
         key, begin, end = self.organiser, 0, LATEST_SECONDS
         if warrant:
-            key, rights, begin, end = self._read_warrant(warrant)
+            key, rights, begin, end = self.read_warrant(warrant)
             if right is None or not rights & right:
                 raise NotSigned("was signed by a deputy who has no right to")
         _check_signature(key, signature, _text(kind, content))
-        return Signed(content, begin, end)
+        return Signed(content, begin, end, key)
 
-    def _read_warrant(self, warrant: bytes) -> tuple[bytes, int, int, int]:
+    def read_warrant(self, warrant: bytes) -> tuple[bytes, Right, int, int]:
+        """The deputy's key, what it may sign, and between which seconds since 1970.
+
+        Raises:
+            NotSigned: the organiser has not signed it, or for another run
+        """
         content, signature, above = _fields(_SIGNED, warrant, MAX_WARRANT_BYTES)
         if above:
             raise NotSigned("was signed by the deputy of a deputy")
         _check_signature(self.organiser, signature, _text(WARRANT, content))
         run_id, key, rights, begin, end = _fields(_WARRANT, content, MAX_WARRANT_BYTES)
         self.check_run(run_id)
-        return key, rights, begin, end
+        return key, Right(rights), begin, end
 
     def check_run(self, run_id: str) -> None:
         """Raises NotSigned: that is another run"""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -18,16 +19,33 @@ import msgspec
 from hivemind.p2p import PeerID
 from msgspec import Meta
 
+from swarm.protocol.auto_mode import Mode, Pace, Plan, plan_of
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.orders import DIGEST_BYTES
-from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, Lineage, Name, Samples, Sketch, Step, from_wire, to_wire
+from swarm.protocol.wire import (
+    LINEAGE_BYTES,
+    MAX_SAMPLES,
+    MAX_STEP,
+    Lineage,
+    Name,
+    Samples,
+    Sketch,
+    Step,
+    from_wire,
+    to_wire,
+)
 
 MAX_GROUP_SIZE = 1024
-MAX_TICKET_BYTES = 256
+MAX_TICKET_BYTES = 288
 ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
 """In the ticket of a listener, who does not know yet which weights the others will have."""
+NOWHERE = -1
+"""In the ticket of who does not want to go back to any step."""
 _OrdersName = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
-_TICKET = msgspec.msgpack.Decoder(tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name])
+BackTo = Annotated[int, Meta(ge=NOWHERE, le=MAX_STEP)]
+_TICKET = msgspec.msgpack.Decoder(
+    tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name, BackTo, Pace | None]
+)
 
 
 class ExchangeBroken(ConnectionError):  # noqa: N818 (reads as what happened)
@@ -116,7 +134,7 @@ class Refused(RoundEnded):
 
 
 class OtherOrders(RoundEnded):
-    """The others follow a newer list of the organiser's orders: it counts here, too, before the next round.
+    """The others follow other orders of the organiser: those count here, too, before the next round.
 
     Args:
         signed: the list
@@ -128,6 +146,25 @@ class OtherOrders(RoundEnded):
 
     def __str__(self) -> str:
         return "the organiser has ordered something that this peer had not heard of"
+
+
+class WentBack(RoundEnded):
+    """The group does not average: its update is that an earlier state counts again.
+
+    Args:
+        group: that has decided so
+        step: of that state
+        liars: whose false averages are undone by it; none: the loss has risen for good
+    """
+
+    def __init__(self, group: Group, step: int, liars: frozenset[PeerID] = frozenset()):
+        super().__init__(group, step, liars)
+        self.group, self.step, self.liars = group, step, liars
+
+    def __str__(self) -> str:
+        names = " and ".join(sorted(liar.to_base58() for liar in self.liars))
+        why = f"averages of {names} were false, which is proven" if names else "the loss has risen for good"
+        return f"went back to step {self.step}: {why}"
 
 
 @dataclass(frozen=True)
@@ -176,6 +213,8 @@ class Ticket:
         orders: of the organiser that it follows (`swarm.protocol.orders.Orders.digest`); equal in a group
         receipts: hash over what reducers have signed in the round of this lineage; empty if it has not all of it
         accuses: name of a proof against a member, which it shows to who asks; empty if it has none
+        back_to: the step of a state to which it wants to go back, since what came after that is spoilt, or `NOWHERE`
+        pace: what it has measured, with `--averaging auto`; else None
     """
 
     step: int
@@ -188,11 +227,18 @@ class Ticket:
     orders: bytes = b""
     receipts: bytes = b""
     accuses: bytes = b""
+    back_to: int = NOWHERE
+    pace: Pace | None = None
 
     @classmethod
-    def of_listener(cls, step: int, client_mode: bool, orders: bytes = b"") -> Ticket:
+    def of_listener(cls, step: int, client_mode: bool, orders: bytes = b"", pace: Pace | None = None) -> Ticket:
         """Of a peer that has the weights of this step soon: it gives nothing, and has the average with the others."""
-        return cls(step, 0, client_mode, 0.0, ANY_LINEAGE, orders=orders)
+        return cls(step, 0, client_mode, 0.0, ANY_LINEAGE, orders=orders, pace=pace)
+
+    @property
+    def mode(self) -> Mode:
+        """In which its sender would average, with `--averaging auto`."""
+        return plan_of([self.pace], self.step).at(self.step)
 
     @property
     def listens(self) -> bool:
@@ -259,6 +305,33 @@ class Group:
     @property
     def samples(self) -> int:
         return sum(ticket.samples for ticket in self.tickets)
+
+    @property
+    def step(self) -> int:
+        """That its members want to finish."""
+        return self.tickets[0].step
+
+    @property
+    def back_to(self) -> int | None:
+        """The step to which this group goes back instead of averaging: the one that more than half of it name, if any.
+
+        Those count who give samples, as they do for the average, and those who want to go back. All members of a group
+        have the same tickets, and so they decide alike.
+        """
+        heard = [ticket for ticket in self.tickets if not ticket.listens]
+        named = Counter(ticket.back_to for ticket in heard if ticket.samples or ticket.back_to != NOWHERE)
+        step = max(named, key=named.__getitem__, default=NOWHERE)
+        return step if step != NOWHERE and 2 * named[step] > named.total() else None
+
+    @property
+    def plan(self) -> Plan:
+        """With `--averaging auto`, what its members follow: by the tickets alone, so that all have the same."""
+        return plan_of([ticket.pace for ticket in self.tickets], self.tickets[0].step)
+
+    @property
+    def mode(self) -> Mode:
+        """With `--averaging auto`, in which its members average."""
+        return self.plan.at(self.tickets[0].step)
 
     @property
     def lineage(self) -> bytes:

@@ -2,7 +2,8 @@
 
 An order is never carried out when it arrives. It names the step from which it counts, and what follows from a list of
 orders at a step is a function of these two alone. So who has the list makes the same updates as all others who have it,
-whenever it came, and also the updates of earlier steps that it makes up for.
+whenever it came, and also the updates of earlier steps that it makes up for. Who has given them, and how they get
+around, is the matter of `swarm/protocol/order_book.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated
@@ -18,25 +19,22 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarm.protocol.certificates import (
-    CLOCK_SECONDS,
-    MAX_RUN_ID_BYTES,
-    ORDERS,
-    Authority,
-    NotSigned,
-    Right,
-    Signer,
-)
+from swarm.protocol.certificates import ORDER, NotSigned, Signer
 from swarm.protocol.wire import MAX_STEP, from_wire, to_wire
 
-MAX_ORDERS = 200
-MAX_ORDERS_BYTES = 2**13
+MAX_ORDERS, MAX_OF_DEPUTY = 200, 40
+"""Of a run, by the organiser's own key, and by each deputy's."""
+MAX_ORDER_BYTES = 64
+LATEST_MS = 2**42
+"""The year 2109: no order is given later."""
 DIGEST_BYTES = 8
 MIN_FACTOR, MAX_FACTOR = 0.01, 100.0
 """Of a learning rate."""
 MAX_TARGET = 2**20
 MAX_TOTAL_STEPS = 10**7
 """As in a recipe."""
+MAX_EVERY = 10**6
+"""Updates between two tests."""
 
 
 class What(StrEnum):
@@ -54,6 +52,8 @@ class What(StrEnum):
     """It is so many times what the recipe says."""
     TARGET = "target-batch-size"
     """An update takes so many samples."""
+    EVALUATE = "evaluate"
+    """After so many updates one of the peers measures the weights on the test samples; 0: nobody does."""
 
 
 _KINDS = tuple(What)
@@ -61,19 +61,16 @@ _BOUNDS = {
     What.LEARNING_RATE: (MIN_FACTOR, MAX_FACTOR),
     What.TARGET: (1, MAX_TARGET),
     What.EXTEND: (1, MAX_TOTAL_STEPS),
+    What.EVALUATE: (0, MAX_EVERY),
 }
 """Of the value; of all others it is 0."""
 
-_Order = tuple[
-    Annotated[int, Meta(ge=1, le=MAX_STEP)],
-    Annotated[int, Meta(ge=0, lt=len(_KINDS))],
-    Annotated[float, Meta(ge=0, le=MAX_TOTAL_STEPS)],
-]
-_ORDERS = msgspec.msgpack.Decoder(
+_ORDER = msgspec.msgpack.Decoder(
     tuple[
-        Annotated[str, Meta(min_length=1, max_length=MAX_RUN_ID_BYTES)],
-        Annotated[int, Meta(ge=0, lt=2**53)],
-        Annotated[list[_Order], Meta(max_length=MAX_ORDERS)],
+        Annotated[int, Meta(ge=1, le=MAX_STEP)],
+        Annotated[int, Meta(ge=0, lt=len(_KINDS))],
+        Annotated[float, Meta(ge=0, le=MAX_TOTAL_STEPS)],
+        Annotated[int, Meta(ge=0, lt=LATEST_MS)],
     ]
 )
 
@@ -86,6 +83,7 @@ class Order:
         at_step: it counts for the update that follows this many finished ones, and all later ones
         what: is ordered
         value: a factor, samples or updates; 0 where there is nothing to be said
+        given_at: milliseconds since 1970; of two that count from the same step on, the later one counts
 
     Raises:
         ValueError: it makes no sense; the text is a sentence
@@ -94,6 +92,7 @@ class Order:
     at_step: int
     what: What
     value: float = 0.0
+    given_at: int = field(default=0, compare=False)
 
     def __post_init__(self):
         least, most = _BOUNDS.get(self.what, (0, 0))
@@ -120,6 +119,23 @@ class Order:
                 return f"from step {self.at_step} on the learning rate is {self.value:g} × the recipe's"
             case What.TARGET:
                 return f"from step {self.at_step} on an update takes {self.value:,.0f} samples"
+            case What.EVALUATE if self.value == 0:
+                return f"from step {self.at_step} on nobody tests the weights"
+            case What.EVALUATE:
+                return f"from step {self.at_step} on the weights are tested every {self.value:,.0f} updates"
+
+    def to_bytes(self) -> bytes:
+        """As it is signed."""
+        return to_wire(self.at_step, _KINDS.index(self.what), float(self.value), self.given_at)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Order:
+        """Raises NotSigned: it is none"""
+        try:
+            at_step, kind, value, given_at = from_wire(_ORDER, data, MAX_ORDER_BYTES)
+            return cls(at_step, _KINDS[kind], value, given_at)
+        except ValueError:
+            raise NotSigned("cannot be read") from None
 
 
 @dataclass(frozen=True)
@@ -128,61 +144,26 @@ class Orders:
 
     Args:
         run_id: of which run
-        number: the list with the greatest counts; milliseconds since 1970 when it was made
+        number: the greater, the more is known
         given: in the order in which they were given
+        revoked: keys of deputies who may not order any more
     """
 
     run_id: str
-    number: int = 0
+    number: int = field(default=0, compare=False)
     given: tuple[Order, ...] = ()
-
-    def signed_by(self, signer: Signer) -> bytes:
-        """As members pass it on, at most 8 KiB.
-
-        Raises:
-            ValueError: there are more than 200
-        """
-        if len(self.given) > MAX_ORDERS:
-            raise ValueError(f"A run takes {MAX_ORDERS} orders, and it has them: no other can be given.")
-        fields = [(order.at_step, _KINDS.index(order.what), float(order.value)) for order in self.given]
-        return signer.sign(ORDERS, to_wire(self.run_id, self.number, fields))
-
-    @classmethod
-    def read(cls, data: bytes, authority: Authority, now: float = 0.0) -> Orders:
-        """A list counts for good, also one of a deputy whose warrant has ended since.
-
-        Raises:
-            NotSigned: it is no list of this run, or one of the future, after which no other could come
-        """
-        signed = authority.read(ORDERS, data, MAX_ORDERS_BYTES, Right.CONTROL)
-        try:
-            run_id, number, fields = from_wire(_ORDERS, signed.content, MAX_ORDERS_BYTES)
-            given = tuple(Order(at_step, _KINDS[kind], value) for at_step, kind, value in fields)
-        except ValueError:
-            raise NotSigned("cannot be read") from None
-        authority.check_run(run_id)
-        if number / 1000 > (now or time.time()) + CLOCK_SECONDS:
-            raise NotSigned("was made in the future: are both clocks right?")
-        signed.check_time(number / 1000)
-        return cls(run_id, number, given)
+    revoked: frozenset[bytes] = frozenset()
 
     def with_order(self, order: Order) -> Orders:
-        """The list that comes after this one."""
-        return Orders(self.run_id, max(self.number + 1, int(1000 * time.time())), (*self.given, order))
+        """The same with another one, which is given now."""
+        last = max((other.given_at for other in self.given), default=0)
+        stamped = replace(order, given_at=max(last + 1, int(1000 * time.time())))
+        return replace(self, given=(*self.given, stamped))
 
-    def check_follows(self, known: Orders, step: int) -> None:
-        """What counts already stays as it is: updates were made by it.
-
-        Args:
-            known: the list that counted until now
-            step: that is under way
-
-        Raises:
-            NotSigned: it is not so
-        """
-        mine = iter(self.given)
-        if not all(any(order == own for own in mine) for order in known.given if order.at_step <= step):
-            raise NotSigned("says otherwise about steps that have begun")
+    def signed_by(self, signer: Signer) -> bytes:
+        """All of them, signed with this key, as members pass them on; `OrderBook.read` reads it."""
+        kind, contents = ORDER.format(self.run_id), [order.to_bytes() for order in self.given]
+        return to_wire([], [(signer.warrant, [(content, signer.signature(kind, content)) for content in contents])])
 
     # ---- what follows from it ---------------------------------------------------------------------------------------
 
@@ -214,12 +195,21 @@ class Orders:
         last = self._last(step, What.TARGET)
         return recipe if last is None else int(last.value)
 
+    def evaluate_every(self, step: int) -> int:
+        """Updates after which one of the peers tests the weights; 0: nobody does."""
+        last = self._last(step, What.EVALUATE)
+        return 0 if last is None else int(last.value)
+
     def total_steps(self, step: float, recipe: int) -> int:
         """Updates of the run, as far as it is decided at this step; infinity: by all orders."""
         last = self._last(step, What.END, What.EXTEND)
         if last is None:
             return recipe
         return last.at_step if last.what is What.END else int(last.value)
+
+    def ends_by_order(self, step: float) -> bool:
+        """Whether it is ordered after how many updates the run is over."""
+        return self._last(step, What.END, What.EXTEND) is not None
 
     def schedule_position(self, step: int, recipe: int) -> float:
         """The step whose learning rate counts, in a schedule of as many updates as the recipe has.

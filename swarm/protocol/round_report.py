@@ -31,6 +31,8 @@ class RoundReport:
             the last round, and which of these
         judged: whether this peer has compared the members' gradients, as a reducer
         outside: members whose gradients were far from the others' in at least half of this peer's share
+        codec: how the numbers travelled; empty if nothing did
+        local_steps: of each of equal peers for this update; 0 where gradients are averaged
     """
 
     group: Group
@@ -46,6 +48,8 @@ class RoundReport:
     blamed: Mapping[PeerID, Blame] = field(default_factory=dict)
     judged: bool = False
     outside: frozenset[PeerID] = frozenset()
+    codec: str = ""
+    local_steps: int = 0
 
     @classmethod
     def of(cls, group: Group, runners: Sequence[Any] = (), **known: Any) -> RoundReport:
@@ -101,6 +105,12 @@ class StepReport:
     apply_seconds: float = 0.0
     ticket: Ticket | None = None
 
+    @property
+    def granularity(self) -> float:
+        """Seconds of computing over those of the average: below 1 devices wait for lines; nan without an average."""
+        seconds = self.round.exchange_seconds if self.round else 0.0
+        return self.compute_seconds / seconds if seconds > 0 else math.nan
+
     @classmethod
     def of(
         cls, ticket: Ticket, compute_seconds: float, blocked_seconds: float, report: RoundReport | None
@@ -125,7 +135,7 @@ class RoundEvent:
 
     Args:
         step: the global update that it was to make
-        outcome: "averaged", "alone", or why it failed
+        outcome: "averaged", "alone", to which step the group went back and why, or why it failed
         members: ids of those who took part, in the order of their shares
         samples: of all of them, also of those who were lost: parts of the average have something of theirs
         own_samples: of this peer; after a failure they count for the next round
@@ -143,6 +153,9 @@ class RoundEvent:
         lost: ids of those that were found not to be there any more
         blamed: ids of those that sent what no honest peer sends, are far too slow, or were found to lie as reducers
         outside: ids of those whose gradients were far from the others' in at least half of this peer's share
+        granularity: seconds of computing over those of the transfer; None where nothing was transferred
+        codec: how the numbers travelled; empty where none did
+        local_steps: of each of equal peers for this update; 0 where gradients are averaged
     """
 
     step: int
@@ -164,6 +177,9 @@ class RoundEvent:
     lost: tuple[str, ...] = ()
     blamed: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
+    granularity: float | None = None
+    codec: str = ""
+    local_steps: int = 0
 
     @classmethod
     def of_failure(
@@ -211,6 +227,9 @@ class RoundEvent:
             lost=_ids(exchanged.lost),
             blamed=_ids(exchanged.blamed),
             outside=_ids(exchanged.outside),
+            granularity=report.granularity if math.isfinite(report.granularity) else None,
+            codec=exchanged.codec,
+            local_steps=exchanged.local_steps,
         )
 
 

@@ -1,4 +1,4 @@
-"""Lists that the organiser signs and all members pass on: of each kind the newest counts, for each process."""
+"""Lists that the organiser signs and all members pass on: the newest one of the removed, and all orders together."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from hivemind.utils import get_dht_time
 
 from swarm.protocol.certificates import MAX_REMOVALS_BYTES, Authority, NotSigned, Removals
-from swarm.protocol.orders import MAX_ORDERS_BYTES, Orders
+from swarm.protocol.order_book import MAX_BOOK_BYTES, OrderBook, merged
+from swarm.protocol.orders import Orders
 
 REMOVED, ORDERS = "removed", "orders"
 """Kinds of lists: who may not take part any more, and what is ordered. These are the last parts of their keys, too."""
-MOST_BYTES = {REMOVED: MAX_REMOVALS_BYTES, ORDERS: MAX_ORDERS_BYTES}
+MOST_BYTES = {REMOVED: MAX_REMOVALS_BYTES, ORDERS: MAX_BOOK_BYTES}
 """Of a list as it was signed."""
 
 
 class SignedLists:
-    """The newest list of each kind that this process has heard of.
+    """What this process has heard of each kind.
 
     Args:
         authority: whose word counts; None: in this run nobody signs anything
@@ -27,9 +28,14 @@ class SignedLists:
     def __init__(self, authority: Authority | None):
         run_id = "" if authority is None else authority.run_id
         self._authority = authority
-        self.removals, self.orders = Removals(run_id, 0, {}), Orders(run_id)
+        self.removals, self.book = Removals(run_id, 0, {}), OrderBook(run_id)
         self._signed: dict[str, bytes] = {}
         self._taken_at: dict[str, float] = {}
+
+    @property
+    def orders(self) -> Orders:
+        """Those that count."""
+        return self.book.orders
 
     def signed(self, kind: str) -> bytes:
         """As it was signed; empty as long as there is none."""
@@ -48,14 +54,11 @@ class SignedLists:
         """Since when this process has it."""
         return time.monotonic() - self._taken_at.get(kind, -math.inf)
 
-    def take(self, kind: str, signed: bytes, step: int = 0) -> bool:
-        """Whether this list is newer than the one that was known; then it counts from now on.
-
-        Args:
-            step: that is under way on this peer; 0 where nobody trains
+    def take(self, kind: str, signed: bytes) -> bool:
+        """Whether there is something new in this list; then it counts from now on.
 
         Raises:
-            NotSigned: it is no list of this run, or contradicts what has been done by the one that was known
+            NotSigned: it is no list of this run
         """
         if self._authority is None:
             raise NotSigned("is of no use: the run is open to everybody")
@@ -67,18 +70,17 @@ class SignedLists:
                 return False
             self.removals = removals
         else:
-            orders = Orders.read(signed, self._authority, get_dht_time())
-            if orders.number <= self.orders.number:
+            book = merged(self.book, signed, self._authority, get_dht_time())
+            if book == self.book:
                 return False
-            orders.check_follows(self.orders, step)
-            self.orders = orders
+            self.book, signed = book, book.to_bytes()
         self._signed[kind], self._taken_at[kind] = signed, time.monotonic()
         return True
 
-    def take_all(self, lists: Mapping[str, bytes], step: int = 0) -> list[str]:
-        """The kinds of those that are newer than what was known.
+    def take_all(self, lists: Mapping[str, bytes]) -> list[str]:
+        """The kinds of those in which there was something new.
 
         Raises:
             NotSigned: as `take`
         """
-        return [kind for kind, signed in lists.items() if signed and self.take(kind, signed, step)]
+        return [kind for kind, signed in lists.items() if signed and self.take(kind, signed)]

@@ -55,6 +55,8 @@ class StateVersion:
         """Others agree that what this peer has taken over is not theirs: it need not be kept."""
         self.keep_own: Callable[[int], None] = lambda step: None
         """Called before weights that this peer has trained are replaced by others that are far from them."""
+        self.on_change: Callable[[bool], None] = lambda is_update: None
+        """Called when the weights have changed: by an update, or because another peer's were taken over."""
         self.lock = threading.Lock()
         self.settled = threading.Event()
         """Not while the next update is on its way: who downloads then could not take part in it, nor have it."""
@@ -114,6 +116,12 @@ class StateVersion:
         """An update has been made; `lineage` names the round that it came out of."""
         self.step, self.lineage, self.untouched = self.step + 1, lineage, False
         self.changes += 1
+        self.on_change(True)
+
+    def go_back(self, description: dict, tensors: Sequence[torch.Tensor], lineage: bytes) -> None:
+        """An update has been made: an earlier state of this peer counts again; whoever calls holds the lock."""
+        self.state.take(description, tensors)
+        self.advance(lineage)
 
     def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> None:
         """Take over a downloaded state; whoever calls holds the lock.
@@ -128,3 +136,4 @@ class StateVersion:
         self.step, self.lineage = self.state.take(description, tensors)
         self.untouched = self.is_refuted = False
         self.changes += 1
+        self.on_change(False)

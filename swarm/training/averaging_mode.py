@@ -8,8 +8,9 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from swarm.averaging.compression.codec import FOR_LOCAL_STEPS, Codec
 from swarm.averaging.robust_mean import Combination
+from swarm.protocol.auto_mode import MODES as AUTO_MODES
 
-MODES = ("sync", "overlap", "local")
+MODES = ("sync", "overlap", "local", "auto")
 ROBUST = ("auto", "off", "clip")
 
 
@@ -47,6 +48,7 @@ class Averaging:
         local_steps: peers average how far their own optimizer steps have come; None: they average gradients
         robust: clip lets no single member carry an average off, off lets each count as it says; auto is clip where the
             codec allows it
+        auto: the swarm chooses the codec and the number of local steps while it trains; these are the first
 
     Raises:
         InputError: the codec does not go with it
@@ -56,6 +58,7 @@ class Averaging:
     overlaps: bool = False
     local_steps: LocalSteps | None = None
     robust: str = "auto"
+    auto: bool = False
 
     def __post_init__(self):
         if self.robust not in ROBUST:
@@ -102,6 +105,26 @@ class Averaging:
         return cls(Codec(codec, rank), overlaps=True, local_steps=local_steps, robust=robust)
 
     @classmethod
+    def choosing(
+        cls, codec: str = "", learning_rate: float = 1.0, momentum: float = 0.0, robust: str = "auto"
+    ) -> Averaging:
+        """As `local`, but the swarm measures and chooses the codec and the number of local steps (`--averaging auto`).
+
+        Args:
+            codec: none is to be given
+            learning_rate: of the outer optimizer
+            momentum: of the outer optimizer
+
+        Raises:
+            InputError: a codec is given
+        """
+        if codec not in ("", "none"):
+            raise InputError(f"With --averaging auto the swarm chooses the codec: leave out {codec}.")
+        first = AUTO_MODES[0]
+        local_steps = LocalSteps(first.local_steps, learning_rate, momentum)
+        return cls(Codec(first.codec), overlaps=True, local_steps=local_steps, robust=robust, auto=True)
+
+    @classmethod
     def named(cls, name: str) -> Averaging:
         """A mode, with a codec if one is given: "sync", "overlap", "local", "sync-fp16", "local-int8" …
 
@@ -113,11 +136,14 @@ class Averaging:
             raise InputError(
                 f"There is no averaging {name!r}: give {', '.join(MODES)}, or one with a codec: sync-fp16."
             )
-        return getattr(cls, mode)(codec=codec or "none")
+        make = cls.choosing if mode == "auto" else getattr(cls, mode)
+        return make(codec=codec or "none")
 
     @classmethod
     def of(cls, recipe: Recipe) -> Averaging:
         """What the recipe says."""
+        if recipe.averaging == "auto":
+            return cls.choosing(recipe.codec, recipe.outer_learning_rate, recipe.outer_momentum, recipe.robust)
         codec = Codec(recipe.codec, recipe.powersgd_rank)
         steps = None
         if recipe.averaging == "local":
@@ -135,10 +161,11 @@ class Averaging:
         """Against what averages are protected, for the person who gave the machine."""
         if self.rule.clips:
             checked = "compared" if self.codec.name == "topk" else "checked by lot"
+            undone = "what a proven lie has spoilt is undone, but not what earlier ones did that nobody checked."
             return (
                 "Averages are clipped: a member whose gradients are far from the others' counts for little. That takes "
                 "three members or more that give samples, fewer than half of them liars; small lies are not found. "
-                f"What reducers make of it is {checked}; what a liar spoils until it is found is not undone."
+                f"What reducers make of it is {checked}; {undone}"
             )
         why = "--robust off" if self.robust == "off" else f"codec {self.codec.name}"
         return f"Averages are not clipped ({why}): one member that sends false gradients spoils the run."
@@ -146,6 +173,8 @@ class Averaging:
     def __str__(self) -> str:
         """Equal for peers that can average with each other."""
         local = self.local_steps
+        if self.auto:
+            return f"auto-{local.learning_rate}-{local.momentum}{'-clip' * self.rule.clips}"
         name = (
             f"{self.codec}" if local is None else f"{self.codec}-{local.steps}-{local.learning_rate}-{local.momentum}"
         )

@@ -23,15 +23,17 @@ from hivemind.utils import get_logger
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.far_members import MANY, FarMembers
-from swarm.membership.progress_record import AVERAGING, PAUSED, TRAINING, VALIDATING, WAITING
+from swarm.membership.progress_record import AVERAGING, MAX_GRANULARITY, PAUSED, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
+from swarm.protocol.auto_mode import Plan
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
+from swarm.training.auto_averaging import AutoAveraging
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
@@ -44,6 +46,12 @@ from swarm.training.joining.probation import Probation
 from swarm.training.options import CoordinatorOptions
 from swarm.training.run_control import OthersOrders, RunControl
 from swarm.training.throughput import Throughput
+from swarm.training.undo.going_back import GoingBack
+
+IF_IT_RISES_AGAIN = (
+    ". If it rises again, lower the learning rate (swarm control learning-rate 0.5), or remove who sends gradients "
+    "that are far from the others'"
+)
 
 logger = get_logger(__name__)
 
@@ -63,6 +71,7 @@ class Coordinator:
         averaging: how the swarm averages; equal on all peers
         apply: make an update that others have made already, with the average in `param.grad`; optimizer.step
         max_step: at which the run is over; nobody is believed to be further
+        plan: with `--averaging auto`, what this peer followed when it was here last
     """
 
     def __init__(
@@ -79,15 +88,19 @@ class Coordinator:
         averaging: Averaging | None = None,
         apply: Callable[[], None] | None = None,
         max_step: int = MAX_STEP,
+        plan: Plan | None = None,
     ):
         self.options, self.averaging = options or CoordinatorOptions(), averaging or Averaging()
-        self.control = RunControl(self.options.admission, target_batch_size, max_step)
+        has_float_buffers = any(buffer.is_floating_point() for buffer in model.buffers())
+        auto = AutoAveraging(has_float_buffers, plan) if self.averaging.auto else None
+        self.control = RunControl(self.options.admission, target_batch_size, max_step, auto)
         self.target = self.control.target(step)
         """Of the step for which this peer computes."""
-        self._dht, self._has_missed_orders = dht, False
+        self._has_missed_orders = False
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
+        self._going_back = GoingBack(self.version, self.averaging.rule.clips, self.options.state_folder)
         self._throughput, self._far_members = Throughput(), FarMembers()
         self._inflight: InflightRound | None = None
         self._strayed_from: PeerID | None = None
@@ -121,6 +134,7 @@ class Coordinator:
             self.options.timeouts,
             self.options.admission,
             self.options.ledger,
+            self.averaging.auto,
         )
         self.island = ALONE
         """The other processes of this peer, if it has some."""
@@ -184,6 +198,7 @@ class Coordinator:
             self._begin_step()
         self._attester.begin()
         self._wait_for_peers()
+        self._going_back.begin()
         self.resume()
         self._go_on_with_the_round()
 
@@ -328,6 +343,7 @@ class Coordinator:
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
             self._gradients.drop()
             self.tracker.report(samples=0, loss=math.nan)
+            self._going_back.breaker.note_unusable()
             if self._throughput.drop() and (donor := self._follower.find_healer()):
                 self.catch_up(donor)
                 return False
@@ -341,7 +357,6 @@ class Coordinator:
 
     def _follow_orders(self) -> None:
         """What counts for the step for which this peer computes."""
-        self._dht.is_at(self.step)
         self._has_missed_orders |= self.control.look(self.step)
         self.target = self.control.target(self.tracker.own.round)
         self.tracker.aim(self.target, self.control.total_steps(math.inf))
@@ -368,7 +383,7 @@ class Coordinator:
         while self.control.is_paused(self.tracker.own.round) and self._inflight is None and not self._should_stop():
             self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
             self._is_catching_up()
-            self._others_orders.compare(self.step)
+            self._others_orders.compare()
             time.sleep(POLL_SECONDS)
             self._follow_orders()
         self.resume()
@@ -416,6 +431,7 @@ class Coordinator:
             self.options,
             self._throughput.take(),
             self.control.target(ticket.step),
+            self._going_back.steps,
         )
         if self.averaging.overlaps:
             self.version.settled.clear()
@@ -426,7 +442,8 @@ class Coordinator:
 
     def _ticket(self) -> Ticket:
         ticket = self.version.ticket(self.samples, self._throughput.work.loss, self.tracker.own.client_mode)
-        return replace(ticket, orders=self.control.digest(self.step))
+        orders, pace = self.control.digest(self.step), self.control.pace(self.step)
+        return self._going_back.sign(replace(ticket, orders=orders, pace=pace))
 
     def _end_round(self) -> bool:
         """Wait for the round; True if its average is there to be applied."""
@@ -438,16 +455,22 @@ class Coordinator:
             self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
             self.tracker.blame(report.blamed)
             self._name_who_is_far(report)
+            self.control.note(report, inflight.work.seconds)
         except ShortBatch as short:
-            self.on_round(inflight.failed(short))
+            self.control.met(short.group)
+            self._note_failure(short)
             self.tracker.met(short.group.peer_ids, inflight.expected)
             self.tracker.blame(short.blamed)
             self._take_back()
             self.tracker.recount(short.group)  # somebody's pace was overestimated or samples are lost: the step goes on
             self.resume()
             return False
+        except WentBack as back:
+            self._note_failure(back)
+            self._go_back(back)
+            return False
         except (Behind, OtherOrders, Refused, RoundFailed) as error:
-            self.on_round(inflight.failed(error))
+            self._note_failure(error)
             self._take_back()
             self._recover(error)
             return False
@@ -462,6 +485,26 @@ class Coordinator:
             self.catch_up(is_told=True)
             return False
         return self._update_alone(report)
+
+    def _go_back(self, back: WentBack) -> None:
+        """The group has made an earlier state that of the next step; what was computed on the spoilt one is dropped."""
+        self.tracker.blame(back.blamed)
+        self.tracker.met(back.group.peer_ids, ())
+        self.control.met(back.group)
+        with self.version.lock:
+            has_gone = self._going_back.go(back)
+        if not has_gone:
+            self._take_back()
+            self.catch_up(is_told=True)
+            return
+        advice = "" if back.liars else IF_IT_RISES_AGAIN
+        logger.warning(f"Step {self.step}: the group {self.tracker.why(back)}{advice}")
+        self._attester.note_update()
+        self._begin_step(frozenset(back.group.peer_ids))
+
+    def _note_failure(self, error: RoundEnded) -> None:
+        self.on_round(self._inflight.failed(error))
+        self.tracker.note_failure(self._inflight.ticket.step + 1, error)
 
     def _name_who_is_far(self, report: RoundReport) -> None:
         for peer in self._far_members.note(report):
@@ -499,7 +542,7 @@ class Coordinator:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
         self.tracker.blame(error.blamed)
         if isinstance(error, OtherOrders):
-            self.control.take(error.signed, self.step)
+            self.control.take(error.signed)
             return self._follow_orders()
         if isinstance(error, Refused):
             return self._follower.refused_by(error.leader)
@@ -516,7 +559,8 @@ class Coordinator:
         self._strayed_from = self._stray(ticket, report)
         self.last_step = StepReport.of(ticket, computed, blocked, report)
         if ticket.samples:
-            self.tracker.report(loss=ticket.loss)
+            granularity = min(self.last_step.granularity, MAX_GRANULARITY)
+            self.tracker.report(loss=ticket.loss, granularity=granularity)
         return True
 
     def _stray(self, ticket: Ticket, report: RoundReport | None) -> PeerID | None:
@@ -544,7 +588,9 @@ class Coordinator:
         """The weights have been updated."""
         self.on_round(RoundEvent.of_update(self.last_step))
         self.on_update(self.last_step)
-        report = self.last_step.round
+        report, own = self.last_step.round, self.last_step.ticket
+        if own.samples:
+            self._going_back.breaker.note(own.loss)
         lineage = report.group.group_id if report else os.urandom(LINEAGE_BYTES)
         is_alone = report is None or len(report.group.peer_ids) == 1
         if is_alone and self._is_shown:

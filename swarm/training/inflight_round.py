@@ -24,6 +24,7 @@ class InflightRound:
         options: how patient this peer is
         work: what it took to compute it
         target: samples that its group needs
+        sound: steps of the states to which this peer can go back
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class InflightRound:
         options: CoordinatorOptions,
         work: Work,
         target: BatchTarget | None = None,
+        sound: Sequence[int] = (),
     ):
         self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
         self.expected = {member.peer_id for member in members if member.awaited}
@@ -43,7 +45,7 @@ class InflightRound:
             timeout_seconds *= 2
         self._patience_seconds = timeout_seconds + averager.timeouts.hangs_seconds
         self.future = averager.run_round(
-            ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds, target
+            ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds, target, sound
         )
 
     def expect(self, members: Sequence[Member]) -> None:
@@ -57,7 +59,7 @@ class InflightRound:
         """Its result; meanwhile nothing is computed.
 
         Raises:
-            Behind, OtherOrders, Refused, RoundFailed, ShortBatch: as it ended
+            RoundEnded: without an average
         """
         blocked_since, waited_seconds = time.perf_counter(), 0.0
         while not self.future.done():

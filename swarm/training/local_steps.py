@@ -206,7 +206,10 @@ class LocalCoordinator(Coordinator):
     @property
     def local_batch_size(self) -> float:
         """Samples of a local step: equal peers make `local.steps` of them for a global update."""
-        return self.target.samples / (self.local.steps * max(1, self.tracker.swarm.num_trainers))
+        auto, steps = self.control.auto, self.local.steps
+        if auto is not None:
+            steps = auto.local_steps(self.tracker.own.round)
+        return self.target.samples / (steps * max(1, self.tracker.swarm.num_trainers))
 
     def contribute(self, samples: int, loss: torch.Tensor | float) -> bool:
         """After a backward pass.

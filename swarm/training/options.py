@@ -25,6 +25,7 @@ class CoordinatorOptions:
         helps: this peer is a helper: it gives nothing to any round (`swarm.training.helper`)
         timeouts: everything else that this peer waits for
         ledger: file with what each has given, which is handed out to whoever asks; None if this peer keeps none
+        state_folder: in which large states are kept to which all may go back; None for that of temporary files
     """
 
     min_peers: int = 1
@@ -36,3 +37,4 @@ class CoordinatorOptions:
     helps: bool = False
     timeouts: Timeouts = DEFAULT_TIMEOUTS
     ledger: Path | None = None
+    state_folder: Path | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from concurrent.futures import Future
@@ -13,11 +14,14 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.membership.progress_record import AVERAGING, TRAINING
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.admission import Admission
+from swarm.protocol.auto_mode import Pace
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.certificates import NotSigned
-from swarm.protocol.messages import Ticket
+from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.orders import Orders
+from swarm.protocol.round_report import RoundReport
 from swarm.protocol.signed_lists import ORDERS
+from swarm.training.auto_averaging import AutoAveraging
 
 ASK_SECONDS = 1.0
 """How often a peer that is paused asks one that trains why."""
@@ -33,10 +37,13 @@ class RunControl:
     Args:
         admission: of the trainer
         target_batch_size, total_steps: what the recipe says
+        auto: with `--averaging auto`, how many of these updates one update of the swarm is
     """
 
-    def __init__(self, admission: Admission, target_batch_size: int, total_steps: int):
-        self._admission, self._target, self._total = admission, target_batch_size, total_steps
+    def __init__(
+        self, admission: Admission, target_batch_size: int, total_steps: int, auto: AutoAveraging | None = None
+    ):
+        self._admission, self._target, self._total, self.auto = admission, target_batch_size, total_steps, auto
         self._orders = admission.lists.orders
 
     def look(self, step: int) -> bool:
@@ -52,18 +59,20 @@ class RunControl:
         if newest.number <= before.number:
             return False
         self._orders, is_late = newest, False
-        for order in newest.given:
-            if order not in before.given:
-                is_late |= order.at_step < step
-                late = f", and this peer hears of it at step {step} only" if order.at_step < step else ""
-                logger.warning(f"The organiser has ordered{late}: {order}")
+        news = [(order, "The organiser has ordered") for order in newest.given if order not in before.given]
+        gone = [order for order in before.given if order not in newest.given]
+        news += [(order, "An order of a deputy who was revoked does not count") for order in gone]
+        for order, said in news:
+            is_late |= order.at_step < step
+            late = f", and this peer hears of it at step {step} only" if order.at_step < step else ""
+            logger.warning(f"{said}{late}: {order}")
         return is_late
 
-    def take(self, signed: bytes, step: int) -> None:
+    def take(self, signed: bytes) -> None:
         """A list has come with a round, or an empty one; it counts when `look` has seen it."""
         try:
             if signed:
-                self._admission.lists.take(ORDERS, signed, step)
+                self._admission.lists.take(ORDERS, signed)
         except NotSigned as error:
             logger.warning(f"Orders that came with a round are not followed: the list {error}")
 
@@ -82,15 +91,42 @@ class RunControl:
 
     def target(self, step: int) -> BatchTarget:
         """Of the update that ends this step."""
-        return BatchTarget(self._orders.target_batch_size(step, self._target))
+        target = BatchTarget(self._orders.target_batch_size(step, self._target))
+        return target if self.auto is None else target.in_mode(self.auto.local_steps(step))
 
     def total_steps(self, step: float) -> int:
         """Of the run, as far as it is decided at this step; infinity: by all orders."""
-        return self._orders.total_steps(step, self._total)
+        total = self._orders.total_steps(step, self._total)
+        if self.auto is None or step == math.inf or self._orders.ends_by_order(step):
+            return total
+        return self.auto.step_at(total)
+
+    @property
+    def is_steered(self) -> bool:
+        """Whether the learning rate may be another one than the recipe says for this number of updates."""
+        return bool(self._orders.given) or self.auto is not None
+
+    def evaluate_every(self, step: int) -> int:
+        """Updates after which one of the peers tests the weights; 0: nobody does."""
+        return self._orders.evaluate_every(step)
 
     def digest(self, step: int) -> bytes:
         """What all members of this step's round have to follow."""
         return self._orders.digest(step)
+
+    def pace(self, step: int) -> Pace | None:
+        """What this peer says in its ticket of its measurements."""
+        return None if self.auto is None else self.auto.pace(step)
+
+    def met(self, group: Group) -> None:
+        """A group was closed, with or without an average."""
+        if self.auto is not None and len(group.peer_ids) > 1:
+            self.auto.met(group)
+
+    def note(self, report: RoundReport, computing_seconds: float) -> None:
+        """A round has ended well."""
+        if self.auto is not None and len(report.group.peer_ids) > 1:
+            self.auto.note(report, computing_seconds)
 
     def learning_rate_factor(self, step: int) -> float:
         """By which the learning rate of the update that ends this step is multiplied."""
@@ -98,7 +134,9 @@ class RunControl:
 
     def schedule_position(self, step: int) -> float:
         """Where in the schedule that update is."""
-        return self._orders.schedule_position(step, self._total)
+        if self.auto is None or self._orders.ends_by_order(step):
+            return self._orders.schedule_position(step, self._total)
+        return self.auto.position(step)
 
 
 class OthersOrders:
@@ -115,16 +153,12 @@ class OthersOrders:
         self._asked: Future | None = None
         self._ask_at = 0.0
 
-    def compare(self, step: int) -> None:
-        """Ask who trains where this peer stands: one call tells both, and the newer list counts. It waits for nothing.
-
-        Args:
-            step: that is under way
-        """
+    def compare(self) -> None:
+        """Ask who trains where this peer stands: then both know what either of them knew. It waits for nothing."""
         if self._asked is None and time.monotonic() >= self._ask_at:
             self._asked = self._ask_one()
         if self._asked is not None and self._asked.done():
-            self._control.take(self._asked.result(), step)
+            self._control.take(self._asked.result())
             self._asked, self._ask_at = None, time.monotonic() + ASK_SECONDS
 
     def _ask_one(self) -> Future:

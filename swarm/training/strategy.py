@@ -28,6 +28,7 @@ from recipe.training.heap import keep_heap
 from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.protocol.admission import OPEN
+from swarm.protocol.auto_mode import Plan
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers
@@ -101,6 +102,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.dht, self._owns_dht = dht, dht is None
         self.stop_requested = stop_requested or threading.Event()
         self.max_step, self.keep_own = max_step, keep_own
+        self.plan: Plan | None = None
+        """With the averaging auto, what this peer followed when it was here last."""
         self._total_steps = max_step
         """Of the run, as the Trainer knows it."""
         self.coordinator: Coordinator | Crew | None = None
@@ -185,9 +188,14 @@ class SwarmStrategy(SingleDeviceStrategy):
         self._check_steerable()
 
     def _check_steerable(self) -> None:
+        schedulers = [config.scheduler for config in self.lr_scheduler_configs]
+        if self.averaging.auto and not all(isinstance(scheduler, LambdaLR) for scheduler in schedulers):
+            raise InputError(
+                "With the averaging auto an update may count for several: give the LightningModule a LambdaLR as "
+                "scheduler, or another averaging."
+            )
         if self.options is None or self.options.admission.is_open:
             return
-        schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         if not schedulers or not all(isinstance(scheduler, LambdaLR) for scheduler in schedulers):
             raise InputError(
                 "The organiser of a run may change its learning rate: give the LightningModule a LambdaLR as scheduler."
@@ -221,6 +229,7 @@ class SwarmStrategy(SingleDeviceStrategy):
                 averaging=self.averaging,
                 apply=self._make_update,
                 max_step=self.max_step,
+                plan=self.plan,
             )
         self.coordinator.version.keep_own = self.keep_own
         if self._inside is not None:
@@ -325,7 +334,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             if loop.max_steps in (-1, self._total_steps) or loop.max_steps > total:  # else this peer leaves earlier
                 loop.max_steps = total
             self._total_steps = total
-        if not self.coordinator.control.orders.given:
+        if not self.coordinator.control.is_steered:
             return
         for config in self.lr_scheduler_configs:
             scheduler = config.scheduler

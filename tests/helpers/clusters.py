@@ -24,7 +24,18 @@ from typing import Any
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(
-    ["pytest", "recipe.training.trainer", "baseline_ddp.session", "baseline_ddp.evaluate"]
+    [
+        "pytest",
+        "baseline_ddp.train",
+        "baseline_ddp.session",
+        "baseline_ddp.evaluate",
+        # What training imports only when it comes to that.
+        "recipe.tasks.images",
+        "timm",
+        "torch.utils.tensorboard",
+        "boto3",
+        "s3fs",
+    ]
 )
 
 TIMEOUT_SECONDS = 120.0

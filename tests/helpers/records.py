@@ -13,7 +13,11 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.owners import subkey_of
 
 NOW = 1_700_000_000.0
-RECORD = PeerProgress("anna", 12, 96, 250.0, NOW - 60, NOW - 1, False, TRAINING, 1.25, 0.5, lineage=b"0123456789abcdef")
+RECORD = PeerProgress(
+    *("anna", 12, 96, 250.0, NOW - 60, NOW - 1, False, TRAINING, 1.25, 0.5),
+    lineage=b"0123456789abcdef",
+    granularity=0.75,
+)
 
 
 class FakeDHT:

@@ -4,16 +4,18 @@ After a round each member draws, for each reducer, whether it asks for all that 
 draws for itself: of a common lot the leader, who gives a round its name, could choose the outcome. Before the next
 round all compare what reducers have signed, by a hash in their tickets. Who can prove a lie says so in its tickets; the
 others fetch the proof and check it themselves, and leave out who is guilty for good. Who is accused falsely is not left
-out, and who accuses falsely is not listened to for a while.
+out, and who accuses falsely is not listened to for a while. Who was in the round that was spoilt wants to go back to
+the last state before it, and says so in its tickets, too (`Group.back_to`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import random
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Literal
@@ -25,12 +27,19 @@ from hivemind.utils.crypto import RSAPrivateKey
 from msgspec import Meta
 
 from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Evidence, Judge, OtherOrders, can_be_judged
-from swarm.averaging.audit.proofs import MAX_PROOF_BYTES, guilty, of_a_false_average, of_two_receipts, short_name
+from swarm.averaging.audit.proofs import (
+    MAX_PROOF_BYTES,
+    Guilt,
+    guilty,
+    of_a_false_average,
+    of_two_receipts,
+    short_name,
+)
 from swarm.averaging.audit.seals import Seals
 from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt
 from swarm.averaging.shares import MAX_STRIPES
 from swarm.membership.backoff import Backoff, BlameBackoff
-from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, Ticket
+from swarm.protocol.messages import MAX_GROUP_SIZE, NOWHERE, Blame, Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, Name, from_wire, to_wire
 from swarm.runtime.async_utils import in_thread
 from swarm.runtime.token_bucket import TokenBuckets
@@ -54,6 +63,10 @@ MAX_TASKS = 16
 UNANSWERED = 3
 """Audits in a row after which a reducer is left out for a while."""
 MAX_RECEIPTS_BYTES = 2**23
+KEPT_STEPS = 256
+"""Stripes of which this peer knows at which step they were."""
+HEAR_SECONDS = 5.0
+"""For which a group that wants to go back waits for the proof, in a member that has not seen it yet."""
 MAX_REQUEST_BYTES = 64
 
 Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
@@ -114,12 +127,16 @@ class Audits:
         """The last one that has given an average to this peer."""
         self._proofs: dict[PeerID, bytes] = {}
         self._found: dict[PeerID, Blame] = {}
+        self._steps: OrderedDict[bytes, int] = OrderedDict()
+        """Of the rounds that this peer was in, by stripe. A liar can make up a round, to prove itself guilty of it."""
+        self._spoilt: dict[PeerID, int] = {}
+        """The step of the update that each liar is known to have spoilt."""
         self._not_heard = Backoff(max_seconds=600.0)
         """Whose accusations have proven nothing."""
         self._unanswered: Counter[PeerID] = Counter()
         self._asked = TokenBuckets(ASKED_AT_ONCE, ASKED_PER_SECOND)
         self._answered = TokenBuckets(2 * ASKED_AT_ONCE, 2 * ASKED_PER_SECOND)
-        self._tasks: dict[object, asyncio.Task] = {}
+        self._tasks: dict[tuple, asyncio.Task] = {}
 
     # ---- around a round ---------------------------------------------------------------------------------------------
 
@@ -128,12 +145,26 @@ class Audits:
         found, self._found = self._found, {}
         return found
 
-    def sign(self, ticket: Ticket) -> Ticket:
-        """The same, with what this peer has to say about the round before."""
+    def sign(self, ticket: Ticket, sound: Sequence[int] = ()) -> Ticket:
+        """The same, with what this peer has to say about the rounds before.
+
+        Args:
+            sound: steps of the states to which it can go back
+        """
         complete, accused = self._complete, [*self._proofs]
         if complete is not None and complete.group.group_id == ticket.lineage:
             ticket = replace(ticket, receipts=_hash_of_receipts(complete.signed))
+        before = [[kept for kept in sound if kept <= step] for step in self._spoilt.values()]
+        wanted = [max(kept) for kept in before if kept] + [ticket.back_to] * (ticket.back_to != NOWHERE)
+        ticket = replace(ticket, back_to=min(wanted, default=NOWHERE))
         return replace(ticket, accuses=short_name(accused[ticket.step % len(accused)])) if accused else ticket
+
+    async def liars_since(self, step: int, group: Group) -> frozenset[PeerID]:
+        """Who has provably spoilt an update after this step in a round with this peer, as members of the group show."""
+        self._hear_all(group)
+        if heard := [task for what, task in self._tasks.items() if what[0] == "proof"]:
+            await asyncio.wait(heard, timeout=HEAR_SECONDS)
+        return frozenset(peer for peer, spoilt in self._spoilt.items() if spoilt >= step)
 
     def begin(self, group: Group) -> None:
         """This group is closed: its members have said what was signed in the round before, and whom they accuse.
@@ -143,15 +174,26 @@ class Audits:
         """
         self._present = SealedRound(group)
         others = [(peer, ticket) for peer, ticket in _members(group) if peer != self._me]
-        own, convicted = group.tickets[group.peer_ids.index(self._me)], {*map(short_name, self._proofs)}
-        for peer, ticket in others:
-            if ticket.accuses and ticket.accuses not in convicted and peer not in self._not_heard:
-                self._go_and(("proof", ticket.accuses), self._hear(peer, ticket.accuses))
+        own = group.tickets[group.peer_ids.index(self._me)]
+        self._hear_all(group)
         differ = [peer for peer, ticket in others if ticket.receipts and ticket.receipts != own.receipts]
         for peer in differ[:MAX_COMPARED] if own.receipts else ():
             if peer not in self._not_heard:
                 name = group.tickets[group.peer_ids.index(peer)].receipts
                 self._go_and(("receipts", peer), self._compare(peer, self._complete, name))
+
+    def _hear_all(self, group: Group) -> None:
+        """Ask for the proofs that these say they have, and this peer has not.
+
+        Who wants to go back further may have one of an earlier lie of the same liar, or of one that spoilt a round.
+        """
+        convicted = {*map(short_name, self._proofs)}
+        own = group.tickets[group.peer_ids.index(self._me)].back_to
+        for peer, ticket in _members(group):
+            goes_further = ticket.back_to != NOWHERE and (own == NOWHERE or ticket.back_to < own)
+            is_new = ticket.accuses and (goes_further or ticket.accuses not in convicted)
+            if is_new and peer != self._me and peer not in self._not_heard:
+                self._go_and(("proof", ticket.accuses), self._hear(peer, ticket.accuses))
 
     def seals_of(self, stripe: Group) -> Seals:
         """What this peer signs and checks in this stripe of the present round."""
@@ -162,12 +204,17 @@ class Audits:
     def _is_checked(self, group: Group) -> bool:
         """Whether reducers of this group keep what averages are made of, and are asked; its members say the same."""
         has_enough = sum(ticket.samples > 0 for ticket in group.tickets) >= FEWEST
-        return has_enough and can_be_judged(self._judge.codec) and self._judge.bytes_given(group) <= MAX_KEPT_BYTES
+        judge = self._judge.of(group)
+        return has_enough and can_be_judged(judge.codec) and judge.bytes_given(group) <= MAX_KEPT_BYTES
 
     def end(self, has_average: bool) -> None:
         """The present round is over; others may still want to see what this peer has averaged."""
         ended, self._present = self._present, None
         self._rounds.append(ended)
+        for seals in ended.seals:
+            self._steps[seals.stripe] = ended.group.step
+        while len(self._steps) > KEPT_STEPS:
+            self._steps.popitem(last=False)
         self._complete = ended if has_average else None
         if not has_average or not self._is_checked(ended.group):
             return
@@ -183,7 +230,7 @@ class Audits:
             part_index = self._lot.randrange(seals.num_averages(reducer))
             self._go_and(("part", reducer), self._check(reducer, ended.group, stripe, part_index, seals))
 
-    def _go_and(self, what: object, work: Coroutine) -> None:
+    def _go_and(self, what: tuple, work: Coroutine) -> None:
         """Do it in the background, unless it is being done or too much is."""
         if what in self._tasks or len(self._tasks) >= MAX_TASKS:
             return work.close()
@@ -217,7 +264,7 @@ class Audits:
             return self._suspect(reducer)
         if is_false:
             proof = of_a_false_average(group, stripe, part_index, receipt, data)
-            self._convict(reducer, Blame.MADE_UP_AN_AVERAGE, proof)
+            self._convict(Guilt(reducer, Blame.MADE_UP_AN_AVERAGE, receipt.stripe), proof)
 
     def _is_false(self, group: Group, stripe: int, part_index: int, receipt: Receipt, data: bytes) -> bool:
         evidence = Evidence.from_bytes(data)
@@ -231,14 +278,23 @@ class Audits:
         del self._unanswered[reducer]
         self._found.setdefault(reducer, Blame.HIDES_ITS_INPUTS)
 
-    def _convict(self, peer: PeerID, what: Blame, proof: bytes) -> None:
-        if peer in self._proofs or peer == self._me:
-            return
-        self._found[peer] = what
-        self._shunned.blame(peer, what)
+    def _convict(self, guilt: Guilt, proof: bytes) -> bool:
+        """Whether that is something new."""
+        peer, step = guilt.peer, self._steps.get(guilt.stripe)
+        is_earlier = step is not None and step < self._spoilt.get(peer, math.inf)
+        if peer == self._me or (peer in self._proofs and not is_earlier):
+            return False
+        if peer not in self._proofs:
+            self._found[peer] = guilt.what
+            self._shunned.blame(peer, guilt.what)
         self._proofs[peer] = proof
+        if is_earlier:
+            self._spoilt[peer] = step
         if len(self._proofs) > KEPT_PROOFS:  # who has it remembers, and newcomers meet no peer that all leave out
-            self._proofs.pop(next(iter(self._proofs)))
+            oldest = next(iter(self._proofs))
+            self._proofs.pop(oldest)
+            self._spoilt.pop(oldest, None)
+        return True
 
     async def _compare(self, peer: PeerID, own: SealedRound, name: bytes) -> None:
         """Another member has other receipts of the last round: some reducer has told us different things."""
@@ -255,19 +311,21 @@ class Audits:
         for receipt in theirs:
             ours = known.get((receipt.stripe, receipt.reducer))
             if ours is not None and ours.contradicts(receipt):
-                self._convict(receipt.reducer, Blame.EQUIVOCATED, of_two_receipts(ours, receipt))
+                guilt = Guilt(receipt.reducer, Blame.EQUIVOCATED, receipt.stripe)
+                self._convict(guilt, of_two_receipts(ours, receipt))
 
     async def _hear(self, accuser: PeerID, name: bytes) -> None:
         """Another member says that it can prove a lie."""
         try:
             proof = await self._ask(accuser, to_wire("proof", name, 0), MAX_PROOF_BYTES)
-            peer, what = await in_thread(guilty, proof, self._judge)
-            if short_name(peer) != name:
+            guilt = await in_thread(guilty, proof, self._judge)
+            if short_name(guilt.peer) != name:
                 raise ValueError("a proof against another peer")
         except (OSError, ValueError) as error:
             logger.debug(f"{accuser} accuses somebody, and proves nothing: {error!r}")
             return self._not_heard.add(accuser, 60.0)
-        self._convict(peer, what, proof)
+        if not self._convict(guilt, proof):
+            self._not_heard.add(accuser)
 
     # ---- answering others -------------------------------------------------------------------------------------------
 

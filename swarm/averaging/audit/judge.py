@@ -32,6 +32,7 @@ from swarm.averaging.audit.statements import (
     hash_of,
     root_of,
 )
+from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.top_k import ChunkedTopK
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.shares import Part, count_stripes, decode, partition, stripe_of
@@ -133,6 +134,7 @@ class Judge:
         rule: how they are combined
         target_at: bounds what a member counts for, by step
         orders_at: names the organiser's orders that it follows, by step
+        auto: codec and local steps are those of a round's group; `target_at` is that of one local step
     """
 
     size: int
@@ -140,6 +142,20 @@ class Judge:
     rule: Combination
     target_at: Callable[[int], BatchTarget]
     orders_at: Callable[[int], bytes] = lambda step: b""
+    auto: bool = False
+
+    def of(self, group: Group) -> Judge:
+        """Who judges the averages of this group."""
+        if not self.auto:
+            return self
+        mode, target_at = group.mode, self.target_at
+        return replace(
+            self,
+            codec=Codec(mode.codec).make(),
+            rule=replace(self.rule, local_steps=mode.local_steps),
+            target_at=lambda step: target_at(step).in_mode(mode.local_steps),
+            auto=False,
+        )
 
     def bytes_given(self, group: Group) -> float:
         """That one reducer of this group gets of all members together."""
@@ -161,6 +177,8 @@ class Judge:
         """
         if not group.tickets or stripe_of(group, 0, stripe).group_id != receipt.stripe:
             raise ValueError("a receipt of another round")
+        if self.auto:
+            return self.of(group).is_false(group, stripe, part_index, receipt, evidence)
         step = group.tickets[0].step
         if group.tickets[0].orders != self.orders_at(step):
             raise OtherOrders("a round that followed other orders")

@@ -7,6 +7,7 @@ made of, of which another one comes when it is made again. Neither can be made w
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -34,6 +35,21 @@ _MADE_UP = msgspec.msgpack.Decoder(
 )
 
 
+@dataclass(frozen=True)
+class Guilt:
+    """What a proof proves.
+
+    Args:
+        peer: who has lied
+        what: it has done
+        stripe: name of the stripe in which it has done so
+    """
+
+    peer: PeerID
+    what: Blame
+    stripe: bytes
+
+
 def short_name(peer: PeerID) -> bytes:
     """Under which others ask for a proof against it, 16 bytes."""
     return hashlib.sha256(peer.to_bytes()).digest()[:LINEAGE_BYTES]
@@ -55,8 +71,8 @@ def of_a_false_average(group: Group, stripe: int, part_index: int, receipt: Rece
     return to_wire("a false average", to_wire(group.nonce, members, stripe, part_index, receipt.data, evidence))
 
 
-def guilty(proof: bytes, judge: Judge) -> tuple[PeerID, Blame]:
-    """Whom it proves guilty, and of what. It takes as long as to make one part of an average three times.
+def guilty(proof: bytes, judge: Judge) -> Guilt:
+    """Whom it proves guilty, of what and when. It takes as long as to make one part of an average three times.
 
     Raises:
         ValueError: it proves nothing
@@ -66,7 +82,7 @@ def guilty(proof: bytes, judge: Judge) -> tuple[PeerID, Blame]:
         one, other = (Receipt.from_bytes(data) for data in from_wire(_TWO, content, MAX_PROOF_BYTES))
         if not one.contradicts(other):
             raise ValueError("two receipts that do not contradict each other")
-        return one.reducer, Blame.EQUIVOCATED
+        return Guilt(one.reducer, Blame.EQUIVOCATED, one.stripe)
     if kind != "a false average":
         raise ValueError("no proof of a known kind")
     nonce, members, stripe, part_index, signed, evidence = from_wire(_MADE_UP, content, MAX_PROOF_BYTES)
@@ -75,4 +91,4 @@ def guilty(proof: bytes, judge: Judge) -> tuple[PeerID, Blame]:
     receipt = Receipt.from_bytes(signed)
     if not judge.is_false(group, stripe, part_index, receipt, Evidence.from_bytes(evidence)):
         raise ValueError("an average that an honest reducer can have made")
-    return receipt.reducer, Blame.MADE_UP_AN_AVERAGE
+    return Guilt(receipt.reducer, Blame.MADE_UP_AN_AVERAGE, receipt.stripe)

@@ -27,6 +27,10 @@ class ErrorFeedback:
         self.left_out: torch.Tensor | None = None if isinstance(codec, NoCompression) else torch.zeros(size)
         """Shape [size], fp32, sums over samples; None if nothing is ever left out."""
 
+    def use(self, codec: CompressionBase, decay: float) -> None:
+        """Numbers travel otherwise from now on; what the old codec has left out goes with what the new one sends."""
+        self._codec, self._decay = codec, decay
+
     def part(self, part: slice) -> ErrorFeedback:
         """The same memory, of a part of the vector."""
         same = copy.copy(self)

@@ -6,6 +6,7 @@
     swarm control learning-rate 0.5                # half of what the recipe says
     swarm control target-batch-size 512 --at-step 2000
     swarm control extend 20000                     # the run has 20,000 updates
+    swarm control evaluate 500                     # every 500 updates one peer tests the weights; 0: no more
     swarm control end
 
 You sign a new list of orders. The peers of the run pass it on among themselves, so you may switch off your machine.
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from swarm.membership.control.giving import Given, Situation
 
 SHOW = "show"
-WITH_VALUE = {"extend": "UPDATES", "learning-rate": "FACTOR", "target-batch-size": "SAMPLES"}
+WITH_VALUE = {"extend": "UPDATES", "learning-rate": "FACTOR", "target-batch-size": "SAMPLES", "evaluate": "UPDATES"}
 """Orders that say how much, and what a person gives with them."""
-Word = Literal["show", "pause", "resume", "end", "extend", "learning-rate", "target-batch-size"]
+Word = Literal["show", "pause", "resume", "end", "extend", "learning-rate", "target-batch-size", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class ControlOptions:
 
     what: tyro.conf.Positional[Annotated[Word, arg("WHAT")]] = SHOW
     """show: what is ordered; pause, resume, end; extend: to so many updates; learning-rate: times what the recipe says;
-    target-batch-size: samples of an update."""
+    target-batch-size: samples of an update; evaluate: one peer tests the weights every so many updates, 0: none."""
     value: tyro.conf.Positional[Annotated[float | None, arg("VALUE", "none")]] = None
-    """Updates in all, a factor, or samples."""
+    """Updates in all or between two tests, a factor, or samples."""
     at_step: Annotated[int | None, arg("STEP", "in about 30 s")] = None
     """From which step on it counts; it has to be at least two updates ahead."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -118,6 +119,7 @@ def _show(now: Situation, as_json: bool, say: Callable[[str], None]) -> None:
         "is_paused": now.is_paused,
         "learning_rate_factor": orders.learning_rate_factor(step),
         "target_batch_size": orders.target_batch_size(step, recipe.target_batch_size),
+        "evaluate_every": orders.evaluate_every(step),
     }
     if as_json:
         listed = [{"at_step": order.at_step, "what": order.what, "value": order.value} for order in orders.given]

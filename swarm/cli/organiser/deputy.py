@@ -2,6 +2,7 @@
 
     swarm deputy ben.key --days 14                    # may let people in and remove them
     swarm deputy desk.key --rights enrol              # for swarm enrol on your machine; your own key goes into a drawer
+    swarm deputy desk.key --revoke                    # from now on it orders nothing, and opens no desk
 
 Give ben.key and ben.key.warrant to Ben, with a copy of the folder of the run in OUTPUT_DIR/organiser. His commands take
 --organiser-key ben.key. Who enrols has to do so on a machine whose address the join lines name.
@@ -13,12 +14,19 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from recipe.command_line import arg, exit_status, read_options
-from swarm.cli.organiser.organiser_options import OrganiserOptions
+from recipe.errors import InputError
+from swarm.cli.organiser.calling import NotTold, calling
+from swarm.cli.organiser.organiser_options import OrganiserOptions, date, listed
+from swarm.network.addresses import parse_initial_peers
+
+if TYPE_CHECKING:
+    from swarm.enrolment.organiser_folder import OrganiserFolder
+    from swarm.protocol.certificates import Right
 
 RightName = Literal["members", "enrol", "remove", "control", "all"]
 
@@ -34,27 +42,96 @@ class DeputyOptions:
     all of these. What is trained, only your own key can say."""
     days: Annotated[float, arg("DAYS")] = 30.0
     """For how long. The certificates that it signs end then, too."""
+    revoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Take back the right to control, in the swarm and at the desk. FILE is its key or warrant, or the key's name."""
+    initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "where your peer was last")] = None
+    """To revoke: addresses of peers of the run, any that answer."""
     organiser: Annotated[OrganiserOptions, tyro.conf.arg(name="your run")] = field(default_factory=OrganiserOptions)
 
 
 def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
-    """Returns the exit status: 0, or 2 for input that cannot work."""
+    """Returns the exit status: 0; 2 for input that cannot work, or if the run cannot be reached."""
 
     def run() -> None:
         options = read_options(DeputyOptions, arguments, "swarm deputy")
-        folder = options.organiser.opened()
-        from swarm.enrolment.organiser_key import VARIABLE, make_deputy, warrant_path
-        from swarm.protocol.certificates import Right
-
-        members = Right.ENROL | Right.REMOVE
-        rights = {"members": members, "all": members | Right.CONTROL}.get(options.rights) or Right[
-            options.rights.upper()
-        ]
-        path, passphrase = options.file.expanduser(), os.environ.get(VARIABLE) or None
-        make_deputy(folder.signer(), folder.run_id, rights, options.days, path, passphrase)
-        say(
-            f"{path} may sign in your place for run {folder.run_id}, for {options.days:g} days. Give it away with "
-            f"{warrant_path(path)} and a copy of {folder.path} without your own key."
-        )
+        if options.initial_peers is not None and not options.revoke:
+            raise InputError("--initial-peers goes with --revoke: leave it out, for nobody is called.")
+        (_revoke if options.revoke else _make)(options, options.organiser.opened(), say)
 
     return exit_status(run)
+
+
+def _make(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], None]) -> None:
+    from swarm.enrolment.organiser_key import VARIABLE, make_deputy, warrant_path
+    from swarm.protocol.certificates import Right
+
+    members = Right.ENROL | Right.REMOVE
+    rights = {"members": members, "all": members | Right.CONTROL}.get(options.rights) or Right[options.rights.upper()]
+    path, passphrase = options.file.expanduser(), os.environ.get(VARIABLE) or None
+    deputy = make_deputy(folder.signer(), folder.run_id, rights, options.days, path, passphrase)
+    folder.keep_warrant(path.name, deputy)
+    say(
+        f"{path} may sign in your place for run {folder.run_id}, for {options.days:g} days. Give it away with "
+        f"{warrant_path(path)} and a copy of {folder.path} without your own key."
+    )
+
+
+def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], None]) -> None:
+    from swarm.protocol.certificates import Right
+
+    given = None if options.initial_peers is None else parse_initial_peers(options.initial_peers)
+    key, rights, end = _deputy(options.file.expanduser(), folder)
+    if Right.CONTROL not in rights:
+        raise InputError(
+            f"{options.file.name} may not order anything, and only that can be taken back. What it may sign of members "
+            f"counts until {date(end)}: remove whom it lets in (swarm remove)."
+        )
+    signer = folder.signer()
+    if signer.warrant:
+        raise InputError("A deputy cannot revoke another one: use the organiser's own key.")
+    try:
+        with calling(given or folder.addresses, folder.authority) as (dht, manifest):
+            from swarm.membership.control.revoking import revoke_deputy
+
+            done = revoke_deputy(dht, manifest, signer, key)
+    except NotTold as error:
+        raise InputError(f"The run cannot be reached: {error}") from None
+    peers = "1 peer" if done.num_peers == 1 else f"{done.num_peers} peers"
+    say(
+        f"{options.file.name} orders nothing any more in run {folder.run_id}. The list was handed to {peers}, and "
+        "everybody passes it on."
+    )
+    for orders, what in ((done.kept, "still counts"), (done.dropped, "does not count any more")):
+        for order in orders:
+            say(f"- {order}: {what}")
+    if rights & ~Right.CONTROL:
+        say(f"What it may sign of members counts until {date(end)}: remove whom it lets in (swarm remove).")
+
+
+def _deputy(file: Path, folder: OrganiserFolder) -> tuple[bytes, Right, int]:
+    """The key of the deputy that is meant, what it may do, and until when, in seconds since 1970.
+
+    Raises:
+        InputError: there is none of this run, or there are several
+    """
+    from swarm.enrolment.organiser_key import warrant_path
+    from swarm.protocol.certificates import MAX_WARRANT_BYTES, NotSigned
+
+    beside = file if file.suffix == ".warrant" else warrant_path(file)
+    made_here = folder.warrants()
+    try:
+        found = [beside.read_bytes()[: MAX_WARRANT_BYTES + 1]] if beside.is_file() else made_here.get(file.name, [])
+        warrants = [folder.authority.read_warrant(warrant) for warrant in found]
+    except OSError as error:
+        raise InputError(f"{beside} cannot be read ({error.strerror}): give this user the right to.") from None
+    except NotSigned as error:
+        raise InputError(f"{beside} is no warrant of run {folder.run_id}: it {error}.") from None
+    if len(warrants) > 1:
+        raise InputError(f"Several deputies were made as {file.name}: name the .warrant of the one that you mean.")
+    if not warrants:
+        known = f"give one of {listed(sorted(made_here))}" if made_here else "none was made here"
+        raise InputError(
+            f"No deputy {ascii(file.name)[:80]} of run {folder.run_id} is known: {known}, or its .warrant file."
+        )
+    key, rights, _, end = warrants[0]
+    return key, rights, end

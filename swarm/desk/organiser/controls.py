@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from recipe.errors import InputError
 from swarm.membership.control.giving import give_order, newest_orders, situation
 from swarm.protocol.certificates import Signer
-from swarm.protocol.orders import MAX_FACTOR, MAX_TARGET, MAX_TOTAL_STEPS, MIN_FACTOR, Order, Orders, What
+from swarm.protocol.orders import MAX_EVERY, MAX_FACTOR, MAX_TARGET, MAX_TOTAL_STEPS, MIN_FACTOR, Order, Orders, What
 
 if TYPE_CHECKING:
     from swarm.membership.run_manifest import RunManifest
@@ -57,14 +57,25 @@ COMMANDS = (
         is_whole=False,
     ),
     Command(What.TARGET, "Change the batch", "An update takes so many samples.", "Samples of an update", 1, MAX_TARGET),
+    Command(
+        What.EVALUATE,
+        "Test the weights",
+        "After so many updates one of the peers tests the weights, another one each time; 0 ends that.",
+        "Updates between two tests",
+        0,
+        MAX_EVERY,
+    ),
 )
 
 
 class Controls(Protocol):
     """Gives orders to a run, and knows those that were given."""
 
-    can_order: bool
-    """The desk has a key with which it may sign."""
+    @property
+    def can_order(self) -> bool:
+        """The desk has a key with which it may sign."""
+        ...
+
     orders: Orders
     """The newest list."""
 
@@ -96,10 +107,14 @@ class SwarmControls:
 
     def __init__(self, dht: SwarmDHT, manifest: RunManifest, signer: Signer | None = None):
         self._dht, self._manifest, self._signer = dht, manifest, signer
-        self.can_order = signer is not None
         self.orders = Orders(manifest.run_id)
         self._looked_at = -LOOK_SECONDS
         dht.take_part(manifest.key_prefix, manifest.authority, b"")
+
+    @property
+    def can_order(self) -> bool:
+        """There is a key, and the organiser has not revoked it."""
+        return self._signer is not None and self._signer.public_key not in self.orders.revoked
 
     def look(self) -> Orders:
         """The newest list, as far as it is known."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -36,6 +36,7 @@ class Visit:
         host: where the browser is
         ends_at: after which the challenge counts for nothing
         is_let_in: the organiser has given her word
+        key: with which she, or a deputy, has signed it
     """
 
     challenge: str
@@ -43,6 +44,7 @@ class Visit:
     host: str
     ends_at: float
     is_let_in: bool = False
+    key: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,13 @@ class Session:
     Args:
         token: that each of its forms has to bring along: another site's form does not know it
         host: where the browser was when it was let in
+        key: with which the word was signed that let it in
     """
 
     token: str
     host: str
     ends_at: float
+    key: bytes
 
 
 class Door:
@@ -133,11 +137,12 @@ class Door:
                 return visit
         raise Refused("No browser waits with this code: it counts for two minutes and once, so load the page again.")
 
-    def let_in(self, challenge: str, data: bytes) -> Visit:
+    def let_in(self, challenge: str, data: bytes, revoked: Collection[bytes] = ()) -> Visit:
         """The organiser's word for the browser that shows this challenge.
 
         Args:
             data: a `Login`, as it was signed
+            revoked: keys of deputies who may not order any more
 
         Raises:
             Refused: it is not her word, or not for this desk and this browser
@@ -148,10 +153,12 @@ class Door:
             login = Login.read(data, self._authority, self._clock())
         except NotSigned as error:
             raise Refused(f"This log-in does not count: it {error}.") from None
+        if login.key in revoked:
+            raise Refused("This log-in does not count: the organiser has revoked the deputy who signed it.")
         visit = self.waiting(challenge)
         if (login.challenge, login.address) != (visit.challenge, visit.address):
             raise Refused("This log-in does not count: it is for another code or another desk.")
-        visit.is_let_in = True
+        visit.is_let_in, visit.key = True, login.key
         return visit
 
     def state_of(self, secret: str) -> str:
@@ -170,12 +177,15 @@ class Door:
         while len(self._sessions) >= MAX_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         secret = secrets.token_urlsafe(SECRET_BYTES)
-        session = Session(secrets.token_urlsafe(SECRET_BYTES), visit.host, now + SESSION_SECONDS)
+        session = Session(secrets.token_urlsafe(SECRET_BYTES), visit.host, now + SESSION_SECONDS, visit.key)
         self._sessions[_digest(secret)] = session
         return secret, session
 
-    def session(self, secret: str) -> Session:
+    def session(self, secret: str, revoked: Collection[bytes] = ()) -> Session:
         """Of a browser that may give orders.
+
+        Args:
+            revoked: keys of deputies who may not order any more, nor those whom they have let in
 
         Raises:
             Refused: it may not, or not any more
@@ -183,6 +193,8 @@ class Door:
         session = self._sessions.get(_digest(secret))
         if session is None or session.ends_at <= self._clock():
             raise Refused("Only the organiser can do this: log in first.")
+        if session.key in revoked:
+            raise Refused("The organiser has revoked the deputy who let this browser in: log in with another key.")
         return session
 
     def check_form(self, session: Session, token: str) -> None:

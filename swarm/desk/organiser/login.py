@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -46,12 +46,14 @@ class Login:
         address: of the desk, without a slash at its end: at another one it counts for nothing
         challenge: that the browser shows
         time: when it was signed, seconds since 1970
+        key: with which it was signed
     """
 
     run_id: str
     address: str
     challenge: str
     time: int
+    key: bytes = field(default=b"", compare=False)
 
     def signed_by(self, signer: Signer) -> bytes:
         """As the desk gets it, at most 1 KiB."""
@@ -74,4 +76,4 @@ class Login:
         authority.check_run(run_id)
         if abs(now - at) > LOGIN_SECONDS:
             raise NotSigned(f"was made {abs(now - at):,.0f} s ago or ahead of this time (are both clocks right?)")
-        return cls(run_id, address, challenge, at)
+        return cls(run_id, address, challenge, at, signed.key)

@@ -104,7 +104,7 @@ class OrganisersPages:
         if not self._may_try(request):
             return _too_often()
         data = await _body(request, MAX_LOGIN_BYTES)
-        visit = self._door.let_in(request.path_params["challenge"], data)
+        visit = self._door.let_in(request.path_params["challenge"], data, self._revoked)
         self._say(f"The organiser has let in the browser at {visit.host}, which may give orders now.")
         return Response(f"The browser at {visit.host} may give orders now.", media_type=TEXT)
 
@@ -152,7 +152,7 @@ class OrganisersPages:
             Refused: there is none like this, or none can be given
         """
         if self._controls is None or not self._controls.can_order:
-            raise Refused("This desk has no key to sign orders with: start it with --deputy FILE.")
+            raise Refused("This desk has no key to sign orders with, or it was revoked: start it with --deputy FILE.")
         command = next((command for command in COMMANDS if command.what == given.get("what")), None)
         if command is None:
             raise Refused("There is no such order: load the organiser's page again.")
@@ -194,7 +194,7 @@ class OrganisersPages:
         """
         self._address(request)
         secret = request.cookies.get(self._session_cookie, "")
-        session = self._door.session(secret)
+        session = self._door.session(secret, self._revoked)
         fields = _fields(await _body(request, MAX_FORM_BYTES))
         self._door.check_form(session, fields.get("token", ""))
         return secret, fields
@@ -227,9 +227,14 @@ class OrganisersPages:
 
     def _session_of(self, request: Request) -> Session | None:
         try:
-            return self._door.session(request.cookies.get(self._session_cookie, ""))
+            return self._door.session(request.cookies.get(self._session_cookie, ""), self._revoked)
         except Refused:
             return None
+
+    @property
+    def _revoked(self) -> frozenset[bytes]:
+        """Keys of deputies who may not order any more."""
+        return self._newest().orders.revoked
 
     def _may_try(self, request: Request) -> bool:
         return self._of_address.take(household_of(request.scope)) and self._of_all.take()

@@ -1,4 +1,4 @@
-"""How an order of the organiser is made and handed to a run: the next signed list, from the newest one and the order.
+"""How an order of the organiser is made and handed to a run, with all that was ordered before.
 
 Any process that has a DHT and the key can do so, as the command `swarm control` does: it needs to be no peer.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,12 +23,17 @@ from swarm.network.record_push import MORE_RECEIVERS, push_list
 from swarm.network.signed_records import ORDERS
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import NotSigned, Signer
-from swarm.protocol.orders import Order, Orders, What
+from swarm.protocol.order_book import MAX_DEPUTIES
+from swarm.protocol.orders import MAX_OF_DEPUTY, MAX_ORDERS, Order, Orders, What
+from swarm.protocol.signed_lists import SignedLists
 
 if TYPE_CHECKING:
     from swarm.network.dht_process import SwarmDHT
 
 ANSWER_SECONDS = 15.0
+TRIES = 3
+"""To hand over a list: who has heard of something meanwhile takes only what has that in it, too."""
+TOO_BUSY = "The peers there are too busy to answer: look with swarm control show, and try again."
 FASTEST = 64
 """Times the usual pace, that a peer is believed to have: a GPU beside laptops."""
 AHEAD_SECONDS = 30.0
@@ -172,9 +178,14 @@ def newest_orders(dht: SwarmDHT, manifest: RunManifest) -> Orders:
     Raises:
         InputError: nobody answers
     """
+    return newest_lists(dht, manifest).orders
+
+
+def newest_lists(dht: SwarmDHT, manifest: RunManifest) -> SignedLists:
+    """The same, as they were signed."""
     lists = Admission(manifest.authority).lists
     if manifest.authority is None:
-        return lists.orders
+        return lists
     try:
         dht.get(f"{manifest.key_prefix}.{ORDERS}", latest=True, return_future=True).result(ANSWER_SECONDS)
         if signed := dht.newest_list(ORDERS, ANSWER_SECONDS):
@@ -182,8 +193,33 @@ def newest_orders(dht: SwarmDHT, manifest: RunManifest) -> Orders:
     except NotSigned as error:
         raise InputError(f"The newest list of orders {error}: set this machine's clock right.") from None
     except (TimeoutError, CancelledError, OSError, RuntimeError):
-        raise InputError("The peers there are too busy to answer: try again.") from None
-    return lists.orders
+        raise InputError(TOO_BUSY) from None
+    return lists
+
+
+def hand_over(dht: SwarmDHT, manifest: RunManifest, signed: bytes, to: Sequence[PeerID]) -> int:
+    """Give a list to the peers of a run, together with what others have ordered meanwhile.
+
+    Args:
+        signed: the list
+        to: peers that can be called
+
+    Returns:
+        how many have taken it
+
+    Raises:
+        InputError: nobody answers
+    """
+    for _ in range(TRIES):
+        lists = newest_lists(dht, manifest)
+        lists.take(ORDERS, signed)
+        try:
+            taken = push_list(dht, manifest.key_prefix, ORDERS, lists.signed(ORDERS), tuple(to[:MORE_RECEIVERS]))
+        except (TimeoutError, CancelledError, OSError, RuntimeError):
+            raise InputError(TOO_BUSY) from None
+        if taken:
+            return taken
+    return 0
 
 
 def situation(dht: SwarmDHT, manifest: RunManifest) -> Situation:
@@ -192,7 +228,7 @@ def situation(dht: SwarmDHT, manifest: RunManifest) -> Situation:
     try:
         records = progress_records(dht, manifest, timeout_seconds=ANSWER_SECONDS)
     except (TimeoutError, CancelledError, OSError, RuntimeError):
-        raise InputError("The peers there are too busy to answer: try again.") from None
+        raise InputError(TOO_BUSY) from None
     return Situation(manifest, orders, records)
 
 
@@ -214,29 +250,31 @@ def give_order(
             f"Run {manifest.run_id} has no organiser, so nobody can order anything: start one with swarm start."
         )
     now = situation(dht, manifest)
-    order = now.order(what, value, at_step)
+    order = now.orders.with_order(now.order(what, value, at_step)).given[-1]
+    signed = Orders(manifest.run_id, given=(order,)).signed_by(signer)
+    lists = newest_lists(dht, manifest)
+    left = lists.book.number_left(signer)
     try:
-        signed = now.orders.with_order(order).signed_by(signer)
-        Orders.read(signed, manifest.authority)
+        lists.take(ORDERS, signed)
     except NotSigned as error:
         raise InputError(
             f"This key cannot order anything in run {manifest.run_id}: what it signs {error}. Take the organiser's "
             "key, or that of a deputy with the right control."
         ) from None
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    can_be_called = [peer_id for peer_id, record in now.records.items() if not record.client_mode]
-    try:
-        num_peers = push_list(dht, manifest.key_prefix, ORDERS, signed, tuple(can_be_called[:MORE_RECEIVERS]))
-    except (TimeoutError, CancelledError, OSError, RuntimeError):
+    if signer.public_key in lists.orders.revoked:
         raise InputError(
-            "The peers there are too busy to answer: look with swarm control show, and try again."
-        ) from None
-    if not num_peers:
-        raise InputError(
-            "No peer has taken the order: somebody may have ordered something at the same moment. Look with swarm "
-            "control show, and try again."
+            f"This key cannot order anything in run {manifest.run_id} any more: the organiser has revoked it. Ask her "
+            "for another one (swarm deputy)."
         )
+    if left < 1:
+        raise InputError(
+            f"This key has given all the orders that it can ({MAX_OF_DEPUTY} of each of {MAX_DEPUTIES} deputies, "
+            f"{MAX_ORDERS} of the organiser): take another one, or the organiser's own."
+        )
+    can_be_called = [peer_id for peer_id, record in now.records.items() if not record.client_mode]
+    num_peers = hand_over(dht, manifest, signed, can_be_called)
+    if not num_peers:
+        raise InputError("No peer has taken the order: look with swarm control show, and try again.")
     steps, pace = order.at_step - now.step, now.updates_per_second
     seconds = steps / pace if steps and pace else 0.0 if not steps else math.nan
     return Given(order, seconds, num_peers)

@@ -1,17 +1,24 @@
-"""A peer that was asked to measures the swarm's weights on the test images now and then."""
+"""Measures the swarm's weights on the test images now and then: as this peer was told, or as the organiser orders."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from hivemind.p2p import PeerID
 
 from recipe.data.peer_data import PeerData
+from recipe.errors import InputError
 from recipe.training.loggers import JsonlFile
 from recipe.training.task import ClassificationTask
+from swarm.protocol.messages import Group
+from swarm.protocol.notes import Score
+from swarm.training.coordinator import Coordinator
 
 
 class Evaluation(L.Callback):
@@ -21,14 +28,16 @@ class Evaluation(L.Callback):
     has looked at. What is best is said by the validation.
 
     Args:
-        every: global updates; the next validation after so many is followed by a pass over the test images
+        every: global updates; the next validation after so many is followed by a pass over the test images. None: only
+            where the organiser orders it
+        validate_every: updates between two validations
         file: gets a line for each pass
         say: prints a line
     """
 
-    def __init__(self, every: int, file: Path, say: Callable[[str], None]):
-        self._every, self._file, self._say = every, JsonlFile(file), say
-        self._last_step = 0
+    def __init__(self, every: int | None, validate_every: int, file: Path, say: Callable[[str], None]):
+        self._every, self._validate_every, self._file, self._say = every, validate_every, JsonlFile(file), say
+        self._last_step, self._can_test = 0, True
         self.best: dict[str, Any] | None = None
         """Of the passes of this peer: that of the weights with the highest validation accuracy."""
 
@@ -36,22 +45,55 @@ class Evaluation(L.Callback):
         self._last_step = trainer.global_step
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: ClassificationTask) -> None:
-        step = trainer.global_step
+        step, coordinator = trainer.global_step, getattr(trainer.strategy, "coordinator", None)
         is_last = 0 < trainer.max_steps <= step
-        if step // self._every <= self._last_step // self._every and not is_last:
+        is_due = self._every is not None and (is_last or step // self._every > self._last_step // self._every)
+        if is_due:
+            self._last_step = step
+        if not is_due and not (coordinator is not None and self._is_ordered(coordinator, step, is_last)):
             return
-        self._last_step = step
         began = time.perf_counter()
-        result = evaluate(trainer, pl_module, trainer.datamodule)
+        try:
+            result = evaluate(trainer, pl_module, trainer.datamodule)
+        except InputError as error:  # ordered of a peer that has no such data
+            if self._can_test:
+                self._say(str(error))
+            self._can_test = False
+            return
         line = {"step": step, "val_top1": float(trainer.callback_metrics["val/top1"]), **result}
         line["seconds"] = time.perf_counter() - began
         self._file.append(line)
         if self.best is None or line["val_top1"] >= self.best["val_top1"]:
             self.best = line
+        if coordinator is not None and math.isfinite(line["loss"]):
+            coordinator.tracker.report(tested=Score(step, line["top1"], line["loss"]))
         self._say(
             f"Test images at step {step}: {100 * line['top1']:.1f} % right, {100 * line['top5']:.1f} % among the first "
             f"five, loss {line['loss']:.3f}; {line['images']:,} images in {line['seconds']:.1f} s."
         )
+
+    def _is_ordered(self, coordinator: Coordinator, step: int, is_last: bool) -> bool:
+        """Whether the organiser wants these weights tested, and by this peer.
+
+        All peers validate after the same updates, so all come to the same answer, also those that have just joined.
+        """
+        every, last = coordinator.control.evaluate_every(step), coordinator.last_step
+        scheduled = step - step % self._validate_every
+        is_due = every and (is_last or scheduled // every > (scheduled - self._validate_every) // every)
+        if not is_due or last is None or last.step != step:  # else it has not made this update itself
+            return False
+        return last.round is None or drawn(last.round.group) == coordinator.tracker.peer_id
+
+
+def drawn(group: Group) -> PeerID:
+    """Who tests the weights that come of this round: by lot, one of those who compute at least as fast as most.
+
+    All members of the round know the same group, and its name is the lot: so all draw the same one, without a word.
+    """
+    brought = {peer: ticket.samples for peer, ticket in zip(group.peer_ids, group.tickets, strict=True)}
+    usual = statistics.median_low([samples for samples in brought.values() if samples] or [0])
+    able = sorted(peer for peer, samples in brought.items() if samples >= usual)
+    return able[int.from_bytes(group.group_id) % len(able)]
 
 
 def evaluate(trainer: L.Trainer, task: ClassificationTask, data: PeerData) -> dict[str, float | int]:

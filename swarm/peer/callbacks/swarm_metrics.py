@@ -19,9 +19,9 @@ class SwarmMetrics(L.Callback):
 
     Tags: `swarm/peers`, `swarm/samples`, `swarm/own_samples`, `swarm/loss` (over all peers' samples),
     `perf/swarm_samples_per_second` (samples of the update over its time, validation excluded),
-    `round/compute_seconds`, `round/blocked_seconds`, `round/meeting_seconds`, `round/exchange_seconds` and
-    `round/parts_received_fraction` (of the average and, as a reducer, of the others' gradients). Rounds that failed
-    are in `rounds.jsonl` as well: a line for each `RoundEvent`.
+    `round/compute_seconds`, `round/blocked_seconds`, `round/meeting_seconds`, `round/exchange_seconds`,
+    `round/granularity` (computing over exchange) and `round/parts_received_fraction` (of the average and, as a reducer,
+    of the others' gradients). Rounds that failed are in `rounds.jsonl` as well: a line for each `RoundEvent`.
 
     Args:
         rounds: that file
@@ -99,4 +99,6 @@ class SwarmMetrics(L.Callback):
                 "round/exchange_seconds": report.round.exchange_seconds,
                 "round/parts_received_fraction": report.round.received_fraction,
             }
+        if report.granularity == report.granularity:  # not NaN: something was exchanged
+            values["round/granularity"] = report.granularity
         return values

@@ -109,7 +109,7 @@ class MemberWatch(threading.Thread):
         if number <= max(self._admission.lists.number(kind), self._refused.get(kind, 0)):
             return
         try:
-            self._admission.lists.take(kind, self._dht.newest_list(kind, ANSWER_SECONDS), self._dht.step)
+            self._admission.lists.take(kind, self._dht.newest_list(kind, ANSWER_SECONDS))
         except NotSigned as error:  # this machine's clock has been set back, for instance
             self._refused[kind] = number
             logger.warning("The organiser's list under %s %s", kind, error)

@@ -60,7 +60,8 @@ class Listener:
         if others:
             self._averager.vector.zero_()
             self._control.look(step)
-            ticket = Ticket.of_listener(step, self._tracker.own.client_mode, self._control.digest(step))
+            client_mode, digest = self._tracker.own.client_mode, self._control.digest(step)
+            ticket = Ticket.of_listener(step, client_mode, digest, self._control.pace(step))
             target = self._control.target(step)
             self._round = InflightRound(self._averager, ticket, others, self._options, Work(), target)
 
@@ -73,7 +74,7 @@ class Listener:
             logger.debug(f"listened to the round of step {self._round.ticket.step} in vain: {error!r}")
             self._least_step = error.args[0] if isinstance(error, Behind) else 0
             if isinstance(error, OtherOrders):
-                self._control.take(error.signed, self._round.ticket.step)
+                self._control.take(error.signed)
             self._round = None
         return self._round is not None
 

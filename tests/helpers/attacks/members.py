@@ -19,6 +19,9 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.audit.audits import Audits
+from swarm.averaging.audit.seals import Seals, seal_with
+from swarm.averaging.audit.statements import Receipt, hash_of, root_of
 from swarm.averaging.matchmaking import Matchmaking
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_tracker import ProgressTracker
@@ -71,6 +74,61 @@ def bad_average() -> None:
         return honest(self, part_index, torch.full_like(average, torch.nan))
 
     AllReduce.encode_average = false
+
+
+def scaled_average() -> None:
+    """d1: the average of the share that it reduces x -10, to all alike."""
+    _average_instead(lambda average: -10 * average)
+
+
+def garbage_average() -> None:
+    """The average of the share that it reduces is noise of the same norm."""
+    _average_instead(lambda average: average.norm() / max(1, len(average)) ** 0.5 * torch.randn_like(average))
+
+
+def _average_instead(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    honest = AllReduce.encode_average
+
+    def false(self, part_index: int, average: torch.Tensor):
+        return honest(self, part_index, change(average))
+
+    AllReduce.encode_average = false
+
+
+def equivocate() -> None:
+    """d2: the member that stands first gets the average x -10, and a receipt that fits."""
+    honest, keys = AllReduce.rpc_aggregate_part, []
+    honest_seals = Seals.__init__
+
+    def make(self, me, group, key, *more):
+        honest_seals(self, me, group, key, *more)
+        keys.append(key)
+
+    async def false(self, stream, context) -> AsyncIterator:
+        hashes, others = [], [peer for peer in self.group.peer_ids if peer != self.me]
+        async for answer in honest(self, stream, context):
+            if context.remote_id == others[0] and answer.code == averaging_pb2.AVERAGED_PART:
+                if answer.tensor_part.size[0]:
+                    average = -10 * self.codec.extract(answer.tensor_part)
+                    tensor = self.codec.compress(average, CompressionInfo.from_tensor(average))
+                    hashes.append(hash_of(tensor))
+                else:
+                    true = Receipt.from_bytes(answer.tensor_part.buffer)
+                    tensor = seal_with(Receipt.sign(keys[0], true.stripe, root_of(hashes), true.counted).data)
+                answer = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=tensor)
+            yield answer
+
+    Seals.__init__, AllReduce.rpc_aggregate_part = make, false
+
+
+def hide_inputs() -> None:
+    """Makes up its average as d1, and shows nobody what it was made of."""
+    scaled_average()
+
+    async def refuse(self, caller, data):
+        raise ValueError("it is lost")
+
+    Audits.answer = refuse
 
 
 def slow() -> None:
@@ -190,6 +248,10 @@ LIES: dict[str, Callable[[], None]] = {
     "nan": nan,
     "overflow": overflow,
     "bad-average": bad_average,
+    "scaled-average": scaled_average,
+    "garbage-average": garbage_average,
+    "equivocate": equivocate,
+    "hide": hide_inputs,
     "slow": slow,
     "stuck": stuck,
     "ahead": ahead,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -11,10 +13,11 @@ from recipe.errors import InputError
 from swarm.cli.organiser import deputy
 from swarm.cli.organiser.control import main
 from swarm.enrolment.organiser_folder import OrganiserFolder
+from swarm.enrolment.organiser_key import make_deputy
 from swarm.membership.control.giving import give_order
 from swarm.membership.progress_record import PAUSED
 from swarm.network.record_push import push_list
-from swarm.protocol.certificates import Signer
+from swarm.protocol.certificates import Right, Signer
 from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.signed_lists import ORDERS
 
@@ -51,6 +54,7 @@ def test_members_hear_of_orders_at_a_step_that_lies_ahead(folder, members):
         "total_steps": total,
         "learning_rate_factor": 1.0,
         "target_batch_size": target,
+        "evaluate_every": 0,
     }
     assert run(folder, "show")[1][1:] == [
         "- from step 16 on the learning rate is 0.5 × the recipe's (coming)",
@@ -77,3 +81,52 @@ def test_only_the_organiser_and_a_deputy_with_the_right_can_order(folder, member
     assert deputy.main([str(key), "--rights", "control", "--output-dir", str(tmp_path)], lambda line: None) == 0
     assert run(folder, "pause", "--at-step", "50", "--organiser-key", str(key))[0] == 0
     assert ada.ordered().given == ben.ordered().given == (Order(50, What.PAUSE),)
+
+
+def test_two_people_who_order_at_the_same_moment_are_both_followed(folder, members, tmp_path):
+    ada, ben = members
+    for member in members:
+        member.train(step=12, phase=PAUSED)
+    organiser = folder.make_signer()
+    desk = make_deputy(organiser, "digits", Right.CONTROL, 30, tmp_path / "desk.key", None)
+    both_know = threading.Barrier(2)
+
+    def order(member, signer, what, value):
+        both_know.wait(20)
+        return give_order(member.dht, member.manifest, signer, what, value, 14)
+
+    with ThreadPoolExecutor() as people:
+        given = [
+            people.submit(order, ada, organiser, What.TARGET, 128),
+            people.submit(order, ben, desk, What.LEARNING_RATE, 0.5),
+        ]
+        assert all(one.result(60).num_peers for one in given)
+    for member in members:
+        found = member.ordered()
+        assert found.target_batch_size(14, 64) == 128
+        assert found.learning_rate_factor(14) == 0.5
+    assert ada.admission.lists.signed(ORDERS) == ben.admission.lists.signed(ORDERS)
+
+
+def test_a_deputy_that_is_revoked_orders_nothing_any_more(folder, members, tmp_path, capsys):
+    ada, ben = members
+    for member in members:
+        member.train(step=10)
+    key, own = tmp_path / "desk.key", ["--output-dir", str(tmp_path)]
+    assert deputy.main([str(key), "--rights", "control", *own], lambda line: None) == 0
+    for order in (["learning-rate", "0.5", "--at-step", "12"], ["end", "--at-step", "50"]):
+        assert run(folder, *order, "--organiser-key", str(key))[0] == 0
+    said: list[str] = []
+    (tmp_path / "desk.key.warrant").rename(tmp_path / "away.warrant")  # she has given both files away
+    assert deputy.main(["desk.key", "--revoke", *own], said.append) == 0
+    assert said == [
+        "desk.key orders nothing any more in run digits. The list was handed to 2 peers, and everybody passes it on.",
+        "- from step 12 on the learning rate is 0.5 × the recipe's: still counts",
+        "- end at step 50: does not count any more",
+    ]
+    assert ada.ordered().given == ben.ordered().given == (Order(12, What.LEARNING_RATE, 0.5),)
+    (tmp_path / "away.warrant").rename(tmp_path / "desk.key.warrant")
+    assert run(folder, "pause", "--organiser-key", str(key))[0] == 2
+    assert "the organiser has revoked it" in capsys.readouterr().err
+    assert deputy.main([str(key), "--revoke", *own], said.append) == 0, "again, if somebody has not heard of it"
+    assert ben.ordered().given == (Order(12, What.LEARNING_RATE, 0.5),)

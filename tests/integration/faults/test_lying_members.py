@@ -1,6 +1,7 @@
-"""A member that sends finite lies: it carries averages off where they are not clipped, and does not where they are."""
+"""Members that lie: as senders, where averages are clipped and where they are not, and as reducers."""
 
 import os
+import re
 from functools import partial
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 
 from swarm.training.averaging_mode import Averaging
 from swarm.training.strategy import SwarmStrategy
+from swarm.training.undo import breaker, sound_states
+from tests.helpers import strategy_runs
 from tests.helpers.attacks import members
 from tests.helpers.strategy_runs import (
     Outcome,
@@ -25,22 +28,23 @@ from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(180)
 UPDATES, TARGET, HONEST = 24, 128, "abc"
+KEEP_EVERY = 4
+"""Updates from one state that is kept to the next: some lie in front of the lie, and some behind it."""
 PLAN = Plan(compute_seconds=0.02)
 
 
-def member(name, initial_peers, line, folder, averaging, lie=None):
+def member(name, initial_peers, line, folder, averaging, lie=None, num_peers=4, updates=UPDATES):
     """A peer of the tiny model, what it prints goes to a file; with a lie it is the liar."""
+    sound_states.KEEP_EVERY = KEEP_EVERY
     output = os.open(folder / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
         os.dup2(output, number)
     if lie is not None:
         members.LIES[lie]()
     with running_dht(initial_peers, line) as dht:
-        strategy = SwarmStrategy(
-            TARGET, "test", dht=dht, name=name, options=patience(len(HONEST) + 1), averaging=averaging
-        )
+        strategy = SwarmStrategy(TARGET, "test", dht=dht, name=name, options=patience(num_peers), averaging=averaging)
         record, task = Record(line), Task(PLAN)
-        trainer_for(strategy, [record], max_steps=UPDATES, gradient_clip_val=PLAN.clip).fit(task, loader(ord(name[0])))
+        trainer_for(strategy, [record], max_steps=updates, gradient_clip_val=PLAN.clip).fit(task, loader(ord(name[0])))
         state = {key: value.clone() for key, value in task.net.state_dict().items()}
         return Outcome(str(dht.peer_id), record.updates, record.joined_at, state, {})
 
@@ -96,3 +100,63 @@ def test_honest_peers_are_not_named_where_the_codec_leaves_out_most(tmp_path):
     assert_same_bits(found["a"].state, found["c"].state)
     assert accuracy(found["a"]) > 0.4, "it has learnt something"
     assert "its gradients were far" not in said
+
+
+def went_back(said: str, why: str) -> tuple[int, int]:
+    """The step that a peer has come to, and the one whose state that is."""
+    found = re.findall(r"Step (\d+): the group went back to step (\d+): (.*)", said)
+    assert len(found) == 1, said
+    assert why in found[0][2]
+    return int(found[0][0]), int(found[0][1])
+
+
+def differ(one: dict, other: dict, step: int) -> bool:
+    """Whether two peers held other weights after this update."""
+    return any(not torch.equal(one[step][name], other[step][name]) for name in one[step])
+
+
+def test_what_a_lying_reducer_has_spoilt_is_undone_by_all_alike(tmp_path):
+    """Found, named, undone: it has given one member another average, and all hold the same bits again."""
+    found, said = train(tmp_path, Averaging.sync(), "equivocate")
+    deed = "has given members different averages and signed both, which is proven"
+    held = {name: {update.step: update.weights for update in outcome.updates} for name, outcome in found.items()}
+    for name, outcome in found.items():
+        own = (tmp_path / f"{name}.log").read_text()
+        assert f"mallory {deed}: it is left out for good" in own, f"{name} has named it"
+        at, to = went_back(own, "averages of mallory were false")
+        assert to == 0
+        sizes = {update.step: update.num_peers for update in outcome.updates}
+        assert at not in sizes, "that was no average"
+        assert all(number == 3 for step, number in sizes.items() if step > at), "it is not met any more"
+    apart = {step for step in held["a"] for name in "bc" if step in held[name] and differ(held["a"], held[name], step)}
+    assert apart, "it has told them different things"
+    assert max(apart) < at <= min(apart) + 3, "and they were together again soon, for good"
+    assert max(held["a"]) == UPDATES
+    assert not re.search(r"(?<!mallory) (has signed|has given members|does not show)", said), "nobody else"
+    assert accuracy(found["a"]) > 0.6, "a single process has 0.70 to 0.75 by then"
+
+
+SPIKE = (16, 17)
+"""Updates with a learning rate that takes the weights where no gradient brings them back from."""
+
+
+def spiking(name, *arguments, **options):
+    strategy_runs.learning_rate_factor = lambda step: 3000.0 if step in SPIKE else 4.0
+    breaker.WINDOW = 4
+    return member(name, *arguments, **options)
+
+
+def test_a_swarm_whose_loss_has_risen_for_good_goes_back_and_learns_on(tmp_path):
+    with Peers(timeout_seconds=90) as peers:
+        for name in HONEST:
+            peers.start(name, partial(spiking, num_peers=len(HONEST), updates=40), tmp_path, Averaging.sync())
+        found = peers.results(*HONEST)
+    for name, outcome in found.items():
+        own = (tmp_path / f"{name}.log").read_text()
+        at, to = went_back(own, "the loss has risen for good")
+        assert to <= SPIKE[0] < at
+        losses = {update.step: update.loss for update in outcome.updates}
+        assert losses[at - 1] > 100 > 1 > losses[at + 1]
+        assert_same_bits(found["a"].state, outcome.state)
+        assert (outcome.updates[-1].step, outcome.updates[-1].scheduler_step) == (40, 40)
+    assert accuracy(found["a"]) > 0.8

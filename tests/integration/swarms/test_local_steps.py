@@ -1,5 +1,7 @@
 """Local steps: what a swarm of one computes, what two peers average, and what is kept on top of an average."""
 
+from dataclasses import replace
+
 import lightning as L
 import pytest
 import torch
@@ -9,11 +11,22 @@ from torch import nn
 from recipe.errors import InputError
 from swarm.averaging.compression.codec import CODECS, Codec
 from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.protocol import auto_mode
+from swarm.runtime.line_use import LineUse
 from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging, LocalSteps
 from swarm.training.local_steps import PseudoGradient
 from swarm.training.strategy import SwarmStrategy
-from tests.helpers.strategy_runs import MICRO_BATCH, Plan, Task, loader, nan_loader, patience, trainer_for
+from tests.helpers.strategy_runs import (
+    MICRO_BATCH,
+    Plan,
+    Task,
+    learning_rate_factor,
+    loader,
+    nan_loader,
+    patience,
+    trainer_for,
+)
 from tests.helpers.swarm_peers import Peers, running_dht
 
 TAKE_OVER = LocalSteps(steps=1, learning_rate=1.0, momentum=0.0)
@@ -229,6 +242,7 @@ class Anchors(L.Callback):
     def __init__(self):
         self.weights, self.samples, self.peers, self.losses, self.local_steps = {}, {}, {}, {}, 0
         self.own_samples, self._step = {}, 0
+        self.plan, self.schedule, self.learning_rate = None, 0, 0.0
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.local_steps += 1
@@ -310,6 +324,47 @@ def test_two_peers_make_local_steps_and_hold_the_same_anchors(overlap, codec):
         assert 8 * 3 <= anchors.local_steps <= 8 * 7, "about four for each update"
         assert torch.equal(anchors.final["net.0.weight"], anchors.weights[8]["net.0.weight"]), "the swarm's, at the end"
         assert anchors.losses[8] < 0.8 * anchors.losses[1]
+
+
+class UntilChanged(Anchors):
+    """Ends training some updates after the swarm has changed its mode, on all peers at the same one."""
+
+    def on_train_batch_end(self, trainer, *arguments):
+        super().on_train_batch_end(trainer, *arguments)
+        self.plan = trainer.strategy.coordinator.control.auto.plan
+        if self.plan is not None and not self.plan.is_first:
+            trainer.should_stop |= self._step >= self.plan.since + 3
+        self.schedule = trainer.lr_scheduler_configs[0].scheduler.last_epoch
+        self.learning_rate = trainer.optimizers[0].param_groups[0]["lr"]
+
+
+def train_auto(name, initial_peers, line, plan, target):
+    auto_mode.SHORT_SECONDS = 0.0  # the model is tiny
+    with running_dht(initial_peers, line) as dht:
+        slow = replace(patience(2), line=LineUse(max_upload_mbps=0.03))  # 0.2 s for a round in fp16
+        strategy = SwarmStrategy(target, "auto", dht=dht, name=name, options=slow, averaging="auto")
+        task, anchors = Task(plan), UntilChanged()
+        trainer_for(strategy, [anchors], max_steps=60, gradient_clip_val=plan.clip).fit(task, loader(ord(name)))
+        return anchors
+
+
+def test_two_peers_change_codec_and_local_steps_at_one_step_and_hold_the_same_anchors():
+    """Running statistics leave only four local steps in float32."""
+    with Peers() as peers:
+        for name in "ab":
+            peers.start(name, train_auto, Plan(batch_norm=True), 32)
+        found = peers.results()
+    one, other = found["a"], found["b"]
+    assert one.plan == other.plan
+    assert (one.plan.before, one.plan.mode) == (0, 2)
+    assert one.weights.keys() == other.weights.keys() == set(range(1, one.plan.since + 4))
+    for step in one.weights:
+        assert one.samples[step] == other.samples[step] >= (32 if step <= one.plan.since else 128)
+        for name, tensor in one.weights[step].items():
+            if "num_batches_tracked" not in name:  # counts this peer's own micro-batches
+                assert torch.equal(tensor, other.weights[step][name]), f"{name} after {step}"
+    assert one.schedule == one.plan.since + 3
+    assert one.learning_rate == pytest.approx(0.01 * learning_rate_factor(one.plan.since + 12))
 
 
 def test_local_steps_that_are_not_finite_count_for_nothing():

@@ -8,16 +8,19 @@ import pytest
 
 from swarm.averaging.audit import audits as audits_module
 from swarm.averaging.audit.audits import KEPT_ROUNDS, UNANSWERED, Audits
+from swarm.averaging.audit.going_back import going_back
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
 from swarm.averaging.audit.statements import Receipt, root_of
 from swarm.membership.backoff import BlameBackoff
-from swarm.protocol.messages import MAX_TICKET_BYTES, Blame, Group, Ticket
+from swarm.protocol.messages import MAX_TICKET_BYTES, NOWHERE, Blame, Group, RoundFailed, Ticket, WentBack
 from swarm.protocol.wire import to_wire
 from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, key, peer, sealed_share
 
 MEMBERS = (0, 1, 2, 3)
 REFUSED = "read|no proof|signed|contradict|other|another|honest|bytes|known|decoded|unexpected|malformed"
 LIAR = peer(0)
+SOUND = (0, 2, 4)
+"""Steps of the states that all have kept; rounds are of step 3, unless a test says otherwise."""
 
 
 class Members:
@@ -28,7 +31,7 @@ class Members:
     """
 
     def __init__(self, share: float = 100.0):
-        self.judge, self.deaf, self.asked = judge_of(), set(), 0
+        self.judge, self.deaf, self.asked, self.step = judge_of(), set(), 0, 3
         self.shunned = {peer(number): BlameBackoff() for number in MEMBERS}
         self.audits = {
             peer(number): Audits(
@@ -74,8 +77,9 @@ class Members:
 
     def tickets(self) -> tuple[Ticket, ...]:
         """What they bring to the next round."""
-        ticket = replace(self.group.tickets[0], lineage=self.group.group_id, receipts=b"", accuses=b"")
-        return tuple(self.audits[member].sign(ticket) for member in self.group.peer_ids)
+        blank = {"receipts": b"", "accuses": b"", "back_to": NOWHERE}
+        ticket = replace(self.group.tickets[0], step=self.step, lineage=self.group.group_id, **blank)
+        return tuple(self.audits[member].sign(ticket, SOUND) for member in self.group.peer_ids)
 
     async def settle(self):
         for audits in self.audits.values():
@@ -210,7 +214,7 @@ def test_a_hundred_false_accusations_are_asked_for_once():
         async def answer(self, caller, data):
             return random.randbytes(1000)
 
-        def sign(self, ticket):
+        def sign(self, ticket, sound=()):
             return replace(ticket, accuses=random.randbytes(16))
 
     async def scenario(members):
@@ -288,7 +292,7 @@ def test_two_members_check_nothing():
 
 
 def test_the_longest_ticket_fits():
-    ticket = Ticket(10**9, 2**31, True, 1.5, bytes(16), (0.1,) * 16, True, bytes(8), bytes(16), bytes(16))
+    ticket = Ticket(10**9, 2**31, True, 1.5, bytes(16), (0.1,) * 16, True, bytes(8), bytes(16), bytes(16), 10**9)
     assert Ticket.from_bytes(ticket.to_bytes()) == ticket
     assert len(ticket.to_bytes()) <= MAX_TICKET_BYTES
 
@@ -329,3 +333,127 @@ def test_a_reducer_for_many_is_given_as_many_times_a_share():
     one, *rest = group.tickets
     tickets = (replace(one, samples=0), *(replace(ticket, client_mode=True) for ticket in rest))
     assert judge.bytes_given(Group.close(bytes(16), group.peer_ids, tickets)) == 3 * 2 * SIZE
+
+
+def back_to(members) -> dict:
+    """To which step each honest member wants to go back."""
+    return {
+        member: ticket.back_to
+        for member, ticket in zip(members.group.peer_ids, members.tickets(), strict=True)
+        if member != LIAR
+    }
+
+
+def test_who_has_found_a_liar_wants_to_go_back_to_the_last_state_before_its_lie():
+    async def scenario(members):
+        await members.round()
+        before = back_to(members)
+        await members.round(scaled)
+        return before, back_to(members), await members.audits[peer(1)].liars_since(2, members.group)
+
+    _, (before, after, liars) = run(scenario)
+    assert set(before.values()) == {NOWHERE}
+    assert set(after.values()) == {2}, "the state of step 4 has come out of that update"
+    assert liars == {LIAR}
+
+
+def test_the_group_that_goes_back_shows_the_proof_to_who_has_not_seen_it():
+    async def scenario(members):
+        members.audits[peer(3)] = Audits(
+            peer(3), key(3), members.judge, members.asker(peer(3)), members.shunned[peer(3)], 0.0
+        )
+        await members.round(scaled)
+        assert back_to(members) == {peer(1): 2, peer(2): 2, peer(3): NOWHERE}
+        group = Group.close(bytes(16), members.group.peer_ids, members.tickets())
+        assert group.back_to is None or group.tickets[group.peer_ids.index(LIAR)].back_to == 2
+        return await members.audits[peer(3)].liars_since(2, group)
+
+    assert run(scenario)[1] == {LIAR}
+
+
+def test_a_round_that_a_liar_has_made_up_brings_nobody_back():
+    """It proves itself guilty, of a lie that has spoilt nothing: it is left out, and that is all."""
+
+    async def scenario(members):
+        share = sealed_share(MEMBERS, members.judge, group_of(MEMBERS, name=b"x" * 16), LIAR, scaled)
+        proof = of_a_false_average(share.group, 0, 0, share.receipt, share.seals[LIAR].show(0))
+
+        class Accuser(Audits):
+            async def answer(self, caller, data):
+                return proof
+
+            def sign(self, ticket, sound=()):
+                return replace(ticket, accuses=short_name(LIAR), back_to=0)
+
+        members.audits[peer(1)] = Accuser(peer(1), key(1), members.judge, None, members.shunned[peer(1)], 0.0)
+        await members.round()
+        group = Group.close(b"y" * 16, members.group.peer_ids, members.tickets())
+        return [await members.audits[peer(number)].liars_since(0, group) for number in MEMBERS[2:]]
+
+    members, liars = run(scenario, share=0.0)
+    assert liars == [frozenset()] * 2
+    assert members.found()[peer(2)] == {LIAR: Blame.MADE_UP_AN_AVERAGE}
+    assert back_to(members) == {peer(1): 0, peer(2): NOWHERE, peer(3): NOWHERE}
+
+
+def test_where_the_states_since_the_lie_are_gone_nobody_wants_to_go_back():
+    async def scenario(members):
+        await members.round(scaled)
+        ticket = members.group.tickets[0]
+        return [members.audits[peer(1)].sign(ticket, sound).back_to for sound in ((), (4, 8), (3, 8), (1, 2, 4))]
+
+    assert run(scenario)[1] == [NOWHERE, NOWHERE, 3, 2]
+
+
+def test_a_proof_that_brings_nobody_back_does_not_stand_in_the_way_of_one_that_does():
+    """An accomplice has one passed on of a round that never was, and those who hear it check nothing themselves."""
+
+    async def scenario(members):
+        share = sealed_share(MEMBERS, members.judge, group_of(MEMBERS, name=b"x" * 16), LIAR, scaled)
+        proof = of_a_false_average(share.group, 0, 0, share.receipt, share.seals[LIAR].show(0))
+        for number in MEMBERS[2:]:
+            me = peer(number)
+            members.audits[me] = Audits(me, key(number), members.judge, members.asker(me), members.shunned[me], 0.0)
+        await members.round(scaled)
+
+        class Accomplice(Audits):
+            async def answer(self, caller, data):
+                return proof
+
+            def sign(self, ticket, sound=()):
+                return replace(ticket, accuses=short_name(LIAR))
+
+        members.audits[LIAR] = Accomplice(LIAR, key(0), members.judge, None, members.shunned[LIAR], 0.0)
+        peers = sorted(members.group.peer_ids, key=lambda member: member != LIAR)  # it is asked first
+        members.group = replace(members.group, peer_ids=tuple(peers))
+        await members.round(reducer=peer(1), name=b"1" * 16)
+        before = back_to(members)
+        await members.round(reducer=peer(1), name=b"2" * 16)
+        return before, back_to(members)
+
+    members, (before, after) = run(scenario)
+    assert before == {peer(1): 2, peer(2): NOWHERE, peer(3): NOWHERE}
+    assert after == {peer(number): 2 for number in MEMBERS[1:]}
+    assert all(LIAR in members.shunned[peer(number)] for number in MEMBERS[1:])
+
+
+def test_nobody_goes_back_on_the_word_of_others_alone():
+    """Most of its group want to, and name a proof that is none, or none at all."""
+
+    async def scenario(members):
+        await members.round()
+        ticket = members.tickets()[0]
+        wants = replace(ticket, back_to=2)
+        for others in (wants, replace(wants, accuses=short_name(peer(1))), replace(wants, accuses=b"x" * 16)):
+            said = [ticket if member == peer(3) else others for member in members.group.peer_ids]
+            group = Group.close(bytes(16), members.group.peer_ids, tuple(said))
+            assert group.back_to == 2
+            with pytest.raises(RoundFailed, match="show this peer no reason"):
+                await going_back(group, ticket, members.audits[peer(3)])
+        with pytest.raises(RoundFailed, match="show this peer no reason"):
+            await going_back(group, ticket, None)
+        return await going_back(group, wants, members.audits[peer(3)]), group
+
+    _, (ended, group) = run(scenario)
+    assert isinstance(ended, WentBack)
+    assert (ended.group, ended.step, ended.liars) == (group, 2, frozenset()), "it has found that itself"

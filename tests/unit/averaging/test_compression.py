@@ -111,6 +111,17 @@ def test_nothing_is_lost_between_a_sender_and_a_reducer(name):
     torch.testing.assert_close(arrived + waiting, given_so_far, rtol=0, atol=1e-6)
 
 
+def test_what_one_codec_has_left_out_goes_with_the_next_one():
+    numbers = torch.randn(2 * BLOCK, generator=torch.Generator().manual_seed(0))
+    feedback, part, rest = ErrorFeedback(INT8, len(numbers)), numbers.clone(), torch.zeros(len(numbers))
+    feedback.add_to(part, info(part), 0, 8)
+    assert not torch.equal(part, numbers)
+    feedback.use(CODECS["none"](), 1.0)
+    feedback.add_to(rest, info(rest), 0, 4)
+    torch.testing.assert_close(8 * part + 4 * rest, 8 * numbers)
+    assert not feedback.left_out.any()
+
+
 def test_what_waits_for_long_fades_away():
     feedback = ErrorFeedback(TOP_K, CHUNK, decay=0.5)
     part = torch.linspace(1, 2, CHUNK)

@@ -10,6 +10,7 @@ from hivemind.proto import runtime_pb2
 from swarm.averaging.audit.judge import Evidence, OtherOrders, can_be_judged, is_faithful
 from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.robust_mean import Combination
+from swarm.protocol.auto_mode import MODES, Pace, Plan
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Group
 from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, peer, sealed_share
@@ -196,3 +197,17 @@ def test_nobody_is_judged_by_an_order_that_has_come_after_the_round():
     assert verdicts(share, smaller) == {True}, "so it has to be known that the order is another one"
     with pytest.raises(OtherOrders):
         verdicts(share, replace(smaller, orders_at=lambda step: b"another."))
+
+
+@pytest.mark.parametrize("mode", [1, 2], ids=["int8", "four local steps in float32"])
+def test_with_averaging_auto_a_round_is_judged_in_the_mode_of_its_group(mode):
+    """Whatever the judge itself follows now: codec, local steps and target are what the tickets name."""
+    closed = group_of(MEMBERS)
+    tickets = tuple(replace(ticket, pace=Pace(Plan(mode, 0, 1, 1))) for ticket in closed.tickets)
+    group = Group.close(closed.nonce, closed.peer_ids, tuple(replace(ticket, step=5) for ticket in tickets))
+    judge = replace(judge_of("fp16"), auto=True)
+    of_group = judge.of(group)
+    assert of_group.rule.local_steps == MODES[mode].local_steps
+    assert of_group.target_at(5).samples == judge.target_at(5).samples * MODES[mode].local_steps
+    assert verdicts(sealed_share(MEMBERS, of_group, group), judge) == {False}
+    assert verdicts(sealed_share(MEMBERS, of_group, group, change=LIES["reversed"]), judge) == {True}

@@ -7,7 +7,7 @@ import pytest
 
 from recipe.command_line import read_options
 from swarm.cli import app, train
-from swarm.cli.train import SECOND_PEER, JoinOptions, StartOptions
+from swarm.cli.train import SECOND_PEER, JoinOptions, StartOptions, read_start
 
 ADDRESS = "/ip4/203.0.113.5/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
@@ -71,6 +71,17 @@ def test_start_waits_for_a_second_peer():
     alone = read_options(StartOptions, ["--min-peers", "1", "--learning-rate", "0.1"], "swarm start").as_peer
     assert alone.patience.min_peers == 1
     assert alone.wanted_recipe == {"learning_rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("words", "by_invitation"),
+    [([], True), (["--by-invitation"], True), (["--no-by-invitation"], False)],
+    ids=["not said", "asked for", "not wanted"],
+)
+def test_a_swarm_of_one_machine_is_by_invitation_only_if_that_is_asked_for(words, by_invitation):
+    assert read_start(words).as_peer.membership.by_invitation is by_invitation
+    here = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", *words]
+    assert read_start(here).as_peer.membership.by_invitation is ("--by-invitation" in words)
 
 
 def test_the_installed_command_runs():

@@ -33,3 +33,35 @@ def test_no_key_is_written_over(her_run, tmp_path, capsys):
     before = path.read_bytes()
     assert deputy.main([str(path), *her_run.options()]) == 2
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ben.key", "--initial-peers", "/ip4/127.0.0.1/tcp/1"], "--initial-peers goes with --revoke"),
+        (
+            ["eve.key", "--revoke"],
+            "No deputy 'eve.key' of run digits is known: give one of ben.key, desk.key, twice",
+        ),
+        (["ben.key", "--revoke"], "may not order anything, and only that can be taken back"),
+        (["desk.key", "--revoke"], "The run cannot be reached"),
+        (["desk.key", "--revoke", "--organiser-key", "desk.key"], "use the organiser's own key"),
+        (["twice.key", "--revoke"], "Several deputies were made as twice.key: name the .warrant"),
+        (["other.key", "--revoke"], "is no warrant of run digits: it"),
+    ],
+)
+def test_what_cannot_be_revoked_is_said_in_one_sentence(her_run, tmp_path, capsys, monkeypatch, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    for name in ("ben.key", "twice.key"):
+        assert deputy.main([name, *her_run.options()]) == 0
+    assert deputy.main(["desk.key", "--rights", "control", *her_run.options()]) == 0
+    for file in tmp_path.glob("twice.key*"):
+        file.unlink()
+    assert deputy.main(["twice.key", *her_run.options()]) == 0
+    (tmp_path / "twice.key.warrant").unlink()
+    (tmp_path / "other.key.warrant").write_bytes(b"nothing")
+    capsys.readouterr()
+    assert deputy.main([*arguments, *her_run.options()]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1

@@ -1,14 +1,17 @@
-"""Who has given most by the run's ledger."""
+"""Who has given most by the run's ledger, which the desk fetches and adds up by itself."""
 
 import json
 import os
 import re
+import shutil
 
 import pytest
 
-from recipe.errors import InputError
-from swarm.desk.credits import Credits
 from swarm.desk.desk import Desk
+from swarm.desk.ledger.bookkeeper import Bookkeeper
+from swarm.desk.ledger.credits import Credits
+from swarm.ledger.collector import Collected
+from tests.helpers.ledgers.ledger_run import NAMES, RUN, SAMPLES, LedgerRun, owner
 
 CONFIRMED = [
     {"peer": "QmBen", "name": "ben", "samples": 900, "updates": 9},
@@ -23,9 +26,13 @@ def write(path, run: str = "letters.abc", peers: list[dict] = CONFIRMED, **more)
 
 
 @pytest.fixture
-def shown(seen, tmp_path):
+def credits(tmp_path) -> Credits:
+    return Credits(tmp_path / "credits.json", "letters.abc")
+
+
+@pytest.fixture
+def shown(seen, credits):
     """The names and samples of those who have given most, after another look; and all that is said of them."""
-    credits = Credits(tmp_path / "credits.json", "letters.abc")
     desk = Desk(seen.desk.newest.card, seen.path, seen.alerts, 10, credits, lambda: seen.now)
 
     def look() -> tuple[list[str], str]:
@@ -47,22 +54,106 @@ def test_who_has_given_most_is_from_the_ledger_as_soon_as_there_is_one(shown, tm
     assert leaders == [("a&lt;b&gt;da", "5,000"), ("ben", "900")]
     assert "Confirmed samples" in said
     assert "From the ledger of" in said
+    assert "were changed" not in said
+
+
+def test_changed_lines_and_what_is_missing_are_said(shown, credits, tmp_path):
+    write(tmp_path / "credits.json", findings=[{"kind": "CHANGED"}] * 3, more_findings=2)
+    credits.trouble = "Its folder is full."
+    _, said = shown()
+    assert "5 lines of it were changed" in said
+    assert "The ledger is not up to date. Its folder is full." in said
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[" * 100_000, b'{"run": "letters.abc", "peers": [{}]}'])
-def test_a_file_that_cannot_be_read_changes_nothing_while_the_desk_runs(shown, tmp_path, content):
+def test_a_file_that_cannot_be_read_changes_nothing(shown, tmp_path, content):
     path = tmp_path / "credits.json"
     write(path)
     before, _ = shown()
     path.write_bytes(content)
     os.utime(path, ns=(2 * 10**18, 2 * 10**18))
     assert shown()[0] == before
-    with pytest.raises(InputError, match="cannot be used"):
-        Credits(path, "letters.abc")
 
 
 def test_the_ledger_of_another_run_counts_for_nothing(shown, tmp_path):
     write(tmp_path / "credits.json", run="digits.abc")
     assert [name for name, _ in shown()[0]] == ["zoe"]
-    with pytest.raises(InputError, match="it is of another run"):
-        Credits(tmp_path / "credits.json", "letters.abc")
+
+
+# ---- the bookkeeper --------------------------------------------------------------------------------------------------
+
+
+class Swarm:
+    """Hands over the ledgers of a run without a network; `problem` is raised in its place."""
+
+    def __init__(self, folder):
+        self.run, self.folder = LedgerRun(folder / "letters"), folder / "ledger" / RUN
+        self.problem: Exception | None = None
+        self.is_full = False
+
+    def train(self) -> None:
+        self.run.start(*NAMES)
+        self.run.update()
+        self.run.close()
+
+    def hand_over(self) -> Collected:
+        if self.problem is not None:
+            raise self.problem
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in self.run.ledgers:
+            shutil.copy(self.run.path(name), self.folder / f"{owner(name).own}-0.jsonl")
+        return Collected(1, tuple(self.run.ledgers), {}, self.is_full)
+
+
+@pytest.fixture
+def swarm(tmp_path) -> Swarm:
+    return Swarm(tmp_path)
+
+
+@pytest.fixture
+def books(swarm) -> Bookkeeper:
+    return Bookkeeper(swarm.hand_over, swarm.folder, Credits(swarm.folder.with_name(f"{RUN}.credits.json"), RUN))
+
+
+@pytest.mark.timeout(120)
+def test_what_peers_have_signed_is_added_up_and_a_changed_line_costs_its_peer_alone(swarm, books):
+    books.turn()
+    assert not books.credits.trouble, "nobody has a ledger yet"
+    swarm.train()
+    swarm.hand_over()
+    swarm.run.write("ben", [line.replace(b"64", b"99") for line in swarm.run.lines("ben")])
+    swarm.is_full = True
+    books.turn()
+    books.credits.look()
+    assert books.credits.num_findings
+    assert {peer.name: peer.samples for peer in books.credits.peers} == SAMPLES, "two of three confirm it"
+    assert "--ledger-mib" in books.credits.trouble
+
+
+def test_a_swarm_that_does_not_answer_is_said(swarm, books):
+    swarm.problem = TimeoutError()
+    books.turn()
+    assert books.credits.trouble == "The swarm did not hand it over the last time."
+
+
+@pytest.mark.timeout(120)
+def test_a_ledger_of_another_run_in_the_folder_is_said_and_changes_nothing(swarm, books):
+    swarm.train()
+    swarm.hand_over()
+    other = LedgerRun(swarm.folder, run="digits-0123abcd")
+    other.start("anna")
+    other.update({"anna": 96})
+    other.close()
+    books.turn()
+    assert books.credits.trouble.startswith("It could not be added up: try swarm ledger verify")
+    books.credits.look()
+    assert books.credits.time is None
+
+
+def test_a_desk_that_ends_waits_for_no_adding_up(swarm, books):
+    swarm.train()
+    books.stop()
+    books.start()
+    books.stop()
+    assert not books.is_alive()
+    assert books.credits.time is None

@@ -9,6 +9,7 @@ import pytest
 
 from swarm.desk.history import MAX_EVENTS, MAX_NAMES, MAX_PEERS, MAX_POINTS, remembered_addresses
 from swarm.membership.progress_record import JOINING
+from swarm.protocol.notes import Score
 
 
 def test_a_peer_that_falls_silent_is_lost_and_one_that_says_so_has_left(seen):
@@ -148,3 +149,27 @@ def test_a_file_that_is_of_no_use_is_kept_aside(tmp_path, another, content):
     run.train("ada", steps=range(2))
     run.desk.save()
     assert json.loads(path.read_text())["step"] == 1
+
+
+def test_tests_of_the_weights_are_a_curve(seen):
+    assert "Test accuracy" not in seen.web.get("/live").text
+    seen.train("ada", "ben", steps=range(1, 51))
+    for step, name, accuracy in ((50, "<i>ada</i>", 0.7), (60, "ben", 0.8), (60, "cy", 0.9)):
+        for _ in range(2):
+            seen.look(seen.record("zoe", step), seen.record(name, step, tested=Score(step, accuracy, 0.5)))
+    seen.look(seen.record("zoe", 60), seen.record("eve", 60, tested=Score(900, 1.0, 0.0)))
+    page = seen.web.get("/live").text
+    assert "Test accuracy: 70 % at update 50, 85 % at update 60; between 70 % and 85 %." in page
+    assert "90.0 % <small>update 60, as <bdi>cy</bdi> says" in page
+    tests = seen.web.get("/api/v1/history").json()["tests"]
+    assert [(test["step"], test["name"]) for test in tests] == [(50, "<i>ada</i>"), (60, "ben"), (60, "cy")]
+
+
+def test_one_that_tells_of_many_tests_loses_its_own(seen, monkeypatch):
+    monkeypatch.setattr("swarm.desk.history.MAX_TESTS", 10)
+    seen.look(seen.record("ada", 1, tested=Score(1, 0.5, 1.0)), seen.record("zoe", 1))
+    for step in range(1, 40):
+        seen.look(seen.record("eve", step, tested=Score(step, 1.0, 0.0)), seen.record("zoe", step))
+    names = [test.name for test in seen.history.tests]
+    assert len(names) <= 10
+    assert names.count("ada") == 1

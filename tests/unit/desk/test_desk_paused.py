@@ -60,6 +60,9 @@ def test_the_run_is_as_long_and_its_batch_as_large_as_ordered(seen):
 def test_orders_stand_among_what_happened_once_and_old_ones_do_not(seen):
     first = ordered(Order(5, What.LEARNING_RATE, 0.5))
     look(seen, first, 10, "training")
-    look(seen, first.with_order(Order(30, What.PAUSE)), 10, "training")
-    look(seen, first.with_order(Order(30, What.PAUSE)), 10, "training")
+    both = first.with_order(Order(30, What.PAUSE))
+    for _ in range(2):
+        look(seen, both, 10, "training")
     assert [event for event in seen.events if "ordered" in event] == ["The organiser ordered: pause at step 30."]
+    look(seen, first, 10, "training")
+    assert seen.events[-1] == "An order of a deputy who was revoked fell away: pause at step 30."

@@ -5,8 +5,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from swarm.desk.timeline import CELL_SECONDS, CELLS, MAX_ROUND_PEERS, MAX_ROUNDS, runs_of, said_of, share
+from swarm.desk.timeline import (
+    CELL_SECONDS,
+    CELLS,
+    MAX_FAILURES,
+    MAX_ROUND_PEERS,
+    MAX_ROUNDS,
+    MAX_SHOWN_FAILURES,
+    runs_of,
+    said_of,
+    share,
+)
 from swarm.membership.progress_record import AVERAGING, JOINING, TRAINING, VALIDATING, WAITING
+from swarm.protocol.notes import FailedRound
 
 
 def strip_of(seen, name: str) -> str:
@@ -72,6 +83,7 @@ def test_an_update_says_who_computed_and_for_whom_the_others_waited(seen):
     seen.train("ada", "ben", "cy", steps=range(6, 7))
     (*_, waited, usual) = seen.history.timeline.rounds
     assert (waited.step, waited.updates, waited.peers, waited.late) == (5, 2, 3, ["cy"])
+    assert waited.names == ["ada", "ben", "cy"]
     assert waited.seconds == pytest.approx(4)
     assert (usual.late, usual.lost) == ([], [])
 
@@ -82,6 +94,39 @@ def test_an_update_says_who_fell_silent_before_it(seen):
         seen.look(seen.record("ada", 3))
     seen.train("ada", steps=range(4, 5))
     assert seen.history.timeline.rounds[-1].lost == ["ben"]
+
+
+def test_an_update_says_why_rounds_before_it_were_in_vain(seen):
+    seen.train("ada", "ben", "cy", steps=range(1, 4))
+    once, twice = (FailedRound(4, times, "<b>cy</b> did not send in time") for times in (1, 2))
+    own = FailedRound(4, 1, "this peer is left out")
+    others = [seen.record("ben", 3, failed=own), seen.record("cy", 3, failed=FailedRound(3, 9, "long ago"))]
+    seen.look(seen.record("ada", 3, failed=once), *others)
+    page = seen.web.get("/live").text
+    assert "Not made yet. ✕ 1 round in vain: <bdi>&lt;b&gt;cy&lt;/b&gt; did not send in time</bdi> (says" in page
+    assert "long ago" not in page, "that update was made"
+    seen.look(seen.record("ada", 3, failed=twice), seen.record("cy", 3, failed=once), *others[:1])
+    assert len(seen.history.timeline.trying) == 2
+    seen.look(*(seen.record(name, 4, failed=twice) for name in ("ada", "ben", "cy")))
+    assert not seen.history.timeline.trying
+    first, second = seen.history.timeline.rounds[-1].failed
+    assert (first.times, first.said_by) == (2, ["ada", "cy", "ben"])
+    assert (second.why, second.said_by) == ("this peer is left out", ["ben"])
+    seen.look(*(seen.record(name, 5, failed=twice) for name in ("ada", "ben", "cy")))
+    assert not seen.history.timeline.rounds[-1].failed, "it is told once"
+    said = seen.web.get("/api/v1/timeline").json()["rounds"][-2]["failed"][0]
+    assert said == {"why": "<b>cy</b> did not send in time", "times": 2, "said_by": ["ada", "cy", "ben"]}
+
+
+def test_strangers_cannot_fill_the_page_with_reasons(seen):
+    seen.train("ada", steps=range(1, 4))
+    for look in range(3):
+        crowd = [seen.record(f"peer-{n}", 3, failed=FailedRound(4, 1, f"reason {look}.{n}")) for n in range(100)]
+        far = [seen.record(f"far-{n}", 3, failed=FailedRound(4 + n, 1, "far ahead")) for n in range(2, 50)]
+        seen.look(*crowd, *far)
+    assert len(seen.history.timeline.trying) == MAX_SHOWN_FAILURES
+    seen.train(*(f"peer-{n}" for n in range(100)), steps=range(4, 5))
+    assert len(seen.history.timeline.rounds[-1].failed) == MAX_SHOWN_FAILURES < MAX_FAILURES
 
 
 def test_a_crowd_and_a_long_run_are_bounded(seen):

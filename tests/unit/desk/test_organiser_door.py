@@ -206,6 +206,24 @@ def test_a_session_ends_after_twelve_hours_or_with_the_log_out(house):
     assert not is_in(browser)
 
 
+def test_a_deputy_that_was_revoked_lets_nobody_in_and_those_whom_it_let_in_are_out(house):
+    ben, browser = deputy(Right.CONTROL), house.browser()
+    challenge = house.challenge(browser)
+    house.send(challenge, house.signed(challenge, ben))
+    assert is_in(browser)
+    token = token_in(browser)
+    house.controls.orders = replace(house.controls.orders, revoked=frozenset([ben.public_key]))
+    assert not is_in(browser)
+    answer = browser.post("/order", data={"token": token, "what": "pause", "step": "7", "value": "0"})
+    assert (answer.status_code, house.controls.orders.given) == (403, ())
+    assert "The organiser has revoked the deputy who let this browser in" in answer.text
+    other = house.browser()
+    challenge = house.challenge(other)
+    answer = house.send(challenge, house.signed(challenge, ben))
+    assert (answer.status_code, "has revoked the deputy who signed it" in answer.text) == (403, True)
+    assert is_in(house.logged_in()), "the organiser"
+
+
 def test_an_order_is_asked_for_twice_and_given(house):
     browser = house.logged_in()
     asked = browser.get("/order?what=learning-rate&value=0.5").text

@@ -11,7 +11,7 @@ import pytest
 from hivemind.proto.averaging_pb2 import DownloadData
 
 from swarm.ledger.audit import audit
-from swarm.ledger.collector import MAX_LEDGERS, FetchLedgers, Refused, Shelf, fetch
+from swarm.ledger.collector import FILE_BYTES, MAX_LEDGERS, NO_ROOM, FetchLedgers, Refused, Room, Shelf, fetch
 from swarm.ledger.lines import read_line
 from swarm.ledger.messages import PIECE_BYTES, LedgerOffer, LedgerWish
 from swarm.ledger.server import CALLS, MAX_STREAMS, LedgerServer
@@ -289,7 +289,7 @@ def test_a_peer_without_a_ledger_says_so(run, tmp_path):
 # ---- several peers at once -----------------------------------------------------------------------------------------
 
 
-def fetch_by(monkeypatch, folder, calls: dict, asked: dict) -> tuple[int, dict[str, str]]:
+def fetch_by(monkeypatch, folder, calls: dict, asked: dict, room_bytes=2**30) -> tuple[int, dict[str, str]]:
     """As the DHT process does, with somebody who answers in place of each peer.
 
     Args:
@@ -309,7 +309,7 @@ def fetch_by(monkeypatch, folder, calls: dict, asked: dict) -> tuple[int, dict[s
     folder.mkdir(exist_ok=True)
     peers = {owner(name).own: [owner(other).own for other in others] for name, others in asked.items()}
     node = SimpleNamespace(protocol=SimpleNamespace(p2p=None))
-    num_bytes, problems = asyncio.run(FetchLedgers(RUN, peers, folder, 2**20)(None, node))
+    num_bytes, problems = asyncio.run(FetchLedgers(RUN, peers, folder, 2**20, room_bytes)(None, node))
     return num_bytes, {name: problems[owner(name).own] for name in asked}
 
 
@@ -349,3 +349,15 @@ def test_another_one_is_asked_where_the_first_passes_nothing_on(run, tmp_path, m
 def test_whose_ledger_nobody_passes_on_is_said(run, tmp_path, monkeypatch):
     _, problems = fetch_by(monkeypatch, tmp_path / "fetched", {}, {"anna": []})
     assert problems == {"anna": "cannot be called, and nobody can pass its ledger on"}
+
+
+def test_all_peers_together_get_no_more_than_the_folder_may_hold(run, tmp_path, monkeypatch):
+    folder = tmp_path / "fetched"
+    calls = {name: caller(server_of(run, name)) for name in run.ledgers}
+    asked = {name: [name] for name in calls}
+    most = 2 * FILE_BYTES + 100
+    _, problems = fetch_by(monkeypatch, folder, calls, asked, Room.in_folder(tmp_path, most))
+    assert NO_ROOM in problems.values()
+    assert 0 <= Room.in_folder(folder, most) < FILE_BYTES, "a short file takes a block, too"
+    fetch_by(monkeypatch, folder, calls, asked, Room.in_folder(folder, most))
+    assert Room.in_folder(folder, most) >= 0

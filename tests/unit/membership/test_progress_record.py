@@ -19,14 +19,16 @@ from swarm.membership.progress_record import (
     PeerProgress,
 )
 from swarm.protocol.attestation import Attestation
+from swarm.protocol.notes import MAX_WHY_BYTES, MAX_WHY_LETTERS, FailedRound
 from swarm.protocol.wire import MAX_STEP
 from tests.helpers.mutation import mutated
 from tests.helpers.records import NOW, RECORD
 
 FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
-FIELDS += ("ahead", "lineage", "attested", "helps")
+FIELDS += ("ahead", "lineage", "attested", "helps", "failed", "tested", "granularity")
 LONG = Attestation(MAX_STEP, b"L" * 16, b"D" * 16, (-1.5e-300,) * 16)
 """As many bytes as there can be."""
+FAILED = FailedRound.after(None, MAX_STEP, "\U0001f41d" * 999)
 ATTESTED = [12, b"L" * 16, b"D" * 16, [0.5] * 8]
 
 
@@ -39,7 +41,11 @@ def packed(**changes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "record", [RECORD, replace(RECORD, client_mode=True, step=0, name="\U0001f41d" * 64, phase=JOINING, attested=LONG)]
+    "record",
+    [
+        RECORD,
+        replace(RECORD, client_mode=True, step=0, name="\U0001f41d" * 64, phase=JOINING, attested=LONG, failed=FAILED),
+    ],
 )
 def test_records_survive_the_wire(record):
     assert PeerProgress.from_bytes(record.to_bytes(), NOW) == record
@@ -50,14 +56,24 @@ def test_a_sketch_that_is_not_finite_is_none():
     assert PeerProgress.from_bytes(replace(RECORD, attested=attested).to_bytes(), NOW).attested.sketch == ()
 
 
+def test_a_reason_is_cut_and_failures_of_one_step_are_counted():
+    first = FailedRound.after(None, 4, "ada\x1b[2J was lost")
+    assert first == FailedRound(4, 1, "ada[2J was lost")
+    assert FailedRound.after(first, 4, "x" * 999) == FailedRound(4, 2, "x" * MAX_WHY_LETTERS)
+    assert FailedRound.after(first, 5, "\n") == FailedRound(5, 1, "it is not known why")
+    assert len(FAILED.why.encode()) <= MAX_WHY_BYTES
+
+
 def test_a_person_reads_of_a_helper_that_it_helps():
     helper = PeerProgress.from_bytes(replace(RECORD, helps=True, samples=0, rate=0.0).to_bytes(), NOW)
     assert (RECORD.shown_phase, helper.shown_phase) == ("training", "helping")
     assert replace(helper, phase=JOINING).shown_phase == JOINING
 
 
-def test_unknown_loss_and_accuracy_survive_the_wire():
-    record = PeerProgress.from_bytes(replace(RECORD, loss=math.nan, accuracy=math.nan).to_bytes(), NOW)
+def test_what_is_not_known_yet_survives_the_wire():
+    unknown = replace(RECORD, loss=math.nan, accuracy=math.nan, granularity=math.nan)
+    record = PeerProgress.from_bytes(unknown.to_bytes(), NOW)
+    assert math.isnan(record.granularity)
     assert math.isnan(record.loss)
     assert math.isnan(record.accuracy)
 
@@ -95,6 +111,8 @@ def test_unknown_loss_and_accuracy_survive_the_wire():
         {"phase": "training"},
         {"loss": None},
         {"accuracy": "0.5"},
+        {"granularity": -0.1},
+        {"granularity": math.inf},
         {"ahead": 1},
         {"lineage": b"short"},
         {"lineage": "a string of 16"},
@@ -112,6 +130,24 @@ def test_unknown_loss_and_accuracy_survive_the_wire():
         {"helps": None},
         {"helps": True, "samples": 8, "rate": 0.0},
         {"helps": True, "samples": 0, "rate": 8.0},
+        {"tested": 7},
+        {"tested": [4, 0.5]},
+        {"tested": [-1, 0.5, 1.0]},
+        {"tested": [4, 1.1, 1.0]},
+        {"tested": [4, math.nan, 1.0]},
+        {"tested": [4, 0.5, -1.0]},
+        {"tested": [4, 0.5, math.inf]},
+        {"tested": [4, 0.5, "low"]},
+        {"failed": 7},
+        {"failed": [4, 1]},
+        {"failed": [-1, 1, "why"]},
+        {"failed": [4, 0, "why"]},
+        {"failed": [4, 10**7, "why"]},
+        {"failed": [4, 1, ""]},
+        {"failed": [4, 1, b"why"]},
+        {"failed": [4, 1, "two\nlines"]},
+        {"failed": [4, 1, "a" * (MAX_WHY_LETTERS + 1)]},
+        {"failed": [4, 1, "\U0001f41d" * (MAX_WHY_BYTES // 4 + 1)]},
     ],
     ids=lambda changes: "-".join(f"{key}={value!r}"[:24] for key, value in changes.items()),
 )
@@ -121,7 +157,7 @@ def test_records_that_no_honest_peer_sends(changes):
         PeerProgress.from_bytes(data, NOW)
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 641, "text", None, 7, msgpack.packb([1, 2]), msgpack.packb({})])
+@pytest.mark.parametrize("data", [b"", b"x" * 1025, "text", None, 7, msgpack.packb([1, 2]), msgpack.packb({})])
 def test_not_even_a_record(data):
     with pytest.raises(ValueError, match=r"."):
         PeerProgress.from_bytes(data, NOW)

@@ -105,7 +105,7 @@ def test_weights_are_tested_after_validations_and_nothing_is_chosen_by_that(tmp_
     recipe = replace(preset("digits"), embed_dim=16, depth=1, num_heads=2, warmup_steps=1, target_batch_size=32)
     recipe = replace(recipe, validate_every_steps=2, total_steps=9, drop_path=0.5)
     folder, said = RunFolder.create(tmp_path, "run", "ada"), []
-    evaluation = Evaluation(5, folder.evaluations, said.append)
+    evaluation = Evaluation(5, 2, folder.evaluations, said.append)
 
     def train(name: str, *callbacks) -> tuple[Trainer, ClassificationTask]:
         torch.manual_seed(0)

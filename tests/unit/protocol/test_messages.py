@@ -9,7 +9,7 @@ import pytest
 from hivemind.p2p import PeerID
 
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Behind, Blame, Group, RoundFailed, ShortBatch, Ticket
+from swarm.protocol.messages import ANY_LINEAGE, NOWHERE, Behind, Blame, Group, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, MAX_STEP
 from tests.helpers.mutation import mutated
@@ -137,3 +137,28 @@ def test_nobody_counts_for_more_than_two_updates():
     assert [bounded.samples_of(peer) for peer in said.peer_ids] == [128, 60]
     assert bounded.group_id == said.group_id, "named by what was said"
     assert said.bounded(BatchTarget(0)).samples == said.samples, "without a target there is no bound"
+
+
+def going(*back_to: int, samples: int = 8) -> list[Ticket]:
+    """Tickets of those who want to go back to these steps."""
+    return [Ticket(40, samples, False, 1.0, LINEAGE, back_to=step) for step in back_to]
+
+
+@pytest.mark.parametrize(
+    ("tickets", "expected"),
+    [
+        (going(NOWHERE, NOWHERE, NOWHERE), None),
+        (going(16, NOWHERE, NOWHERE), None),  # one liar of three
+        (going(16, 16, NOWHERE), 16),  # nor can one keep two from it
+        (going(16, 16, 32), 16),  # or lead them elsewhere
+        (going(16, 16, NOWHERE, NOWHERE), None),
+        (going(16, 16, 32, 32), None),
+        (going(0, 0), 0),
+        (going(16, NOWHERE) + going(NOWHERE, NOWHERE, samples=0), None),
+        (going(16, 16, NOWHERE) + going(NOWHERE, NOWHERE, samples=0), 16),  # helpers that have nothing to say
+        (going(NOWHERE, NOWHERE, NOWHERE) + going(16, 16, 16, samples=0), None),
+        (going(16, 16, NOWHERE) + [replace(one, lineage=ANY_LINEAGE) for one in going(0, 0, 0, samples=0)], 16),
+    ],
+)
+def test_a_group_goes_back_where_more_than_half_of_it_want_to(tickets, expected):
+    assert group(*tickets).back_to == expected

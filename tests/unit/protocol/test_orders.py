@@ -1,14 +1,17 @@
-"""What the organiser orders: who may, which list counts, and what follows from a list at a step."""
+"""What the organiser orders: who may, what counts of several lists, and what follows from it at a step."""
 
 import math
+import os
+import time
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarm.network.signed_records import peer_of
 from swarm.protocol.admission import OPEN, Admission
-from swarm.protocol.certificates import NotSigned, Right, Signer, warrant
-from swarm.protocol.orders import MAX_ORDERS, MAX_ORDERS_BYTES, Order, Orders, What
+from swarm.protocol.certificates import Authority, NotSigned, Right, Signer, warrant
+from swarm.protocol.order_book import MAX_BOOK_BYTES, MAX_DEPUTIES, MAX_REVOKED, OrderBook, merged, revoke
+from swarm.protocol.orders import MAX_OF_DEPUTY, MAX_ORDERS, Order, Orders, What
 from swarm.protocol.signed_lists import ORDERS
 from tests.helpers.owners import Organiser, subkey_of
 
@@ -18,16 +21,23 @@ TOTAL = 100
 
 
 def orders(*given: Order) -> Orders:
-    return Orders("run", 1, given)
+    return Orders("run", 0, given)
 
 
-def deputy(*rights: Right) -> Signer:
+def deputy(*rights: Right, begin: int = 0) -> Signer:
     key = Ed25519PrivateKey.generate()
     allowed = Right(0)
     for right in rights:
         allowed |= right
-    signed = warrant(ORGANISER.signer, "run", key.public_key().public_bytes_raw(), allowed, 0, 2**32)
+    signed = warrant(ORGANISER.signer, "run", key.public_key().public_bytes_raw(), allowed, begin, 2**32)
     return Signer(key, signed)
+
+
+DEPUTY = deputy(Right.CONTROL)
+
+
+def book(signed: bytes, known: OrderBook | None = None) -> OrderBook:
+    return merged(known or OrderBook("run"), signed, AUTHORITY)
 
 
 # ---- who may order ---------------------------------------------------------------------------------------------------
@@ -35,35 +45,29 @@ def deputy(*rights: Right) -> Signer:
 
 def test_what_the_organiser_signs_is_read():
     made = Orders("run").with_order(Order(7, What.PAUSE)).with_order(Order(9, What.LEARNING_RATE, 0.3))
-    assert Orders.read(made.signed_by(ORGANISER.signer), AUTHORITY) == made
-
-
-def test_the_longest_list_fits_and_a_longer_one_is_not_signed():
-    full = orders(*[Order(10**9 - 1, What.LEARNING_RATE, 0.1)] * MAX_ORDERS)
-    signed = full.signed_by(deputy(Right.CONTROL))
-    assert len(signed) <= MAX_ORDERS_BYTES
-    assert Orders.read(signed, AUTHORITY) == full
-    with pytest.raises(ValueError, match="no other can be given"):
-        full.with_order(Order(1, What.PAUSE)).signed_by(ORGANISER.signer)
+    read = book(made.signed_by(ORGANISER.signer))
+    assert read.orders.given == made.given
+    assert book(read.to_bytes()) == read
 
 
 def test_a_deputy_needs_the_right():
     made = orders(Order(7, What.END))
-    assert Orders.read(made.signed_by(deputy(Right.CONTROL, Right.ENROL)), AUTHORITY) == made
+    assert book(made.signed_by(deputy(Right.CONTROL, Right.ENROL))).orders.given == made.given
     with pytest.raises(NotSigned, match="no right to"):
-        Orders.read(made.signed_by(deputy(Right.ENROL, Right.REMOVE)), AUTHORITY)
+        book(made.signed_by(deputy(Right.ENROL, Right.REMOVE)))
 
 
 @pytest.mark.parametrize(
     ("signed", "says"),
     [
         (lambda: orders(Order(7, What.END)).signed_by(Organiser("run").signer), "not signed by the organiser"),
-        (lambda: Orders("other", 1, (Order(7, What.END),)).signed_by(ORGANISER.signer), "is for run 'other'"),
-        (lambda: Orders("run", 2**45, (Order(7, What.END),)).signed_by(ORGANISER.signer), "made in the future"),
-        (lambda: ORGANISER.remove(), "not signed by the organiser"),
+        (lambda: Orders("other", 0, (Order(7, What.END),)).signed_by(ORGANISER.signer), "not signed by the organiser"),
+        (lambda: orders(Order(7, What.END, 0, 2**42 - 1)).signed_by(ORGANISER.signer), "made in the future"),
+        (lambda: orders(Order(7, What.END, 0, 1)).signed_by(deputy(Right.CONTROL, begin=9)), "whose warrant begins on"),
+        (lambda: ORGANISER.remove(), "cannot be read"),
         (lambda: b"", "cannot be read"),
     ],
-    ids=["another key", "another run", "the future", "another list", "nothing"],
+    ids=["another key", "another run", "the future", "before the warrant", "another list", "nothing"],
 )
 def test_forged_lists_change_nothing(signed, says):
     here = Admission(AUTHORITY)
@@ -78,7 +82,7 @@ def test_a_members_key_orders_nothing():
     member = Signer(Ed25519PrivateKey.generate())
     ORGANISER.admission(peer_of(subkey_of("ada")))
     with pytest.raises(NotSigned, match="not signed by the organiser"):
-        Orders.read(orders(Order(7, What.END)).signed_by(member), AUTHORITY)
+        book(orders(Order(7, What.END)).signed_by(member))
 
 
 def test_a_run_without_an_organiser_takes_no_orders():
@@ -86,33 +90,112 @@ def test_a_run_without_an_organiser_takes_no_orders():
         OPEN.lists.take(ORDERS, orders(Order(7, What.END)).signed_by(ORGANISER.signer))
 
 
-# ---- which list counts -----------------------------------------------------------------------------------------------
+# ---- what counts of several lists ------------------------------------------------------------------------------------
 
 
-def test_an_older_list_changes_nothing():
+def test_what_is_known_already_changes_nothing():
     here = Admission(AUTHORITY)
     older = Orders("run").with_order(Order(7, What.PAUSE))
     newer = older.with_order(Order(9, What.RESUME))
     assert here.lists.take(ORDERS, newer.signed_by(ORGANISER.signer))
     assert not here.lists.take(ORDERS, older.signed_by(ORGANISER.signer))
-    assert here.lists.orders == newer
+    assert here.lists.orders.given == newer.given
 
 
-@pytest.mark.parametrize(("step", "counts"), [(6, True), (7, False), (50, False)])
-def test_what_has_begun_stays_as_it_is(step, counts):
-    here = Admission(AUTHORITY)
-    here.lists.take(ORDERS, orders(Order(7, What.LEARNING_RATE, 0.5)).signed_by(ORGANISER.signer), step)
-    other = Orders("run", 2, (Order(7, What.LEARNING_RATE, 0.25),)).signed_by(ORGANISER.signer)
-    if counts:
-        assert here.lists.take(ORDERS, other, step), "it was taken back in time"
-    else:
-        with pytest.raises(NotSigned, match="steps that have begun"):
-            here.lists.take(ORDERS, other, step)
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_who_order_at_the_same_moment_both_count_whoever_comes_first(first):
+    before = orders(Order(5, What.PAUSE, 0, 100))
+    signed = [
+        Orders("run", 0, (*before.given, Order(5, What.RESUME, 0, 200))).signed_by(ORGANISER.signer),
+        orders(Order(5, What.TARGET, 64, 200)).signed_by(DEPUTY),
+    ]
+    here, there = Admission(AUTHORITY).lists, Admission(AUTHORITY).lists
+    for lists, order in ((here, signed), (there, signed[::-1])):
+        numbers = [lists.number(ORDERS)]
+        for one in order:
+            assert lists.take(ORDERS, one)
+            numbers.append(lists.number(ORDERS))
+        assert numbers == sorted(set(numbers)), "other processes see that there is something new"
+    assert here.signed(ORDERS) == there.signed(ORDERS)
+    assert here.orders.digest(5) == there.orders.digest(5)
+    assert not here.orders.is_paused(5)
+    assert here.orders.target_batch_size(5, 32) == 64
 
 
-def test_who_has_missed_an_order_takes_the_list_all_the_same():
-    here, newer = Admission(AUTHORITY), orders(Order(7, What.LEARNING_RATE, 0.5))
-    assert here.lists.take(ORDERS, newer.signed_by(ORGANISER.signer), 20)
+def test_of_two_orders_for_a_step_the_one_that_was_given_later_counts():
+    made = [orders(Order(7, What.LEARNING_RATE, rate, given_at)) for rate, given_at in ((0.5, 20), (0.25, 10))]
+    known = OrderBook("run")
+    for one in made:
+        known = book(one.signed_by(ORGANISER.signer), known)
+    assert known.orders.learning_rate_factor(7) == 0.5
+    later = known.orders.with_order(Order(7, What.LEARNING_RATE, 2.0)).given[-1]
+    assert later.given_at > time.time() * 1000 - 60_000
+    ahead = orders(Order(7, What.PAUSE, 0, 2**41)).with_order(Order(7, What.RESUME))
+    assert ahead.given[-1].given_at == 2**41 + 1, "also where this clock is behind that of who gave the last one"
+
+
+def test_a_deputy_that_gives_too_many_orders_takes_none_from_others():
+    own = orders(*(Order(7, What.LEARNING_RATE, 1 + n / 100, n) for n in range(MAX_ORDERS))).signed_by(ORGANISER.signer)
+    rogue = [Order(9, What.LEARNING_RATE, 0.5, 1000 + n) for n in range(2 * MAX_OF_DEPUTY)]
+    halves = [orders(*half).signed_by(DEPUTY) for half in (rogue[MAX_OF_DEPUTY:], rogue[:MAX_OF_DEPUTY])]
+    known = book(own, OrderBook("run"))
+    for half in halves:
+        before = known.orders.number
+        known = book(half, known)
+        assert known.orders.number > before
+    assert len(known.given_by(ORGANISER.signer.public_key)) == MAX_ORDERS
+    assert [order.order.given_at for order in known.given_by(DEPUTY.public_key)] == [*range(1000, 1000 + MAX_OF_DEPUTY)]
+    assert known.number_left(DEPUTY) == known.number_left(ORGANISER.signer) == 0
+    assert book(halves[1], book(halves[0], book(own))) == book(own, book(halves[1], book(halves[0]))) == known
+
+
+def test_the_fullest_book_fits_and_takes_no_further_deputy():
+    known = book(
+        orders(*(Order(10**9 - 1, What.LEARNING_RATE, 0.1, n) for n in range(MAX_ORDERS))).signed_by(ORGANISER.signer)
+    )
+    deputies = [deputy(Right.CONTROL, begin=begin) for begin in range(MAX_DEPUTIES + 1)]
+    for one in deputies:
+        given = (Order(10**9 - 1, What.LEARNING_RATE, 0.1, 2**41 - n) for n in range(MAX_OF_DEPUTY))
+        known = merged(known, orders(*given).signed_by(one), AUTHORITY, 2**41 / 1000)
+    for one in deputies[:-1]:
+        known = known.with_all(revoke(one.public_key, known.given_by(one.public_key), ORGANISER.signer, AUTHORITY))
+    for _ in range(MAX_REVOKED):
+        known = known.with_all(revoke(os.urandom(32), known.given[:MAX_OF_DEPUTY], ORGANISER.signer, AUTHORITY))
+    assert len(known.given) == MAX_ORDERS + MAX_DEPUTIES * MAX_OF_DEPUTY
+    assert known.number_left(deputies[-1]) == 0
+    assert not known.given_by(deputies[-1].public_key), "those come first who were made deputies first"
+    assert len(known.to_bytes()) <= MAX_BOOK_BYTES
+    assert known.orders.number < 2**63
+
+
+# ---- a deputy that is revoked ----------------------------------------------------------------------------------------
+
+
+def test_of_a_revoked_deputy_those_orders_count_that_the_organiser_names():
+    given = orders(Order(7, What.PAUSE, 0, 10), Order(90, What.END, 0, 20)).signed_by(DEPUTY)
+    known = book(given, book(orders(Order(8, What.TARGET, 64, 15)).signed_by(ORGANISER.signer)))
+    kept = [order for order in known.given_by(DEPUTY.public_key) if order.order.at_step == 7]
+    revocation = revoke(DEPUTY.public_key, kept, ORGANISER.signer, AUTHORITY)
+    after = known.with_all(revocation)
+    assert after.orders.number > known.orders.number
+    assert after.orders.given == (Order(7, What.PAUSE), Order(8, What.TARGET, 64))
+    assert after.orders.revoked == {DEPUTY.public_key}
+    backdated = orders(Order(9, What.END, 0, 1)).signed_by(DEPUTY)
+    for later in (given, backdated):
+        assert book(later, after) == after, "whatever it signs, and whenever it says it did"
+    assert book(backdated, book(given)).with_all(revocation) == book(revocation.to_bytes(), book(given)), (
+        "who hears of the revocation last knows the same"
+    )
+
+
+def test_nobody_but_the_organiser_revokes():
+    with pytest.raises(NotSigned, match="only the organiser's own key"):
+        revoke(DEPUTY.public_key, [], DEPUTY, AUTHORITY)
+    with pytest.raises(NotSigned, match="not signed by the organiser"):
+        revoke(DEPUTY.public_key, [], Organiser("run").signer, AUTHORITY)
+    of_another_run = Authority("other", ORGANISER.signer.public_key)
+    with pytest.raises(NotSigned, match="not signed by the organiser"):
+        book(revoke(DEPUTY.public_key, [], ORGANISER.signer, of_another_run).to_bytes())
 
 
 # ---- what follows from it --------------------------------------------------------------------------------------------
@@ -132,6 +215,15 @@ def test_each_order_counts_from_its_step_on():
     given = orders(Order(10, What.LEARNING_RATE, 0.5), Order(20, What.TARGET, 128), Order(30, What.LEARNING_RATE, 1))
     assert [given.learning_rate_factor(step) for step in (9, 10, 29, 30)] == [1, 0.5, 0.5, 1]
     assert [given.target_batch_size(step, 64) for step in (19, 20)] == [64, 128]
+
+
+def test_the_weights_are_tested_every_so_many_updates_until_that_is_taken_back():
+    given = orders(Order(10, What.EVALUATE, 50), Order(200, What.EVALUATE, 0))
+    assert [given.evaluate_every(step) for step in (9, 10, 199, 200)] == [0, 50, 50, 0]
+    assert [str(order) for order in given.given] == [
+        "from step 10 on the weights are tested every 50 updates",
+        "from step 200 on nobody tests the weights",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +280,8 @@ def test_members_of_a_round_have_to_know_what_counts_after_it():
         (7, What.TARGET, 0),
         (7, What.TARGET, 2**20 + 1),
         (7, What.TARGET, 8.5),
+        (7, What.EVALUATE, 0.5),
+        (7, What.EVALUATE, 10**6 + 1),
         (7, What.EXTEND, 7),
         (7, What.EXTEND, 10**7 + 1),
         (7, What.EXTEND, math.inf),

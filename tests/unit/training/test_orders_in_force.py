@@ -1,8 +1,11 @@
 """What the trainer follows: the newest list that it has looked at, and whether that came too late."""
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarm.network.signed_records import peer_of
+from swarm.protocol.certificates import Right, Signer, warrant
+from swarm.protocol.order_book import revoke
 from swarm.protocol.orders import Order, Orders, What
 from swarm.training.run_control import RunControl
 from tests.helpers.owners import Organiser, subkey_of
@@ -18,7 +21,7 @@ def control() -> RunControl:
 
 
 def test_a_list_counts_when_it_was_looked_at(control):
-    control.take(SIGNED, 5)
+    control.take(SIGNED)
     assert control.target(8).samples == 64
     assert not control.look(5)
     assert (control.target(6).samples, control.target(7).samples) == (64, 128)
@@ -27,7 +30,7 @@ def test_a_list_counts_when_it_was_looked_at(control):
 
 @pytest.mark.parametrize(("step", "is_late"), [(6, False), (7, False), (8, True)])
 def test_an_order_is_late_where_an_update_was_made_without_it(control, step, is_late, caplog):
-    control.take(SIGNED, step)
+    control.take(SIGNED)
     assert control.look(step) == is_late
     assert not control.look(step), "once"
     assert ("hears of it at step 8 only" in caplog.text) == is_late
@@ -35,6 +38,17 @@ def test_an_order_is_late_where_an_update_was_made_without_it(control, step, is_
 
 @pytest.mark.parametrize("signed", [b"", b"nonsense", LIST.signed_by(Organiser().signer)])
 def test_what_the_organiser_has_not_signed_changes_nothing(control, signed):
-    control.take(signed, 5)
+    control.take(signed)
     assert not control.look(5)
     assert control.orders == Orders("run")
+
+
+def test_where_orders_of_a_revoked_deputy_fall_away_who_has_followed_them_is_late(control):
+    key = Ed25519PrivateKey.generate()
+    allowed = warrant(ORGANISER.signer, "run", key.public_key().public_bytes_raw(), Right.CONTROL, 0, 2**32)
+    deputy = Signer(key, allowed)
+    control.take(LIST.signed_by(deputy))
+    assert not control.look(5)
+    control.take(revoke(deputy.public_key, [], ORGANISER.signer, ORGANISER.authority).to_bytes())
+    assert control.look(8), "it has made an update of another size than those who knew in time"
+    assert (control.target(8).samples, control.is_over(9)) == (64, False)

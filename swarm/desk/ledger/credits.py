@@ -1,7 +1,4 @@
-"""What peers have given by the run's ledger: a file that `swarm ledger verify FOLDER --json` has written.
-
-To add a ledger up takes far longer than a look, so somebody else does it now and then; the desk reads what came out.
-"""
+"""What peers have given by the run's ledger, as `swarm ledger verify FOLDER --json` has written it into a file."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import logging
 from pathlib import Path
 
 import msgspec
-
-from recipe.errors import InputError
 
 MAX_FILE_BYTES = 2**24
 
@@ -36,6 +31,8 @@ class _Verified(msgspec.Struct):
 
     run: str
     peers: list[Credit]
+    findings: list[msgspec.Raw] = []
+    more_findings: int = 0
 
 
 class Credits:
@@ -44,9 +41,6 @@ class Credits:
     Args:
         path: of the file, which may come later
         key: of the run: another's ledger counts for nothing
-
-    Raises:
-        InputError: the file is there, and is none of this run
     """
 
     def __init__(self, path: Path, key: str):
@@ -55,14 +49,11 @@ class Credits:
         self.time: float | None = None
         """Of the file, seconds since 1970; None as long as there is none."""
         self.peers: list[Credit] = []
-        try:
-            self._read()
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(
-                f"--credits {path} cannot be used ({error}): write it with swarm ledger verify FOLDER --json."
-            ) from None
+        """Who has given most comes first."""
+        self.num_findings = 0
+        """Lines that were changed."""
+        self.trouble = ""
+        """A sentence, where the newest updates are missing."""
 
     def look(self) -> None:
         """Read the file again if it is another one by now; one that cannot be read changes nothing."""
@@ -83,5 +74,5 @@ class Credits:
         found = msgspec.json.decode(self._path.read_bytes(), type=_Verified)
         if found.run != self._key:
             raise ValueError("it is of another run")
-        self.time = stat.st_mtime
+        self.time, self.num_findings = stat.st_mtime, len(found.findings) + found.more_findings
         self.peers = sorted((peer for peer in found.peers if peer.samples > 0), key=lambda peer: -peer.samples)

@@ -1,0 +1,153 @@
+"""Fetches the run's ledger now and then and adds it up, beside the page: a look at the swarm stays as short as it was.
+
+What comes over the network goes through the DHT process; adding up is a process of its own, which yields to all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from swarm.desk.ledger.credits import Credits
+from swarm.ledger.collector import Collected, collect
+from swarm.membership.progress_store import progress_records
+from swarm.protocol.admission import Admission
+
+if TYPE_CHECKING:
+    from swarm.membership.run_manifest import RunManifest
+    from swarm.network.dht_process import SwarmDHT
+
+FIRST_SECONDS, EVERY_SECONDS = 30.0, 600.0
+"""After the start, and between two times."""
+REST = 20.0
+"""Times as long as it took, the next time is away: what it costs stays a twentieth of a core."""
+ASK_SECONDS = 240.0
+"""After which no other peer is asked for its ledger; whom to ask first is drawn each time."""
+PEER_SHARE = 4
+"""One peer's ledgers get so large a part of the folder."""
+VERIFY_SECONDS = 300.0
+ANSWER_SECONDS = 15.0
+END_SECONDS = 2.0
+NICE = 19
+FOLDER, FILE = "ledger", "credits.json"
+VERIFIED, TAMPERED = 0, 1
+"""Exit status of `swarm ledger verify`: a line that somebody has changed counts for nothing, and the others count."""
+
+
+class Bookkeeper(threading.Thread):
+    """Keeps the run's ledgers and what they add up to.
+
+    Args:
+        fetch: gets what is new into the folder
+        folder: of the ledgers
+        credits: read from the file beside it into which this writes
+        clock: seconds that pass
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[], Collected],
+        folder: Path,
+        credits: Credits,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__(name="ledger", daemon=True)
+        self._fetch, self._folder, self._clock = fetch, folder, clock
+        self._over = threading.Event()
+        self._adding: subprocess.Popen | None = None
+        self.credits = credits
+
+    @classmethod
+    def of_run(cls, dht: SwarmDHT, manifest: RunManifest, folder: Path, most_bytes: int) -> Bookkeeper:
+        """That of a swarm.
+
+        Args:
+            dht: a running DHT, of `start_dht`
+            folder: of the desk in this run; other recipes under its name have ledgers of their own there
+            most_bytes: of all ledgers together
+        """
+        ledgers = folder / FOLDER / manifest.key_prefix
+
+        def fetch() -> Collected:
+            records = progress_records(dht, manifest, Admission(manifest.authority), ANSWER_SECONDS)
+            is_client = {peer: record.client_mode for peer, record in records.items()}
+            bounds = most_bytes // PEER_SHARE, most_bytes, ASK_SECONDS
+            return collect(dht, manifest.key_prefix, is_client, ledgers, *bounds)
+
+        return cls(fetch, ledgers, Credits(_result_of(ledgers), manifest.key_prefix))
+
+    def run(self) -> None:
+        wait = FIRST_SECONDS
+        while not self._over.wait(wait):
+            began = self._clock()
+            self.turn()
+            wait = max(EVERY_SECONDS, REST * (self._clock() - began))
+
+    def turn(self) -> None:
+        """Once: fetch, and add up."""
+        try:
+            collected = self._fetch()
+            trouble = "Its folder is full: give the desk more with --ledger-mib." if collected.is_full else ""
+        except (TimeoutError, CancelledError, OSError, RuntimeError):  # the next time tries again
+            trouble = "The swarm did not hand it over the last time."
+        if not self._over.is_set() and any(self._folder.glob("*.jsonl")):
+            trouble = self._add_up() or trouble
+        self.credits.trouble = trouble
+
+    def stop(self) -> None:
+        """Fetch no more; waits at most two seconds."""
+        self._over.set()
+        if (adding := self._adding) is not None:
+            adding.kill()
+        if self.is_alive():
+            self.join(END_SECONDS)
+
+    def _add_up(self) -> str:
+        """What is wrong, as a sentence; the file changes only if nothing is."""
+        command = [sys.executable, "-m", "swarm", "ledger", "verify", str(self._folder), "--json"]
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as said:
+                status = self._run(command, said)
+                said.seek(0)
+                content = said.read()
+            if status not in (VERIFIED, TAMPERED) or not content:
+                return f"It could not be added up: try swarm ledger verify {self._folder}"
+            result = _result_of(self._folder)
+            written = result.with_name(f".{result.name}.tmp")
+            written.write_bytes(content)
+            os.replace(written, result)
+        except OSError as error:
+            return f"It could not be added up here ({error.strerror or error})."
+        return ""
+
+    def _run(self, command: list[str], output: object) -> int | None:
+        """The exit status; None if it takes too long."""
+        with subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as adding:
+            self._adding = adding
+            with contextlib.suppress(psutil.Error):  # it may be over already
+                psutil.Process(adding.pid).nice(NICE)
+            if self._over.is_set():
+                adding.kill()
+            try:
+                return adding.wait(VERIFY_SECONDS)
+            except subprocess.TimeoutExpired:
+                adding.kill()
+                return None
+            finally:
+                self._adding = None
+
+
+def _result_of(ledgers: Path) -> Path:
+    """The file of what a folder of ledgers adds up to."""
+    return ledgers.with_name(f"{ledgers.name}.{FILE}")

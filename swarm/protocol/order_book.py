@@ -1,0 +1,260 @@
+"""All orders of a run as one peer knows them. Each is signed by itself, and what two peers know is put together.
+
+So two people can order at the same moment: both orders count, on all peers, whichever has come first. Nobody can take
+back what somebody else has ordered, except that the organiser can revoke a deputy: then those of its orders count that
+she names, and no others, also none that it signs later with an earlier time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from swarm.protocol.certificates import (
+    CLOCK_SECONDS,
+    KEY_BYTES,
+    MAX_WARRANT_BYTES,
+    ORDER,
+    REVOCATION,
+    SIGNATURE_BYTES,
+    Authority,
+    NotSigned,
+    Right,
+    Signer,
+)
+from swarm.protocol.orders import LATEST_MS, MAX_OF_DEPUTY, MAX_ORDERS, Order, Orders
+from swarm.protocol.wire import from_wire, to_wire
+
+MAX_DEPUTIES = 8
+"""Whose orders a run takes, those who were made deputies first."""
+MAX_REVOKED = 16
+MAX_SIGNED_BYTES = 512
+"""Of an order or a revocation alone."""
+MAX_BOOK_BYTES = 2**16
+ID_BYTES = 8
+_REVOCATION_COUNTS = LATEST_MS * 1024
+"""More than all orders that there can be."""
+
+_Content = Annotated[bytes, Meta(max_length=MAX_SIGNED_BYTES)]
+_Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+_Pair = tuple[_Content, _Signature]
+_BOOK = msgspec.msgpack.Decoder(
+    tuple[
+        Annotated[list[_Pair], Meta(max_length=MAX_REVOKED)],
+        Annotated[
+            list[
+                tuple[
+                    Annotated[bytes, Meta(max_length=MAX_WARRANT_BYTES)],
+                    Annotated[list[_Pair], Meta(max_length=MAX_ORDERS)],
+                ]
+            ],
+            Meta(max_length=MAX_DEPUTIES + 1),
+        ],
+    ]
+)
+_Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+_Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+_REVOKED = msgspec.msgpack.Decoder(tuple[_Key, Annotated[list[_Id], Meta(max_length=MAX_OF_DEPUTY)]])
+
+
+@dataclass(frozen=True)
+class SignedOrder:
+    """An order with the word of who gave it.
+
+    Args:
+        content, signature: as they travel
+        warrant: of the deputy; empty for the organiser
+        order: what is in it
+        key: with which it was signed
+        since: from when on that key may sign, seconds since 1970
+    """
+
+    content: bytes
+    signature: bytes
+    warrant: bytes
+    order: Order = field(compare=False)
+    key: bytes = field(compare=False)
+    since: int = field(compare=False)
+
+    @property
+    def id(self) -> bytes:
+        """By which a revocation names it."""
+        return hashlib.sha256(self.signature).digest()[:ID_BYTES]
+
+    @property
+    def place(self) -> tuple[int, bytes]:
+        """Of two orders, the one that was given later comes later; of the same moment, all peers take the same one."""
+        return self.order.given_at, self.signature
+
+    @classmethod
+    def read(cls, content: bytes, signature: bytes, warrant: bytes, authority: Authority, now: float) -> SignedOrder:
+        """Raises NotSigned: it is none of this run, or of a time at which its signer could not order"""
+        signed = authority.read(
+            ORDER.format(authority.run_id), to_wire(content, signature, warrant), 2 * MAX_SIGNED_BYTES, Right.CONTROL
+        )
+        order = Order.from_bytes(content)
+        if order.given_at / 1000 > now + CLOCK_SECONDS:
+            raise NotSigned("was made in the future: are both clocks right?")
+        signed.check_time(order.given_at / 1000)
+        return cls(content, signature, warrant, order, signed.key, signed.begin)
+
+
+@dataclass(frozen=True)
+class Revocation:
+    """The organiser's word that a deputy may not order any more.
+
+    Args:
+        content: as it travels
+        signature: the same
+        key: of the deputy
+        kept: of its orders, those that still count
+    """
+
+    content: bytes
+    signature: bytes
+    key: bytes = field(compare=False)
+    kept: frozenset[bytes] = field(compare=False)
+
+    @classmethod
+    def read(cls, content: bytes, signature: bytes, authority: Authority) -> Revocation:
+        """Raises NotSigned: she has not signed it for this run"""
+        authority.read(
+            REVOCATION.format(authority.run_id), to_wire(content, signature, b""), 2 * MAX_SIGNED_BYTES, None
+        )
+        try:
+            key, kept = from_wire(_REVOKED, content, MAX_SIGNED_BYTES)
+        except ValueError:
+            raise NotSigned("cannot be read") from None
+        return cls(content, signature, key, frozenset(kept))
+
+
+@dataclass(frozen=True)
+class OrderBook:
+    """What one peer knows.
+
+    Args:
+        run_id: of which run
+        given: those that count, in the order in which they were given
+        revocations: of deputies
+    """
+
+    run_id: str
+    given: tuple[SignedOrder, ...] = ()
+    revocations: tuple[Revocation, ...] = ()
+
+    @classmethod
+    def read(cls, data: bytes, authority: Authority, known: OrderBook, now: float = 0.0) -> OrderBook:
+        """What others know.
+
+        Args:
+            known: what this peer knows; of that no signature is checked again
+
+        Raises:
+            NotSigned: something in it is not the organiser's word
+        """
+        now, before = now or time.time(), {order: order for order in known.given}
+        revoked = {revocation: revocation for revocation in known.revocations}
+        try:
+            told, groups = from_wire(_BOOK, data, MAX_BOOK_BYTES)
+        except ValueError:
+            raise NotSigned("cannot be read") from None
+        given, revocations = [], []
+        for pair in told:
+            same = revoked.get(Revocation(*pair, b"", frozenset()))
+            revocations.append(same or Revocation.read(*pair, authority))
+        for warrant, pairs in groups:
+            for content, signature in pairs:
+                same = before.get(SignedOrder(content, signature, warrant, None, b"", 0))
+                given.append(same or SignedOrder.read(content, signature, warrant, authority, now))
+        return _bounded(authority.run_id, given, revocations)
+
+    def to_bytes(self) -> bytes:
+        """As members pass it on, at most 64 KiB; the same for all who know the same. Empty if there is nothing."""
+        if not self.given and not self.revocations:
+            return b""
+        groups: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
+        for order in self.given:
+            groups[order.warrant].append((order.content, order.signature))
+        told = [(revocation.content, revocation.signature) for revocation in self.revocations]
+        return to_wire(told, sorted(groups.items()))
+
+    def with_all(self, other: OrderBook) -> OrderBook:
+        """What both know together."""
+        return _bounded(self.run_id, [*self.given, *other.given], [*self.revocations, *other.revocations])
+
+    @cached_property
+    def orders(self) -> Orders:
+        """What follows from it."""
+        return Orders(
+            self.run_id,
+            self._number,
+            tuple(order.order for order in self.given),
+            frozenset(revocation.key for revocation in self.revocations),
+        )
+
+    @property
+    def _number(self) -> int:
+        """Grows with whatever is put into it, also where an earlier order takes the place of a later one."""
+        earliness = sum(LATEST_MS - order.order.given_at for order in self.given)
+        return earliness + _REVOCATION_COUNTS * len(self.revocations)
+
+    def given_by(self, key: bytes) -> list[SignedOrder]:
+        """Orders that were signed with this key."""
+        return [order for order in self.given if order.key == key]
+
+    def number_left(self, signer: Signer) -> int:
+        """Orders that this key can still give."""
+        most = MAX_OF_DEPUTY if signer.warrant else MAX_ORDERS
+        deputies = {order.key for order in self.given if order.warrant}
+        if signer.warrant and signer.public_key not in deputies and len(deputies) >= MAX_DEPUTIES:
+            return 0
+        return most - len(self.given_by(signer.public_key))
+
+
+def revoke(key: bytes, kept: Collection[SignedOrder], organiser: Signer, authority: Authority) -> OrderBook:
+    """A deputy may not order any more.
+
+    Args:
+        key: of the deputy
+        kept: its orders that still count
+        organiser: her own key
+
+    Raises:
+        NotSigned: it is not her own
+    """
+    content = to_wire(key, sorted(order.id for order in kept))
+    signature = organiser.signature(REVOCATION.format(authority.run_id), content)
+    if organiser.warrant:
+        raise NotSigned("was signed by a deputy, and only the organiser's own key can revoke one")
+    return OrderBook(authority.run_id, (), (Revocation.read(content, signature, authority),))
+
+
+def _bounded(run_id: str, given: Iterable[SignedOrder], revocations: Iterable[Revocation]) -> OrderBook:
+    """Each once, without those that do not count; where there are too many, all peers keep the same ones."""
+    revoked = sorted(set(revocations), key=lambda revocation: (revocation.key, revocation.signature))[:MAX_REVOKED]
+    by_key: defaultdict[bytes, list[SignedOrder]] = defaultdict(list)
+    for order in sorted(set(given), key=lambda order: order.place):
+        if all(order.id in one.kept for one in revoked if one.key == order.key):
+            by_key[order.key].append(order)
+    deputies = sorted({(order.since, order.key) for orders in by_key.values() for order in orders if order.warrant})
+    allowed = {key for _, key in deputies[:MAX_DEPUTIES]}
+    kept = [
+        order
+        for orders in by_key.values()
+        for order in orders[: MAX_OF_DEPUTY if orders[0].warrant else MAX_ORDERS]
+        if not order.warrant or order.key in allowed
+    ]
+    return OrderBook(run_id, tuple(sorted(kept, key=lambda order: order.place)), tuple(revoked))
+
+
+def merged(known: OrderBook, data: bytes, authority: Authority, now: float = 0.0) -> OrderBook:
+    """What is known with what somebody has passed on; rest as `OrderBook.read`."""
+    return known.with_all(OrderBook.read(data, authority, known, now))

@@ -1,0 +1,91 @@
+"""How a peer goes back to an earlier state together with its group.
+
+Going back is an update like any other one, but for what it makes of the weights: they become those of a step that all
+have kept. So the step number only grows, and with it what counts by it: the position in the data, schedules, orders,
+the end of the run. The lineage after it is the name of the group, as after each round. Who was not in that group
+finds that the swarm has gone on, and takes over its state; so does who has not kept that step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+from hivemind.utils import get_logger
+
+from swarm.protocol.messages import Ticket, WentBack
+from swarm.state_sync.state_version import StateVersion
+from swarm.training.undo import breaker
+from swarm.training.undo.sound_states import SoundStates
+
+logger = get_logger(__name__)
+
+MOST, WITHIN = 4, 256
+"""Times that a peer wants to go back in so many updates: in an open run, a liar comes back under another name."""
+NOTICED_AFTER = 3
+"""Windows of the breaker: so long ago a loss that has risen for good was sound."""
+
+
+class GoingBack:
+    """Of one peer.
+
+    Args:
+        version: the state of this peer
+        is_on: whether it keeps what it needs for it
+        folder: in which large states are kept
+    """
+
+    def __init__(self, version: StateVersion, is_on: bool, folder: Path | None = None):
+        self._version, self._is_on = version, is_on
+        self._states = SoundStates(version.state, folder)
+        self.breaker = breaker.Breaker()
+        self._went_at: deque[int] = deque(maxlen=MOST)
+        version.on_change = self._note
+
+    def begin(self) -> None:
+        """This peer begins to train; all who begin a run hold the same weights."""
+        with self._version.lock:
+            if self._version.step == 0:
+                self._note(is_update=True)
+
+    def _note(self, is_update: bool) -> None:
+        if not is_update:
+            self._states.forget()
+            self.breaker.begin()
+            return
+        self.breaker.note_update()
+        if self._is_on:
+            self._states.note(self._version.step, self._version.lineage)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """To which this peer would go back now; none if it has done so too often lately."""
+        is_often = len(self._went_at) == MOST and self._went_at[0] > self._version.step - WITHIN
+        return () if is_often else self._states.steps
+
+    def sign(self, ticket: Ticket) -> Ticket:
+        """The same, with where this peer wants to go if its loss has risen: it takes a while until that is known.
+
+        What proofs say of it is added in the averaging process, where they are.
+        """
+        if not self.steps or not self.breaker.has_risen:
+            return ticket
+        before = [step for step in self.steps if step <= ticket.step - NOTICED_AFTER * breaker.WINDOW]
+        return replace(ticket, back_to=max(before, default=min(self.steps)))
+
+    def go(self, back: WentBack) -> bool:
+        """Make the update that the group has decided on; whether this peer has what it takes.
+
+        Whoever calls holds the lock.
+        """
+        version, group = self._version, back.group
+        is_of_group = (version.step, version.lineage) == (group.step, group.lineage)
+        found = self._states.load(back.step) if is_of_group else None
+        if found is None:
+            return False
+        self._states.rename(back.step, version.step + 1)
+        version.go_back(*found, group.group_id)
+        self._went_at.append(version.step)
+        self.breaker.went_back()
+        return True

@@ -1,0 +1,121 @@
+"""Earlier states that a peer keeps, so that all can go back to the same one."""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+from hivemind.utils import get_logger
+
+from swarm.state_sync.training_state import SharedState
+
+logger = get_logger(__name__)
+
+MAX_SMALL_BYTES = 2**23
+"""Of a model whose states are kept in memory. Those of larger ones are written to disk, and less often."""
+KEEP_EVERY, NUM_KEPT = 16, 4
+"""Updates from one state that is kept to the next, and how many there are. What follows from the model alone is equal
+on all peers, or they could not name the same one."""
+KEEP_LARGE_EVERY, NUM_LARGE_KEPT = 64, 2
+"""The same of a large model: a ViT-B writes 16 MB an update."""
+
+
+@dataclass
+class Kept:
+    """A state.
+
+    Args:
+        description: as `SharedState.export` gives it
+        tensors: of the same; or the file that they are written to
+    """
+
+    description: dict
+    tensors: list[torch.Tensor] | Future[IO[bytes]]
+
+    def load(self) -> tuple[dict, list[torch.Tensor]]:
+        """Raises OSError or RuntimeError: the disk does not give it back"""
+        if isinstance(self.tensors, list):
+            return self.description, self.tensors
+        file = self.tensors.result()
+        file.seek(0)
+        return self.description, torch.load(file, weights_only=True)
+
+    def close(self) -> None:
+        """Nobody goes back to it any more."""
+        if isinstance(self.tensors, Future) and self.tensors.exception() is None:
+            self.tensors.result().close()
+
+
+class SoundStates:
+    """Of one peer: the last few that a multiple of `every` updates has made.
+
+    All peers who have made the same updates keep the same ones. Files have no name, so that nothing stays behind.
+
+    Args:
+        state: what is kept
+        folder: in which large ones are written; by default that of temporary files
+    """
+
+    def __init__(self, state: SharedState, folder: Path | None = None):
+        self._state, self._folder = state, folder
+        self._is_small = sum(tensor.nbytes for tensor in state.model_tensors) <= MAX_SMALL_BYTES
+        self.every, self._most = (KEEP_EVERY, NUM_KEPT) if self._is_small else (KEEP_LARGE_EVERY, NUM_LARGE_KEPT)
+        self._kept: dict[int, Kept] = {}
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
+        self._writing: Future | None = None
+        self._has_complained = False
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """To which this peer can go back, in order."""
+        return tuple(self._kept)
+
+    def note(self, step: int, lineage: bytes) -> None:
+        """This peer has come to a step by an update, or begins at it; whoever calls holds the lock."""
+        if step % self.every or step in self._kept:
+            return
+        while len(self._kept) >= self._most:
+            self._kept.pop(next(iter(self._kept))).close()
+        if self._writing is not None:
+            self._writing.exception()  # one copy in memory is enough
+        description, tensors = self._state.export(step, lineage)
+        if self._is_small:
+            self._kept[step] = Kept(description, tensors)
+        else:
+            self._writing = self._writer.submit(self._write, tensors)
+            self._kept[step] = Kept(description, self._writing)
+
+    def _write(self, tensors: list[torch.Tensor]) -> IO[bytes]:
+        try:
+            file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (it lives as long as the state)
+            torch.save(tensors, file)
+        except (OSError, RuntimeError) as error:
+            if not self._has_complained:
+                self._has_complained = True
+                logger.warning(f"A state that all could go back to cannot be written: {error} (said once)")
+            raise
+        return file
+
+    def load(self, step: int) -> tuple[dict, list[torch.Tensor]] | None:
+        """The description and the tensors of a state; None if this peer has none of this step."""
+        try:
+            return self._kept[step].load() if step in self._kept else None
+        except (OSError, RuntimeError) as error:
+            logger.warning(f"The state of step {step} cannot be had: {error}")
+            return None
+
+    def rename(self, step: int, to: int) -> None:
+        """This state becomes that of a later step; there is no way back from there."""
+        kept = self._kept.pop(step)
+        self.forget()
+        self._kept[to] = kept
+
+    def forget(self) -> None:
+        """This peer has taken over a state: what it held before is not what others hold."""
+        for kept in self._kept.values():
+            kept.close()
+        self._kept.clear()
