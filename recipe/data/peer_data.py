@@ -86,6 +86,7 @@ class PeerData(L.LightningDataModule):
         self.samples_trained = 0
         self._splits: Splits | None = None
         self._batches: PeerBatches | None = None
+        self._dealt: tuple[int, int] | None = None
 
     @abstractmethod
     def open(self) -> Splits:
@@ -138,12 +139,16 @@ class PeerData(L.LightningDataModule):
         """Of what has to be the same on all peers of a run: see `Splits.digest`."""
         return self.splits.digest
 
+    def deal_out(self, rank: int, num_processes: int) -> None:
+        """Each of these processes trains on its share of this order, although its trainer knows of no other one."""
+        self._dealt = rank, num_processes
+
     def train_dataloader(self) -> DataLoader:
         """Endless micro-batches, beginning after the samples that were already trained on."""
         sampler = PeerSampler(self.num_train_samples, self.recipe.seed, self.identity)
         sampler.load_state_dict({"position": self.samples_trained})
         view = self.view(self.splits.train, stable_seed(self.recipe.seed, self.identity, "augmentation"))
-        self._batches = PeerBatches(sampler, self.batch_size, *self._share)
+        self._batches = PeerBatches(sampler, self.batch_size, *(self._dealt or self._share))
         return self._loader(view, self._batches)
 
     def resize_micro_batch(self, samples: int) -> None:
@@ -171,7 +176,8 @@ class PeerData(L.LightningDataModule):
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Counts here, where a batch leaves for training: loaders draw ahead, so their own count says too much."""
         if self.trainer is not None and self.trainer.training:
-            self.samples_trained += len(batch[1]) * self.trainer.world_size
+            _, num_processes = self._dealt or self._share
+            self.samples_trained += len(batch[1]) * num_processes
         return batch
 
     def state_dict(self) -> dict[str, int]:

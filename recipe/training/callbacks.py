@@ -44,9 +44,13 @@ class StepMetrics(L.Callback):
     Args:
         gauges: what else to log.
         wants_to_stop: asked in every process at every update; if one says yes, all stop together at the next.
+        times: processes that compute as much as this one, of which the trainer does not know.
     """
 
-    def __init__(self, gauges: Iterable[Gauge] = (), wants_to_stop: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, gauges: Iterable[Gauge] = (), wants_to_stop: Callable[[], bool] = lambda: False, times: int = 1
+    ) -> None:
+        self.times = times
         self.gauges, self.wants_to_stop = list(gauges), wants_to_stop
         self.samples = 0
         self.started_at = 0.0
@@ -109,7 +113,7 @@ class StepMetrics(L.Callback):
             everyone = own.new_empty(trainer.world_size, len(own))
             work = dist.all_gather(list(everyone.unbind()), own, async_op=True)
         names = [f"train/{name}" for name in pl_module.train_metrics]
-        step, learning_rate, samples = trainer.global_step, float(self.learning_rate), self.samples
+        step, learning_rate, samples = trainer.global_step, float(self.learning_rate), self.samples * self.times
 
         def finish() -> None:
             if work is not None:

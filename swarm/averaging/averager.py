@@ -96,7 +96,8 @@ class SwarmAverager:
         self.vector, self.line, self.timeouts = vector.share_memory_(), line or LineUse(), timeouts
         self.peer_id, self.client_mode = dht.peer_id, dht.client_mode
         self._target = target
-        self._codec, self._has_memory = codec.make(), codec.low_rank(shapes, vector.numel()) is not None
+        self._codec = (Codec() if auto else codec).make()  # of those that may come, the one with most bytes
+        self._has_memory = codec.low_rank(shapes, vector.numel()) is not None
         self._dead_since: float | None = None
         self._signals, self._status = RoundSignals(), TransferStatus()
         options = AveragingOptions(

@@ -63,7 +63,7 @@ class DeskOptions:
     """Show this line with its invitation to everybody who sees the page."""
     alert: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], arg("URL", f"the variable {ALERTS_VARIABLE}")]] = ()
     """Send a message there when something is wrong, and when it is well again: a URL as Apprise reads it."""
-    ledger_mib: Annotated[int, arg("MIB")] = 256
+    ledger_mib: Annotated[int, arg("MIB")] = 128
     """On disk for the run's ledger, which is fetched and added up every ten minutes; 0: show what peers claim."""
     still_minutes: Annotated[float, arg("NUMBER")] = 10.0
     """Without an update, after which something is wrong."""

@@ -38,6 +38,9 @@ from swarm.protocol.notes import FailedRound
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
+TOLD_STEPS = 50
+"""For which a record still says why an earlier round failed."""
+
 logger = get_logger(__name__)
 
 
@@ -110,6 +113,8 @@ class ProgressTracker:
 
     def holds(self, step: int, lineage: bytes, **changes) -> None:
         """This peer has the weights of this step and lineage now; `changes` of other fields go with that."""
+        if self._own.failed is not None and step > self._own.failed.step + TOLD_STEPS:
+            changes["failed"] = None
         self._change({"step": step, "lineage": lineage, **changes})
 
     def _change(self, changes: dict) -> None:

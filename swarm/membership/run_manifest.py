@@ -21,7 +21,7 @@ from swarm.network.signed_records import RUNS_KEY, owned_entries
 from swarm.protocol.certificates import CLOCK_SECONDS, Authority, NotSigned, Signer
 from swarm.protocol.run_names import authority_in, is_run_id, key_prefix, signed_content
 
-PROTOCOL = 17
+PROTOCOL = 18
 """Raised when peers of two versions could no longer train together.
 
 11: a member may listen to a round before it has the weights of its step.
@@ -29,6 +29,8 @@ PROTOCOL = 17
 15: members show a certificate, where the run has an organiser.
 16: progress records say what state a peer holds; reducers clip what members send, unless the recipe says otherwise.
 17: members follow the same orders of the organiser, sign what they send and average, and may be helpers.
+18: tickets say to which state their members want to go back, and what they have measured; orders are signed one by one;
+records say why a round failed, and what a test found.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from recipe.config import Recipe
 from recipe.errors import InputError
@@ -33,6 +34,7 @@ from swarm.network.addresses import (
     join_commands,
 )
 from swarm.peer.bootstrap import resolve_bootstrap, unfolded
+from swarm.peer.island.launch import connected, is_island, offer, one_voice, settled, speaks
 from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions, own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed, trained_before
@@ -43,6 +45,9 @@ from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
 from swarm.runtime.processes import descendants, kill, reap
 from swarm.runtime.threads import yield_cores
+
+if TYPE_CHECKING:
+    from swarm.training.island.channel import Channel
 
 HELPS = "Helper: it averages for the others, hands over the weights and keeps checkpoints. It trains nothing."
 LEAVE_SECONDS = 10.0
@@ -67,21 +72,30 @@ def run(read: Callable[[], PeerOptions]) -> int:
     reap()
     try:
         raise_again()
-        options, line = unfolded(read())
-        options = resumed(options)
-        print("Starting; importing torch takes about 10 s …", flush=True)
+        with one_voice():
+            options, line = unfolded(read())
+        if not is_island():
+            options = resumed(options)
+        if speaks():
+            print("Starting; importing torch takes about 10 s …", flush=True)
         silence_libraries()
         yield_cores()
         check_hivemind_version()
+        channel = connected(options) if is_island() else None
+        if channel is not None and not channel.is_first:
+            return importlib.import_module("swarm.peer.island.computing").compute(options, channel)
+        if channel is not None:
+            options = resumed(settled(options))
         before = trained_before(options)
 
         def make_peer(alone: bool) -> Peer:
             stored = before[1] if alone else None
-            return Peer(replace(options, run_id=before[0]) if alone else options, clock, stored, line)
+            return Peer(replace(options, run_id=before[0]) if alone else options, clock, stored, line, channel)
 
         return come_back(make_peer, clock.again, before is not None, _leave_at_once)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        with one_voice():
+            print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         print("Interrupted before the training began.", file=sys.stderr, flush=True)
@@ -96,14 +110,21 @@ class Peer:
         clock: times the start
         stored: recipe of the run that it goes on with if nobody answers; None: then it does not
         line: join line, if it was invited
+        channel: to the other processes of this peer; None if it is one process
 
     Raises:
         InputError: also from `run`, when something that a person gave cannot work
     """
 
     def __init__(
-        self, options: PeerOptions, clock: StartupTimer, stored: Recipe | None = None, line: JoinLine | None = None
+        self,
+        options: PeerOptions,
+        clock: StartupTimer,
+        stored: Recipe | None = None,
+        line: JoinLine | None = None,
+        channel: Channel | None = None,
     ):
+        self._channel = channel
         self.options, self.clock = options, clock
         self._entry = Entry(options, line)
         self.name = check_name(options.machine.public_name or f"peer-{secrets.token_hex(3)}", "--public-name")
@@ -203,6 +224,7 @@ class Peer:
     def _train(self, dht, manifest, addresses: tuple[str, ...]) -> int:
         from swarm.membership.announcer import Announcer
         from swarm.peer.session import Session
+        from swarm.training.island.channel import IslandLost
 
         self._session = session = Session(
             self.options,
@@ -215,6 +237,7 @@ class Peer:
             self.clock,
             self._part_died,
             self._entry,
+            self._channel,
         )
         self._introduce(session)
         self._run = ["--run-id", manifest.run_id]
@@ -226,6 +249,9 @@ class Peer:
             self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
             _say(f"\n{session.train()}")
             return 0
+        except IslandLost as lost:
+            print(f"error: {lost}", file=sys.stderr, flush=True)
+            return 1
         finally:
             self._interrupt = _raise_interrupt
             announcer.stop()
@@ -252,6 +278,9 @@ class Peer:
         from swarm.peer.supervisor import start_again
 
         self._restart.cancel()
+        if self._channel is not None:  # torchrun starts all of its processes again
+            kill(descendants(os.getpid()))
+            os._exit(1)
         start_again(["--public-name", self.name, *self._run], time.monotonic() - self._began)
         print(
             "error: Parts of this peer die again and again: look above which ones. If memory is short (`swarm doctor` "
@@ -307,6 +336,10 @@ class Peer:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
         print(self.reachability)
         print(HELPS if session.helps else f"Micro-batch: {session.micro_batch}.")
+        if self._channel is not None:
+            print(f"This peer is an island of {session.num_processes} processes, which compute as much each.")
+        elif (num_gpus := session.num_gpus) > 1:
+            print(offer(num_gpus))
         print(f"Run folder: {session.folder.path}")
         if session.resumed_step is not None:
             unless = ", unless the swarm is further" if self.joins else ""

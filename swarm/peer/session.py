@@ -8,11 +8,13 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import psutil
 import torch
 from hivemind import DHT
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from recipe.config import Recipe
@@ -21,6 +23,7 @@ from recipe.errors import InputError
 from recipe.model import check_samples
 from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
+from recipe.training.callbacks import StepMetrics
 from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
 from recipe.training.trainer import build_trainer
 from swarm.ledger.ledger import Ledger
@@ -37,6 +40,8 @@ from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.peer.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints
 from swarm.peer.helping.helper import NO_MICRO_BATCH, NoData, NoStepMetrics, digest_for
+from swarm.peer.island.computing import agreed_samples, device_options
+from swarm.peer.island.launch import agree
 from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions
 from swarm.peer.startup_timer import StartupTimer
@@ -46,9 +51,10 @@ from swarm.protocol.admission import OPEN
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.processes import kill
 from swarm.training.averaging_mode import Averaging
-from swarm.training.batch_size_finder import MicroBatch, largest_sensible, measure_for_recipe, precision_on
+from swarm.training.batch_size_finder import MicroBatch, largest_sensible, measure_for_recipe
 from swarm.training.batch_size_review import MicroBatchReview
 from swarm.training.helper import HelperStrategy
+from swarm.training.island.channel import Channel, IslandLost, Word
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 
@@ -71,6 +77,7 @@ class Session:
         clock: times the start
         on_death: called, from another thread, with the name of a process of this peer that has died alone
         entry: how this peer was let in
+        channel: to the other processes of this peer; None if it is one process
 
     Raises:
         InputError: something that a person gave cannot work
@@ -88,7 +95,10 @@ class Session:
         clock: StartupTimer,
         on_death: Callable[[str], None],
         entry: Entry,
+        channel: Channel | None = None,
     ):
+        self.channel = channel
+        self.num_processes = 1 if channel is None else channel.size
         self.options, self.name, self.dht, self.manifest, self.joins = options, name, dht, manifest, joins
         self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
         self.recipe: Recipe = manifest.recipe
@@ -123,6 +133,11 @@ class Session:
         self.upload = self._upload()
         if earlier is not None and (position := earlier[data_name]) is not None:
             self.data.load_state_dict(position)  # a peer that comes back goes on with its samples
+        if channel is not None:
+            channel.tell(Word.PLAN)
+            plan = {"recipe": self.recipe.to_json(), "identity": identity, "position": self.data.samples_trained}
+            channel.exchange(plan)
+            self.data.deal_out(channel.rank, channel.size)
         self.task = build_task(self.recipe)
         self.started_from = None if joins or earlier is not None else options.start_from
         """The file whose weights a new swarm starts from."""
@@ -147,7 +162,9 @@ class Session:
         self.supervisor = Supervisor(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
         most = largest_sensible(self.recipe, self.data.num_train_samples)
-        self.review = MicroBatchReview(self.micro_batch, most, self.data, self.reporter.say)
+        # The processes of an island would have to change theirs at the same moment.
+        fixed = self.micro_batch if channel is None else replace(self.micro_batch, limit="given")
+        self.review = MicroBatchReview(fixed, most, self.data, self.reporter.say)
         every = options.results.evaluate_every_steps
         validate_every = self.recipe.validate_every_steps
         evaluation = Evaluation(every, validate_every, self.folder.evaluations, self.reporter.say)
@@ -166,8 +183,14 @@ class Session:
             return NO_MICRO_BATCH
         machine = self.options.machine
         if machine.batch_size:
-            return MicroBatch(machine.batch_size, math.nan, "given")
-        return measure_for_recipe(self.task.model, self.recipe, machine.device, self.data.num_train_samples)
+            found = MicroBatch(machine.batch_size, math.nan, "given")
+        else:
+            num_samples, processes = self.data.num_train_samples, self.num_processes
+            found = measure_for_recipe(self.task.model, self.recipe, machine.device, num_samples, processes)
+        if self.channel is None:
+            return found
+        answer = {"problem": "", "asked": {"the data": self.data.digest}, "samples": found.samples}
+        return replace(found, samples=agreed_samples(agree(self.channel, answer)))
 
     def _own_processes(self) -> dict[str, psutil.Process]:
         """By name; without the averaging process, which is started later."""
@@ -245,7 +268,10 @@ class Session:
                 trainer.fit(self.task, self.data, ckpt_path=self.checkpoint)
             trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
             outcome = self.outcome(trainer)
-        except Exception:
+        except Exception as error:
+            if isinstance(error, IslandLost):
+                outcome = "starting again"
+                trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
             if self.supervisor.found is None:
                 raise
             outcome = "starting again"  # it could not be otherwise without that process
@@ -314,6 +340,7 @@ class Session:
             averaging=self.averaging,
             max_step=self.recipe.total_steps,
             keep_own=self._keep_own,
+            inside=self.channel,
         )
 
     def _keep_own(self, step: int) -> None:
@@ -330,8 +357,7 @@ class Session:
         return build_trainer(
             self.recipe,
             self.folder,
-            accelerator={"auto": "auto", "cpu": "cpu", "cuda": "gpu"}[self._device],
-            precision=precision_on(self._device, self.recipe.precision),
+            **device_options(self._device, self.recipe, self.channel),
             strategy=self.strategy,
             callbacks=[
                 self.metrics,
@@ -347,12 +373,20 @@ class Session:
                 *([] if self.evaluation is None else [self.evaluation]),
                 *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
             ],
-            plugins=[AtomicCheckpointIO(None if self.upload is None else self.upload.saved)],
+            plugins=[
+                AtomicCheckpointIO(None if self.upload is None else self.upload.saved),
+                *([] if self.channel is None else [LightningEnvironment()]),
+            ],
             max_steps=leaving.max_steps,
             max_time=leaving.max_time,
             target_accuracy=leaving.target_accuracy,
-            step_metrics=NoStepMetrics() if self.helps else None,
+            step_metrics=NoStepMetrics() if self.helps else StepMetrics(times=self.num_processes),
         )
+
+    @property
+    def num_gpus(self) -> int:
+        """That this peer could use on this machine."""
+        return 0 if self._device == "cpu" else torch.cuda.device_count()
 
     @property
     def _device(self) -> str:

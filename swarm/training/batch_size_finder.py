@@ -51,9 +51,13 @@ class MicroBatch:
         return f"{self.samples} samples, measured: {self.seconds:.2g} s each; the limit is {self.limit}"
 
 
-def largest_sensible(recipe: Recipe, num_train_samples: int) -> int:
-    """Largest power of two that is at most 1/16 of the target batch, leaves local steps, and fits the data."""
-    parts = max(SHARE_OF_TARGET, LOCAL_PEERS * recipe.local_steps if recipe.averaging == "local" else 0)
+def largest_sensible(recipe: Recipe, num_train_samples: int, num_processes: int = 1) -> int:
+    """Largest power of two that is at most 1/16 of the target batch, leaves local steps, and fits the data.
+
+    Args:
+        num_processes: of the peer, which compute as much each
+    """
+    parts = max(SHARE_OF_TARGET, LOCAL_PEERS * recipe.local_steps if recipe.averaging == "local" else 0) * num_processes
     most = max(1, min(recipe.target_batch_size // parts, num_train_samples))
     return 1 << (most.bit_length() - 1)
 
@@ -70,12 +74,15 @@ def precision_on(device: str, precision: str) -> str:
     return "32" if imitates and precision == "bf16-mixed" else precision
 
 
-def measure_for_recipe(model: nn.Module, recipe: Recipe, device: str, num_train_samples: int = 2**31) -> MicroBatch:
+def measure_for_recipe(
+    model: nn.Module, recipe: Recipe, device: str, num_train_samples: int = 2**31, num_processes: int = 1
+) -> MicroBatch:
     """`measure_micro_batch` for a recipe's model.
 
     Args:
         device: auto, cpu or cuda, as a person gave it
         num_train_samples: a micro-batch is never larger
+        num_processes: as of `largest_sensible`
     """
     uses_gpu = device != "cpu" and torch.cuda.is_available()
     kind = kind_of(recipe.dataset)
@@ -86,7 +93,7 @@ def measure_for_recipe(model: nn.Module, recipe: Recipe, device: str, num_train_
             recipe.num_classes,
             torch.device("cuda" if uses_gpu else "cpu"),
             precision_on(device, recipe.precision) == "bf16-mixed",
-            largest_sensible(recipe, num_train_samples),
+            largest_sensible(recipe, num_train_samples, num_processes),
         )
     except (ValueError, IndexError, AssertionError, RuntimeError) as error:  # it can be built, but not trained
         if isinstance(error, InputError):

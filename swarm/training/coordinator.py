@@ -37,6 +37,7 @@ from swarm.training.auto_averaging import AutoAveraging
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
+from swarm.training.island.lead import ALONE, Island
 from swarm.training.joining.attester import Attester
 from swarm.training.joining.catch_up import CatchUp, Progress
 from swarm.training.joining.follower import Follower
@@ -135,6 +136,8 @@ class Coordinator:
             self.options.ledger,
             self.averaging.auto,
         )
+        self.island = ALONE
+        """The other processes of this peer, if it has some."""
         self._others_orders = OthersOrders(self.control, self.tracker, self.averager)
         self.averager.set_step(step, self.version.lineage)
         self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps, self.control)
@@ -265,6 +268,16 @@ class Coordinator:
             has_changed = self.tracker.swarm.latest_step > self.step and self.catch_up()
         return has_changed or self._catching_up.is_behind
 
+    def lead(self, island: Island, model: torch.nn.Module) -> None:
+        """This peer is several processes, of which this is the first."""
+        self.island = island
+        island.attach(model, self._gradients)
+
+    def begin_micro_batch(self) -> bool:
+        """Its forward pass comes next, on the weights of this moment, in all processes of this peer; always True."""
+        self.island.begin_micro_batch(self.step)
+        return True
+
     def begin_backward(self, samples: int) -> None:
         """The backward pass of a micro-batch comes next; its gradients are means over `samples`."""
         self._gradients.receive(samples)
@@ -282,6 +295,10 @@ class Coordinator:
         self._count(samples, loss)
         return self._synchronise()
 
+    def _gather(self) -> None:
+        """What other processes of this peer have computed is added to the sum."""
+        self._throughput.work.loss_sum = self._throughput.work.loss_sum + self.island.gather(self._gradients)
+
     def attend(self) -> bool:
         """What a helper does in place of `contribute`: it takes part, without a gradient.
 
@@ -296,8 +313,10 @@ class Coordinator:
             self.tracker.report(phase=TRAINING)
         return self._synchronise()
 
-    def _count(self, samples: int, loss: torch.Tensor | float) -> None:
+    def _count(self, samples: int, loss: torch.Tensor | float) -> int:
+        """Returns the samples of all processes of this peer."""
         self._gradients.collect()
+        samples, loss = self.island.add_up(samples, loss)
         self._throughput.note(samples, loss)
         self._probation.review()
         if self._probation.gives_nothing:
@@ -309,6 +328,7 @@ class Coordinator:
             self.tracker.report(samples=0, rate=0.0, phase=TRAINING)
         else:
             self.tracker.report(samples=self.samples, rate=self._throughput.samples_per_second, phase=TRAINING)
+        return samples
 
     def _synchronise(self) -> bool:
         """Begin or end a round, if it is time; True when an average has been handed over."""
@@ -318,6 +338,7 @@ class Coordinator:
         if self._is_catching_up() or self._stands or not self._is_over:
             return False
         self._throughput.finish()
+        self._gather()
         if not self._gradients.is_finite:  # one NaN would spoil everybody's weights: this peer only listens this time
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
             self._gradients.drop()
@@ -603,6 +624,7 @@ class Coordinator:
 
     def leave(self) -> None:
         """Say goodbye and stop; the others train on."""
+        self.island.end()
         self._catching_up.cancel()
         self._attester.close()
         self._listener.leave()

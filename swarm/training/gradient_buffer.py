@@ -37,6 +37,8 @@ class GradientVector:
         self.wire = torch.zeros(num_params + num_buffers, dtype=torch.float32).share_memory_()
         """Shape [n + m], fp32, shared memory: what travels."""
         self._buffers_before: list[torch.Tensor] = []
+        self.clears = 0
+        """How often the sum has begun anew."""
         self.reset()
 
     @property
@@ -58,11 +60,40 @@ class GradientVector:
     @torch.no_grad()
     def receive(self, samples: int) -> None:
         """The backward pass that comes next adds its gradients, means over `samples`, to the sum."""
+        self.sum_in_units_of(samples)
+        for param, view in zip(self.params, self.views, strict=True):
+            param.grad = view if param.dtype == view.dtype else None
+
+    @torch.no_grad()
+    def sum_in_units_of(self, samples: int) -> torch.Tensor:
+        """Shape [n], where the model is: the sum itself; each of its numbers counts for so many samples from now on."""
         if samples != self._unit:
             self._sum.mul_(self._unit / samples)
             self._unit = samples
-        for param, view in zip(self.params, self.views, strict=True):
-            param.grad = view if param.dtype == view.dtype else None
+        return self._sum
+
+    @property
+    def unit(self) -> int:
+        """For how many samples each number of the sum counts."""
+        return self._unit
+
+    @property
+    def buffers(self) -> torch.Tensor:
+        """Shape [m], fp32, a copy on the CPU: the float buffers, one after the other."""
+        flat = [buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers]
+        return torch.cat(flat) if flat else torch.zeros(0)
+
+    @torch.no_grad()
+    def take_buffers(self, flat: torch.Tensor) -> None:
+        """Float buffers that have come from elsewhere, shape [m]."""
+        offset = 0
+        for buffer in self._buffers:
+            buffer.copy_(flat[offset : offset + buffer.numel()].view(buffer.shape))
+            offset += buffer.numel()
+
+    def _clear(self) -> None:
+        self._sum.zero_()
+        self.clears += 1
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -78,13 +109,13 @@ class GradientVector:
 
     def reset(self) -> None:
         """A step begins."""
-        self._sum.zero_()
+        self._clear()
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
 
     @torch.no_grad()
     def drop(self) -> None:
         """Forget the samples of this step, also what they did to the buffers."""
-        self._sum.zero_()
+        self._clear()
         for buffer, before in zip(self._buffers, self._buffers_before, strict=True):
             buffer.copy_(before)
 
@@ -109,8 +140,7 @@ class GradientVector:
 
     def _write_buffers(self) -> None:
         if self._buffers:
-            flat = [buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers]
-            torch.cat(flat, out=self.wire[self._sum.numel() :])
+            self.wire[self._sum.numel() :].copy_(self.buffers)
 
     @torch.no_grad()
     def take_back(self, samples: int) -> None:
@@ -128,11 +158,9 @@ class GradientVector:
     @torch.no_grad()
     def take(self, average: torch.Tensor) -> None:
         """Take over an average, shape [n + m]."""
-        offset = self._sum.numel()
-        self._take_vector(average[:offset])
-        for buffer in self._buffers:
-            buffer.copy_(average[offset : offset + buffer.numel()].view(buffer.shape))
-            offset += buffer.numel()
+        split = self._sum.numel()
+        self._take_vector(average[:split])
+        self.take_buffers(average[split:])
 
     def _take_vector(self, average: torch.Tensor) -> None:
         self.average.copy_(average)

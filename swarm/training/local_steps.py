@@ -64,7 +64,7 @@ class PseudoGradient(GradientVector):
 
     def end_own_step(self) -> None:
         """The local step is made; the next one begins."""
-        self._sum.zero_()
+        self._clear()
         self.samples, self._good_buffers = 0, [buffer.clone() for buffer in self._buffers]
         self.release()
 
@@ -72,7 +72,7 @@ class PseudoGradient(GradientVector):
         """Forget gradients that are not finite; of how many samples they were."""
         if self._has_finite_sum:
             return 0
-        self._sum.zero_()
+        self._clear()
         for buffer, good in zip(self._buffers, self._good_buffers, strict=True):
             buffer.copy_(good)
         dropped, self.samples = self.samples, 0
@@ -217,7 +217,7 @@ class LocalCoordinator(Coordinator):
         Returns:
             True when a local step is due: make it within `updating`; False: the next micro-batch comes
         """
-        self._count(samples, loss)
+        samples = self._count(samples, loss)
         if self._probation.gives_nothing:  # its gradients are dropped, and zeros would wear out Adam's statistics
             self._synchronise_all()
             return False
@@ -226,6 +226,8 @@ class LocalCoordinator(Coordinator):
         may_begin = self._inflight is None and not self._catching_up.is_behind
         is_last = may_begin and self._is_over  # a round begins with all that has been computed
         is_due = is_last or vector.samples >= self.local_batch_size
+        if is_due:
+            self._gather()
         if is_due and (dropped := vector.drop_own()):
             return self._leave_out(dropped)
         if not is_due:  # a round that began now would count samples that no local step has used

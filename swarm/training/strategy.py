@@ -7,6 +7,7 @@ swarm, however many micro-batches this peer needs for its part.
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from recipe.errors import InputError
 from recipe.training.heap import keep_heap
@@ -32,6 +34,9 @@ from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers
 from swarm.training.averaging_mode import Averaging
 from swarm.training.coordinator import Coordinator
+from swarm.training.island.channel import Channel
+from swarm.training.island.crew import Crew
+from swarm.training.island.lead import Lead
 from swarm.training.local_steps import LocalCoordinator
 from swarm.training.options import CoordinatorOptions
 
@@ -55,6 +60,8 @@ class SwarmStrategy(SingleDeviceStrategy):
             equal on all peers
         max_step: at which the run is over; no peer is believed to be further
         keep_own: called with this peer's step before weights that it has trained are replaced by far others
+        inside: "ddp" if this peer is several processes of torchrun (`swarm.training.island.lead`), or a channel between
+            them; None for one process
 
     Raises:
         InputError: a Trainer or module that cannot work this way, or a network that does not answer
@@ -77,11 +84,17 @@ class SwarmStrategy(SingleDeviceStrategy):
         averaging: Averaging | str = "sync",
         max_step: int = MAX_STEP,
         keep_own: Callable[[int], None] = lambda step: None,
+        inside: str | Channel | None = None,
     ):
         super().__init__()
         if target_batch_size < 1:
             raise InputError(f"The target batch size is {target_batch_size}: it has to be at least 1 sample.")
         self.target_batch_size, self.name = target_batch_size, name
+        if inside == "fsdp":
+            raise InputError("Peers whose processes share one model (fsdp) are not built yet: set inside='ddp'.")
+        if not (inside is None or inside == "ddp" or isinstance(inside, Channel)):
+            raise InputError(f"There is no inside={inside!r}: set 'ddp', or None for a peer of one process.")
+        self._inside = inside
         self.options = options
         self.averaging = Averaging.named(averaging) if isinstance(averaging, str) else averaging
         self.namespace = namespace or f"{run_id}-{target_batch_size}-{self.averaging}".replace(".", "_")
@@ -93,13 +106,22 @@ class SwarmStrategy(SingleDeviceStrategy):
         """With the averaging auto, what this peer followed when it was here last."""
         self._total_steps = max_step
         """Of the run, as the Trainer knows it."""
-        self.coordinator: Coordinator | None = None
+        self.coordinator: Coordinator | Crew | None = None
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
         self._micro_batch_samples = 0
 
     @property
     def root_device(self) -> torch.device:
-        return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
+        """That of this process; Lightning names those of all processes of this machine."""
+        place = int(os.environ.get("LOCAL_RANK", 0)) if len(self.parallel_devices) > 1 else 0
+        return self.parallel_devices[place] if self.parallel_devices else torch.device("cpu")
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this process writes files; Lightning asks."""
+        if isinstance(self._inside, Channel):
+            return self._inside.is_first
+        return self._inside is None or os.environ.get("RANK", "0") == "0"
 
     @property
     def _trainer(self) -> Trainer:
@@ -110,11 +132,35 @@ class SwarmStrategy(SingleDeviceStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         keep_heap()  # of anybody's own Trainer, too
-        if len(self.parallel_devices) > 1:
-            raise InputError("A peer computes on one device: set devices=1 and start a peer for each GPU.")
+        if len(self.parallel_devices) > 1 and self._inside is None:
+            raise InputError(
+                "A peer of one process computes on one device: set devices=1, or inside='ddp' and use torchrun."
+            )
+        if self._trainer.state.fn == TrainerFn.FITTING and self._inside == "ddp":
+            self._inside = Channel.connect("cpu" if self.root_device.type == "cpu" else "cuda")
+        if not self.is_global_zero:
+            return self._become_crew()
         if self.dht is None and self._trainer.state.fn == TrainerFn.FITTING:  # testing a model needs no swarm
             self.dht = start_dht(self.network)
             print(f"Other peers join with initial_peers={visible_addresses(self.dht)}", flush=True)
+
+    def _become_crew(self) -> None:
+        """This process computes, and does nothing else; the first one says when that is over."""
+        self._trainer.limit_val_batches = 0
+        self._trainer.fit_loop.max_epochs = self._trainer.fit_loop.epoch_loop.max_steps = -1
+        warnings.filterwarnings("ignore", message=".training_step. returned .None.")
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Lightning asks for each; those for training have to be dealt out to the processes."""
+        is_sampled = isinstance(dataloader, DataLoader) and type(dataloader.batch_sampler) is BatchSampler
+        is_sampled = is_sampled and not isinstance(dataloader.dataset, IterableDataset)
+        is_dealt_out = not is_sampled or isinstance(dataloader.sampler, DistributedSampler)
+        if self._inside is not None and self._trainer.training and not is_dealt_out:
+            raise InputError(
+                "Each process of an island needs samples of its own: give the DataLoader "
+                "sampler=DistributedSampler(dataset, WORLD_SIZE, RANK)."
+            )
+        return super().process_dataloader(dataloader)
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)
@@ -161,6 +207,10 @@ class SwarmStrategy(SingleDeviceStrategy):
             self._join()
 
     def _join(self) -> None:
+        if not self.is_global_zero:
+            module, optimizer = self.lightning_module, self.optimizers[0]
+            self.coordinator = Crew(self._inside, module, optimizer, self.target_batch_size, self.max_step)
+            return
         admission = self.options.admission if self.options is not None else OPEN
         if not admission.is_open:
             self.dht.take_part(self.namespace, admission.authority, admission.certificate)
@@ -182,6 +232,8 @@ class SwarmStrategy(SingleDeviceStrategy):
                 plan=self.plan,
             )
         self.coordinator.version.keep_own = self.keep_own
+        if self._inside is not None:
+            self.coordinator.lead(Lead(self._inside), self.lightning_module)
         self.coordinator.join()
         self._adopt_step(completed=self.coordinator.step)
         self._trainer.should_stop |= self.stop_requested.is_set()
@@ -221,6 +273,9 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         self.coordinator.wait_while_paused()
+        if not self.coordinator.begin_micro_batch():
+            self.stop_requested.set()  # the first process of this peer has left
+            return None
         self._micro_batch_samples = extract_batch_size(args[0] if args else next(iter(kwargs.values())))
         return super().training_step(*args, **kwargs)
 

@@ -11,8 +11,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import nn
-from torch.nn import functional as F
 
 from recipe.errors import InputError
 from recipe.presets import preset
@@ -27,12 +25,12 @@ from tests.helpers.strategy_runs import (
     Outcome,
     Plan,
     Record,
-    Samples,
     Task,
     assert_equal_updates,
     assert_same_bits,
     learning_rate_factor,
     loader,
+    replay,
     train,
     trainer_for,
 )
@@ -132,43 +130,6 @@ def without_key_biases(weights: dict) -> dict:
 
 
 # ---- two peers against one process ---------------------------------------------------------------------------------
-
-
-def union(peers: list[list[list[int]]]) -> list[int]:
-    return [index for batches in peers for batch in batches for index in batch]
-
-
-def replay(plan: Plan, steps: list[list[list[list[int]]]], together: bool):
-    """The same updates in one process: `steps[i]` holds each peer's micro-batches of sample indices.
-
-    `together`: one pass over the union. Otherwise each peer's micro-batches run through a model with statistics of
-    its own (BatchNorm), whose means over samples all start the next step with.
-
-    Yields (loss, weights, norm of the gradient before clipping).
-    """
-    samples, net = Samples(), plan.net()
-    optimizer, scheduler = plan.update(net)
-    for peers in steps:
-        total = sum(len(batch) for batches in peers for batch in batches)
-        before = [buffer.clone() for buffer in net.buffers()]
-        after = [torch.zeros_like(buffer, dtype=torch.float64) for buffer in before]
-        loss_sum = 0.0
-        optimizer.zero_grad()
-        for batches in [[union(peers)]] if together else peers:
-            for buffer, start in zip(net.buffers(), before, strict=True):
-                buffer.copy_(start)
-            for batch in batches:
-                loss = F.cross_entropy(net(samples.x[batch]), samples.y[batch])
-                (loss * len(batch) / total).backward()
-                loss_sum += loss.item() * len(batch)
-            for mean, buffer in zip(after, net.buffers(), strict=True):
-                mean += buffer.double() * sum(map(len, batches)) / total
-        for buffer, mean in zip(net.buffers(), after, strict=True):
-            buffer.copy_(mean)
-        norm = nn.utils.clip_grad_norm_(net.parameters(), plan.clip or float("inf")).item()
-        optimizer.step()
-        scheduler.step()
-        yield loss_sum / total, {name: tensor.clone() for name, tensor in net.state_dict().items()}, norm
 
 
 def train_two(plan: Plan, steps: int, target: int = 64) -> dict[str, Outcome]:

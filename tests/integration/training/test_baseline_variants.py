@@ -15,7 +15,7 @@ import torch
 from baseline_ddp.measuring.resources import ResourceMeter
 from baseline_ddp.measuring.timing import StepSplit, Stopwatch
 from baseline_ddp.options import ComputeOptions
-from baseline_ddp.processes import Processes, RunFailed, store_of_this_attempt
+from baseline_ddp.processes import Processes, RunFailed
 from baseline_ddp.scaling import ScalingOptions, scaling_table, summarise
 from baseline_ddp.strategies import choose_strategy, prepare_task
 from baseline_ddp.train import main
@@ -23,6 +23,7 @@ from recipe.data.benchmark import DataBenchmarkOptions, DataRates, measure, verd
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
+from recipe.training.launched import store_of_this_attempt
 from tests.helpers.clusters import Cluster, free_port, run_processes, silent_listener, train
 
 RECIPE = replace(

@@ -11,7 +11,7 @@ from swarm.desk.desk import Desk
 from swarm.desk.ledger.bookkeeper import Bookkeeper
 from swarm.desk.ledger.credits import Credits
 from swarm.ledger.collector import Collected
-from tests.helpers.ledgers.ledger_run import NAMES, RUN, SAMPLES, LedgerRun, owner
+from tests.helpers.ledgers.ledger_run import NAMES, RUN, SAMPLES, LedgerRun, owner, where
 
 CONFIRMED = [
     {"peer": "QmBen", "name": "ben", "samples": 900, "updates": 9},
@@ -121,7 +121,10 @@ def test_what_peers_have_signed_is_added_up_and_a_changed_line_costs_its_peer_al
     assert not books.credits.trouble, "nobody has a ledger yet"
     swarm.train()
     swarm.hand_over()
-    swarm.run.write("ben", [line.replace(b"64", b"99") for line in swarm.run.lines("ben")])
+    lines = swarm.run.lines("ben")
+    (update,) = where(lines)
+    lines[update] = lines[update].replace(b'",64,', b'",99,')
+    swarm.run.write("ben", lines)
     swarm.is_full = True
     books.turn()
     books.credits.look()

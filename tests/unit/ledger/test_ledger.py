@@ -10,7 +10,7 @@ import pytest
 from swarm.ledger.ledger import LedgerFile
 from swarm.ledger.lines import MAX_LINE_BYTES, Claim, Signature, Start, Update, read_line, to_line
 from swarm.protocol.attestation import Attestation
-from swarm.protocol.auto_mode import Pace
+from swarm.protocol.auto_mode import Pace, Plan
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
 from swarm.protocol.orders import DIGEST_BYTES
 from swarm.protocol.run_names import key_prefix
@@ -161,6 +161,8 @@ def test_the_longest_line_fits():
         b"\xff" * DIGEST_BYTES,
         b"\xff" * LINEAGE_BYTES,
         b"\xff" * LINEAGE_BYTES,
+        MAX_STEP,
+        Pace(Plan(2, 1, MAX_STEP // 4, MAX_STEP), 10**9, 10**9),
     )
     claims = tuple(Claim.of(owner("anna").own, ticket) for _ in range(MAX_GROUP_SIZE))
     group = bytes(16), bytes(16), bytes(16)

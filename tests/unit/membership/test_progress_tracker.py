@@ -18,12 +18,13 @@ from swarm.membership.progress_record import (
     WAITING,
     PeerProgress,
 )
-from swarm.membership.progress_tracker import ProgressTracker
+from swarm.membership.progress_tracker import TOLD_STEPS, ProgressTracker
 from swarm.network.signed_records import peer_of
 from swarm.protocol.admission import OPEN
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Blame, Group, Ticket
+from swarm.protocol.messages import Blame, Group, Refused, RoundFailed, Ticket
+from swarm.protocol.notes import FailedRound
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.owners import Organiser, subkey_of
@@ -75,6 +76,20 @@ def test_a_name_that_two_peers_have_comes_with_the_id(swarm):
         record = PeerProgress(name, 0, 0, 0.0, get_dht_time() - 100, get_dht_time(), False, TRAINING)
         swarm.says_bytes("liar", record.to_bytes())
         assert swarm.tracker.name_of(liar) == f"{name} ({liar})"
+
+
+def test_others_can_read_for_a_while_why_a_round_failed(swarm):
+    ada = swarm.says("ada")
+    swarm.tracker.note_failure(4, RoundFailed("parts are missing", frozenset([ada])))
+    assert swarm.tracker.own.failed == FailedRound(4, 1, "ada did not send in time")
+    swarm.tracker.note_failure(4, RoundFailed("too slow").blames({ada: Blame.TOO_SLOW}))
+    assert swarm.tracker.own.failed == FailedRound(4, 2, "ada holds up every round for far too long")
+    swarm.tracker.note_failure(4, Refused(ada))
+    assert swarm.tracker.own.failed.why == "ada averages another model"
+    swarm.tracker.holds(4 + TOLD_STEPS, LINEAGE)
+    assert swarm.tracker.own.failed.times == 3
+    swarm.tracker.holds(5 + TOLD_STEPS, LINEAGE)
+    assert swarm.tracker.own.failed is None
 
 
 def test_helpers_are_members_and_do_not_count_as_those_who_train(swarm):

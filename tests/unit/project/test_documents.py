@@ -126,7 +126,10 @@ def understand(line: str) -> None:
     """Raises SystemExit or InputError if a program of ours does not take this command line."""
     program, *rest = first_command(line)
     name = program.rsplit("/", 1)[-1]
-    if name == "torchrun" or (name == "python" and rest and rest[0].endswith("train.py")):
+    if name == "torchrun" and "-m" in rest:
+        module = rest.index("-m") + 1
+        understand_module(rest[module], rest[module + 1 :])
+    elif name == "torchrun" or (name == "python" and rest and rest[0].endswith("train.py")):
         script = next(index for index, word in enumerate(rest) if word.endswith("baseline_ddp/train.py"))
         parse_baseline_options(rest[script + 1 :])
     elif name == "python" and rest[0] == "-m":

@@ -259,6 +259,18 @@ def test_image_loaders_with_processes_give_the_same_images(cifar_folder):
         assert torch.equal(one, other)
 
 
+def test_the_processes_of_a_peer_take_turns_in_its_order():
+    def batches(share, amount):
+        data = build_data(preset("digits"), batch_size=4, identity="ada")
+        if share is not None:
+            data.deal_out(*share)
+        return [images for images, _ in islice(data.train_dataloader(), amount)]
+
+    alone, first, second = batches(None, 6), batches((0, 2), 3), batches((1, 2), 3)
+    together = [batch for turn in zip(first, second, strict=True) for batch in turn]
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
 def test_cifar10_that_cannot_be_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
     data = build_data(preset("cifar10-vit-tiny"), tmp_path)

@@ -1,0 +1,151 @@
+"""A process of an island that only computes: it has data, a model and a device, and no part in the swarm."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment
+
+from recipe.config import Recipe
+from recipe.data.sampler import stable_seed
+from recipe.errors import InputError
+from recipe.model import check_samples
+from recipe.registry import build_data, build_task
+from recipe.run_folder import RunFolder
+from recipe.training.task import ClassificationTask
+from recipe.training.trainer import build_trainer
+from swarm.peer.island.launch import agree
+from swarm.peer.options import PeerOptions
+from swarm.training.batch_size_finder import measure_for_recipe, precision_on
+from swarm.training.island.channel import Channel, IslandLost
+from swarm.training.strategy import SwarmStrategy
+
+
+def compute(options: PeerOptions, channel: Channel) -> int:
+    """Compute for the first process until it leaves; returns the exit status."""
+    computing = None
+    try:
+        computing = Computing(options, channel)
+        computing.train()
+        return 0
+    except IslandLost as lost:
+        if computing is None or not computing.has_begun:
+            return 2  # the first process has said what is wrong
+        if channel.rank == 1:  # the others would say the same
+            print(f"error: {lost}", file=sys.stderr, flush=True)
+        return 1
+
+
+class Computing:
+    """One of an island's processes but the first.
+
+    Args:
+        options: the command line
+        channel: to the first process, which says what is trained
+
+    Raises:
+        IslandLost: it has ended
+        SystemExit: with status 2, if something does not fit, which the first process says
+    """
+
+    def __init__(self, options: PeerOptions, channel: Channel):
+        self._options, self._channel = options, channel
+        channel.hear()
+        plan = channel.exchange(None)[0]
+        self.recipe = Recipe.from_json(plan["recipe"])
+        self.data = build_data(
+            *(self.recipe, options.machine.data_dir, options.machine.batch_size or 1, plan["identity"]),
+            num_workers=options.machine.num_workers,
+        )
+        self.task: ClassificationTask | None = None
+        torch.manual_seed(stable_seed(self.recipe.seed, plan["identity"], "process", channel.rank))
+        problem, samples = "", 0
+        try:
+            samples = self._prepare()
+        except InputError as error:
+            problem = str(error)
+        asked = {"the data": self.data.digest if not problem else ""}
+        answers = agree(channel, {"problem": problem, "asked": asked, "samples": samples})
+        self.data.batch_size = agreed_samples(answers)
+        self.data.deal_out(channel.rank, channel.size)
+        self.data.load_state_dict({"position": plan["position"]})
+        self._strategy = SwarmStrategy(
+            self.recipe.target_batch_size, "", inside=channel, max_step=self.recipe.total_steps
+        )
+        self.has_begun = False
+        """Whether a micro-batch was computed."""
+
+    def _prepare(self) -> int:
+        """Returns how many samples this device computes at once."""
+        self.data.prepare_data()
+        self.data.setup("fit")
+        self.task = build_task(self.recipe)
+        machine = self._options.machine
+        if machine.batch_size:
+            check_samples(self.task.model, machine.batch_size, self.recipe.model)
+            return machine.batch_size
+        size, num_samples = self._channel.size, self.data.num_train_samples
+        return measure_for_recipe(self.task.model, self.recipe, machine.device, num_samples, size).samples
+
+    def train(self) -> None:
+        """Until the first process leaves."""
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        warnings.filterwarnings("ignore", message=".*val_dataloader")
+        trainer = build_trainer(
+            self.recipe,
+            RunFolder(Path()),  # where nothing is written
+            **device_options(self._options.machine.device, self.recipe, self._channel),
+            strategy=self._strategy,
+            callbacks=[Obedient(self)],
+            plugins=[LightningEnvironment()],
+            loggers=(),
+        )
+        trainer.loggers = []
+        trainer.fit(self.task, self.data)
+
+
+class Obedient(L.Callback):
+    """torchrun hands Ctrl-C and SIGTERM to all processes: the first one says when its peer has left.
+
+    Args:
+        computing: of this process
+    """
+
+    def __init__(self, computing: Computing):
+        self._computing = computing
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Lightning has set handlers of its own before."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Any) -> None:
+        """The first process trains."""
+        self._computing.has_begun = True
+
+
+def agreed_samples(answers: list[dict[str, Any]]) -> int:
+    """The micro-batch of all processes: what the slowest of them can do."""
+    return min(answer["samples"] for answer in answers)
+
+
+def device_options(device: str, recipe: Recipe, channel: Channel | None) -> dict[str, Any]:
+    """Of the trainer: where this process computes, and that Lightning knows of no other process.
+
+    Args:
+        device: auto, cpu or cuda
+    """
+    options = {
+        "accelerator": {"auto": "auto", "cpu": "cpu", "cuda": "gpu"}[device],
+        "precision": precision_on(device, recipe.precision),
+    }
+    if channel is not None and channel.device.type == "cuda":
+        options |= {"devices": [channel.device.index]}
+    return options

@@ -1,0 +1,146 @@
+"""A peer that torchrun has started as several processes: they meet, and agree on what was asked of them.
+
+torchrun --standalone --nproc-per-node 2 -m swarm.peer --initial-peers …
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from recipe.errors import InputError, shown
+from swarm.network.addresses import parse_initial_peers
+from swarm.peer.options import PeerOptions
+from swarm.peer.rejoin import resumed
+
+if TYPE_CHECKING:
+    from swarm.training.island.channel import Channel
+
+RESTARTS = 9
+"""That the command for several GPUs offers."""
+
+
+def is_island() -> bool:
+    """Whether torchrun has started other processes with this one."""
+    return {"RANK", "MASTER_ADDR"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
+def speaks() -> bool:
+    """Whether a person should hear from this process: the first one of this machine."""
+    return not is_island() or os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+@contextlib.contextmanager
+def one_voice() -> Iterator[None]:
+    """What all processes of a machine would say, such as how a command line goes, is said by one of them."""
+    with contextlib.ExitStack() as stack:
+        if not speaks():
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+        yield
+
+
+def connected(options: PeerOptions) -> Channel:
+    """To the other processes, all of which are asked to do the same.
+
+    Raises:
+        InputError: something does not fit; in the first process, which says it
+        SystemExit: then, with status 2, in the others
+    """
+    import torch
+
+    from recipe.training.launched import Launched
+    from swarm.training.island.channel import Channel, IslandLost
+
+    launched, device, problem = Launched.from_environment(), torch.device("cpu"), ""
+    try:
+        device = launched.device(options.machine.device)
+        if options.role.helps:
+            raise InputError("A helper computes nothing: start it without torchrun.")
+    except InputError as error:
+        problem = str(error)
+    try:
+        channel = Channel(launched, device)
+    except IslandLost as error:
+        raise InputError(f"{error} Start all of them with torchrun, within two minutes.") from error
+    agree(channel, {"problem": problem, "asked": asked(options) | {"--device": device.type}})
+    return channel
+
+
+def agree(channel: Channel, answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each process has to say, by rank.
+
+    Args:
+        answer: of this process: a "problem" in words, if there is one, and what is "asked" of it
+
+    Raises:
+        InputError, SystemExit: as of `connected`
+    """
+    answers = channel.exchange(answer)
+    complaint = next((found for rank, one in enumerate(answers) if (found := difference(rank, one, answers[0]))), "")
+    if complaint and channel.is_first:
+        raise InputError(complaint)
+    if complaint:
+        raise SystemExit(2)
+    return answers
+
+
+def difference(rank: int, answer: dict[str, Any], first: dict[str, Any]) -> str:
+    """Why this process cannot work with the first one; empty if it can."""
+    if answer["problem"]:
+        return answer["problem"] if rank == 0 else f"Process {rank} of this island: {answer['problem']}"
+    here, there = answer["asked"], first["asked"]
+    option = next((name for name in sorted(here | there) if here.get(name) != there.get(name)), None)
+    if option is None:
+        return ""
+    return (
+        f"Process {rank} of this island has {option} {shown(here.get(option))} and process 0 has "
+        f"{shown(there.get(option))}: start all of them with the same command."
+    )
+
+
+def asked(options: PeerOptions) -> dict[str, Any]:
+    """What has to be equal on all processes."""
+    recipe = {f"--{name.replace('_', '-')}": value for name, value in options.wanted_recipe.items()}
+    return recipe | {
+        "--initial-peers": sorted(parse_initial_peers(options.initial_peers)),
+        "--recipe": options.recipe,
+        "--run-id": options.run_id,
+    }
+
+
+def settled(options: PeerOptions) -> PeerOptions:
+    """Of the first process: options under which torchrun can start this peer again, as the same one.
+
+    Without a name, it gets one that all starts by the same torchrun have in common. From the second start on, it goes
+    on with its newest checkpoint, if there is one.
+    """
+    if options.resume:  # which says who it was
+        return options
+    if options.machine.public_name is None:
+        launcher = psutil.Process(os.getppid())
+        name = hashlib.sha256(f"{launcher.pid} {launcher.create_time()}".encode()).hexdigest()[:6]
+        options = replace(options, machine=replace(options.machine, public_name=f"peer-{name}"))
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+        with contextlib.suppress(InputError):  # it was killed before its first checkpoint
+            return resumed(replace(options, resume=True, start_from=None))
+    return options
+
+
+def offer(num_gpus: int) -> str:
+    """The command that uses all GPUs of this machine, for a peer that was started with one of them."""
+    module = "swarm.peer" if sys.argv[0].endswith(os.path.join("peer", "__main__.py")) else "swarm"
+    command = ["torchrun", "--standalone", "--nproc-per-node", str(num_gpus), "--max-restarts", str(RESTARTS), "-m"]
+    return (
+        f"This machine has {num_gpus} GPUs, and this peer computes on one of them. One peer of all:\n"
+        f"  {shlex.join([*command, module, *sys.argv[1:]])}"
+    )

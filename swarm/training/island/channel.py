@@ -1,0 +1,207 @@
+"""How the processes of an island talk: the first one says a word, and all others do what it means.
+
+torch's process groups carry it, gloo between CPUs and NCCL between GPUs. They are no default group of torch, so neither
+Lightning nor torchmetrics knows of them: to both, each process trains alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from recipe.errors import InputError
+from recipe.training.launched import Launched, meet
+
+MEET_SECONDS = 120.0
+"""For which the processes wait for each other at the start."""
+WORK_SECONDS = 600.0
+"""For which the first process waits for a micro-batch of another one, whose first may be compiled."""
+SILENT_SECONDS = 60.0
+"""After so long without a word of the first process, the others take it for lost."""
+PULSE_SECONDS = 5.0
+"""From one word to the next while the first process has nothing to say."""
+
+
+class IslandLost(RuntimeError):  # noqa: N818
+    """A process of this island has ended, or does not answer; the others cannot go on without it."""
+
+
+class Word(IntEnum):
+    """What the first process says."""
+
+    WAIT = 0
+    """It is there, and does something alone: a round, a validation, a pause."""
+    COMPUTE = 1
+    """(step, forget, weights): a micro-batch comes next; 1 for: drop what you have, take these weights."""
+    GATHER = 2
+    """(unit): hand over your gradients, each number for so many samples."""
+    END = 3
+    """This peer has left."""
+    PLAN = 4
+    """What is trained follows, in an `exchange`."""
+
+
+class Channel:
+    """Between this process and the others of its island.
+
+    Args:
+        launched: who this process is
+        device: where it computes
+
+    Raises:
+        IslandLost: the others are not there
+    """
+
+    def __init__(self, launched: Launched, device: torch.device):
+        self.rank, self.size, self.device = launched.rank, launched.size, device
+        try:
+            store = meet(self.rank, self.size, MEET_SECONDS)
+            self._words = self._gloo(store, "words", SILENT_SECONDS)
+            self._work = self._gloo(store, "work", WORK_SECONDS)
+            self._tensors = self._work if device.type == "cpu" else self._nccl(store)
+        except (RuntimeError, ValueError, TimeoutError) as error:
+            raise IslandLost(f"The {self.size} processes of this island have not found each other.") from error
+        self._lock = threading.RLock()
+        self._is_heard, self._closing, self._broken = False, threading.Event(), False
+        if self.is_first:
+            threading.Thread(target=self._pulse, name="island", daemon=True).start()
+
+    @classmethod
+    def connect(cls, wanted: str = "auto") -> Channel:
+        """To the processes that torchrun has started with this one.
+
+        Args:
+            wanted: auto, cpu or cuda
+
+        Raises:
+            InputError: there are no others, or too few devices
+            IslandLost: the others are not there
+        """
+        launched = Launched.from_environment()
+        if launched.size < 2:
+            raise InputError("An island needs two processes or more: start it with torchrun --nproc-per-node 2.")
+        return cls(launched, launched.device(wanted))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the peer; the others only compute for it."""
+        return self.rank == 0
+
+    def _gloo(self, store: dist.Store, name: str, seconds: float) -> dist.ProcessGroup:
+        return dist.ProcessGroupGloo(dist.PrefixStore(name, store), self.rank, self.size, timedelta(seconds=seconds))
+
+    def _nccl(self, store: dist.Store) -> dist.ProcessGroup:
+        torch.cuda.set_device(self.device)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=WORK_SECONDS)
+        return dist.ProcessGroupNCCL(dist.PrefixStore("tensors", store), self.rank, self.size, options)
+
+    # ---- words ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def speaking(self) -> Iterator[None]:
+        """What is said, and what follows from it, comes without a word in between."""
+        with self._lock, self._losses_told():
+            yield
+
+    def tell(self, word: Word, *numbers: int) -> None:
+        """Of the first process, while the others listen."""
+        with self.speaking():
+            self._words.broadcast(torch.tensor([word, *numbers, 0, 0, 0][:4]), 0).wait()
+            self._is_heard = word not in (Word.COMPUTE, Word.END)
+
+    def hear(self) -> tuple[Word, list[int]]:
+        """The next word of the first process that means something to the others."""
+        said = torch.zeros(4, dtype=torch.int64)
+        while True:
+            with self._losses_told():
+                self._words.broadcast(said, 0).wait()
+            word, *numbers = said.tolist()
+            if word != Word.WAIT:
+                return Word(word), numbers
+
+    def _pulse(self) -> None:
+        while not self._closing.wait(PULSE_SECONDS):
+            with self._lock, contextlib.suppress(IslandLost):  # whoever speaks next learns of it
+                if self._is_heard and not self._broken:
+                    self.tell(Word.WAIT)
+
+    # ---- what all of them do together --------------------------------------------------------------------------------
+
+    def exchange(self, value: Any) -> list[Any]:
+        """What each process gives, by rank, as JSON can say it. The others listen from then on."""
+        content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        with self.speaking():
+            sizes = torch.zeros(self.size, dtype=torch.int64)
+            sizes[self.rank] = len(content)
+            self._work.allreduce(sizes).wait()
+            contents = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8)
+            contents[self.rank, : len(content)] = content
+            self._work.allreduce(contents).wait()
+            self._is_heard = True
+        rows = zip(contents, sizes.tolist(), strict=True)
+        return [json.loads(bytes(row[:size].tolist())) for row, size in rows]
+
+    def add_up(self, samples: int) -> int:
+        """Those of the micro-batches that all processes have computed. The others listen from then on."""
+        total = torch.tensor([samples])
+        with self.speaking():
+            self._work.allreduce(total).wait()
+            self._is_heard = True
+        return int(total)
+
+    def reduce_numbers(self, numbers: torch.Tensor) -> None:
+        """Few numbers, on the CPU: the first process has their sum, in place."""
+        with self.speaking():
+            self._work.reduce(numbers, 0).wait()
+
+    def reduce(self, tensor: torch.Tensor) -> None:
+        """Many numbers, on the device: the first process has their sum, in place."""
+        with self.speaking():
+            self._tensors.reduce(tensor, 0).wait()
+
+    def spread(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The first process's values are those of all, in place."""
+        with self.speaking(), torch.no_grad():
+            whole = [tensor.detach().contiguous() for tensor in tensors]
+            for work in [self._tensors.broadcast(one, 0) for one in whole]:
+                work.wait()
+            for own, came in zip(tensors, whole, strict=True):
+                if came.data_ptr() != own.data_ptr():
+                    own.detach().copy_(came)
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _losses_told(self) -> Iterator[None]:
+        """torch has no exception of its own for a process that is gone."""
+        try:
+            if self._broken:
+                raise IslandLost(LOST)
+            yield
+        except IslandLost:
+            raise
+        except RuntimeError as error:
+            self._broken = True
+            raise IslandLost(LOST) from error
+
+    def close(self) -> None:
+        """Nothing more is said; whoever waits for a word of this process notices."""
+        self._closing.set()
+        with self._lock:
+            self._broken = True
+            self._words = self._work = self._tensors = None  # which closes the connections
+
+
+LOST = (
+    "A process of this island has ended or does not answer, so all of them end: torchrun starts them again if it has "
+    "--max-restarts."
+)

@@ -1,0 +1,109 @@
+"""The other processes of an island: in place of a coordinator, they have the first one, which tells them what to do."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from swarm.protocol.admission import OPEN
+from swarm.training.gradient_buffer import GradientVector, averaged_tensors
+from swarm.training.island.channel import Channel, Word
+from swarm.training.island.lead import numbers_of, tensors_of
+from swarm.training.run_control import RunControl
+
+
+class Crew:
+    """What `swarm.training.strategy.SwarmStrategy` asks in a process that only computes.
+
+    Args:
+        channel: to the first process
+        model, optimizer: as there; the optimizer names the weights whose gradients count, and never makes a step
+        target_batch_size, max_step: of the run
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        target_batch_size: int,
+        max_step: int,
+    ):
+        self._channel, self._model = channel, model
+        self._vector = GradientVector(*averaged_tensors(model, optimizer))
+        self.control = RunControl(OPEN, target_batch_size, max_step)
+        """No orders: what they change happens in the first process."""
+        self.step = 0
+        """Global updates that the weights have seen."""
+        self._samples, self._loss_sum = 0, torch.zeros((), dtype=torch.float64)
+        self._is_over = False
+        self._has_weights = False
+
+    def wait_while_paused(self) -> None:
+        """The first process waits."""
+
+    def begin_micro_batch(self) -> bool:
+        """Do what the first process says until a micro-batch is to be computed; False if this peer has left.
+
+        Raises:
+            IslandLost: it says nothing any more
+        """
+        while not self._is_over:
+            word, numbers = self._channel.hear()
+            if word is Word.COMPUTE:
+                self._begin(*numbers)
+                return True
+            if word is Word.GATHER:
+                self._hand_over(unit=numbers[0])
+            self._is_over = word is Word.END
+        return False
+
+    def _begin(self, step: int, forget: int, weights: int) -> None:
+        self.step = step
+        if forget:
+            self._vector.drop()
+            self._start_anew()
+        if weights:
+            self._channel.spread(tensors_of(self._model, is_first_time=not self._has_weights))
+            self._has_weights = True
+
+    def _hand_over(self, unit: int) -> None:
+        with self._channel.speaking():
+            self._channel.reduce(self._vector.sum_in_units_of(unit))
+            self._channel.reduce_numbers(numbers_of(self._vector, self._samples, float(self._loss_sum)))
+        self._vector.reset()
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._samples, self._loss_sum = 0, torch.zeros_like(self._loss_sum)
+
+    def begin_backward(self, samples: int) -> None:
+        """As of `Coordinator`."""
+        self._vector.receive(samples)
+
+    def contribute(self, samples: int, loss: torch.Tensor | float) -> bool:
+        """The first process learns of so many samples; no update is made here.
+
+        Raises:
+            IslandLost: it is gone
+        """
+        self._vector.collect()
+        loss = torch.as_tensor(loss).detach().double()
+        self._loss_sum = self._loss_sum.to(loss.device) + samples * torch.where(torch.isfinite(loss), loss, 0.0)
+        self._samples += samples
+        self._channel.add_up(samples)
+        return False
+
+    def before_validation(self) -> None:
+        """The first process validates."""
+
+    def after_validation(self) -> None:
+        """As before."""
+
+    def shared(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The first process keeps what is kept."""
+        return state_dict
+
+    def leave(self) -> None:
+        """Its part is done."""
+        self._channel.close()

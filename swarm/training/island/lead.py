@@ -1,0 +1,122 @@
+"""The first process of an island: it is the peer, and the others compute for it.
+
+An *island* is a peer of several processes, one for each device. The first one has the optimizer, the checkpoints and
+all that talks to the swarm. The others add up gradients. When the first one needs them, for a round or a local step,
+they are summed into its own sum. Whenever its weights have changed, by whatever, the others get them as they are. So
+all hold the same bits, in every averaging mode, and only one of them keeps the optimizer's statistics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import nn
+
+from swarm.training.gradient_buffer import GradientVector
+from swarm.training.island.channel import Channel, IslandLost, Word
+
+
+class Island:
+    """Of a peer of one process: there is nobody to talk to."""
+
+    size = 1
+    """Processes."""
+
+    def attach(self, model: nn.Module, vector: GradientVector) -> None:
+        """What is computed, and where it is added up."""
+
+    def begin_micro_batch(self, step: int) -> None:
+        """The others compute, on the weights of this moment."""
+
+    def add_up(self, samples: int, loss: torch.Tensor | float) -> tuple[int, torch.Tensor | float]:
+        """What a micro-batch of all processes has: its samples, and the mean loss with those of the others as 0."""
+        return samples, loss
+
+    def gather(self, vector: GradientVector) -> float:
+        """The others' gradients are added to this sum, and float buffers are averaged; returns their losses' sum."""
+        return 0.0
+
+    def end(self) -> None:
+        """This peer leaves."""
+
+
+ALONE = Island()
+
+
+class Lead(Island):
+    """Of the first of several processes.
+
+    Args:
+        channel: to the others
+    """
+
+    def __init__(self, channel: Channel):
+        self._channel, self.size = channel, channel.size
+        self._model: nn.Module | None = None
+        self._vector: GradientVector | None = None
+        self._shown: int | None = None
+        """State of the weights that the others have."""
+        self._clears = 0
+        self._own = self._others = 0
+        """Samples since gradients were gathered."""
+        self._own_buffers: torch.Tensor | None = None
+        """Those of this process, while it shows the mean of all for a round."""
+
+    def attach(self, model: nn.Module, vector: GradientVector) -> None:
+        self._model, self._vector = model, vector
+        self._clears = vector.clears
+
+    def begin_micro_batch(self, step: int) -> None:
+        forget = self._vector.clears != self._clears  # this peer dropped what it had, or a round took it along
+        if forget:
+            self._own = self._others = 0
+        weights = self._count_changes()
+        changed = weights != self._shown
+        if self._own_buffers is not None and not changed:  # the average is not there yet, or never comes
+            self._vector.take_buffers(self._own_buffers)
+        self._own_buffers = None
+        with self._channel.speaking():
+            self._channel.tell(Word.COMPUTE, step, int(forget), int(changed))
+            if changed:
+                self._channel.spread(tensors_of(self._model, is_first_time=self._shown is None))
+        self._clears, self._shown = self._vector.clears, weights
+
+    def _count_changes(self) -> int:
+        """torch counts how often a tensor was changed in place."""
+        return sum(parameter._version for parameter in self._model.parameters())
+
+    def add_up(self, samples: int, loss: torch.Tensor | float) -> tuple[int, torch.Tensor | float]:
+        total = self._channel.add_up(samples)
+        self._own, self._others = self._own + samples, self._others + total - samples
+        return total, loss * (samples / total)
+
+    def gather(self, vector: GradientVector) -> float:
+        if not self._others:
+            return 0.0
+        with self._channel.speaking():
+            self._channel.tell(Word.GATHER, vector.unit)
+            self._channel.reduce(vector.sum_in_units_of(vector.unit))
+            self._own_buffers = vector.buffers
+            numbers = numbers_of(vector, self._own, 0.0)
+            self._channel.reduce_numbers(numbers)
+        loss_sum, total = numbers[:2].tolist()
+        vector.take_buffers(numbers[2:] / total)
+        self._own = self._others = 0
+        return loss_sum
+
+    def end(self) -> None:
+        with contextlib.suppress(IslandLost):  # else they end by themselves
+            self._channel.tell(Word.END)
+        self._channel.close()
+
+
+def tensors_of(model: nn.Module, is_first_time: bool) -> list[torch.Tensor]:
+    """What all processes have to have alike; frozen weights never change."""
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad or is_first_time]
+    return [*weights, *model.buffers()]
+
+
+def numbers_of(vector: GradientVector, samples: int, loss_sum: float) -> torch.Tensor:
+    """Shape [2 + m], fp64: the losses' sum, the samples, and the float buffers, weighted by samples."""
+    return torch.cat([torch.tensor([loss_sum, samples], dtype=torch.float64), vector.buffers.double() * samples])

@@ -1,0 +1,101 @@
+"""Islands for tests: a peer of several processes, each of which is forked as any peer of `swarm_peers`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from hashlib import sha256
+
+import torch
+
+from swarm.training.island.channel import IslandLost
+from swarm.training.strategy import SwarmStrategy
+from tests.helpers.clusters import free_port
+from tests.helpers.strategy_runs import Outcome, Plan, Record, Task, loader, patience, trainer_for
+from tests.helpers.swarm_peers import Line, Peers, running_dht
+
+
+@dataclass
+class Computed:
+    """One micro-batch of one process.
+
+    Args:
+        step: of the weights
+        weights: digest of all of them
+        indices: of the samples
+    """
+
+    step: int
+    weights: bytes
+    indices: list[int]
+
+
+class Share:
+    """Every n-th micro-batch of an island's order."""
+
+    def __init__(self, island: str, rank: int, size: int):
+        self._batches = list(loader(ord(island)))[rank::size]
+
+    def __iter__(self):
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class WatchedTask(Task):
+    """Notes on which weights it computes what."""
+
+    def __init__(self, plan: Plan):
+        super().__init__(plan)
+        self.computed: list[Computed] = []
+
+    def training_step(self, batch, batch_idx):
+        step = self.trainer.strategy.coordinator.step
+        weights = sha256(b"".join(one.detach().numpy().tobytes() for one in self.net.parameters())).digest()
+        self.computed.append(Computed(step, weights, batch[2].tolist()))
+        return super().training_step(batch, batch_idx)
+
+
+def start_island(peers: Peers, name: str, plan: Plan, target: int, size: int = 2, **options) -> None:
+    """Start its processes, NAME0 and so on; the first one is the peer."""
+    port = free_port()
+    for rank in range(size):
+        peers.start(f"{name}{rank}", compute, rank, size, port, plan, target, options)
+
+
+def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: int, plan: Plan, target: int, options):
+    """One process of an island.
+
+    Returns its Outcome, None for all but the first or where another process was lost, and what it has computed.
+    """
+    places = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in (places | address).items()})
+    options = {"min_peers": 1, "max_steps": -1, "averaging": "sync", "stop": lambda _: False} | options
+    task = WatchedTask(plan)
+    batches = Share(name[0], rank, size)
+    if rank:
+        torch.manual_seed(0)
+        for parameter in task.net.parameters():  # whatever a process begins with, it gets the first one's weights
+            torch.nn.init.normal_(parameter)
+        strategy = SwarmStrategy(target, "test", inside="ddp", averaging=options["averaging"])
+        trainer_for(strategy, max_steps=options["max_steps"], devices=size).fit(task, batches)
+        return None, task.computed
+    with running_dht(initial_peers, line) as dht:
+        strategy = SwarmStrategy(
+            *(target, "test"),
+            **{"dht": dht, "name": name, "inside": "ddp", "averaging": options["averaging"]},
+            options=patience(options["min_peers"]),
+        )
+        record = Record(line, options["stop"])
+        trainer = trainer_for(
+            strategy, [record], max_steps=options["max_steps"], devices=size, gradient_clip_val=plan.clip
+        )
+        try:
+            trainer.fit(task, batches)
+        except IslandLost:
+            return None, task.computed
+        state = {key: value.clone() for key, value in task.net.state_dict().items()}
+        optimizer = trainer.optimizers[0].state_dict()
+        return Outcome(str(dht.peer_id), record.updates, record.joined_at, state, optimizer), task.computed

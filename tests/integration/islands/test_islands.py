@@ -1,0 +1,94 @@
+"""A peer of several processes computes what one process would, and is one member of the swarm."""
+
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from tests.helpers.islands.processes import start_island
+from tests.helpers.strategy_runs import Plan, assert_equal_updates, assert_same_bits, replay, train
+from tests.helpers.swarm_peers import Peers
+
+pytestmark = pytest.mark.timeout(120)
+TOLERANCE = 2e-6  # absolute, of losses around 1 and weights below 1; as of peers of one process
+
+
+def train_islands(names: str, plan: Plan, steps: int, target: int, **options):
+    """Returns the outcome of each first process, and what each process has computed."""
+    with Peers() as peers:
+        for name in names:
+            start_island(peers, name, plan, target, min_peers=len(names), max_steps=steps, **options)
+        found = peers.results()
+    outcomes = {name: found[f"{name}0"][0] for name in names}
+    return outcomes, {name: computed for name, (_, computed) in found.items()}
+
+
+def assert_one_state(computed: dict, names: str) -> None:
+    """The processes of an island have computed each micro-batch on the same bits, and on other samples."""
+    for name in names:
+        first, second = computed[f"{name}0"], computed[f"{name}1"]
+        assert [one.weights for one in first] == [one.weights for one in second]
+        assert [one.step for one in first] == [one.step for one in second]
+        assert all(not set(one.indices) & set(other.indices) for one, other in zip(first, second, strict=True))
+        assert len({one.weights for one in first}) > 1
+
+
+def test_two_islands_equal_one_process_on_the_union_of_their_samples():
+    """Each process has BatchNorm statistics of its own until an average comes, and so has the replay."""
+    steps, plan = 50, Plan(batch_norm=True)
+    outcomes, computed = train_islands("ab", plan, steps, target=64)
+    assert_one_state(computed, "ab")
+    assert_equal_updates(outcomes["a"], outcomes["b"])
+    assert_same_bits(outcomes["a"].state, outcomes["b"].state)
+    updates = outcomes["a"].updates
+    assert [(update.step, update.num_peers) for update in updates] == [(step, 2) for step in range(1, steps + 1)]
+    contributions = [
+        [[one.indices for one in batches if one.step == step] for batches in computed.values()] for step in range(steps)
+    ]
+    assert [update.samples for update in updates] == [
+        sum(len(batch) for batches in step for batch in batches) for step in contributions
+    ]
+    expected = list(replay(plan, contributions, together=False))
+    differences = []
+    for update, (loss, weights, _) in zip(updates, expected, strict=True):
+        torch.testing.assert_close(update.loss, loss, rtol=0, atol=TOLERANCE)
+        shared = [name for name in weights if "num_batches_tracked" not in name]
+        differences += [float((update.weights[name] - weights[name]).abs().max()) for name in shared]
+    print(f"weights: {max(differences):.1e}")
+    assert max(differences) < TOLERANCE
+    assert updates[-1].loss < 0.7 * updates[0].loss
+
+
+@pytest.mark.parametrize("averaging", ["overlap-fp16", "local-topk"])
+def test_in_every_mode_the_processes_compute_on_the_same_bits(averaging):
+    outcomes, computed = train_islands("a", Plan(), 10, target=64, averaging=averaging)
+    assert_one_state(computed, "a")
+    assert outcomes["a"].updates[-1].loss < outcomes["a"].updates[0].loss
+
+
+def are_two_again(updates) -> bool:
+    """The last five were made by two peers, after one that was not, if this peer knows of one."""
+    return len(updates) >= 5 and all(update.num_peers == 2 for update in updates[-5:])
+
+
+def are_two_after_one(updates) -> bool:
+    return any(update.num_peers == 1 for update in updates) and are_two_again(updates)
+
+
+def test_a_process_is_killed_and_its_island_ends_and_comes_back():
+    plan = Plan(compute_seconds=0.02)
+    with Peers(timeout_seconds=90) as peers:
+        peers.start("b", partial(train, min_peers=2, stop=are_two_after_one), plan, 64)
+        start_island(peers, "a", plan, 64, min_peers=2)
+        peers.until(lambda: len(peers["a0"].messages) >= 3)
+        killed_at = time.monotonic()
+        peers["a1"].kill()
+        assert peers.results("a0")["a0"][0] is None
+        assert time.monotonic() - killed_at < 15
+        start_island(peers, "c", plan, 64, min_peers=2, stop=are_two_again)
+        found = peers.results("b", "c0", "c1")
+    assert [update.step for update in found["b"].updates] == list(range(1, len(found["b"].updates) + 1))
+    assert_equal_updates(found["b"], found["c0"][0])
+    assert_same_bits(found["b"].state, found["c0"][0].state)
+    assert_one_state({"c0": found["c0"][1], "c1": found["c1"][1]}, "c")

@@ -1,0 +1,102 @@
+"""Processes of an island that do not fit: one of them says why, and all end with status 2."""
+
+import contextlib
+import io
+import os
+from dataclasses import replace
+
+import pytest
+
+from recipe.errors import InputError
+from swarm.peer.island import launch
+from swarm.peer.main import main
+from swarm.peer.options import PeerOptions, parse_options
+from tests.helpers.clusters import run_processes
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def start(commands: list[list[str]]) -> tuple[int, str]:
+    """This process's exit status, and what it says on stderr."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            status = main(commands[int(os.environ["RANK"])])
+        except SystemExit as end:
+            status = end.code
+    return status, said.getvalue()
+
+
+def refused(*commands: str) -> str:
+    """The one sentence that an island says whose processes are started like this."""
+    found = run_processes(len(commands), start, [command.split() for command in commands])
+    assert [status for status, _ in found] == [2] * len(commands), found
+    said = [line for _, text in found for line in text.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1, found
+    return said[0]
+
+
+def test_processes_with_other_recipes_are_refused():
+    said = refused("--recipe digits", "--recipe cifar10-vit-tiny")
+    assert "Process 1 of this island has --recipe 'cifar10-vit-tiny' and process 0 has 'digits'" in said
+
+
+def test_processes_with_other_addresses_are_refused():
+    peer = "/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    said = refused(*(f"--initial-peers /ip4/127.0.0.1/tcp/{port}{peer}" for port in (31337, 31338)))
+    assert "--initial-peers" in said
+    assert "start all of them with the same command" in said
+
+
+def test_a_helper_is_one_process(tmp_path):
+    assert "A helper computes nothing" in refused(*["--role helper --port 31337"] * 2)
+
+
+def test_an_option_that_does_not_exist_is_refused_once():
+    found = run_processes(2, start, [["--batch-size", "none"]] * 2)
+    assert [status for status, _ in found] == [2, 2]
+    assert [bool(text) for _, text in found] == [True, False]
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Of the first of two processes."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_more_processes_than_gpus_are_refused(environment):
+    environment.setenv("LOCAL_WORLD_SIZE", "2")
+    environment.setattr("torch.cuda.is_available", lambda: True)
+    environment.setattr("torch.cuda.device_count", lambda: 1)
+    from recipe.training.launched import Launched
+
+    with pytest.raises(InputError, match="need as many GPUs and torch finds 1"):
+        Launched.from_environment().device("auto")
+
+
+def test_an_island_that_torchrun_starts_again_is_the_same_peer(environment, tmp_path):
+    options = replace(PeerOptions(), machine=replace(PeerOptions().machine, output_dir=tmp_path))
+    first, again = launch.settled(options), launch.settled(options)
+    assert first.machine.public_name == again.machine.public_name
+    folder = tmp_path / "run" / first.machine.public_name
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "rounds.jsonl").touch()
+    (folder / "checkpoints" / "step=1.ckpt").touch()
+    assert launch.settled(options).run_id is None
+    environment.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert launch.settled(options).run_id == "run"
+    resuming = replace(options, resume=True)
+    assert launch.settled(resuming) == resuming
+
+
+def test_a_machine_with_several_gpus_is_offered_an_island(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/venv/bin/swarm", "join", "swarm://line"])
+    command = launch.offer(4).splitlines()[-1].strip()
+    assert command == "torchrun --standalone --nproc-per-node 4 --max-restarts 9 -m swarm join swarm://line"
+
+
+def test_options_that_each_machine_has_of_its_own_may_differ():
+    one, other = (launch.asked(parse_options(words.split())) for words in ("--data-dir a --port 1", "--data-dir b"))
+    assert one == other

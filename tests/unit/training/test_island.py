@@ -1,0 +1,188 @@
+"""The first process of an island and another one, as two threads of this process that talk through torch's gloo."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recipe.errors import InputError
+from recipe.presets import preset
+from recipe.training.launched import Launched
+from swarm.training.batch_size_finder import largest_sensible
+from swarm.training.gradient_buffer import GradientVector, averaged_tensors
+from swarm.training.helper import HelperStrategy
+from swarm.training.island import channel as channels
+from swarm.training.island.channel import Channel, IslandLost
+from swarm.training.island.crew import Crew
+from swarm.training.island.lead import Lead
+from swarm.training.strategy import SwarmStrategy
+
+SAMPLES, OTHERS_SAMPLES = 4, 6
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+
+
+class Two:
+    """Both processes, and what they compute on."""
+
+    def __init__(self, first: Channel, other: Channel, pool: ThreadPoolExecutor):
+        self._pool, self.channels = pool, (first, other)
+        self.net, self.other_net = net(), net()
+        optimizer, other_optimizer = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (self.net, self.other_net))
+        self.vector = GradientVector(*averaged_tensors(self.net, optimizer))
+        self.lead = Lead(first)
+        self.lead.attach(self.net, self.vector)
+        self.crew = Crew(other, self.other_net, other_optimizer, 64, 100)
+        self.x, self.other_x = torch.randn(SAMPLES, 3), torch.randn(OTHERS_SAMPLES, 3)
+
+    def both(self, one, other):
+        """Run the first process's part and the other one's at once; what they return."""
+        waits = self._pool.submit(other)
+        return one(), waits.result(10)
+
+    def begin(self, step: int = 0) -> bool:
+        return self.both(lambda: self.lead.begin_micro_batch(step), self.crew.begin_micro_batch)[1]
+
+    def compute(self) -> tuple[int, float]:
+        """A micro-batch in both; samples and loss as the first process counts them."""
+
+        def first():
+            self.vector.receive(SAMPLES)
+            loss = self.net(self.x).square().mean()
+            loss.backward()
+            self.vector.collect()
+            return self.lead.add_up(SAMPLES, loss.detach())
+
+        def other():
+            self.crew.begin_backward(OTHERS_SAMPLES)
+            loss = self.other_net(self.other_x).square().mean()
+            loss.backward()
+            self.crew.contribute(OTHERS_SAMPLES, loss)
+
+        return self.both(first, other)[0]
+
+    def gather(self) -> float:
+        """The crew hears of it when it asks what comes next."""
+        return self.both(lambda: (self.lead.gather(self.vector), self.lead.begin_micro_batch(0))[0], self._next)[0]
+
+    def _next(self) -> None:
+        assert self.crew.begin_micro_batch()
+
+
+@pytest.fixture
+def two(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(channels, "meet", lambda rank, size, seconds: store)
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(Channel, Launched(rank, 2, rank, 2), torch.device("cpu")) for rank in (0, 1)]
+        first, other = (one.result(20) for one in made)
+        yield Two(first, other, pool)
+        first.close()
+        other.close()
+
+
+def test_gradients_losses_and_buffers_are_those_of_all_samples(two):
+    assert two.begin()
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(two.net.state_dict().values(), two.other_net.state_dict().values(), strict=True)
+    )
+    alone = deepcopy(two.net)
+    total, loss = two.compute()
+    assert total == SAMPLES + OTHERS_SAMPLES
+    loss_sum = total * float(loss) + two.gather()
+    outputs = [deepcopy(alone), deepcopy(alone)]
+    losses = [one(x).square().mean() for one, x in zip(outputs, (two.x, two.other_x), strict=True)]
+    for one, x in zip(losses, (two.x, two.other_x), strict=True):
+        (one * len(x)).backward()
+    expected = torch.cat(
+        [(a.grad + b.grad).flatten() for a, b in zip(*(one.parameters() for one in outputs), strict=True)]
+    )
+    assert loss_sum == pytest.approx(
+        sum(float(one.detach()) * len(x) for one, x in zip(losses, (two.x, two.other_x), strict=True))
+    )
+    torch.testing.assert_close(two.vector.sum_in_units_of(1), expected)
+
+
+def test_what_a_round_sends_has_the_mean_of_the_buffers_and_then_each_has_its_own(two):
+    two.begin()
+    two.compute()
+    own, others = two.net[1].running_mean.clone(), two.other_net[1].running_mean.clone()
+    sent = []
+
+    def first():
+        two.lead.gather(two.vector)
+        sent.append(two.net[1].running_mean.clone())
+        two.lead.begin_micro_batch(0)
+
+    two.both(first, two.crew.begin_micro_batch)
+    torch.testing.assert_close(sent[0], (SAMPLES * own + OTHERS_SAMPLES * others) / (SAMPLES + OTHERS_SAMPLES))
+    assert torch.equal(two.net[1].running_mean, own)
+    assert torch.equal(two.other_net[1].running_mean, others)
+
+
+def test_what_the_first_process_drops_is_dropped_by_all(two):
+    two.begin()
+    two.compute()
+    two.vector.drop()
+    two.begin()
+    two.compute()
+    alone = two.vector.sum_in_units_of(1).clone()
+    two.gather()
+    both = two.vector.sum_in_units_of(1)
+    two.vector.drop()
+    two.begin()
+    two.compute()
+    two.gather()
+    torch.testing.assert_close(two.vector.sum_in_units_of(1), both)
+    assert not torch.allclose(both, alone)
+
+
+def test_weights_travel_when_they_have_changed(two):
+    two.begin()
+    with torch.no_grad():
+        two.net[0].weight.add_(1)
+    assert not torch.equal(two.net[0].weight, two.other_net[0].weight)
+    two.begin(step=7)
+    assert torch.equal(two.net[0].weight, two.other_net[0].weight)
+    assert two.crew.step == 7
+
+
+def test_a_loss_that_is_not_finite_is_left_out(two):
+    two.begin()
+    two.other_x.fill_(math.nan)
+    two.compute()
+    assert two.gather() == 0.0
+
+
+def test_the_others_end_with_the_first(two):
+    two.begin()
+    assert two.both(two.lead.end, two.crew.begin_micro_batch)[1] is False
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_process_that_is_gone_is_noticed_at_once(two, gone):
+    two.begin()
+    two.channels[gone].close()
+    with pytest.raises(IslandLost, match="--max-restarts"):
+        two.channels[1 - gone].add_up(1)
+
+
+def test_the_processes_of_a_peer_share_its_part_of_the_target_batch():
+    recipe = preset("digits")
+    assert largest_sensible(recipe, 10**6, num_processes=4) == largest_sensible(recipe, 10**6) // 4
+
+
+def test_what_an_island_cannot_be_is_refused():
+    with pytest.raises(InputError, match="not built yet"):
+        SwarmStrategy(64, "test", inside="fsdp")
+    with pytest.raises(InputError, match="There is no inside='ring'"):
+        SwarmStrategy(64, "test", inside="ring")
+    with pytest.raises(InputError, match="A helper computes nothing"):
+        HelperStrategy(64, "test", inside="ddp")
