@@ -170,15 +170,19 @@ class Entry:
     def _look_for_newer_lists(self, dht, prefix: str) -> None:
         """That the organiser has signed, in the swarm."""
         from swarm.network.signed_records import LISTS
+        from swarm.protocol.certificates import NotSigned
 
         known = self.membership.new_admission().lists
         with contextlib.suppress(TimeoutError):
             searches = [dht.get(f"{prefix}.{kind}", latest=True, return_future=True) for kind in LISTS]
             for kind, search in zip(LISTS, searches, strict=True):
                 search.result(SEARCH_SECONDS)
-                if dht.list_number(kind) > known.number(kind):
-                    credentials = self.membership.credentials.with_list(kind, dht.newest_list(kind))
-                    self.membership = replace(self.membership, credentials=credentials)
+                if dht.list_number(kind) in (0, known.number(kind)):
+                    continue
+                with contextlib.suppress(NotSigned):  # this clock was set back; others in the swarm have it, too
+                    known.take(kind, dht.newest_list(kind))
+                credentials = self.membership.credentials.with_list(kind, known.signed(kind))
+                self.membership = replace(self.membership, credentials=credentials)
 
     def _kept_credentials(self):
         """What this peer has from an earlier time in this run; None if there is nothing."""

@@ -187,7 +187,7 @@ def rate_after(step: int) -> float:
 
 
 def test_all_pause_at_the_same_step_and_go_on_together(key):
-    pause = Orders("run", 1, ()).with_order(Order(5, What.PAUSE))
+    pause = Orders("run").with_order(Order(5, What.PAUSE))
     resume = pause.with_order(Order(5, What.RESUME))
     signer = signer_of(key)
     with Peers(90) as peers:

@@ -160,7 +160,7 @@ def test_tests_of_the_weights_are_a_curve(seen):
     seen.look(seen.record("zoe", 60), seen.record("eve", 60, tested=Score(900, 1.0, 0.0)))
     page = seen.web.get("/live").text
     assert "Test accuracy: 70 % at update 50, 85 % at update 60; between 70 % and 85 %." in page
-    assert "90.0 % <small>update 60, as <bdi>cy</bdi> says" in page
+    assert "90.0 % <small>update 60, by <bdi>cy</bdi>" in page
     tests = seen.web.get("/api/v1/history").json()["tests"]
     assert [(test["step"], test["name"]) for test in tests] == [(50, "<i>ada</i>"), (60, "ben"), (60, "cy")]
 
