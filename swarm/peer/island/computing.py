@@ -24,7 +24,8 @@ from recipe.training.trainer import build_trainer
 from swarm.peer.island.launch import agree
 from swarm.peer.options import PeerOptions
 from swarm.training.batch_size_finder import measure_for_recipe, precision_on
-from swarm.training.island.channel import Channel, IslandLost
+from swarm.training.island.channel import Channel
+from swarm.training.island.lost import IslandLost
 from swarm.training.strategy import SwarmStrategy
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from recipe.errors import InputError
 from recipe.training.launched import Launched, meet
+from swarm.training.island.lost import IslandLost
 
 MEET_SECONDS = 120.0
 """For which the processes wait for each other at the start."""
@@ -28,10 +29,6 @@ SILENT_SECONDS = 60.0
 """After so long without a word of the first process, the others take it for lost."""
 PULSE_SECONDS = 5.0
 """From one word to the next while the first process has nothing to say."""
-
-
-class IslandLost(RuntimeError):  # noqa: N818
-    """A process of this island has ended, or does not answer; the others cannot go on without it."""
 
 
 class Word(IntEnum):
@@ -185,13 +182,13 @@ class Channel:
         """torch has no exception of its own for a process that is gone."""
         try:
             if self._broken:
-                raise IslandLost(LOST)
+                raise IslandLost
             yield
         except IslandLost:
             raise
         except RuntimeError as error:
             self._broken = True
-            raise IslandLost(LOST) from error
+            raise IslandLost from error
 
     def close(self) -> None:
         """Nothing more is said; whoever waits for a word of this process notices."""
@@ -199,9 +196,3 @@ class Channel:
         with self._lock:
             self._broken = True
             self._words = self._work = self._tensors = None  # which closes the connections
-
-
-LOST = (
-    "A process of this island has ended or does not answer, so all of them end: torchrun starts them again if it has "
-    "--max-restarts."
-)

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from swarm.training.gradient_buffer import GradientVector
-from swarm.training.island.channel import Channel, IslandLost, Word
+from swarm.training.island.channel import Channel, Word
+from swarm.training.island.lost import IslandLost
 
 
 class Island:

@@ -16,9 +16,10 @@ from swarm.training.batch_size_finder import largest_sensible
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.helper import HelperStrategy
 from swarm.training.island import channel as channels
-from swarm.training.island.channel import Channel, IslandLost
+from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
+from swarm.training.island.lost import IslandLost
 from swarm.training.strategy import SwarmStrategy
 
 SAMPLES, OTHERS_SAMPLES = 4, 6
