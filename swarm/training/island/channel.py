@@ -67,7 +67,9 @@ class Channel:
         except (RuntimeError, ValueError, TimeoutError) as error:
             raise IslandLost(f"The {self.size} processes of this island have not found each other.") from error
         self._lock = threading.RLock()
-        self._is_heard, self._closing, self._broken = False, threading.Event(), False
+        self._closing, self._broken = threading.Event(), False
+        self.is_heard = False
+        """Of the first process: the others wait for a word of it."""
         if self.is_first:
             threading.Thread(target=self._pulse, name="island", daemon=True).start()
 
@@ -113,7 +115,7 @@ class Channel:
         """Of the first process, while the others listen."""
         with self.speaking():
             self._words.broadcast(torch.tensor([word, *numbers, 0, 0, 0][:4]), 0).wait()
-            self._is_heard = word not in (Word.COMPUTE, Word.END)
+            self.is_heard = word not in (Word.COMPUTE, Word.END)
 
     def hear(self) -> tuple[Word, list[int]]:
         """The next word of the first process that means something to the others."""
@@ -128,7 +130,7 @@ class Channel:
     def _pulse(self) -> None:
         while not self._closing.wait(PULSE_SECONDS):
             with self._lock, contextlib.suppress(IslandLost):  # whoever speaks next learns of it
-                if self._is_heard and not self._broken:
+                if self.is_heard and not self._broken:
                     self.tell(Word.WAIT)
 
     # ---- what all of them do together --------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ class Channel:
             contents = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8)
             contents[self.rank, : len(content)] = content
             self._work.allreduce(contents).wait()
-            self._is_heard = True
+            self.is_heard = True
         rows = zip(contents, sizes.tolist(), strict=True)
         return [json.loads(bytes(row[:size].tolist())) for row, size in rows]
 
@@ -152,7 +154,7 @@ class Channel:
         total = torch.tensor([samples])
         with self.speaking():
             self._work.allreduce(total).wait()
-            self._is_heard = True
+            self.is_heard = True
         return int(total)
 
     def reduce_numbers(self, numbers: torch.Tensor) -> None:

@@ -164,7 +164,15 @@ def test_a_loss_that_is_not_finite_is_left_out(two):
 
 def test_the_others_end_with_the_first(two):
     two.begin()
+    two.compute()
     assert two.both(two.lead.end, two.crew.begin_micro_batch)[1] is False
+
+
+def test_the_others_notice_when_the_first_leaves_in_the_middle_of_a_micro_batch(two):
+    two.begin()
+    two.lead.end()
+    with pytest.raises(IslandLost):
+        two.crew.contribute(OTHERS_SAMPLES, 1.0)
 
 
 @pytest.mark.parametrize("gone", [0, 1])
