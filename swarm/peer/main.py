@@ -45,6 +45,7 @@ from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
 from swarm.runtime.processes import descendants, kill, reap
 from swarm.runtime.threads import yield_cores
+from swarm.training.island.lost import IslandLost
 
 if TYPE_CHECKING:
     from swarm.training.island.channel import Channel
@@ -66,7 +67,7 @@ def run(read: Callable[[], PeerOptions]) -> int:
         read: reads the command line
 
     Returns:
-        the exit status: 0, 2 for input that cannot work, 130 after Ctrl-C
+        the exit status: 0, 1 if another process of an island is lost, 2 for input that cannot work, 130 after Ctrl-C
     """
     clock = StartupTimer()
     reap()
@@ -97,6 +98,9 @@ def run(read: Callable[[], PeerOptions]) -> int:
         with one_voice():
             print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
+    except IslandLost as lost:
+        print(f"error: {lost}", file=sys.stderr, flush=True)
+        return 1
     except KeyboardInterrupt:
         print("Interrupted before the training began.", file=sys.stderr, flush=True)
         return 130
@@ -224,7 +228,6 @@ class Peer:
     def _train(self, dht, manifest, addresses: tuple[str, ...]) -> int:
         from swarm.membership.announcer import Announcer
         from swarm.peer.session import Session
-        from swarm.training.island.channel import IslandLost
 
         self._session = session = Session(
             self.options,
@@ -249,9 +252,6 @@ class Peer:
             self._interrupt = _note_interrupt  # the training loop ends at the next micro-batch
             _say(f"\n{session.train()}")
             return 0
-        except IslandLost as lost:
-            print(f"error: {lost}", file=sys.stderr, flush=True)
-            return 1
         finally:
             self._interrupt = _raise_interrupt
             announcer.stop()

@@ -54,7 +54,8 @@ from swarm.training.averaging_mode import Averaging
 from swarm.training.batch_size_finder import MicroBatch, largest_sensible, measure_for_recipe
 from swarm.training.batch_size_review import MicroBatchReview
 from swarm.training.helper import HelperStrategy
-from swarm.training.island.channel import Channel, IslandLost, Word
+from swarm.training.island.channel import Channel, Word
+from swarm.training.island.lost import IslandLost
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 

@@ -24,7 +24,8 @@ from recipe.training.trainer import build_trainer
 from swarm.peer.island.launch import agree
 from swarm.peer.options import PeerOptions
 from swarm.training.batch_size_finder import measure_for_recipe, precision_on
-from swarm.training.island.channel import Channel, IslandLost
+from swarm.training.island.channel import Channel
+from swarm.training.island.lost import IslandLost
 from swarm.training.strategy import SwarmStrategy
 
 
@@ -35,6 +36,9 @@ def compute(options: PeerOptions, channel: Channel) -> int:
         computing = Computing(options, channel)
         computing.train()
         return 0
+    except InputError as error:  # in the middle of the training, such as an image that cannot be read
+        print(f"error: Process {channel.rank} of this island: {error}", file=sys.stderr, flush=True)
+        return 2
     except IslandLost as lost:
         if computing is None or not computing.has_begun:
             return 2  # the first process has said what is wrong

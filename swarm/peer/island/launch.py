@@ -20,6 +20,7 @@ from recipe.errors import InputError, shown
 from swarm.network.addresses import parse_initial_peers
 from swarm.peer.options import PeerOptions
 from swarm.peer.rejoin import resumed
+from swarm.training.island.lost import IslandLost
 
 if TYPE_CHECKING:
     from swarm.training.island.channel import Channel
@@ -59,7 +60,7 @@ def connected(options: PeerOptions) -> Channel:
     import torch
 
     from recipe.training.launched import Launched
-    from swarm.training.island.channel import Channel, IslandLost
+    from swarm.training.island.channel import Channel
 
     launched, device, problem = Launched.from_environment(), torch.device("cpu"), ""
     try:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from recipe.errors import InputError
 from recipe.training.launched import Launched, meet
+from swarm.training.island.lost import IslandLost
 
 MEET_SECONDS = 120.0
 """For which the processes wait for each other at the start."""
@@ -28,10 +29,6 @@ SILENT_SECONDS = 60.0
 """After so long without a word of the first process, the others take it for lost."""
 PULSE_SECONDS = 5.0
 """From one word to the next while the first process has nothing to say."""
-
-
-class IslandLost(RuntimeError):  # noqa: N818
-    """A process of this island has ended, or does not answer; the others cannot go on without it."""
 
 
 class Word(IntEnum):
@@ -70,7 +67,9 @@ class Channel:
         except (RuntimeError, ValueError, TimeoutError) as error:
             raise IslandLost(f"The {self.size} processes of this island have not found each other.") from error
         self._lock = threading.RLock()
-        self._is_heard, self._closing, self._broken = False, threading.Event(), False
+        self._closing, self._broken = threading.Event(), False
+        self.is_heard = False
+        """Of the first process: the others wait for a word of it."""
         if self.is_first:
             threading.Thread(target=self._pulse, name="island", daemon=True).start()
 
@@ -116,7 +115,7 @@ class Channel:
         """Of the first process, while the others listen."""
         with self.speaking():
             self._words.broadcast(torch.tensor([word, *numbers, 0, 0, 0][:4]), 0).wait()
-            self._is_heard = word not in (Word.COMPUTE, Word.END)
+            self.is_heard = word not in (Word.COMPUTE, Word.END)
 
     def hear(self) -> tuple[Word, list[int]]:
         """The next word of the first process that means something to the others."""
@@ -131,7 +130,7 @@ class Channel:
     def _pulse(self) -> None:
         while not self._closing.wait(PULSE_SECONDS):
             with self._lock, contextlib.suppress(IslandLost):  # whoever speaks next learns of it
-                if self._is_heard and not self._broken:
+                if self.is_heard and not self._broken:
                     self.tell(Word.WAIT)
 
     # ---- what all of them do together --------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ class Channel:
             contents = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8)
             contents[self.rank, : len(content)] = content
             self._work.allreduce(contents).wait()
-            self._is_heard = True
+            self.is_heard = True
         rows = zip(contents, sizes.tolist(), strict=True)
         return [json.loads(bytes(row[:size].tolist())) for row, size in rows]
 
@@ -155,7 +154,7 @@ class Channel:
         total = torch.tensor([samples])
         with self.speaking():
             self._work.allreduce(total).wait()
-            self._is_heard = True
+            self.is_heard = True
         return int(total)
 
     def reduce_numbers(self, numbers: torch.Tensor) -> None:
@@ -185,13 +184,13 @@ class Channel:
         """torch has no exception of its own for a process that is gone."""
         try:
             if self._broken:
-                raise IslandLost(LOST)
+                raise IslandLost
             yield
         except IslandLost:
             raise
         except RuntimeError as error:
             self._broken = True
-            raise IslandLost(LOST) from error
+            raise IslandLost from error
 
     def close(self) -> None:
         """Nothing more is said; whoever waits for a word of this process notices."""
@@ -199,9 +198,3 @@ class Channel:
         with self._lock:
             self._broken = True
             self._words = self._work = self._tensors = None  # which closes the connections
-
-
-LOST = (
-    "A process of this island has ended or does not answer, so all of them end: torchrun starts them again if it has "
-    "--max-restarts."
-)

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from swarm.training.gradient_buffer import GradientVector
-from swarm.training.island.channel import Channel, IslandLost, Word
+from swarm.training.island.channel import Channel, Word
+from swarm.training.island.lost import IslandLost
 
 
 class Island:
@@ -106,8 +107,9 @@ class Lead(Island):
         return loss_sum
 
     def end(self) -> None:
-        with contextlib.suppress(IslandLost):  # else they end by themselves
-            self._channel.tell(Word.END)
+        if self._channel.is_heard:  # else they compute, and notice that nobody is there any more
+            with contextlib.suppress(IslandLost):
+                self._channel.tell(Word.END)
         self._channel.close()
 
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import torch
 
-from swarm.training.island.channel import IslandLost
+from swarm.training.island.lost import IslandLost
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.clusters import free_port
 from tests.helpers.strategy_runs import Outcome, Plan, Record, Task, loader, patience, trainer_for

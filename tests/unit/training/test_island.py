@@ -16,9 +16,10 @@ from swarm.training.batch_size_finder import largest_sensible
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.helper import HelperStrategy
 from swarm.training.island import channel as channels
-from swarm.training.island.channel import Channel, IslandLost
+from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
+from swarm.training.island.lost import IslandLost
 from swarm.training.strategy import SwarmStrategy
 
 SAMPLES, OTHERS_SAMPLES = 4, 6
@@ -163,7 +164,15 @@ def test_a_loss_that_is_not_finite_is_left_out(two):
 
 def test_the_others_end_with_the_first(two):
     two.begin()
+    two.compute()
     assert two.both(two.lead.end, two.crew.begin_micro_batch)[1] is False
+
+
+def test_the_others_notice_when_the_first_leaves_in_the_middle_of_a_micro_batch(two):
+    two.begin()
+    two.lead.end()
+    with pytest.raises(IslandLost):
+        two.crew.contribute(OTHERS_SAMPLES, 1.0)
 
 
 @pytest.mark.parametrize("gone", [0, 1])
