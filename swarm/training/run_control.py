@@ -118,6 +118,16 @@ class RunControl:
         """What this peer says in its ticket of its measurements."""
         return None if self.auto is None else self.auto.pace(step)
 
+    def begin(self, step: int) -> None:
+        """This peer begins with the weights that it has."""
+        if self.auto is not None:
+            self.auto.begin(step)
+
+    def join(self) -> None:
+        """This peer takes over the weights of others before it begins."""
+        if self.auto is not None:
+            self.auto.join()
+
     def met(self, group: Group) -> None:
         """A group was closed, with or without an average."""
         if self.auto is not None and len(group.peer_ids) > 1:
