@@ -56,7 +56,7 @@ class RunControl:
             whether this peer has made updates without orders that counted for them
         """
         before, newest = self._orders, self._admission.lists.orders
-        if newest.number <= before.number:
+        if newest == before:  # not by number: where there are too many deputies, an older one takes another's place
             return False
         self._orders, is_late = newest, False
         news = [(order, "The organiser has ordered") for order in newest.given if order not in before.given]
