@@ -104,6 +104,10 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
         """How many updates of the recipe so many updates are worth."""
         return self.position + (step - self.since) * self.at(step).local_steps
 
+    def is_possible_at(self, step: int) -> bool:
+        """Whether a group that has come to this step can follow it: each update counts for one of the recipe or more."""
+        return self.since <= step + AHEAD and step <= self.position_at(step) <= MOST_LOCAL_STEPS * step
+
     def step_at(self, position: int) -> int:
         """After how many updates this many of the recipe are made."""
         steps = (MODES[self.before] if position < self.position else MODES[self.mode]).local_steps
@@ -152,8 +156,10 @@ def plan_of(paces: Iterable[Pace | None], step: int) -> Plan:
     """That counts for the round of this step: what most of its members follow.
 
     Of two that equally many follow it is the older one: who says that there was a change has to be in the majority.
+    One that nobody can follow at this step is a lie: it would move the schedule, or the end of the run, anywhere.
     """
-    named = Counter(pace.plan for pace in paces if pace is not None and pace.plan is not None)
+    plans = [pace.plan for pace in paces if pace is not None and pace.plan is not None]
+    named = Counter(plan for plan in plans if plan.is_possible_at(step))
     known = sorted(named, key=lambda plan: (-named[plan], plan.since, plan.mode, plan.before, plan.position))
     return known[0] if known else Plan.first(step)
 

@@ -65,6 +65,18 @@ class AutoAveraging:
         computing, averaging = (median(seconds) for seconds in zip(*self._seconds, strict=True))
         return Pace(self.plan, _milliseconds(computing), _milliseconds(averaging))
 
+    def begin(self, step: int) -> None:
+        """Nobody is there yet, or only who begins as well: this peer knows what counts, and names it in its tickets.
+
+        Else the first group would follow whatever a single member names.
+        """
+        self.plan = self._plan(step)
+
+    def join(self) -> None:
+        """Others train, and what they follow counts: of a run without a change this peer has nothing to say."""
+        if self.plan is not None and self.plan.is_first:
+            self.plan = None
+
     def met(self, group: Group) -> None:
         """A group was closed: what most of its members follow counts here, too."""
         self.plan = group.plan

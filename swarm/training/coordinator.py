@@ -195,6 +195,7 @@ class Coordinator:
         if self.tracker.swarm.superiors:
             self._wait_for_state()
         else:
+            self.control.begin(self.step)
             self._begin_step()
         self._attester.begin()
         self._wait_for_peers()
@@ -218,6 +219,7 @@ class Coordinator:
         Raises:
             InputError: nobody hands it over
         """
+        self.control.join()
         self._catching_up.join()
         self._begin_step()
 

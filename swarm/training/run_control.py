@@ -56,7 +56,7 @@ class RunControl:
             whether this peer has made updates without orders that counted for them
         """
         before, newest = self._orders, self._admission.lists.orders
-        if newest.number <= before.number:
+        if newest == before:  # not by number: where there are too many deputies, an older one takes another's place
             return False
         self._orders, is_late = newest, False
         news = [(order, "The organiser has ordered") for order in newest.given if order not in before.given]
@@ -117,6 +117,16 @@ class RunControl:
     def pace(self, step: int) -> Pace | None:
         """What this peer says in its ticket of its measurements."""
         return None if self.auto is None else self.auto.pace(step)
+
+    def begin(self, step: int) -> None:
+        """This peer begins with the weights that it has."""
+        if self.auto is not None:
+            self.auto.begin(step)
+
+    def join(self) -> None:
+        """This peer takes over the weights of others before it begins."""
+        if self.auto is not None:
+            self.auto.join()
 
     def met(self, group: Group) -> None:
         """A group was closed, with or without an average."""

@@ -93,7 +93,7 @@ class Lead(Island):
         return total, loss * (samples / total)
 
     def gather(self, vector: GradientVector) -> float:
-        if not self._others:
+        if not self._others or vector.clears != self._clears:  # what this peer has dropped, the others drop with it
             return 0.0
         with self._channel.speaking():
             self._channel.tell(Word.GATHER, vector.unit)

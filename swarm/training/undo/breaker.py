@@ -74,10 +74,22 @@ class Breaker:
         gained = self._first - self._best
         return gained > GAINED_SHARE * abs(self._first) and statistics.median(losses) > self._best + share * gained
 
-    def went_back(self) -> None:
-        """The weights are those of an earlier step: what comes now is compared with the same best window."""
+    @property
+    def gained(self) -> tuple[float, float]:
+        """Median losses of the first window and of the best one so far; nan where there is none yet."""
+        return self._first, self._best
+
+    def went_back(self, gained: tuple[float, float] | None = None) -> None:
+        """The weights are those of an earlier step.
+
+        Args:
+            gained: when that step was made, with which is compared what comes now: what was gained only later has to
+                be gained again, which is no reason to go back once more. None: the same as before
+        """
         self._losses.clear()
         self._unusable = 0
+        if gained is not None:
+            self._first, self._best = gained
 
     def begin(self) -> None:
         """The weights are those of another peer: there is nothing to compare with yet."""

@@ -40,6 +40,8 @@ class GoingBack:
         self._version, self._is_on = version, is_on
         self._states = SoundStates(version.state, folder)
         self.breaker = breaker.Breaker()
+        self._gained: dict[int, tuple[float, float]] = {}
+        """What this peer's loss had gained by the step of each state that it keeps."""
         self._went_at: deque[int] = deque(maxlen=MOST)
         version.on_change = self._note
 
@@ -52,11 +54,13 @@ class GoingBack:
     def _note(self, is_update: bool) -> None:
         if not is_update:
             self._states.forget()
+            self._gained.clear()
             self.breaker.begin()
             return
         self.breaker.note_update()
         if self._is_on:
             self._states.note(self._version.step, self._version.lineage)
+            self._gained = {step: self._gained.get(step, self.breaker.gained) for step in self._states.steps}
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -88,8 +92,10 @@ class GoingBack:
         found = self._states.load(back.step) if is_of_group else None
         if found is None:
             return False
+        gained = self._gained[back.step]
         self._states.rename(back.step, version.step + 1)
         version.go_back(*found, group.group_id)
         self._went_at.append(version.step)
-        self.breaker.went_back()
+        self.breaker.went_back(gained)
+        self._gained[version.step] = gained
         return True

@@ -39,6 +39,20 @@ def test_the_table_goes_from_most_bytes_for_a_sample_to_fewest_and_says_how_many
         assert mode.bytes_per_number == pytest.approx(Codec(mode.codec).payload_bytes([(2**20,)]) / 2**20)
 
 
+@pytest.mark.parametrize("lie", [Plan(0, 2, 10**9, 10**9), Plan(1, 0, 8, 8), Plan(0, 2, 5, 5)])
+def test_a_plan_that_nobody_can_follow_at_this_step_does_not_count(lie):
+    """It would move the schedule before its start, or end the run; in the first group nobody else may name one."""
+    assert plan_of([None, Pace(None), Pace(lie)], 4) == Plan.first(4)
+    assert plan_of([Pace(lie), Pace(lie), Pace(FIRST)], 4) == FIRST
+
+
+def test_a_plan_is_possible_from_the_round_after_its_choice_on():
+    plan = Plan(2, 0, 0, 0)
+    for step in range(100, 1000, 50):
+        plan = Plan((step // 50) % 3, plan.mode, step + AHEAD, plan.position_at(step + AHEAD))
+        assert all(plan.is_possible_at(at) for at in range(step + 1, step + 60))
+
+
 def test_nothing_is_changed_where_averages_are_shorter_than_computing_or_short_at_all():
     assert change([pace(40, 40)] * 3) is None
     assert change([pace(0.2, 0.9)] * 3) is None, "that is a matter of round trips"

@@ -139,6 +139,11 @@ def test_nobody_counts_for_more_than_two_updates():
     assert said.bounded(BatchTarget(0)).samples == said.samples, "without a target there is no bound"
 
 
+def test_who_is_alone_in_its_group_does_not_go_back():
+    assert group(*going(3)).back_to is None
+    assert group(*going(3, 3)).back_to == 3
+
+
 def going(*back_to: int, samples: int = 8) -> list[Ticket]:
     """Tickets of those who want to go back to these steps."""
     return [Ticket(40, samples, False, 1.0, LINEAGE, back_to=step) for step in back_to]

@@ -57,6 +57,29 @@ def test_who_comes_later_follows_what_most_follow():
     assert peers[2].local_steps(11) == 4
 
 
+@pytest.mark.parametrize("step", [0, 500])
+def test_one_member_of_the_first_group_does_not_choose_for_all(step):
+    peers = [AutoAveraging() for _ in range(2)]
+    for peer in peers:
+        peer.begin(step)
+    paces = [*(peer.pace(step) for peer in peers), Pace(Plan(2, 0, step, 4 * step))]
+    tickets = tuple(Ticket(step, 96, False, 1.5, bytes(LINEAGE_BYTES), pace=pace) for pace in paces)
+    group = Group.close(bytes(LINEAGE_BYTES), PEERS, tickets)
+    for peer in peers:
+        peer.met(group)
+        assert peer.plan == Plan.first(step)
+
+
+def test_who_begins_alone_and_then_takes_over_a_state_has_nothing_to_say():
+    peer, known = AutoAveraging(), AutoAveraging(plan=Plan(2, 0, 20, 20))
+    peer.begin(0)
+    peer.join()
+    assert peer.plan is None
+    known.begin(30)
+    known.join()
+    assert known.plan == Plan(2, 0, 20, 20), "of a checkpoint"
+
+
 def test_what_was_measured_in_another_mode_is_not_said():
     peers = [AutoAveraging(), AutoAveraging()]
     run_rounds(peers, range(FEWEST + 1), 40.0, 100.0)

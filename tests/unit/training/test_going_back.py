@@ -1,5 +1,7 @@
 """Peers keep the same earlier states, go back to the same one, and are as they were then, bit by bit."""
 
+import math
+
 import pytest
 import torch
 from hivemind.p2p import PeerID
@@ -141,6 +143,22 @@ def test_it_is_not_wanted_again_and_again():
         peer.come_to(peer.version.step + 2)
         assert peer.going_back.go(peer.back(peer.going_back.steps[0]))
     assert peer.going_back.steps == ()
+
+
+def test_what_has_to_be_learnt_again_is_no_reason_to_go_back_once_more(monkeypatch):
+    """A proof takes all back to the start, where the loss was high; it falls as slowly as it did before."""
+    monkeypatch.setattr(sound_states, "MAX_SMALL_BYTES", 0)
+    peer, losses = Peer(), [2.3 * math.exp(-update / 60) + 0.05 for update in range(3 * KEEP_LARGE_EVERY)]
+
+    def learn(updates: int) -> None:
+        for loss in losses[:updates]:
+            peer.going_back.breaker.note(loss)
+            peer.update(peer.version.step)
+            assert not peer.going_back.breaker.has_risen
+
+    learn(KEEP_LARGE_EVERY - 1)
+    assert peer.going_back.go(peer.back(0))
+    learn(len(losses))
 
 
 def test_a_disk_that_is_full_ends_nothing(monkeypatch, tmp_path, caplog):

@@ -145,6 +145,19 @@ def test_what_the_first_process_drops_is_dropped_by_all(two):
     assert not torch.allclose(both, alone)
 
 
+def test_what_was_dropped_since_the_last_micro_batch_is_not_gathered(two):
+    """As while nobody has confirmed the weights of this peer, and it gives nothing."""
+    two.begin()
+    two.compute()
+    two.vector.drop()
+    assert two.lead.gather(two.vector) == 0.0
+    assert not two.vector.sum_in_units_of(1).any()
+    two.begin()
+    two.compute()
+    two.gather()
+    assert two.vector.sum_in_units_of(1).any()
+
+
 def test_weights_travel_when_they_have_changed(two):
     two.begin()
     with torch.no_grad():

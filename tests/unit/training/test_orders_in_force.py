@@ -5,7 +5,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarm.network.signed_records import peer_of
 from swarm.protocol.certificates import Right, Signer, warrant
-from swarm.protocol.order_book import revoke
+from swarm.protocol.order_book import MAX_DEPUTIES, revoke
 from swarm.protocol.orders import Order, Orders, What
 from swarm.training.run_control import RunControl
 from tests.helpers.owners import Organiser, subkey_of
@@ -52,3 +52,21 @@ def test_where_orders_of_a_revoked_deputy_fall_away_who_has_followed_them_is_lat
     control.take(revoke(deputy.public_key, [], ORGANISER.signer, ORGANISER.authority).to_bytes())
     assert control.look(8), "it has made an update of another size than those who knew in time"
     assert (control.target(8).samples, control.is_over(9)) == (64, False)
+
+
+def test_a_deputy_whose_orders_take_the_place_of_others_is_followed_too(control):
+    """Of the orders of too many deputies fewer count than before, and rounds compare those that count."""
+
+    def of_deputy(begin: int, given: list[Order]) -> bytes:
+        key = Ed25519PrivateKey.generate()
+        allowed = warrant(ORGANISER.signer, "run", key.public_key().public_bytes_raw(), Right.CONTROL, begin, 2**32)
+        return Orders("run", 0, tuple(given)).signed_by(Signer(key, allowed))
+
+    for number in range(MAX_DEPUTIES):
+        at = 10**6 * (100 + number)
+        control.take(of_deputy(10 + number, [Order(50 + number, What.TARGET, 128, at + two) for two in range(2)]))
+    control.look(5)
+    control.take(of_deputy(1, [Order(40, What.PAUSE, 0, 10**9)]))
+    control.look(5)
+    assert control.is_paused(40)
+    assert control.digest(60) == control._admission.lists.orders.digest(60)
