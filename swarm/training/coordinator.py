@@ -496,13 +496,15 @@ class Coordinator:
         self.control.met(back.group)
         with self.version.lock:
             has_gone = self._going_back.go(back)
+            if has_gone:
+                self._gradients.reset()  # with local steps it is what others download and compare
+                self._attester.note_update()
         if not has_gone:
             self._take_back()
             self.catch_up(is_told=True)
             return
         advice = "" if back.liars else IF_IT_RISES_AGAIN
         logger.warning(f"Step {self.step}: the group {self.tracker.why(back)}{advice}")
-        self._attester.note_update()
         self._begin_step(frozenset(back.group.peer_ids))
 
     def _give_up(self, error: RoundEnded) -> None:
