@@ -42,6 +42,8 @@ class Island:
 
 
 ALONE = Island()
+NOT_AS_HERE = -1
+"""Whatever the others have, they are to get the weights and buffers anew."""
 
 
 class Lead(Island):
@@ -102,6 +104,8 @@ class Lead(Island):
             self._channel.reduce_numbers(numbers)
         loss_sum, total = numbers[:2].tolist()
         vector.take_buffers(numbers[2:] / total)
+        if not torch.isfinite(numbers).all():  # this peer drops them: all go on with its buffers from before
+            self._own_buffers, self._shown = None, NOT_AS_HERE
         self._own = self._others = 0
         return loss_sum
 

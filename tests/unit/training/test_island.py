@@ -157,6 +157,28 @@ def test_what_was_dropped_since_the_last_micro_batch_is_not_gathered(two):
     assert two.vector.sum_in_units_of(1).any()
 
 
+@pytest.mark.parametrize("whose", ["x", "other_x"])
+def test_buffers_that_are_not_finite_are_forgotten_with_the_samples(two, whose):
+    """Else no sum of this peer were finite any more, and alone it would never make an update again."""
+    two.begin()
+    good = getattr(two, whose).clone()
+    getattr(two, whose).fill_(math.nan)
+    two.compute()
+
+    def drop():
+        two.lead.gather(two.vector)
+        assert not two.vector.is_finite
+        two.vector.drop()
+        two.lead.begin_micro_batch(0)
+
+    two.both(drop, two.crew.begin_micro_batch)
+    getattr(two, whose).copy_(good)
+    two.compute()
+    two.gather()
+    assert two.vector.is_finite
+    assert all(torch.isfinite(buffer).all() for one in (two.net, two.other_net) for buffer in one.buffers())
+
+
 def test_weights_travel_when_they_have_changed(two):
     two.begin()
     with torch.no_grad():
