@@ -105,7 +105,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
         return self.position + (step - self.since) * self.at(step).local_steps
 
     def is_possible_at(self, step: int) -> bool:
-        """Whether a group that has come to this step can follow it: each update counts for one of the recipe or more."""
+        """Whether a group at this step can follow it: each update counts for one of the recipe or more."""
         return self.since <= step + AHEAD and step <= self.position_at(step) <= MOST_LOCAL_STEPS * step
 
     def step_at(self, position: int) -> int:
