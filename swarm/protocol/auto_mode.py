@@ -205,7 +205,12 @@ def choose(plan: Plan, step: int, paces: Sequence[Pace | None], codecs: Sequence
         index = next((index for index in fewer if ratio(index, least, most) <= 1), fewer[-1])
         return _change(plan, step, index, most, least)
     most, least = statistics.median_high(averaging), statistics.median_low(computing)
-    more = [index for index in rows if index < plan.mode and ratio(index, most, least) <= FAST_ENOUGH]
+
+    def ratio_at_most(index: int) -> float:
+        """The same where fewer bytes of an average save nothing, since it waits for round trips: else it came again."""
+        return max(ratio(index, most, least), most / least * now.local_steps / MODES[index].local_steps)
+
+    more = [index for index in rows if index < plan.mode and ratio_at_most(index) <= FAST_ENOUGH]
     return _change(plan, step, more[0], least, most) if more else None
 
 
