@@ -105,7 +105,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
         return self.position + (step - self.since) * self.at(step).local_steps
 
     def is_possible_at(self, step: int) -> bool:
-        """Whether a group that has come to this step can follow it: an update counts for one of the recipe or more."""
+        """Whether a group at this step can follow it: each update counts for one of the recipe or more."""
         return self.since <= step + AHEAD and step <= self.position_at(step) <= MOST_LOCAL_STEPS * step
 
     def step_at(self, position: int) -> int:
@@ -205,7 +205,12 @@ def choose(plan: Plan, step: int, paces: Sequence[Pace | None], codecs: Sequence
         index = next((index for index in fewer if ratio(index, least, most) <= 1), fewer[-1])
         return _change(plan, step, index, most, least)
     most, least = statistics.median_high(averaging), statistics.median_low(computing)
-    more = [index for index in rows if index < plan.mode and ratio(index, most, least) <= FAST_ENOUGH]
+
+    def ratio_at_most(index: int) -> float:
+        """The same where fewer bytes of an average save nothing, since it waits for round trips: else it came again."""
+        return max(ratio(index, most, least), most / least * now.local_steps / MODES[index].local_steps)
+
+    more = [index for index in rows if index < plan.mode and ratio_at_most(index) <= FAST_ENOUGH]
     return _change(plan, step, more[0], least, most) if more else None
 
 

@@ -328,8 +328,12 @@ class Group:
 
     @property
     def plan(self) -> Plan:
-        """With `--averaging auto`, what its members follow: by the tickets alone, so that all have the same."""
-        return plan_of([ticket.pace for ticket in self.tickets], self.tickets[0].step)
+        """With `--averaging auto`, what its members follow: by the tickets alone, so that all have the same.
+
+        Who gives nothing has no say: a listener costs its sender nothing.
+        """
+        givers = [ticket for ticket in self.tickets if ticket.samples] or self.tickets
+        return plan_of([ticket.pace for ticket in givers], self.tickets[0].step)
 
     @property
     def mode(self) -> Mode:

@@ -372,6 +372,7 @@ class Coordinator:
         """An update that others have made: on the orders that they had, which may have come while this one waited."""
         self._follow_orders()
         self._apply()
+        self.island.note_update()
 
     def wait_while_paused(self) -> None:
         """Called before a micro-batch is computed. A round that is under way is settled by the micro-batch before."""
@@ -590,6 +591,7 @@ class Coordinator:
             began = time.perf_counter()
             self._gradients.hand_over()
             yield
+            self.island.note_update()
             self.last_step = replace(self.last_step, apply_seconds=time.perf_counter() - began)
             self._note_update()
         self.go_on()

@@ -270,6 +270,7 @@ class LocalCoordinator(Coordinator):
         with self.version.lock:  # nobody may download a half-made step
             self._gradients.hand_over_own()
             yield
+            self.island.note_update()
         self._gradients.end_own_step()
         self._synchronise_all()
 

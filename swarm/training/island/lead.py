@@ -38,11 +38,16 @@ class Island:
         """The others' gradients are added to this sum, and float buffers are averaged; returns their losses' sum."""
         return 0.0
 
+    def note_update(self) -> None:
+        """The optimizer has changed the weights; a fused one leaves no trace of that in them."""
+
     def end(self) -> None:
         """This peer leaves."""
 
 
 ALONE = Island()
+NOT_AS_HERE = -1
+"""Whatever the others have, they are to get the weights and buffers anew."""
 
 
 class Lead(Island):
@@ -58,7 +63,7 @@ class Lead(Island):
         self._vector: GradientVector | None = None
         self._shown: int | None = None
         """State of the weights that the others have."""
-        self._clears = 0
+        self._clears = self._updates = 0
         self._own = self._others = 0
         """Samples since gradients were gathered."""
         self._own_buffers: torch.Tensor | None = None
@@ -84,8 +89,11 @@ class Lead(Island):
         self._clears, self._shown = self._vector.clears, weights
 
     def _count_changes(self) -> int:
-        """torch counts how often a tensor was changed in place."""
-        return sum(parameter._version for parameter in self._model.parameters())
+        """torch counts how often a tensor was changed in place, but not by a fused optimizer."""
+        return self._updates + sum(parameter._version for parameter in self._model.parameters())
+
+    def note_update(self) -> None:
+        self._updates += 1
 
     def add_up(self, samples: int, loss: torch.Tensor | float) -> tuple[int, torch.Tensor | float]:
         total = self._channel.add_up(samples)
@@ -103,6 +111,8 @@ class Lead(Island):
             self._channel.reduce_numbers(numbers)
         loss_sum, total = numbers[:2].tolist()
         vector.take_buffers(numbers[2:] / total)
+        if not torch.isfinite(numbers).all():  # this peer drops them: all go on with its buffers from before
+            self._own_buffers, self._shown = None, NOT_AS_HERE
         self._own = self._others = 0
         return loss_sum
 

@@ -101,6 +101,18 @@ def test_a_change_is_not_taken_back_on_the_same_line(codecs):
         assert changes <= 1
 
 
+@pytest.mark.parametrize("codecs", [CODECS, NO_INT8])
+@pytest.mark.parametrize("seconds", [1.1, 12.0, 35.0])
+def test_nor_is_it_where_an_average_waits_for_round_trips_and_not_for_bytes(codecs, seconds):
+    plan, changes = FIRST, 0
+    for step in range(0, 500):
+        computing = seconds / 1.2 * plan.at(step).local_steps
+        choice = change([pace(computing, seconds, plan)] * 3, plan, step, codecs)
+        if choice is not None:
+            plan, changes = choice.plan, changes + 1
+    assert changes <= 1
+
+
 def test_changes_are_apart():
     plan = Plan(1, 0, 50, 50)
     fast = [pace(40, 4, plan)] * 3

@@ -3,6 +3,7 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from torch import nn
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.training.launched import Launched
+from swarm.protocol.messages import Ticket
+from swarm.protocol.round_report import StepReport
 from swarm.training.batch_size_finder import largest_sensible
+from swarm.training.coordinator import Coordinator
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.helper import HelperStrategy
 from swarm.training.island import channel as channels
@@ -20,6 +24,7 @@ from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
 from swarm.training.island.lost import IslandLost
+from swarm.training.local_steps import LocalCoordinator
 from swarm.training.strategy import SwarmStrategy
 
 SAMPLES, OTHERS_SAMPLES = 4, 6
@@ -158,6 +163,28 @@ def test_what_was_dropped_since_the_last_micro_batch_is_not_gathered(two):
     assert two.vector.sum_in_units_of(1).any()
 
 
+@pytest.mark.parametrize("whose", ["x", "other_x"])
+def test_buffers_that_are_not_finite_are_forgotten_with_the_samples(two, whose):
+    """Else no sum of this peer were finite any more, and alone it would never make an update again."""
+    two.begin()
+    good = getattr(two, whose).clone()
+    getattr(two, whose).fill_(math.nan)
+    two.compute()
+
+    def drop():
+        two.lead.gather(two.vector)
+        assert not two.vector.is_finite
+        two.vector.drop()
+        two.lead.begin_micro_batch(0)
+
+    two.both(drop, two.crew.begin_micro_batch)
+    getattr(two, whose).copy_(good)
+    two.compute()
+    two.gather()
+    assert two.vector.is_finite
+    assert all(torch.isfinite(buffer).all() for one in (two.net, two.other_net) for buffer in one.buffers())
+
+
 def test_weights_travel_when_they_have_changed(two):
     two.begin()
     with torch.no_grad():
@@ -166,6 +193,28 @@ def test_weights_travel_when_they_have_changed(two):
     two.begin(step=7)
     assert torch.equal(two.net[0].weight, two.other_net[0].weight)
     assert two.crew.step == 7
+
+
+@pytest.mark.parametrize("kind", [Coordinator, LocalCoordinator])
+def test_weights_that_a_fused_optimizer_has_changed_travel_too(two, kind):
+    """It does not count its changes, as others do."""
+    two.begin()
+    before = two.net[0].weight.detach().clone()
+    optimizer = torch.optim.SGD(two.net.parameters(), lr=1.0, fused=True)
+    coordinator = MagicMock(
+        island=two.lead, last_step=StepReport.of(Ticket(0, 4, False, 1.0, bytes(16)), 1.0, 0.0, None)
+    )
+    for param in two.net.parameters():
+        param.grad = torch.ones_like(param)
+    with kind.updating(coordinator):
+        optimizer.step()
+    assert not torch.equal(two.net[0].weight, before)
+    two.begin(step=0)
+    assert torch.equal(two.net[0].weight, two.other_net[0].weight)
+    optimizer.step()
+    Coordinator._make_up(coordinator)
+    two.begin(step=0)
+    assert torch.equal(two.net[0].weight, two.other_net[0].weight)
 
 
 def test_a_loss_that_is_not_finite_is_left_out(two):
