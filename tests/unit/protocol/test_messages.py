@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hivemind.p2p import PeerID
 
+from swarm.protocol.auto_mode import Pace, Plan
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import ANY_LINEAGE, NOWHERE, Behind, Blame, Group, RoundFailed, ShortBatch, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport
@@ -167,3 +168,12 @@ def going(*back_to: int, samples: int = 8) -> list[Ticket]:
 )
 def test_a_group_goes_back_where_more_than_half_of_it_want_to(tickets, expected):
     assert group(*tickets).back_to == expected
+
+
+def test_who_gives_nothing_has_no_say_in_how_all_average():
+    one, other = Plan(0, 0, 3, 3), Plan(1, 0, 20, 20)
+    giver = Ticket(30, 8, False, 1.0, bytes(LINEAGE_BYTES), pace=Pace(one))
+    idle = Ticket(30, 0, False, 0.0, bytes(LINEAGE_BYTES), pace=Pace(other))
+    assert group(giver, idle, idle).plan == one
+    assert group(giver, *[replace(giver, pace=Pace(other))] * 2).plan == other
+    assert group(idle, idle).plan == other, "a group in which nobody gives anything follows its members all the same"
