@@ -55,9 +55,11 @@ class Evaluation(L.Callback):
         began = time.perf_counter()
         try:
             result = evaluate(trainer, pl_module, trainer.datamodule)
-        except InputError as error:  # ordered of a peer that has no such data
-            if self._can_test:
-                self._say(str(error))
+        except Exception as error:
+            if is_due and not isinstance(error, InputError):
+                raise
+            if self._can_test:  # what the organiser orders ends nobody's training, such as where there is no such data
+                self._say(str(error) if isinstance(error, InputError) else f"The weights cannot be tested: {error!r}")
             self._can_test = False
             return
         line = {"step": step, "val_top1": float(trainer.callback_metrics["val/top1"]), **result}

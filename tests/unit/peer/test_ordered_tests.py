@@ -103,11 +103,27 @@ def test_a_peer_that_was_told_to_tests_as_well(tmp_path):
     assert [step for step in range(10, 100, 10) if peer.validates(step, group_of(step - 1))] == [20, 40, 60, 80]
 
 
-def test_who_has_no_test_data_says_so_once_and_trains_on(tmp_path, monkeypatch):
-    def nothing(*_):
-        raise InputError("there are no samples to test with here")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (InputError("there are no samples to test with here"), "there are no samples to test with here"),
+        (OSError("the disk is gone"), "The weights cannot be tested: OSError('the disk is gone')"),
+    ],
+)
+def test_who_cannot_test_says_so_once_and_trains_on(tmp_path, monkeypatch, error, said):
+    def fail(*_):
+        raise error
 
-    monkeypatch.setattr(evaluation, "evaluate", nothing)
+    monkeypatch.setattr(evaluation, "evaluate", fail)
     peer = Peer("slow", tmp_path, Order(10, What.EVALUATE, 20))
     assert not any(peer.validates(step, None) for step in (20, 40, 60))
-    assert peer.said == ["there are no samples to test with here"]
+    assert peer.said == [said]
+
+
+def test_a_peer_that_was_told_to_test_ends_where_that_fails(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(evaluation, "evaluate", fail)
+    with pytest.raises(OSError, match="gone"):
+        Peer("slow", tmp_path, every=20).validates(20, None)
