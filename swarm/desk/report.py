@@ -223,8 +223,8 @@ class Leaders:
 
 
 def leaders_report(history: History, most: int, credits: Credits | None = None) -> Leaders:
-    """By the ledger if there is one, else by the pace that each peer states."""
-    if credits is not None and credits.time is not None:
+    """By the ledger as soon as it has an update, else by the pace that each peer states."""
+    if credits is not None and credits.peers:
         peers = [Leader(found.peer, found.name, found.samples) for found in credits.peers[:most]]
         return Leaders(peers, credits.time, credits.num_findings, credits.trouble)
     given = sorted(history.peers.items(), key=lambda item: -item[1].samples)[:most]

@@ -92,7 +92,8 @@ class Bookkeeper(threading.Thread):
         while not self._over.wait(wait):
             began = self._clock()
             self.turn()
-            wait = max(EVERY_SECONDS, REST * (self._clock() - began))
+            usual = EVERY_SECONDS if self.credits.peers else FIRST_SECONDS  # a run that has just begun has nothing yet
+            wait = max(usual, REST * (self._clock() - began))
 
     def turn(self) -> None:
         """Once: fetch, and add up."""

@@ -49,6 +49,10 @@ def test_who_has_given_most_is_from_the_ledger_as_soon_as_there_is_one(shown, tm
     leaders, said = shown()
     assert [name for name, _ in leaders] == ["zoe"]
     assert "Claimed, not audited" in said
+    write(tmp_path / "credits.json", peers=[])
+    leaders, said = shown()
+    assert [name for name, _ in leaders] == ["zoe"], "the ledger of a run that has just begun is empty"
+    assert "Claimed, not audited" in said
     write(tmp_path / "credits.json")
     leaders, said = shown()
     assert leaders == [("a&lt;b&gt;da", "5,000"), ("ben", "900")]
