@@ -32,6 +32,8 @@ FIRST_SECONDS, EVERY_SECONDS = 30.0, 600.0
 """After the start, and between two times."""
 REST = 20.0
 """Times as long as it took, the next time is away: what it costs stays a twentieth of a core."""
+REST_WHILE_EMPTY = 5.0
+"""The same as long as nobody has anything."""
 ASK_SECONDS = 240.0
 """After which no other peer is asked for its ledger; whom to ask first is drawn each time."""
 PEER_SHARE = 4
@@ -92,8 +94,11 @@ class Bookkeeper(threading.Thread):
         while not self._over.wait(wait):
             began = self._clock()
             self.turn()
-            usual = EVERY_SECONDS if self.credits.peers else FIRST_SECONDS  # a run that has just begun has nothing yet
-            wait = max(usual, REST * (self._clock() - began))
+            took = self._clock() - began
+            if self.credits.peers:
+                wait = max(EVERY_SECONDS, REST * took)
+            else:  # a run that has just begun has nothing to confirm yet
+                wait = max(FIRST_SECONDS, REST_WHILE_EMPTY * took)
 
     def turn(self) -> None:
         """Once: fetch, and add up."""
