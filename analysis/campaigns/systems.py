@@ -73,23 +73,31 @@ def ddp(system: System, cell: Cell, host: Host, first: Host, output: Path, _addr
     return [*torchrun, *script, *options, *recipe_options(cell, changes)]
 
 
-def stock_hivemind(
+def hivemind_optimizer(
     system: System, cell: Cell, host: Host, _first: Host, output: Path, addresses: tuple[str, ...]
 ) -> list[str]:
     """The script that shares nothing with our swarm."""
-    command = [
-        sys.executable,
-        "-m",
-        "analysis.stock_hivemind",
-        "--name",
-        host.name,
-        "--output-dir",
-        str(output),
-    ]
-    command += ["--listen", f"/ip4/{host.address}/tcp/{PORT}", "--recipe", cell.recipe, "--steps", str(cell.steps)]
-    command += ["--batch-size", str(cell.batch_size), "--peers", str(cell.peers), *system.options]
+    command = [sys.executable, "-m", "analysis.opponents.hivemind_optimizer", "--name", host.name]
+    command += ["--listen", f"/ip4/{host.address}/tcp/{PORT}", "--steps", str(cell.steps), *system.options]
+    return [*command, "--initial-peers", *addresses, *_opponent_options(cell, output)]
+
+
+def torchft(
+    system: System, cell: Cell, host: Host, first: Host, output: Path, _addresses: tuple[str, ...]
+) -> list[str]:
+    """The same for torchft, whose first peer runs its lighthouse."""
+    steps = max(1, cell.steps // system.local_steps)
+    command = [sys.executable, "-m", "analysis.opponents.torchft_diloco", "--name", host.name]
+    command += ["--address", host.address, "--first", first.address, "--steps", str(steps)]
+    command += ["--local-steps", str(system.local_steps), *system.options]
+    return [*command, *_opponent_options(cell, output)]
+
+
+def _opponent_options(cell: Cell, output: Path) -> list[str]:
+    """That the programs of `analysis/opponents` have in common."""
     changes = [f"{name}={value}" for name, value in recipe_changes(cell, cell.changes).items()]
-    return [*command, "--initial-peers", *addresses, "--change", *changes]
+    options = ["--output-dir", str(output), "--recipe", cell.recipe, "--batch-size", str(cell.batch_size)]
+    return [*options, "--peers", str(cell.peers), "--change", *changes]
 
 
 def recipe_changes(cell: Cell, changes: dict[str, object]) -> dict[str, object]:
@@ -117,8 +125,17 @@ SYSTEMS: dict[str, System] = {
         joins=False,
         payload_bytes=None,
     ),
-    "hivemind": System("Hivemind Optimizer, defaults", stock_hivemind),
-    "hivemind-tuned": System("Hivemind Optimizer, tuned", stock_hivemind, ("--tuned",), overlaps=True, payload_bytes=2),
+    "hivemind": System("Hivemind Optimizer, defaults", hivemind_optimizer),
+    "hivemind-tuned": System(
+        "Hivemind Optimizer, tuned", hivemind_optimizer, ("--tuned",), overlaps=True, payload_bytes=2
+    ),
+    "torchft-localsgd-4": System(
+        "torchft LocalSGD, 4 local steps", torchft, ("--algorithm", "localsgd"), local_steps=4
+    ),
+    "torchft-diloco-4": System("torchft DiLoCo, 4 local steps", torchft, local_steps=4),
+    "torchft-diloco-4-overlap": System(
+        "torchft DiLoCo, 4 local steps, overlapped", torchft, ("--delay", "3"), overlaps=True, local_steps=4
+    ),
     "swarm": System("our swarm, synchronous", swarm),
     "swarm-fp16": System("our swarm, synchronous, fp16", swarm, ("--codec", "fp16"), payload_bytes=2),
     "swarm-int8": System("our swarm, synchronous, int8", swarm, ("--codec", "int8"), payload_bytes=1),

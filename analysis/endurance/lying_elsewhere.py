@@ -17,7 +17,10 @@ from recipe.run_folder import RunFolder, read_metrics
 
 ROOT = Path(__file__).parents[2]
 FALSE_GRADIENTS = ATTACKER.parent / "false_gradients.py"
-_PROGRAMS = {"ddp": ROOT / "baseline_ddp" / "train.py", "hivemind": ROOT / "analysis" / "stock_hivemind.py"}
+_PROGRAMS = {
+    "ddp": ROOT / "baseline_ddp" / "train.py",
+    "hivemind": ROOT / "analysis" / "opponents" / "hivemind_optimizer.py",
+}
 MICRO_BATCH = "16"
 
 

@@ -182,7 +182,7 @@ class Volunteer:
 
 
 class StockVolunteer(Volunteer):
-    """The same with Hivemind's own Optimizer (`analysis/stock_hivemind.py`).
+    """The same with Hivemind's own Optimizer (`analysis/opponents/hivemind_optimizer.py`).
 
     It keeps no checkpoints and forgets who was there, so it is always given the address of somebody who is.
 
@@ -199,7 +199,7 @@ class StockVolunteer(Volunteer):
         command = [
             sys.executable,
             "-m",
-            "analysis.stock_hivemind",
+            "analysis.opponents.hivemind_optimizer",
             "--name",
             self.name,
             "--output-dir",

@@ -1,7 +1,7 @@
 """What a liar makes of its gradients: the same lies for a member of a swarm, and for a process of other systems.
 
     torchrun ... tests/helpers/attacks/false_gradients.py LIE LIARS baseline_ddp/train.py OPTIONS
-    python tests/helpers/attacks/false_gradients.py LIE LIARS analysis/stock_hivemind.py OPTIONS
+    python tests/helpers/attacks/false_gradients.py LIE LIARS analysis/opponents/hivemind_optimizer.py OPTIONS
 
 The program is run as it is, and the last of its processes lie: of torchrun's, or those whose name is that of a liar
 (`h7` and `h8` of eight).

@@ -1,7 +1,8 @@
-"""Trains a recipe with Hivemind's own Optimizer, as its quick start does, or tuned. Shares nothing with `swarm/`.
+"""Trains a recipe with Hivemind's own Optimizer, as its quick start does, or tuned.
 
-    python -m analysis.stock_hivemind --name h1 --listen /ip4/10.77.0.1/tcp/31337 --peers 2   # prints its address
-    python -m analysis.stock_hivemind --name h2 --listen /ip4/10.77.0.2/tcp/31337 --peers 2 --initial-peers ADDRESS
+    python -m analysis.opponents.hivemind_optimizer --name h1 --listen /ip4/10.77.0.1/tcp/31337 --peers 2
+    python -m analysis.opponents.hivemind_optimizer --name h2 --listen /ip4/10.77.0.2/tcp/31337 --peers 2 \\
+        --initial-peers ADDRESS       # which the first one prints
     ... --tuned            # short matchmaking, known group size, delayed averaging in fp16, rare state averaging
 
 The defaults are those of `hivemind.Optimizer` 1.1.12. All peers wait for each other before they begin to train.
@@ -15,7 +16,6 @@ import os
 import sys
 import time
 import traceback
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_dht_time
 from torch import nn
 
+from analysis.opponents.training import RUN_ID, Device, changed, validate
 from recipe.config import Recipe
 from recipe.data.peer_data import PeerData
 from recipe.model import build_model
@@ -36,10 +37,7 @@ from recipe.registry import build_data
 from recipe.run_folder import RunFolder, write_json
 from recipe.training.heap import keep_heap
 from recipe.training.loggers import JsonlLogger
-from recipe.training.pacing import Pace, computed_samples, paced_samples_per_second
-from recipe.training.task import evaluation_metrics
 
-RUN_ID = "run"
 _POLL_SECONDS = 0.2
 _RECORD_SECONDS = 600.0
 _FAREWELL_SECONDS = 60.0
@@ -60,13 +58,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output-dir", type=Path, default=Path("runs"))
     parser.add_argument("--tuned", action="store_true", help="the best settings we know instead of the defaults")
     return parser.parse_args(arguments)
-
-
-def changed(recipe: Recipe, changes: list[str]) -> Recipe:
-    """The recipe with `field=value` applied; values take the type that the field has."""
-    kinds = {item.name: type(getattr(recipe, item.name)) for item in fields(Recipe)}
-    pairs = dict(change.split("=", 1) for change in changes)
-    return replace(recipe, **{name: kinds[name](value) for name, value in pairs.items()})
 
 
 def tuned_settings(num_peers: int) -> dict[str, Any]:
@@ -125,17 +116,6 @@ class Roll:
         return found is not None and len(found.value) >= self.num_peers
 
 
-def validate(module: nn.Module, data: PeerData) -> dict[str, float]:
-    """`val/top1` and so on, of the whole validation part."""
-    metrics = evaluation_metrics(data.recipe.num_classes)
-    module.eval()
-    with torch.no_grad():
-        for inputs, labels in data.val_dataloader():
-            metrics.update(module(inputs), labels)
-    module.train()
-    return {f"val/{name}": value.item() for name, value in metrics.compute().items()}
-
-
 def train(module: nn.Module, data: PeerData, optimizer, steps: int, logger: JsonlLogger, roll: Roll) -> None:
     """Logs the samples that this peer gave to each of so many updates, and trains on until all peers have made them.
 
@@ -144,26 +124,18 @@ def train(module: nn.Module, data: PeerData, optimizer, steps: int, logger: Json
     """
     while not roll.is_complete("ready"):  # peers that start out of phase stay out of phase
         time.sleep(_POLL_SECONDS)
-    rate = paced_samples_per_second()
-    pace = None if rate is None else Pace(rate)
+    device = Device()
     since, samples, epoch = time.perf_counter(), 0, optimizer.local_epoch
     module.train()
     for inputs, labels in data.train_dataloader():
-        began = time.perf_counter()
-        computed = computed_samples() if pace else slice(None)
-        loss = nn.functional.cross_entropy(module(inputs[computed]), labels[computed])
-        if pace:
-            pace.sleep_before_backward(began, len(labels))
-        loss.backward()
-        if pace:
-            pace.end_backward(averaged=False)
+        loss = device.backward(module, inputs, labels)
         optimizer.step(batch_size=len(labels))
         optimizer.zero_grad()
         samples += len(labels)
         if optimizer.local_epoch > epoch:
             now, before, epoch = time.perf_counter(), epoch, optimizer.local_epoch
             if before < steps:
-                values = {"swarm/own_samples": samples, "perf/step_seconds": now - since, "train/loss": loss.item()}
+                values = {"swarm/own_samples": samples, "perf/step_seconds": now - since, "train/loss": loss}
                 logger.log_metrics(values, step=epoch)
                 if epoch // data.recipe.validate_every_steps > before // data.recipe.validate_every_steps:
                     logger.log_metrics(validate(module, data), step=epoch)

@@ -1,0 +1,224 @@
+"""Trains a recipe with torchft's DiLoCo or LocalSGD, as its documents say, or tuned.
+
+    python -m analysis.opponents.torchft_diloco --name h1 --address 10.77.0.1 --first 10.77.0.1 --peers 2 --steps 10
+    python -m analysis.opponents.torchft_diloco --name h2 --address 10.77.0.2 --first 10.77.0.1 --peers 2 --steps 10
+    ... --local-steps 4 --delay 3    # what the first of four steps has changed is averaged during the other three
+
+The first one runs the lighthouse, which all others need. A step of a peer takes its share of the recipe's target batch.
+So four local steps take four times that for an update. torchft quantises on GPUs only: here, all is float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed import TCPStore
+
+from analysis.opponents.training import RUN_ID, Device, changed, validate
+from recipe.config import Recipe
+from recipe.data.peer_data import PeerData
+from recipe.errors import InputError
+from recipe.model import build_model
+from recipe.optimizer import build_optimizer, build_scheduler
+from recipe.presets import preset
+from recipe.registry import build_data
+from recipe.run_folder import RunFolder, write_json
+from recipe.training.heap import keep_heap
+from recipe.training.loggers import JsonlLogger
+
+_LIGHTHOUSE_PORT, _STORE_PORT = 29510, 29511
+_TIMEOUT = timedelta(minutes=10)
+"""Of an average over a slow line, and of a peer that has to wait for one."""
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", required=True, help="of this peer's run folder")
+    parser.add_argument("--address", required=True, help="IP address of this peer")
+    parser.add_argument("--first", required=True, help="IP address of the first peer")
+    parser.add_argument("--peers", type=int, required=True, help="that take part in each update")
+    parser.add_argument("--steps", type=int, required=True, help="leave after so many averages")
+    parser.add_argument("--algorithm", choices=("diloco", "localsgd"), default="diloco")
+    parser.add_argument("--local-steps", type=int, default=4, help="between two averages")
+    parser.add_argument(
+        "--delay", type=int, default=0, help="how many local steps before it is awaited an average begins"
+    )
+    parser.add_argument("--batch-size", type=int, default=32, help="micro-batch in samples")
+    parser.add_argument("--recipe", default="synthetic", help="a preset")
+    parser.add_argument("--change", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of the recipe")
+    parser.add_argument("--output-dir", type=Path, default=Path("runs"))
+    return parser.parse_args(arguments)
+
+
+def local_training(module: nn.Module, optimizer: torch.optim.Optimizer, manager, options: argparse.Namespace):
+    """What makes the averages; it follows the steps of the optimizer."""
+    from torchft.local_sgd import DiLoCo, LocalSGD
+
+    if options.algorithm == "localsgd":
+        return LocalSGD(manager, module, optimizer, options.local_steps)
+    # The outer optimizer is that of our swarm's local steps: the mean of all, without momentum.
+    outer = torch.optim.SGD(module.parameters(), lr=1.0)
+    return DiLoCo(
+        manager,
+        [module],
+        optimizer,
+        outer,
+        options.local_steps,
+        use_bucketization=True,  # else each tensor is an average of its own, with round trips of its own
+        fragment_sync_delay=options.delay,
+        fragment_update_alpha=0.5 if options.delay else 0.0,  # of what was learnt meanwhile, half is kept
+    )
+
+
+@contextlib.contextmanager
+def managed(
+    module: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace, folder: RunFolder
+) -> Iterator:
+    """torchft's manager, once all peers are there; the first peer ends last, since it holds the lighthouse."""
+    from torchft import Manager, ProcessGroupGloo
+    from torchft.coordination import LighthouseServer
+
+    is_first = options.address == options.first
+    lighthouse = None
+    if is_first:
+        lighthouse = LighthouseServer(f"[::]:{_LIGHTHOUSE_PORT}", options.peers)
+        write_json(folder.status, {"addresses": [f"http://{options.address}:{_LIGHTHOUSE_PORT}"]})
+    # torchft wants a store for each peer; the first one's is also where all wait for each other.
+    port = _STORE_PORT if is_first else 0  # any that is free
+    store = TCPStore(options.address, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+    common = store if is_first else TCPStore(options.first, _STORE_PORT, is_master=False, timeout=_TIMEOUT)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=_TIMEOUT),
+        load_state_dict=lambda state: (module.load_state_dict(state["model"]), optimizer.load_state_dict(state["own"])),
+        state_dict=lambda: {"model": module.state_dict(), "own": optimizer.state_dict()},
+        min_replica_size=options.peers,
+        use_async_quorum=False,
+        timeout=_TIMEOUT,
+        quorum_timeout=_TIMEOUT,
+        rank=0,
+        world_size=1,
+        store_addr=options.address,
+        store_port=store.port,
+        lighthouse_addr=f"http://{options.first}:{_LIGHTHOUSE_PORT}",
+        replica_id=options.name,
+        hostname=options.address,
+        init_sync=False,  # the seed has made the same weights everywhere
+    )
+    try:
+        _meet(common, "ready", options)
+        yield manager
+        _meet(common, "done", options)
+        _meet(common, "gone", options) if is_first else common.set(f"gone/{options.name}", "")
+    finally:
+        manager.shutdown(wait=False)
+        if lighthouse is not None:
+            lighthouse.shutdown()
+
+
+def _meet(store: TCPStore, stage: str, options: argparse.Namespace) -> None:
+    """Returns when all peers have come so far."""
+    store.set(f"{stage}/{options.name}", "")
+    store.wait([f"{stage}/h{number}" for number in range(1, options.peers + 1)], _TIMEOUT)
+
+
+def train(
+    module: nn.Module,
+    data: PeerData,
+    optimizer: torch.optim.Optimizer,
+    manager,
+    options: argparse.Namespace,
+    logger: JsonlLogger,
+) -> None:
+    """Logs the samples that this peer gave to each update. Validation belongs to no update."""
+    recipe, device = data.recipe, Device()
+    batches, schedule = iter(data.train_dataloader()), build_scheduler(optimizer, recipe)
+    share = recipe.target_batch_size / options.peers
+    num_micro_batches = max(1, round(share / options.batch_size))
+    module.train()
+    with local_training(module, optimizer, manager, options):
+        since, samples, loss = time.perf_counter(), 0, 0.0
+        while manager.current_step() < options.steps:
+            updates = manager.current_step()
+            optimizer.zero_grad()
+            for _ in range(num_micro_batches):
+                inputs, labels = next(batches)
+                loss = device.backward(module, inputs, labels, 1 / num_micro_batches)
+                samples += len(labels)
+            if recipe.clip_norm:
+                nn.utils.clip_grad_norm_(module.parameters(), recipe.clip_norm)
+            optimizer.step()  # the hooks of torchft average here
+            schedule.step()
+            if (step := manager.current_step()) == updates:
+                continue
+            now = time.perf_counter()
+            logger.log_metrics(
+                {"swarm/own_samples": samples, "perf/step_seconds": now - since, "train/loss": loss}, step=step
+            )
+            every = max(1, recipe.validate_every_steps // options.local_steps)
+            if step // every > updates // every:
+                logger.log_metrics(validate(module, data), step=step)
+            since, samples = time.perf_counter(), 0
+
+
+def main() -> None:
+    """Trains one peer."""
+    options = parse()
+    try:
+        import torchft  # noqa: F401
+    except ImportError:
+        raise InputError('torchft is not installed: pip install -e ".[opponents]".') from None
+    if not 0 <= options.delay < options.local_steps:
+        raise InputError("--delay has to be less than --local-steps: an average comes before the next one.")
+    recipe: Recipe = changed(preset(options.recipe), options.change)
+    folder = RunFolder.create(options.output_dir, RUN_ID, options.name)
+    folder.write_recipe(recipe)
+    folder.write_environment()
+    keep_heap()
+    torch.manual_seed(recipe.seed)
+    module = build_model(recipe)
+    data = build_data(recipe, batch_size=options.batch_size, identity=options.name)
+    data.prepare_data()
+    data.setup("fit")
+    optimizer = build_optimizer(module, recipe)
+    began = time.perf_counter()
+    with managed(module, optimizer, options, folder) as manager:
+        train(module, data, optimizer, manager, options, JsonlLogger(folder.metrics))
+        steps = manager.current_step()
+    folder.write_summary(
+        recipe,
+        run_id=RUN_ID,
+        outcome="completed",
+        steps=steps,
+        samples=0,
+        seconds=time.perf_counter() - began,
+        val_accuracy=None,
+        train_loss=None,
+        max_num_peers=options.peers,
+    )
+
+
+if __name__ == "__main__":
+    status = 0
+    try:
+        main()
+    except KeyboardInterrupt:
+        status = 130
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = 2
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    os._exit(status)  # torchft's threads can keep the interpreter from ending
