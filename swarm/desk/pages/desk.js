@@ -26,15 +26,14 @@ async function update() {
 }
 
 // What has not changed stays as it is: a screen reader is not told again, a selection is kept, and of a long table only
-// those rows are laid out again that are new.
+// those cells are laid out again that are new.
 function renew(element, now) {
   if (element.isEqualNode(now)) return;
+  element.className = now.className;
   const [old, fresh] = [[...element.children], [...now.children]];
-  if (!element.matches("table, tbody") || old.length !== fresh.length) return element.replaceChildren(...now.childNodes);
-  old.forEach((child, place) => {
-    if (child.matches("tbody")) renew(child, fresh[place]);
-    else if (!child.isEqualNode(fresh[place])) child.replaceWith(fresh[place]);
-  });
+  const isTable = element.matches("table, thead, tbody, tr") && old.length === fresh.length;
+  if (!isTable) return element.replaceChildren(...now.childNodes);
+  old.forEach((child, place) => renew(child, fresh[place]));
 }
 
 async function keepUpToDate() {
