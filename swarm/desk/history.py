@@ -389,10 +389,11 @@ class History:
     @property
     def bytes_per_second(self) -> float | None:
         """That all together send, as they say; None as long as nobody says, or there were not two looks."""
-        if len(self._traffic) < 2 or not any(peer.profile for peer in self.here):
+        if not self._traffic or not any(peer.profile for peer in self.here):
             return None
         (first_at, _), *later = self._traffic
-        return sum(sent for _, sent in later) / (later[-1][0] - first_at)
+        seconds = self._traffic[-1][0] - first_at
+        return sum(sent for _, sent in later) / seconds if seconds > 0 else None
 
     @property
     def sent(self) -> int:
