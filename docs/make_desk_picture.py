@@ -20,8 +20,8 @@ from playwright.sync_api import Browser, sync_playwright
 PICTURES = Path(__file__).resolve().parent / "pictures"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 KINDS = {
-    "light": {"viewport": {"width": 1120, "height": 1270}, "color_scheme": "light"},
-    "dark": {"viewport": {"width": 1120, "height": 1270}, "color_scheme": "dark"},
+    "light": {"viewport": {"width": 1120, "height": 1520}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1120, "height": 1520}, "color_scheme": "dark"},
     "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "device_scale_factor": 2},
 }
 COLOURS = 128

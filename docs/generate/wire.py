@@ -94,6 +94,7 @@ MESSAGES = [
     ("Attestation, a field of it", "swarm.protocol.attestation", "Attestation", "Attestation.from_wire"),
     ("Round that failed, a field of it", "swarm.protocol.notes", "FailedRound", "FailedRound.from_wire"),
     ("Score on the test samples, a field of it", "swarm.protocol.notes", "Score", "Score.from_wire"),
+    ("Profile of its machine, a field of it", "swarm.protocol.notes", "Profile", "Profile.from_wire"),
     ("Run manifest", "swarm.membership.run_manifest", "RunManifest", "RunManifest._read"),
     ("Certificate", "swarm.protocol.certificates", "Certificate", None),
     ("Removed members", "swarm.protocol.certificates", "Removals", None),
@@ -158,7 +159,8 @@ def page() -> str:
         "## Messages\n",
         "All are read as a stranger's word. What breaks a rule is refused, and nothing of it is used. Messages are",
         "MessagePack tuples in the order of the fields. The run manifest is JSON, and a group travels as one of",
-        "Hivemind's messages. A phase is sent as its place in `PHASES`, the digests of an offer as one run of bytes.\n",
+        "Hivemind's messages. A phase is sent as its place in `PHASES`, how a peer is reached as that in `REACHED`, and the",
+        "digests of an offer as one run of bytes.\n",
     ]
     lines += [_message(*message) for message in MESSAGES]
     lines.append(_matchmaking())

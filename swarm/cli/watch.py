@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -48,6 +48,8 @@ LOOK_SECONDS = 2.0
 LINE_SECONDS = 30.0
 """Between two tables where the output is no terminal."""
 MAX_ROWS = 50
+WIDE_COLUMNS = 130
+"""Of a terminal that has room for what peers say of their machines."""
 MAX_COMING = 3
 """Orders that are shown."""
 
@@ -161,7 +163,7 @@ class SwarmView:
         """Without what nobody has said yet, and without what peers say of their states to each other."""
         peers = []
         for record in self.records:
-            said = {key: value for key, value in vars(record).items() if value == value}  # NaN is no JSON
+            said = {key: value for key, value in asdict(record).items() if value == value}  # NaN is no JSON
             del said["attested"]
             peers.append(said | {"lineage": record.lineage.hex()})
         still = time.monotonic() - self.updated_at
@@ -175,10 +177,11 @@ class SwarmView:
             "peers": peers,
         }
 
-    def table(self, now: float) -> Group:
+    def table(self, now: float, width: int = 0) -> Group:
         """
         Args:
             now: DHT time
+            width: columns of the terminal
         """
         recipe, still = self.manifest.recipe, time.monotonic() - self.updated_at
         rate, pace = sum(record.rate for record in self.records), shown(self.updates_per_minute, ".1f")
@@ -190,6 +193,7 @@ class SwarmView:
         is_still = still > 2 * LOOK_SECONDS or not self.made_progress
         last = f"no new update for {still:.0f} s" if is_still else "updates are being made"
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        texts, is_wide = ("peer", "now", "can be called", "device", "version"), width >= WIDE_COLUMNS
         for column in (
             "peer",
             "now",
@@ -200,8 +204,9 @@ class SwarmView:
             "granularity",
             "here for",
             "can be called",
+            *(("device", "version") if is_wide else ()),
         ):
-            table.add_column(column, justify="left" if column in ("peer", "now", "can be called") else "right")
+            table.add_column(column, justify="left" if column in texts else "right")
         for record in self.records[:MAX_ROWS]:
             table.add_row(
                 escape(record.name),
@@ -213,12 +218,20 @@ class SwarmView:
                 shown(record.granularity, ".2g"),
                 _duration(now - record.joined),
                 "no" if record.client_mode else "yes",
+                *(_machine(record) if is_wide else ()),
             )
         more = len(self.records) - MAX_ROWS
         rest = [Text(f"and {more} more, slower ones")] if more > 0 else []
         warnings = [Text(warning, style="yellow") for warning in (*self.ordered, *self.warnings)]
         line = Text(last, style="yellow" if still > 60 else "")
         return Group(Text(head, style="bold"), line, *warnings, table, *rest)
+
+
+def _machine(record: PeerProgress) -> tuple[str, str]:
+    """Device and version, as far as the peer tells."""
+    if record.profile is None:
+        return "–", "–"
+    return escape(record.profile.device) or "–", escape(record.profile.version) or "–"
 
 
 def _duration(seconds: float) -> str:
@@ -281,10 +294,10 @@ class Display:
         from hivemind.utils.timed_storage import get_dht_time
 
         if isinstance(self.live, Live):
-            self.live.update(view.table(get_dht_time()), refresh=True)
+            self.live.update(view.table(get_dht_time(), self._console.width), refresh=True)
         elif is_last or time.monotonic() - self._shown_at >= LINE_SECONDS:
             self._shown_at = time.monotonic()
-            self._console.print(view.table(get_dht_time()))
+            self._console.print(view.table(get_dht_time(), self._console.width))
 
 
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> int:

@@ -21,7 +21,7 @@ from recipe.run_folder import write_json
 from swarm.desk.timeline import Timeline
 from swarm.membership.progress_record import JOINING, PAUSED, WAITING, PeerProgress, step_of_most
 from swarm.network.known_peers import usable
-from swarm.protocol.notes import FailedRound, Score
+from swarm.protocol.notes import MAX_TRAFFIC_BYTES, FailedRound, Profile, Score
 
 LOST_SECONDS = 5.0
 """Without a new record: a peer writes one a second."""
@@ -36,6 +36,10 @@ UNSEEN_SECONDS = 60.0
 CREDIT_TIMES = 3.0
 """What peers can have given between two looks, over what they say they compute: records are seconds old."""
 MAX_POINTS, MAX_EVENTS, MAX_PEERS, MAX_ADVANCES, MAX_TESTS = 1000, 200, 4096, 50, 1000
+TRAFFIC_SECONDS = 30.0
+"""Over which the swarm's traffic is taken: averages come in bursts."""
+MOST_BYTES_A_SECOND = 1.25e9
+"""That a peer is believed to send: 10 Gbit/s."""
 PACE_SECONDS = 10.0
 """That updates have to be seen for, before their pace is told."""
 MAX_LOSS = 1e6
@@ -60,6 +64,9 @@ class PeerSeen:
         helps: it is a helper, which trains nothing
         failed: its last round that gave no average
         tested: what it found on the test samples last
+        profile: of its machine and its line; None if it has never said anything of them
+        sent: bytes, as far as it says, also before it was started again
+        received: the same
     """
 
     name: str
@@ -79,6 +86,9 @@ class PeerSeen:
     helps: bool = False
     failed: FailedRound | None = None
     tested: Score | None = None
+    profile: Profile | None = None
+    sent: int = 0
+    received: int = 0
 
     @property
     def computes(self) -> bool:
@@ -94,10 +104,24 @@ class PeerSeen:
         self.client_mode, self.joined, self.helps = record.client_mode, record.joined, record.helps
         self.loss, self.accuracy = _finite(record.loss), _finite(record.accuracy)
         self.failed, self.tested = record.failed, record.tested
+        if record.profile is not None:
+            self._count(record.profile, record.time - self.record_time)
+            self.profile = record.profile
         age = now - record.time
         self.least_age = age if self.least_age is None else min(age, self.least_age)
         self.record_time, self.seen_at = record.time, now - (age - self.least_age)
         return True
+
+    def _count(self, told: Profile, seconds: float) -> None:
+        """It counts from its start on, so it begins at 0 again when it is started again."""
+        if (last := self.profile) is None:
+            self.sent, self.received = told.sent, told.received
+            return
+        sent = told.sent - last.sent if told.sent >= last.sent else told.sent
+        received = told.received - last.received if told.received >= last.received else told.received
+        most = int(MOST_BYTES_A_SECOND * seconds)
+        self.sent = min(self.sent + min(sent, most), MAX_TRAFFIC_BYTES)
+        self.received = min(self.received + min(received, most), MAX_TRAFFIC_BYTES)
 
 
 @dataclass
@@ -109,6 +133,7 @@ class Point:
         samples_per_second: of all peers together
         updates_per_minute: None as long as too few have been seen
         peers: who are there
+        bytes_per_second: that they send, together; None as long as nobody says
     """
 
     time: float
@@ -118,6 +143,7 @@ class Point:
     samples_per_second: float
     updates_per_minute: float | None
     peers: int
+    bytes_per_second: float | None = None
 
 
 @dataclass
@@ -190,6 +216,8 @@ class History:
         """When updates were seen, and which, since the desk was started."""
         self._attentive_since = -math.inf
         """Since when there was no long time between two looks: nobody is lost because nobody looked."""
+        self._traffic: deque[tuple[float, int]] = deque()
+        """When the last looks were, and what all have sent since the one before."""
 
     # ---- looking ------------------------------------------------------------------------------------------------
 
@@ -214,16 +242,22 @@ class History:
         self._forget()
 
     def _meet(self, records: Mapping[str, PeerProgress], now: float) -> None:
-        joined, back = [], []
+        joined, back, sent = [], [], 0
         for peer_id, record in records.items():
             peer = self.peers.get(peer_id)
             if peer is None:
                 peer = self.peers[peer_id] = PeerSeen("", 0, 0.0, False, JOINING, 0.0, -math.inf, now)
                 peer.read(record, now)
                 joined.append(record.name)
-            elif peer.read(record, now) and peer.state != "here":
+                continue
+            before = peer.sent
+            if peer.read(record, now) and peer.state != "here":
                 peer.state = "here"
                 back.append(record.name)
+            sent += peer.sent - before
+        self._traffic.append((now, sent))
+        while now - self._traffic[0][0] > TRAFFIC_SECONDS:
+            self._traffic.popleft()
         if self.looked_at is None and joined:
             self.note(f"The desk began to watch. {_list(joined)} {_were(joined)} there.", now)
         elif joined:
@@ -311,6 +345,7 @@ class History:
                 self.samples_per_second,
                 self.updates_per_minute(now),
                 len(self.here),
+                self.bytes_per_second,
             )
         )
         if len(self.points) > MAX_POINTS:
@@ -350,6 +385,20 @@ class History:
     def samples_per_second(self) -> float:
         """Of all peers that compute, as they claim."""
         return sum(peer.rate for peer in self.peers.values() if peer.computes)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """That all together send, as they say; None as long as nobody says, or there were not two looks."""
+        if not self._traffic or not any(peer.profile for peer in self.here):
+            return None
+        (first_at, _), *later = self._traffic
+        seconds = self._traffic[-1][0] - first_at
+        return sum(sent for _, sent in later) / seconds if seconds > 0 else None
+
+    @property
+    def sent(self) -> int:
+        """Bytes of all peers that are known, as they say."""
+        return sum(peer.sent for peer in self.peers.values())
 
     def updates_per_minute(self, now: float) -> float | None:
         """Over the last updates; when none comes any more, it falls. None as long as there are not two."""

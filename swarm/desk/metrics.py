@@ -7,7 +7,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from swarm.desk.health import Kind
 from swarm.desk.report import PeerReport, SwarmReport
@@ -41,6 +41,8 @@ class _Metrics:
         yield _gauge("swarm_accuracy_ratio", "Validation accuracy, median of the peers, 0 to 1", swarm.accuracy)
         yield _gauge("swarm_samples_per_second", "As the peers claim, together", swarm.samples_per_second)
         yield _gauge("swarm_updates_per_minute", "Over the last updates", swarm.updates_per_minute)
+        yield _gauge("swarm_traffic_bytes_per_second", "That peers send, together, as they say", swarm.bytes_per_second)
+        yield CounterMetricFamily("swarm_sent_bytes", "By all peers seen, as they say", value=swarm.sent_bytes)
         yield _gauge("swarm_peers", "Peers that are there", swarm.num_peers)
         yield _gauge("swarm_full_peers", "Peers that others can call", swarm.num_full_peers)
         yield _gauge("swarm_last_update_timestamp_seconds", "When the last update was seen", swarm.updated_at)
@@ -51,12 +53,25 @@ class _Metrics:
         for kind in get_args(Kind):
             found.add_metric([kind], int(kind in wrong))
         yield found
-        rates = GaugeMetricFamily("swarm_peer_samples_per_second", "As the peer claims", labels=["peer", "name"])
-        claimed = GaugeMetricFamily("swarm_peer_claimed_samples", "In the updates seen", labels=["peer", "name"])
+        labels = ["peer", "name"]
+        rates = GaugeMetricFamily("swarm_peer_samples_per_second", "As the peer claims", labels=labels)
+        claimed = GaugeMetricFamily("swarm_peer_claimed_samples", "In the updates seen", labels=labels)
+        lines = GaugeMetricFamily("swarm_peer_upload_bytes_per_second", "In its fastest average lately", labels=labels)
+        sent = CounterMetricFamily("swarm_peer_sent_bytes", "As the peer claims", labels=labels)
+        received = CounterMetricFamily("swarm_peer_received_bytes", "As the peer claims", labels=labels)
+        told = InfoMetricFamily("swarm_peer", "Of its machine, as the peer claims", labels=labels)
         for peer in self._peers:
-            rates.add_metric([peer.peer_id, peer.name], peer.samples_per_second)
-            claimed.add_metric([peer.peer_id, peer.name], peer.claimed_samples)
-        yield from (rates, claimed)
+            of_peer = [peer.peer_id, peer.name]
+            rates.add_metric(of_peer, peer.samples_per_second)
+            claimed.add_metric(of_peer, peer.claimed_samples)
+            if peer.upload_bytes_per_second is not None:
+                lines.add_metric(of_peer, peer.upload_bytes_per_second)
+            if peer.sent_bytes is not None:
+                sent.add_metric(of_peer, peer.sent_bytes)
+                received.add_metric(of_peer, peer.received_bytes)
+            machine = {"device": peer.device or "", "version": peer.version or "", "reached": peer.reached}
+            told.add_metric(of_peer, machine | {"role": peer.role})
+        yield from (rates, claimed, lines, sent, received, told)
 
 
 def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:

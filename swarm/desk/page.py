@@ -94,14 +94,22 @@ def _charts(history: HistoryReport) -> list[Chart]:
         return f"update {step:,.0f}"
 
     by_step = sorted({point.step: point for point in points}.items())  # of each update, the last that was seen
+    traffic = [(point.time, _mbps(point.bytes_per_second)) for point in points]
+    is_told = any(mbps is not None for _, mbps in traffic)
+    sent = [chart("Traffic, Mbit/s", traffic, _rate, _clock, True)] if is_told else []
     tested = [chart("Test accuracy", _tested(history), _short_percent, update)] if history.tests else []
     return [
         chart("Training loss", [(step, point.loss) for step, point in by_step], "{:.4g}".format, update),
         chart("Accuracy", [(step, point.accuracy) for step, point in by_step], _short_percent, update),
         chart("Samples per second", [(point.time, point.samples_per_second) for point in points], _rate, _clock, True),
         chart("Updates per minute", [(point.time, point.updates_per_minute) for point in points], _rate, _clock, True),
+        *sent,
         *tested,
     ]
+
+
+def _mbps(bytes_per_second: float | None) -> float | None:
+    return None if bytes_per_second is None else 8e-6 * bytes_per_second
 
 
 def _tested(history: HistoryReport) -> list[tuple[int, float]]:
@@ -134,6 +142,23 @@ def _rate(value: float) -> str:
 
 def _count(value: float) -> str:
     return f"{value:,.0f}"
+
+
+def _bits(bytes_per_second: float) -> str:
+    """A line or a traffic, as lines are sold."""
+    return f"{_in_units(8 * bytes_per_second)}bit/s"
+
+
+def _bytes(num_bytes: float) -> str:
+    return f"{_in_units(num_bytes)}B"
+
+
+def _in_units(value: float) -> str:
+    """With three digits, in the largest unit that is not too coarse."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1000:.3g} k"
 
 
 def _clock(seconds: float) -> str:
@@ -179,6 +204,8 @@ _TEMPLATES.filters |= {
     "rate": _known(_rate),
     "count": _known(_count),
     "duration": _known(_duration),
+    "bits": _known(_bits),
+    "bytes": _known(_bytes),
     "iso": _iso,
     "clock": _clock,
     "second": _second,

@@ -15,15 +15,17 @@ MAX_WORDS_LENGTH = 64
 COLUMNS: dict[str, tuple[str, Callable[[PeerReport], Any]]] = {
     "name": ("Peer", lambda peer: peer.name.casefold()),
     "state": ("State", lambda peer: peer.phase),
-    "role": ("Role", lambda peer: peer.role),
+    "role": ("Role", lambda peer: (peer.role, peer.reached)),
+    "device": ("Device", lambda peer: peer.device and peer.device.casefold()),
     "update": ("Update", lambda peer: peer.step),
     "pace": ("Samples/s", lambda peer: peer.samples_per_second),
     "share": ("Share", lambda peer: peer.share),
     "loss": ("Loss", lambda peer: peer.loss),
+    "line": ("Line", lambda peer: peer.upload_bytes_per_second),
     "seen": ("Last seen", lambda peer: peer.seen_at),
 }
 """By their words in the address: heading, and what is compared."""
-TEXTS = ("name", "state", "role")
+TEXTS = ("name", "state", "role", "device")
 """Sorted from A to Z at first; of numbers, the greatest come first."""
 
 

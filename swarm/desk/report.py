@@ -13,6 +13,7 @@ from swarm.desk.health import Finding, Level, is_over, verdict
 from swarm.desk.history import Event, History, PeerSeen, Point, State, Test
 from swarm.desk.ledger.credits import Credits
 from swarm.desk.timeline import CELL_SECONDS, WORDS, Failure, Round
+from swarm.protocol.notes import Profile
 from swarm.protocol.orders import Orders
 
 MAX_STRIPS = 30
@@ -91,6 +92,8 @@ class SwarmReport(BaseModel):
     accuracy: float | None = Field(description="0 to 1")
     samples_per_second: float
     updates_per_minute: float | None
+    bytes_per_second: float | None = Field(description="that all peers together send, over the last half minute")
+    sent_bytes: int = Field(description="by all peers that the desk has seen, since each of them started")
     num_peers: int
     num_full_peers: int = Field(description="that others can call")
     updated_at: float | None = Field(description="when the desk has seen the last update")
@@ -106,11 +109,19 @@ class PeerReport(BaseModel):
     phase: str
     role: Literal["full", "outbound-only", "helper"]
     reachable: bool
+    reached: str = Field(description="how others call it, or that they cannot; as it says")
+    device: str | None = Field(description="on which it computes; null if it does not say")
+    version: str | None = Field(description="of its software")
     step: int
     samples_per_second: float
     share: float | None = Field(description="of the samples that the swarm makes now, 0 to 1")
     loss: float | None
     accuracy: float | None
+    upload_bytes_per_second: float | None = Field(
+        description="that it has sent in the fastest of its latest averages: its line carries at least that"
+    )
+    sent_bytes: int | None = Field(description="for rounds, states and ledgers, since it started first")
+    received_bytes: int | None
     joined_at: float
     seen_at: float = Field(description="when the desk last got a new record of it")
     claimed_samples: float = Field(description="in all updates that the desk has seen, by the pace that it claims")
@@ -184,6 +195,8 @@ def swarm_report(card: RunCard, run: Plan, history: History, found: Sequence[Fin
         accuracy=history.accuracy,
         samples_per_second=history.samples_per_second,
         updates_per_minute=pace,
+        bytes_per_second=history.bytes_per_second,
+        sent_bytes=history.sent,
         num_peers=len(here),
         num_full_peers=sum(not peer.client_mode for peer in here),
         updated_at=history.updated_at,
@@ -258,6 +271,7 @@ def history_report(history: History, now: float) -> HistoryReport:
 
 
 def _peer(peer_id: str, peer: PeerSeen, total_rate: float) -> PeerReport:
+    profile = peer.profile or Profile()
     return PeerReport(
         peer_id=peer_id,
         name=peer.name,
@@ -265,11 +279,17 @@ def _peer(peer_id: str, peer: PeerSeen, total_rate: float) -> PeerReport:
         phase=peer.phase,
         role="helper" if peer.helps else "outbound-only" if peer.client_mode else "full",
         reachable=not peer.client_mode,
+        reached="not reachable" if peer.client_mode else profile.reached or "reachable",
+        device=profile.device or None,
+        version=profile.version or None,
         step=peer.step,
         samples_per_second=peer.rate,
         share=peer.rate / total_rate if peer.computes and total_rate > 0 else None,
         loss=peer.loss,
         accuracy=peer.accuracy,
+        upload_bytes_per_second=profile.upload,
+        sent_bytes=None if peer.profile is None else peer.sent,
+        received_bytes=None if peer.profile is None else peer.received,
         joined_at=peer.joined,
         seen_at=peer.seen_at,
         claimed_samples=peer.samples,

@@ -13,7 +13,7 @@ from hivemind.p2p import PeerID
 from msgspec import Meta
 
 from swarm.protocol.attestation import Attestation, Attested
-from swarm.protocol.notes import Failed, FailedRound, Score, Scored
+from swarm.protocol.notes import Failed, FailedRound, Profile, Profiled, Score, Scored
 from swarm.protocol.wire import LINEAGE_BYTES, Lineage, Samples, Step, from_wire, to_wire
 
 REPORT_SECONDS = 1.0  # how often a training peer reports and looks, unless the end of the step is nearer
@@ -52,6 +52,7 @@ _RECORD = msgspec.msgpack.Decoder(
         Failed,
         Scored,
         float,
+        Profiled,
     ]
 )
 
@@ -78,6 +79,7 @@ class PeerProgress:
         failed: its last round that gave no average, for people to read; None if there was none
         tested: what it found on the test samples last, None if it tests nothing
         granularity: seconds of computing for its last update over those of the average, nan if it has none
+        profile: of its machine and its line, for people to read; None if it says nothing
     """
 
     name: str
@@ -97,6 +99,7 @@ class PeerProgress:
     failed: FailedRound | None = None
     tested: Score | None = None
     granularity: float = math.nan
+    profile: Profile | None = None
 
     @property
     def round(self) -> int:
@@ -127,6 +130,7 @@ class PeerProgress:
             self.failed and self.failed.to_wire(),
             self.tested and self.tested.to_wire(),
             float(self.granularity),
+            self.profile and self.profile.to_wire(),
         )
 
     @classmethod
@@ -134,7 +138,7 @@ class PeerProgress:
         """Raises ValueError: for everything that no honest peer can send"""
         fields = from_wire(_RECORD, data, MAX_RECORD_BYTES)
         name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage, said, *rest = fields
-        helps, failed, tested, granularity = rest
+        helps, failed, tested, granularity, profiled = rest
         if not name.isprintable():
             raise ValueError("a name that is not printable")
         if not (math.isnan(accuracy) or 0 <= accuracy <= 1) or math.isinf(loss):
@@ -152,6 +156,7 @@ class PeerProgress:
             FailedRound.from_wire(failed),
             Score.from_wire(tested),
             granularity,
+            Profile.from_wire(profiled),
         )
 
     def samples_by(self, now: float, round: int, computing_since: float, in_last_group: bool) -> float:

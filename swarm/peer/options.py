@@ -37,6 +37,8 @@ class MachineOptions:
     """Metrics and checkpoints go to OUTPUT_DIR/RUN_ID/PUBLIC_NAME, the identity to OUTPUT_DIR/identities."""
     checkpoint_every_steps: Annotated[int, arg("UPDATES")] = 50
     """Write a checkpoint after so many global updates, and at the end; the last three and the best one are kept."""
+    hide_device: bool = False
+    """Do not tell the others on which device this peer computes, and how fast its line is."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""

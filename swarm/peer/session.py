@@ -28,11 +28,13 @@ from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read
 from recipe.training.trainer import build_trainer
 from swarm.ledger.ledger import Ledger
 from swarm.membership.run_manifest import RunManifest
+from swarm.network.dht_options import own_addresses
 from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.first_contribution import FirstContribution
 from swarm.peer.callbacks.ledger_keeper import LedgerKeeper
 from swarm.peer.callbacks.plan_keeper import PlanKeeper
+from swarm.peer.callbacks.profile_reporter import ProfileReporter
 from swarm.peer.callbacks.reachable_peer_check import ReachablePeerCheck
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import StatusReporter
@@ -44,10 +46,12 @@ from swarm.peer.island.computing import agreed_samples, device_options
 from swarm.peer.island.launch import agree
 from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions
+from swarm.peer.own_profile import device_name, how_reached, software_version, together
 from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import Status, percent, program, tensorboard_command
 from swarm.peer.supervisor import Supervisor
 from swarm.protocol.admission import OPEN
+from swarm.protocol.notes import Profile
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.processes import kill
 from swarm.training.averaging_mode import Averaging
@@ -147,6 +151,8 @@ class Session:
             load_weights(self.task, read_checkpoint(path), path)
         if given:
             check_samples(self.task.model, given, self.recipe.model)
+        self.devices = [device_name(self._torch_device)]
+        """On which this peer computes, one of each of its processes."""
         self.micro_batch = self._choose_micro_batch()
         self.data.batch_size = self.micro_batch.samples
         self._begin_folder()
@@ -156,6 +162,7 @@ class Session:
         self.company = ReachablePeerCheck(dht.client_mode, stop_requested)
         self.line = LineUse(options.connection.max_upload_mbps or math.inf)
         self.traffic = TrafficLimit(self.line, options.leaving.max_traffic_gb, stop_requested)
+        self.profile = self._profile()
         self.strategy = self._strategy()
         self._processes = self._own_processes()
         self._averaging: psutil.Process | None = None
@@ -191,7 +198,15 @@ class Session:
         if self.channel is None:
             return found
         answer = {"problem": "", "asked": {"the data": self.data.digest}, "samples": found.samples}
-        return replace(found, samples=agreed_samples(agree(self.channel, answer)))
+        answers = agree(self.channel, answer | {"device": self.devices[0]})
+        self.devices = [answer["device"] for answer in answers]
+        return replace(found, samples=agreed_samples(answers))
+
+    def _profile(self) -> Profile:
+        """What others are told of this machine."""
+        device = "" if self.options.machine.hide_device else together(self.devices)
+        addresses = () if self.dht.client_mode else self.addresses
+        return Profile(device, software_version(), how_reached(addresses, own_addresses()))
 
     def _own_processes(self) -> dict[str, psutil.Process]:
         """By name; without the averaging process, which is started later."""
@@ -336,6 +351,7 @@ class Session:
                 admission=self.admission,
                 ledger=self.folder.ledger,
                 state_folder=self.folder.path,
+                profile=self.profile,
             ),
             stop_requested=self.stop_requested,
             averaging=self.averaging,
@@ -368,6 +384,7 @@ class Session:
                 *of_trainer,
                 self.company,
                 self.traffic,
+                ProfileReporter(self.line, self.profile, self.options.machine.hide_device),
                 self.supervisor,
                 self.review,
                 *advice,
@@ -393,6 +410,13 @@ class Session:
     def _device(self) -> str:
         """Where this peer computes; a helper has nothing that a GPU could do."""
         return "cpu" if self.helps else self.options.machine.device
+
+    @property
+    def _torch_device(self) -> torch.device:
+        """That of this process."""
+        if self.channel is not None:
+            return self.channel.device
+        return torch.device("cpu" if self._device == "cpu" or not torch.cuda.is_available() else "cuda")
 
     def outcome(self, trainer: Trainer) -> str:
         if self.supervisor.found:

@@ -1,4 +1,4 @@
-"""What a peer tells of its rounds and tests in its progress record, for people to read: no peer acts on it."""
+"""What a peer tells of its rounds, tests and machine in its progress record, for people to read: no peer acts on it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,37 @@ from swarm.protocol.wire import MAX_STEP, Step
 
 MAX_WHY_LETTERS, MAX_WHY_BYTES = 200, 320
 MAX_TIMES = 10**6
+MAX_DEVICE_LETTERS, MAX_DEVICE_BYTES, MAX_VERSION_LETTERS = 40, 64, 24
+MAX_UPLOAD = 1.25e11  # bytes per second
+MAX_TRAFFIC_BYTES = 2**60
+PUBLIC, FORWARDED, LOCAL = "public address", "forwarded port", "local network"
+REACHED = ("", PUBLIC, FORWARDED, LOCAL)
+"""How others call a peer; empty if it does not say."""
 
 _Why = Annotated[str, Meta(min_length=1, max_length=MAX_WHY_LETTERS)]
 Failed = tuple[Step, Annotated[int, Meta(ge=1, le=MAX_TIMES)], _Why] | None
 """A round that failed, as it travels; None as long as none has."""
 Scored = tuple[Step, Annotated[float, Meta(ge=0, le=1)], Annotated[float, Meta(ge=0)]] | None
 """What a test has found, as it travels; None as long as there was none."""
+_Traffic = Annotated[int, Meta(ge=0, le=MAX_TRAFFIC_BYTES)]
+Profiled = (
+    tuple[
+        Annotated[str, Meta(max_length=MAX_DEVICE_LETTERS)],
+        Annotated[str, Meta(max_length=MAX_VERSION_LETTERS)],
+        Annotated[int, Meta(ge=0, lt=len(REACHED))],
+        Annotated[float, Meta(ge=0, le=MAX_UPLOAD)] | None,
+        _Traffic,
+        _Traffic,
+    ]
+    | None
+)
+"""What a peer says of its machine, as it travels; None if it says nothing."""
+
+
+def shortened(text: str, most_letters: int, most_bytes: int) -> str:
+    """What of a text can be printed and has room."""
+    printable = "".join(letter for letter in text[:most_letters] if letter.isprintable())
+    return printable.encode()[:most_bytes].decode(errors="ignore")
 
 
 @dataclass(frozen=True)
@@ -42,8 +67,7 @@ class FailedRound:
     def after(cls, before: FailedRound | None, step: int, why: str) -> FailedRound:
         """One more; why is cut where it is too long."""
         times = before.times + 1 if before is not None and before.step == step else 1
-        printable = "".join(letter for letter in why[:MAX_WHY_LETTERS] if letter.isprintable())
-        short = printable.encode()[:MAX_WHY_BYTES].decode(errors="ignore")
+        short = shortened(why, MAX_WHY_LETTERS, MAX_WHY_BYTES)
         return cls(min(step, MAX_STEP), min(times, MAX_TIMES), short or "it is not known why")
 
     @classmethod
@@ -91,3 +115,52 @@ class Score:
         if not all(map(math.isfinite, tested)):
             raise ValueError("a test result that is not finite")
         return cls(*tested)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a peer says of its machine and its line. All of it is claimed, and it may keep each part to itself.
+
+    Args:
+        device: on which it computes, such as "4 × NVIDIA H100"; empty if it does not say
+        version: of its software; empty if it does not say
+        reached: how others call it, one of `REACHED`
+        upload: bytes per second that it has sent in the fastest of its latest averages, so that its line carries at
+            least that; None if it does not know, or does not say
+        sent: bytes, for rounds, states and ledgers since it started
+        received: the same
+    """
+
+    device: str = ""
+    version: str = ""
+    reached: str = ""
+    upload: float | None = None
+    sent: int = 0
+    received: int = 0
+
+    def to_wire(self) -> Profiled:
+        """As a field of a message; what is too long is cut."""
+        return (
+            shortened(self.device, MAX_DEVICE_LETTERS, MAX_DEVICE_BYTES),
+            shortened(self.version, MAX_VERSION_LETTERS, MAX_VERSION_LETTERS),
+            REACHED.index(self.reached),
+            None if self.upload is None else float(min(self.upload, MAX_UPLOAD)),
+            min(self.sent, MAX_TRAFFIC_BYTES),
+            min(self.received, MAX_TRAFFIC_BYTES),
+        )
+
+    @classmethod
+    def from_wire(cls, profiled: Profiled) -> Profile | None:
+        """Of a field that was read with the bounds of `Profiled`.
+
+        Raises:
+            ValueError: a text that is not printable, or has too many bytes
+        """
+        if profiled is None:
+            return None
+        device, version, reached, upload, sent, received = profiled
+        if not device.isprintable() or len(device.encode()) > MAX_DEVICE_BYTES:
+            raise ValueError("a device that is not printable, or too long")
+        if not version.isprintable() or not version.isascii():
+            raise ValueError("a version that is not printable ASCII")
+        return cls(device, version, REACHED[reached], upload, sent, received)

@@ -34,9 +34,19 @@ class LineUse:
         self._sent, self._received = mp.Value("q", 0, lock=False), mp.Value("q", 0, lock=False)
 
     @property
+    def sent(self) -> int:
+        """Bytes so far."""
+        return self._sent.value
+
+    @property
+    def received(self) -> int:
+        """Bytes so far."""
+        return self._received.value
+
+    @property
     def num_bytes(self) -> int:
         """Sent and received so far."""
-        return self._sent.value + self._received.value
+        return self.sent + self.received
 
     async def send(self, num_bytes: int) -> None:
         """Wait until so many bytes may go out, in turn; who gives up meanwhile takes nobody's time."""

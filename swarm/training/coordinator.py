@@ -115,7 +115,7 @@ class Coordinator:
         self.tracker = ProgressTracker(
             dht, namespace, self.target, name, max_step, self.options.timeouts, self.options.admission
         )
-        self.tracker.report(helps=self.options.helps)
+        self.tracker.report(helps=self.options.helps, profile=self.options.profile)
         self._attester = Attester(self.version, self._gradients.weights[0].device)
         self._probation = Probation(self.version, self.tracker, self._attester)
         shapes = [param.shape for param in self._gradients.params]

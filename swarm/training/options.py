@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.protocol.admission import OPEN, Admission
+from swarm.protocol.notes import Profile
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -26,6 +27,7 @@ class CoordinatorOptions:
         timeouts: everything else that this peer waits for
         ledger: file with what each has given, which is handed out to whoever asks; None if this peer keeps none
         state_folder: in which large states are kept to which all may go back; None for that of temporary files
+        profile: what others are told of this machine; None for nothing
     """
 
     min_peers: int = 1
@@ -38,3 +40,4 @@ class CoordinatorOptions:
     timeouts: Timeouts = DEFAULT_TIMEOUTS
     ledger: Path | None = None
     state_folder: Path | None = None
+    profile: Profile | None = None

@@ -26,6 +26,8 @@ from swarm.desk.peer_table import PAGE_ROWS
 from swarm.desk.report import RunCard
 from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.membership.progress_record import TRAINING, PeerProgress
+from swarm.membership.run_manifest import PROTOCOL
+from swarm.protocol.notes import PUBLIC, Profile
 from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
 
 CHROMIUM = shutil.which("chromium")
@@ -33,6 +35,7 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 LOST_SECONDS = 10.0
 GRAVE = {"moderate", "serious", "critical"}
 MARKUP = "<img src=x onerror=alert(1)>"
+MACHINE = Profile(MARKUP, "0.1.0, protocol 18", PUBLIC, 12.5e6, 10**9, 10**9)
 CROWD = RunCard("key", "crowd", "vit", "digits", 1000, 64, by_invitation=False, join_line="ADDRESS")
 REPETITIONS = 10
 MOST_LOAD_MS, MOST_REFRESH_MS = 4000, 800
@@ -132,6 +135,12 @@ def test_numbers_move_while_the_swarm_trains(page):
     expect(page.locator(".far strong")).not_to_have_text(before, timeout=15_000)
     expect(curve).not_to_have_attribute("d", drawn, timeout=15_000)
     expect(page.locator("#peers tbody tr")).to_have_count(3)
+    for row in page.locator("#peers tbody tr").all():
+        expect(row).to_contain_text(re.compile(r"CPU, \d+ thread"))
+        expect(row).to_contain_text(f"protocol {PROTOCOL}")
+        expect(row).to_contain_text("local network")
+        expect(row).to_contain_text(re.compile(r"[\d.]+ [kM]bit/s\s+[\d.]+ [kM]B"), timeout=15_000)
+    expect(page.locator("#progress")).to_contain_text(re.compile(r"[\d.]+ [kM]bit/s\s+[\d.]+ [kM]B in all"))
 
 
 def test_the_join_line_is_copied(page, running):
@@ -187,7 +196,7 @@ def test_a_thousand_peers_with_markup_in_their_names(browser, tmp_path, path, ro
 
     def look(step: int) -> None:
         now = time.time()
-        record = PeerProgress(MARKUP, step, 8, 10.0, now - 9, now, False, TRAINING, 0.5)
+        record = PeerProgress(MARKUP, step, 8, 10.0, now - 9, now, False, TRAINING, 0.5, profile=MACHINE)
         desk.turn({f"id-{number}": record for number in range(1000)})
 
     look(1)
@@ -200,7 +209,9 @@ def test_a_thousand_peers_with_markup_in_their_names(browser, tmp_path, path, ro
             loads.append(page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
             look(step)
             refreshes.append(page.evaluate(TIMED_UPDATE))
-            assert page.locator("table").first.locator("tbody bdi").all_inner_texts() == rows * [MARKUP]
+            for cells in ("tbody bdi", "tbody .device"):
+                texts = page.locator("table").first.locator(cells).all_inner_texts()
+                assert [text.split("\n")[0] for text in texts] == rows * [MARKUP]
             page.close()
     assert dialogs == []
     print(f"{path}: loads in {_shown(loads)}, a refresh takes {_shown(refreshes)}")

@@ -23,11 +23,15 @@ def test_the_helper_needs_no_desk_and_the_desk_tells_that_nobody_trains(tmp_path
         programs.append(helper)
         url = helper.wait_until(lambda: re.search(r"The desk of run shown: (http://\S+)", helper.output), "a page")[1]
 
-        def told() -> str:
-            with urllib.request.urlopen(f"{url}/api/v1/swarm", timeout=10) as answer:
-                return json.load(answer)["sentence"]
+        def told(what: str) -> dict:
+            with urllib.request.urlopen(f"{url}/api/v1/{what}", timeout=10) as answer:
+                return json.load(answer)
 
-        helper.wait_until(lambda: told() == "Only helpers are here: the run waits for somebody who trains.", "it tells")
+        says = "Only helpers are here: the run waits for somebody who trains."
+        helper.wait_until(lambda: told("swarm")["sentence"] == says, "it tells")
+        (shown,) = told("peers")["peers"]
+        assert re.fullmatch(r"CPU, \d+ threads?", shown["device"])
+        assert (shown["role"], shown["reached"]) == ("helper", "local network")
         children = psutil.Process(helper.process.pid).children()
         (desk,) = (child for child in children if "desk" in child.cmdline())
         desk.terminate()

@@ -4,22 +4,36 @@
 const REFRESH_MS = 1000;
 const MAX_REFRESH_MS = 60000;
 let pauseMs = REFRESH_MS;
+let shown = "";
 
 async function update() {
   const source = document.querySelector("main").dataset.source;
   const answer = await fetch(source, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
   if (answer.redirected) return location.reload(); // who was logged in is not any more
   if (!answer.ok) throw new Error(`status ${answer.status}`);
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const text = await answer.text();
+  if (text === shown) return; // the desk has not looked again since
+  const fresh = new DOMParser().parseFromString(text, "text/html");
   for (const element of document.querySelectorAll("[data-live], [data-class]")) {
     const now = fresh.getElementById(element.id);
     if (!now) continue;
     element.className = now.className;
-    // What has not changed stays as it is: a screen reader is not told again, and a selection is kept.
-    if ("live" in element.dataset && element.innerHTML !== now.innerHTML) element.replaceChildren(...now.childNodes);
+    if ("live" in element.dataset) renew(element, now);
   }
+  shown = text;
   const sign = document.getElementById("sign");
   if (sign) document.title = document.title.replace(/^\S+/, sign.textContent);
+}
+
+// What has not changed stays as it is: a screen reader is not told again, a selection is kept, and of a long table only
+// those cells are laid out again that are new.
+function renew(element, now) {
+  if (element.isEqualNode(now)) return;
+  element.className = now.className;
+  const [old, fresh] = [[...element.children], [...now.children]];
+  const isTable = element.matches("table, thead, tbody, tr") && old.length === fresh.length;
+  if (!isTable) return element.replaceChildren(...now.childNodes);
+  old.forEach((child, place) => renew(child, fresh[place]));
 }
 
 async function keepUpToDate() {

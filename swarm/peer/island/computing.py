@@ -23,6 +23,7 @@ from recipe.training.task import ClassificationTask
 from recipe.training.trainer import build_trainer
 from swarm.peer.island.launch import agree
 from swarm.peer.options import PeerOptions
+from swarm.peer.own_profile import device_name
 from swarm.training.batch_size_finder import measure_for_recipe, precision_on
 from swarm.training.island.channel import Channel
 from swarm.training.island.lost import IslandLost
@@ -76,7 +77,8 @@ class Computing:
         except InputError as error:
             problem = str(error)
         asked = {"the data": self.data.digest if not problem else ""}
-        answers = agree(channel, {"problem": problem, "asked": asked, "samples": samples})
+        told = {"samples": samples, "device": device_name(channel.device)}
+        answers = agree(channel, {"problem": problem, "asked": asked} | told)
         self.data.batch_size = agreed_samples(answers)
         self.data.deal_out(channel.rank, channel.size)
         self.data.load_state_dict({"position": plan["position"]})

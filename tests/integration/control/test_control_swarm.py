@@ -16,7 +16,8 @@ from swarm.network.record_push import push_list
 from swarm.network.signed_records import records_of
 from swarm.peer.membership.member_watch import MemberWatch
 from swarm.protocol.admission import Admission
-from swarm.protocol.certificates import EVERYTHING, Authority, Certificate, Signer
+from swarm.protocol.certificates import EVERYTHING, Authority, Certificate, Right, Signer, warrant
+from swarm.protocol.order_book import OrderBook, merged, revoke
 from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.signed_lists import ORDERS
 from swarm.training.options import CoordinatorOptions
@@ -205,6 +206,36 @@ def test_all_pause_at_the_same_step_and_go_on_together(key):
     for other in (b, c):
         assert_equal_updates(a, other)
         assert_same_bits(a.state, other.state)
+
+
+def test_a_deputy_that_is_revoked_while_all_train_is_followed_no_further(key):
+    """What has begun stays, the rest falls away, and what it orders later counts for nobody."""
+    organiser, deputys_key = signer_of(key), Ed25519PrivateKey.generate()
+    authority, public_key = Authority("run", organiser.public_key), deputys_key.public_key().public_bytes_raw()
+    deputy = Signer(deputys_key, warrant(organiser, "run", public_key, Right.CONTROL, 0, 2**32))
+    given = Orders("run").with_order(Order(4, What.LEARNING_RATE, 0.5)).with_order(Order(5, What.PAUSE))
+    given = given.with_order(Order(8, What.END))
+    again = given.with_order(Order(9, What.END))
+    resumed = Orders("run", 0, again.with_order(Order(5, What.RESUME)).given[-1:])
+    known = merged(OrderBook("run"), given.signed_by(deputy), authority).given
+    revoked = revoke(public_key, [one for one in known if one.order.at_step <= 5], organiser, authority)
+    told = merged(revoked, resumed.signed_by(organiser), authority).to_bytes()
+    with Peers(90) as peers:
+        peers.start("a", train, Steered(key, 1, signed=given.signed_by(deputy), min_peers=3))
+        peers.start("b", train, Steered(key, 2, min_peers=3))
+        peers.start("c", train, Steered(key, 3, hears=False, min_peers=3))
+        for name in "abc":
+            peers.until(partial(pause_of, peers[name]))
+        peers["b"].tell(again.signed_by(deputy))
+        peers["a"].tell(told)
+        a, b, c = (peers.results()[name] for name in "abc")
+    for other in (b, c):
+        assert_equal_updates(a, other)
+        assert_same_bits(a.state, other.state)
+    assert [update.step for update in a.updates] == [*range(1, 15)], "neither of its ends counts"
+    for update in a.updates:
+        factor = 0.5 if update.step >= 4 else 1.0
+        assert update.learning_rate == pytest.approx(BASE_RATE * factor * learning_rate_factor(update.step), rel=1e-12)
 
 
 @pytest.mark.parametrize("averaging", ["sync", "local-fp16"])

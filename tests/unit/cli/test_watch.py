@@ -17,6 +17,7 @@ from swarm.membership.progress_record import PAUSED, TRAINING, PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest, publish_manifest
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.protocol.attestation import Attestation
+from swarm.protocol.notes import FailedRound, Profile, Score
 from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.wire import LINEAGE_BYTES
 
@@ -28,9 +29,9 @@ def record(name: str, step: int, rate: float = 10.0) -> PeerProgress:
     return PeerProgress(name, step, 8, rate, now - 4000, now, False, TRAINING)
 
 
-def text_of(view: SwarmView) -> str:
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(view.table(get_dht_time()))
+def text_of(view: SwarmView, width: int = 140) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(view.table(get_dht_time(), width))
     return console.export_text()
 
 
@@ -48,6 +49,20 @@ def test_the_table_says_who_is_there_and_how_far():
     assert json.loads(json.dumps(view.as_json()))["peers"][0].keys().isdisjoint({"loss", "accuracy"})
     view.look([record(f"peer-{number}", 9) for number in range(MAX_ROWS + 3)])
     assert "and 3 more" in text_of(view)
+
+
+def test_what_peers_say_of_their_machines_is_shown_where_there_is_room():
+    view, profile = SwarmView(MANIFEST), Profile("[red]NVIDIA H100", "0.1.0, protocol 18", "local network", 1e6, 5, 7)
+    view.look([replace(record("ada", 7), profile=profile), record("ben", 7)])
+    wide, narrow = text_of(view), text_of(view, width=80)
+    assert "[red]NVIDIA H100" in wide
+    assert "0.1.0, protocol 18" in wide
+    assert "NVIDIA" not in narrow
+    told = replace(record("ada", 7), profile=profile, failed=FailedRound(7, 1, "why"), tested=Score(7, 0.5, 1.0))
+    view.look([told])
+    (shown,) = json.loads(json.dumps(view.as_json()))["peers"]
+    assert shown["profile"]["device"] == "[red]NVIDIA H100"
+    assert (shown["failed"]["why"], shown["tested"]["accuracy"]) == ("why", 0.5)
 
 
 def test_what_is_ordered_is_shown():

@@ -59,7 +59,7 @@ def test_a_helper_helps_and_computes_for_no_update(seen):
     for step in (1, 2, 3):
         seen.look(seen.record("ada", step), seen.record("desk", step, rate=0.0, helps=True))
     assert (strip_of(seen, "desk")[-1], seen.history.timeline.rounds[-1].peers) == ("h", 1)
-    assert "helper, reachable" in seen.web.get("/").text
+    assert "helper <small>reachable</small>" in seen.web.get("/").text
 
 
 def test_what_nobody_looked_at_is_not_known(seen):

@@ -19,16 +19,30 @@ from swarm.membership.progress_record import (
     PeerProgress,
 )
 from swarm.protocol.attestation import Attestation
-from swarm.protocol.notes import MAX_WHY_BYTES, MAX_WHY_LETTERS, FailedRound
+from swarm.protocol.notes import (
+    LOCAL,
+    MAX_DEVICE_BYTES,
+    MAX_DEVICE_LETTERS,
+    MAX_TRAFFIC_BYTES,
+    MAX_UPLOAD,
+    MAX_VERSION_LETTERS,
+    MAX_WHY_BYTES,
+    MAX_WHY_LETTERS,
+    FailedRound,
+    Profile,
+    Score,
+)
 from swarm.protocol.wire import MAX_STEP
 from tests.helpers.mutation import mutated
 from tests.helpers.records import NOW, RECORD
 
 FIELDS = ("name", "step", "samples", "rate", "joined", "time", "client_mode", "phase", "loss", "accuracy")
-FIELDS += ("ahead", "lineage", "attested", "helps", "failed", "tested", "granularity")
+FIELDS += ("ahead", "lineage", "attested", "helps", "failed", "tested", "granularity", "profile")
 LONG = Attestation(MAX_STEP, b"L" * 16, b"D" * 16, (-1.5e-300,) * 16)
 """As many bytes as there can be."""
 FAILED = FailedRound.after(None, MAX_STEP, "\U0001f41d" * 999)
+LARGEST = Profile("é" * (MAX_DEVICE_BYTES // 2), "v" * MAX_VERSION_LETTERS, LOCAL, MAX_UPLOAD, *2 * [MAX_TRAFFIC_BYTES])
+PROFILED = ["NVIDIA H100", "0.1.0, protocol 18", 1, 1e6, 5, 7]
 ATTESTED = [12, b"L" * 16, b"D" * 16, [0.5] * 8]
 
 
@@ -44,7 +58,11 @@ def packed(**changes) -> bytes:
     "record",
     [
         RECORD,
-        replace(RECORD, client_mode=True, step=0, name="\U0001f41d" * 64, phase=JOINING, attested=LONG, failed=FAILED),
+        replace(
+            *(RECORD,),
+            **{"client_mode": True, "step": MAX_STEP, "name": "\U0001f41d" * 64, "phase": JOINING, "attested": LONG},
+            **{"failed": FAILED, "tested": Score(MAX_STEP, 0.1, 0.1), "profile": LARGEST},
+        ),
     ],
 )
 def test_records_survive_the_wire(record):
@@ -62,6 +80,16 @@ def test_a_reason_is_cut_and_failures_of_one_step_are_counted():
     assert FailedRound.after(first, 4, "x" * 999) == FailedRound(4, 2, "x" * MAX_WHY_LETTERS)
     assert FailedRound.after(first, 5, "\n") == FailedRound(5, 1, "it is not known why")
     assert len(FAILED.why.encode()) <= MAX_WHY_BYTES
+
+
+def test_what_a_peer_says_of_its_machine_is_cut_and_need_not_be_said():
+    profile = Profile("GPU\x1b[2J " + "\u2713" * 99, "1.0\n" + "0" * 99, LOCAL, 1e99, 10**30, 7)
+    read = PeerProgress.from_bytes(replace(RECORD, profile=profile).to_bytes(), NOW).profile
+    assert read.device == "GPU[2J " + "\u2713" * 19
+    assert (read.version, read.reached) == ("1.0" + "0" * (MAX_VERSION_LETTERS - 4), LOCAL)
+    assert (read.upload, read.sent, read.received) == (MAX_UPLOAD, MAX_TRAFFIC_BYTES, 7)
+    assert PeerProgress.from_bytes(replace(RECORD, profile=Profile()).to_bytes(), NOW).profile == Profile()
+    assert PeerProgress.from_bytes(RECORD.to_bytes(), NOW).profile is None
 
 
 def test_a_person_reads_of_a_helper_that_it_helps():
@@ -138,6 +166,22 @@ def test_what_is_not_known_yet_survives_the_wire():
         {"tested": [4, 0.5, -1.0]},
         {"tested": [4, 0.5, math.inf]},
         {"tested": [4, 0.5, "low"]},
+        {"profile": 7},
+        {"profile": PROFILED[:5]},
+        {"profile": ["a" * (MAX_DEVICE_LETTERS + 1), *PROFILED[1:]]},
+        {"profile": ["\U0001f41d" * (MAX_DEVICE_BYTES // 4 + 1), *PROFILED[1:]]},
+        {"profile": ["\u202ecpu", *PROFILED[1:]]},
+        {"profile": ["cpu", "v" * (MAX_VERSION_LETTERS + 1), *PROFILED[2:]]},
+        {"profile": ["cpu", "\u00e9", *PROFILED[2:]]},
+        {"profile": ["cpu", "\x1b[2J", *PROFILED[2:]]},
+        {"profile": [*PROFILED[:2], 4, *PROFILED[3:]]},
+        {"profile": [*PROFILED[:2], -1, *PROFILED[3:]]},
+        {"profile": [*PROFILED[:3], -1.0, 5, 7]},
+        {"profile": [*PROFILED[:3], math.nan, 5, 7]},
+        {"profile": [*PROFILED[:3], math.inf, 5, 7]},
+        {"profile": [*PROFILED[:4], -1, 7]},
+        {"profile": [*PROFILED[:4], 5, 2**61]},
+        {"profile": [*PROFILED[:4], 5.5, 7]},
         {"failed": 7},
         {"failed": [4, 1]},
         {"failed": [-1, 1, "why"]},

@@ -37,6 +37,7 @@ from swarm.protocol.attestation import Attestation
 from swarm.protocol.auto_mode import Pace, Plan
 from swarm.protocol.certificates import ORDER, Removals
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, RoundFailed, Ticket
+from swarm.protocol.notes import Profile
 from swarm.protocol.order_book import merged, revoke
 from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.signed_lists import ORDERS, REMOVED
@@ -123,7 +124,10 @@ def refused(parse: Callable, data: object, kind: type[Exception] = ValueError) -
 
 
 ATTESTED = Attestation(5, bytes(16), bytes(16), (0.5, -0.5))
-RECORD = PeerProgress("anna", 5, 96, 31.4, NOW - 60, NOW - 1, False, "training", attested=ATTESTED).to_bytes()
+PROFILE = Profile("CPU, 8 threads", "0.1.0, protocol 18", "local network", 1e6, 5, 7)
+RECORD = PeerProgress(
+    *("anna", 5, 96, 31.4, NOW - 60, NOW - 1, False, "training"), attested=ATTESTED, profile=PROFILE
+).to_bytes()
 WISH = Wish(7, b"").to_bytes()
 OFFER = Offer(0.0, bytes(16), 3 * SLICE_BYTES, (bytes(32),) * 3, b"description").to_bytes()
 PARSERS = {
