@@ -34,6 +34,11 @@ class LineUse:
         self._sent, self._received = mp.Value("q", 0, lock=False), mp.Value("q", 0, lock=False)
 
     @property
+    def most_kbps(self) -> float:
+        """That may go out, in kbit/s."""
+        return 8 * self._bytes_per_second / 1000
+
+    @property
     def num_bytes(self) -> int:
         """Sent and received so far."""
         return self._sent.value + self._received.value
