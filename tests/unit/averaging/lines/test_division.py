@@ -117,8 +117,8 @@ def test_who_has_no_samples_reduces_more_for_the_same_line():
     )
 
 
-def test_a_liar_gets_half_at_most_and_all_together_two_of_three():
-    assert divide((MAX_LINE_KBPS, 10, 10), (True,) * 3, 6)[0] == WHOLE // 2
+def test_a_liar_of_three_gets_half_and_three_of_nine_get_three_fifths():
+    assert divide((MAX_LINE_KBPS, 10, 10), (True,) * 3, 20)[0] == WHOLE // 2
     shares = divide((MAX_LINE_KBPS,) * 3 + (10,) * 6, (True,) * 9, 9)
     assert max(shares) <= WHOLE // 5
     assert sum(shares[:3]) <= 3 * WHOLE // 5
