@@ -21,8 +21,8 @@ from swarm.protocol.messages import Group
 WHOLE = 2**16
 """Shares add up to it, unless all are equal."""
 LEAST_SAVED = 6
-"""Shares stay equal, unless others save one part in so many of the time. Lines are not known better than that, and where
-all are alike, shares that followed every change would cost more than they save."""
+"""Shares stay equal, unless others save one part in so many of the time. Lines are not known better than that, and
+where all are alike, shares that followed every change would cost more than they save."""
 _UNIT = 2**50
 """Steps of T: so many in V over a line of 1."""
 
