@@ -29,7 +29,8 @@ CALLS = [
         "PeerService.rpc_aggregate_part",
         "swarm.averaging.allreduce",
         "AllReduce.rpc_aggregate_part",
-        "Sends parts of a vector to the member that averages them, and gets the averages back.",
+        "Sends parts of a vector to the member that averages them, and gets the averages back. The weight of an "
+        "average is 1 if its reducer had to wait for this sender's part, else 0.",
     ),
     (
         "PeerService.rpc_download_state",

@@ -19,6 +19,7 @@ sender has read all results and hangs up (`until_caller_hangs_up`).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from swarm.averaging.audit.judge import is_faithful
 from swarm.averaging.audit.seals import Seals
 from swarm.averaging.audit.statements import hash_of
 from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.lines.division import shares_of
+from swarm.averaging.lines.line_meter import Waits
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.send_window import PartsOnTheWay, SendWindow
 from swarm.averaging.shares import Part, PartReducer, decode, partition
@@ -50,6 +53,8 @@ from swarm.runtime.line_use import LineUse
 logger = get_logger(__name__)
 
 DIAL_AGAIN_SECONDS = 0.2
+LATE_SECONDS = 0.005
+"""For a part that takes no longer after it is awaited, nobody has waited."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,14 @@ class Arrived:
         num_bytes: of its message
         tensor: as it was encoded
         hash: of that, where averages are checked
+        waited: of an average, whether its reducer waited for this peer's part
     """
 
     numbers: torch.Tensor | None
     num_bytes: int
     tensor: runtime_pb2.Tensor
     hash: bytes = b""
+    waited: bool = False
 
 
 class AllReduce:
@@ -86,6 +93,7 @@ class AllReduce:
         line: lets what this peer sends wait for its turn, and counts
         stream_seconds: a member that sends nothing for so long is given up, a reducer after twice that
         seals: what this peer signs and checks; None where averages are not checked
+        waits: notes for whose parts reducers wait
     """
 
     def __init__(
@@ -104,6 +112,7 @@ class AllReduce:
         line: LineUse,
         stream_seconds: float,
         seals: Seals | None = None,
+        waits: Waits | None = None,
     ):
         self.me, self.group = me, group
         samples = [float(ticket.samples) for ticket in group.tickets]
@@ -113,9 +122,9 @@ class AllReduce:
         """Who has sent what no honest peer sends, and what that was."""
         self._feedback, self.codec, self._detector, self._seals = feedback, codec, detector, seals
         self.stub_of, self._line, self._stream_seconds = stub_of, line, stream_seconds
+        self._waits = waits or Waits()
         self._on_the_way = {peer: PartsOnTheWay(window, stripes) for peer, window in windows.items()}
-        reducers = [peer for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if not ticket.client_mode]
-        self._parts = partition(vector, reducers, stripes, codec, seals is not None)
+        self._parts = partition(vector, shares_of(group), stripes, codec, seals is not None)
         self._average = torch.empty_like(vector)
         """Shape [n], fp32: the parts of the average that have come, each in its place."""
         self._num_averages: Counter[PeerID] = Counter()
@@ -265,6 +274,7 @@ class AllReduce:
                 self._seals.received(reducer, arrived.hash)
             self._detector.heard(reducer)
             self._on_the_way[reducer].answered()
+            self._waits.told(reducer, arrived.waited)
             self._take_average(reducer, average)
             if not self._is_missing(reducer):
                 return
@@ -377,7 +387,9 @@ class AllReduce:
         inputs = amap_in_executor(decode, stream, max_prefetch=1)
         try:
             for part_index, size in enumerate(self._reducer.part_sizes):
+                asked_at = time.monotonic()
                 arrived = await anext(inputs)
+                came_late = time.monotonic() - asked_at > LATE_SECONDS
                 numbers = arrived.numbers if weight else torch.zeros(size)
                 self._count_received(arrived.num_bytes)
                 self._detector.heard(sender)
@@ -388,7 +400,10 @@ class AllReduce:
                 mean = await self._reducer.mean_with(sender, numbers, weight)
                 self.inputs_received += 1
                 message = await self._encode_once(part_index, mean)
+                waited = came_late and self._reducer.last_to_give[part_index] == sender
+                self._waits.saw(sender, waited)
                 answer = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=message)
+                answer.weight = float(waited)
                 await self._may_send(answer)
                 yield answer
         except StopAsyncIteration:
@@ -464,7 +479,8 @@ class AllReduce:
 
     def _decode_part(self, message: averaging_pb2.AveragingData) -> Arrived:
         numbers, tensor = decode(message.tensor_part, self.codec, self._largest_part), message.tensor_part
-        return Arrived(numbers, message.ByteSize(), tensor, hash_of(tensor) if self._seals is not None else b"")
+        tensor_hash = hash_of(tensor) if self._seals is not None else b""
+        return Arrived(numbers, message.ByteSize(), tensor, tensor_hash, bool(message.weight))
 
     @staticmethod
     def _without_content(message: averaging_pb2.AveragingData) -> Arrived:

@@ -149,7 +149,7 @@ class SwarmAverager:
         """After which a round is given up: what a slow line needs for what a member sends, and receives."""
         members = [member for member in members if member.awaited]
         num_reducers = sum(not member.client_mode for member in members)
-        num_bytes = bytes_of_member(self.vector, self._codec, len(members), num_reducers)
+        num_bytes = bytes_of_member(self.vector, self._codec, len(members), 1 / max(1, num_reducers))
         return max(timeout_seconds, num_bytes / SLOW_BYTES_PER_SECOND)
 
     def run_round(

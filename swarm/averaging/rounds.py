@@ -25,6 +25,8 @@ from swarm.averaging.audit.judge import Judge
 from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.lines.division import fractions_of
+from swarm.averaging.lines.line_meter import LineMeter
 from swarm.averaging.matchmaking import Matchmaking
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.running_groups import RunningGroups
@@ -151,6 +153,7 @@ class Rounds:
         self._feedback = ErrorFeedback(self._codec, options.vector.numel(), options.codec.decay)
         self._low_rank = options.codec.low_rank(options.shapes, options.vector.numel())
         self._windows: dict[PeerID, SendWindow] = {}
+        self._line_meter = LineMeter(options.line.most_kbps)
         self._slow_members, self._shunned = SlowMembers(), BlameBackoff()
         self.detector = FailureDetector(p2p, options.namespace, options.timeouts, options.admission)
         self._matchmaking = Matchmaking(
@@ -286,7 +289,7 @@ class Rounds:
                 self._running = None
 
     async def _meet_and_average(self, order: RunRound, trouble: Trouble) -> RoundReport:
-        started, ticket = time.perf_counter(), order.ticket
+        started, ticket = time.perf_counter(), replace(order.ticket, line_kbps=self._line_meter.kbps)
         if self._low_rank is not None:
             ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
         if self._audits is not None:
@@ -321,6 +324,7 @@ class Rounds:
         self._feedback.come_to(ticket.step)
         if self._audits is not None:
             self._audits.begin(closed)
+        self._line_meter.begin()
         met, stripes = time.perf_counter(), self._stripes(group)
         try:
             async with stripes:
@@ -350,6 +354,8 @@ class Rounds:
             outside=stripes.outside,
             codec=self._codec_name,
             local_steps=self._rule.local_steps,
+            share=fractions_of(group)[self._p2p.peer_id],
+            line_kbps=ticket.line_kbps,
             meeting_seconds=meeting_seconds,
             exchange_seconds=exchange_seconds,
         )
@@ -367,11 +373,15 @@ class Rounds:
     def _judge(
         self, stripes: StripedAllReduce, group: Group, exchange_seconds: float, compute_seconds: float, trouble: Trouble
     ) -> None:
-        """Who has spoilt this exchange, or held it up, is blamed."""
-        num_reducers = sum(not ticket.client_mode for ticket in group.tickets)
-        num_bytes = bytes_of_member(self._vector, self._codec, len(group.peer_ids), num_reducers)
-        others = self._others(group)
-        slow = self._slow_members.note(others, stripes.waited_seconds, exchange_seconds, compute_seconds, num_bytes)
+        """Who has spoilt this exchange, or held it up, is blamed. If it was this peer, its line is slow."""
+        num_bytes = sum(runner.bytes_sent for runner in stripes.runners)
+        self._line_meter.end(num_bytes, exchange_seconds, len(group.peer_ids), is_whole=not stripes.lost)
+        others, num_members = self._others(group), len(group.peer_ids)
+        to_send = {
+            peer: bytes_of_member(self._vector, self._codec, num_members, share)
+            for peer, share in fractions_of(group).items()
+        }
+        slow = self._slow_members.note(others, stripes.waited_seconds, exchange_seconds, compute_seconds, to_send)
         self._blame(dict.fromkeys(slow, Blame.TOO_SLOW) | stripes.blamed, trouble)
 
     def _blame(self, blamed: Mapping[PeerID, Blame], trouble: Trouble) -> None:
@@ -407,6 +417,7 @@ class Rounds:
             line=self._options.line,
             stream_seconds=self._options.timeouts.stream_seconds,
             seals=self._audits and self._audits.seals_of(group),
+            waits=self._line_meter.waits,
         )
         self.groups.begin(all_reduce)
         return all_reduce

@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo
@@ -14,6 +15,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import TensorDescriptor
 
+from swarm.averaging.lines.division import shares_of
 from swarm.averaging.robust_mean import Combination, Combined
 from swarm.protocol.messages import ExchangeBroken, Group
 from swarm.protocol.wire import LINEAGE_BYTES
@@ -57,7 +59,7 @@ def count_stripes(group: Group, vector: torch.Tensor, codec: CompressionBase) ->
 
     With more, everybody's first parts would reach a reducer at once and overflow the queue before its line.
     """
-    reducers = sum(not ticket.client_mode for ticket in group.tickets)
+    reducers = sum(share > 0 for share in shares_of(group).values())
     ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
     share_bytes = vector.numel() * vector.element_size() * ratio / max(1, reducers)
     return max(1, min(MAX_STRIPES // max(1, reducers - 1), int(share_bytes // STRIPE_BYTES)))
@@ -105,25 +107,25 @@ class Part:
 
 
 def partition(
-    vector: torch.Tensor, reducers: Sequence[PeerID], stripes: int, codec: CompressionBase, is_sealed: bool = False
+    vector: torch.Tensor, shares: Mapping[PeerID, int], stripes: int, codec: CompressionBase, is_sealed: bool = False
 ) -> dict[PeerID, list[Part]]:
     """Each reducer's parts of a vector, shape [n]; all members divide alike, by what all know.
 
     Args:
-        reducers: who averages a share, as many numbers each, give or take one
+        shares: how much each reducer averages, against the sum of all, give or take one number; some may have nothing
         stripes: how many such vectors travel side by side
         is_sealed: a seal follows the parts of each share
     """
     # Not `CompressionInfo.from_tensor`, which asks the GPU's driver each time whether this memory is pinned.
     info = CompressionInfo(None, TensorDescriptor(tuple(vector.shape), vector.dtype))
     ratio = codec.estimate_compression_ratio(info)
-    part_bytes = part_size_bytes(int(vector.nbytes * ratio), len(reducers), stripes)
+    reducers, whole = sum(share > 0 for share in shares.values()), max(1, sum(shares.values()))
+    part_bytes = part_size_bytes(int(vector.nbytes * ratio), reducers, stripes)
     part_numbers = max(1, int(part_bytes / (vector.element_size() * ratio)))
-    part_numbers = min(part_numbers, MAX_PART_NUMBERS // _streams(len(reducers), stripes))
+    part_numbers = min(part_numbers, MAX_PART_NUMBERS // _streams(reducers, stripes))
     found: dict[PeerID, list[Part]] = {}
-    for index, reducer in enumerate(reducers):
-        begin = len(vector) * index // len(reducers)
-        end = len(vector) * (index + 1) // len(reducers)
+    bounds = pairwise(len(vector) * before // whole for before in accumulate(shares.values(), initial=0))
+    for reducer, (begin, end) in zip(shares, bounds, strict=True):
         found[reducer] = []
         for offset in range(begin, end, part_numbers):
             numbers = vector.detach()[offset : min(offset + part_numbers, end)]
@@ -160,6 +162,8 @@ class PartReducer:
         """Of the present part: what each has given, and its weight."""
         self._index, self._is_combining = -1, False
         self._mean: asyncio.Future[torch.Tensor] = asyncio.get_running_loop().create_future()
+        self.last_to_give: list[PeerID | None] = []
+        """Of each part, whose was the last to come; None if it was somebody who did not give it."""
         self.parts_combined = 0
         self.counted: Counter[PeerID] = Counter()
         """How many of its parts each sender has given."""
@@ -186,7 +190,7 @@ class PartReducer:
         self._given[sender] = part, weight
         self.counted[sender] += 1
         mean = self._mean
-        self._combine_if_complete()
+        self._combine_if_complete(sender)
         return await asyncio.shield(mean)  # many wait for it: who hangs up takes it from nobody
 
     def awaited_from(self, sender: PeerID) -> int | None:
@@ -204,7 +208,7 @@ class PartReducer:
         self._index, self._given = len(self.part_sizes), {}
         self._mean.cancel()
 
-    def _combine_if_complete(self) -> None:
+    def _combine_if_complete(self, last: PeerID | None = None) -> None:
         if self.is_finished or self._is_combining or not self._given or not self._senders <= self._given.keys():
             return
         counting = [peer for peer in self._order if peer in self._given and self._given[peer][1]]
@@ -213,6 +217,7 @@ class PartReducer:
         parts, weights = zip(*(self._given[peer] for peer in counting), strict=True)
         samples = [self._samples.get(peer, weight) for peer, weight in zip(counting, weights, strict=True)]
         self._is_combining = True
+        self.last_to_give.append(last)
         combining = asyncio.get_running_loop().run_in_executor(None, self._rule.combine, parts, weights, samples)
         combining.add_done_callback(lambda done: self._take(done, counting))
 

@@ -37,7 +37,7 @@ class SlowMembers:
         waited_seconds: Mapping[PeerID, float],
         exchange_seconds: float,
         compute_seconds: float,
-        num_bytes: float,
+        num_bytes: Mapping[PeerID, float],
     ) -> set[PeerID]:
         """A round has ended.
 
@@ -46,16 +46,16 @@ class SlowMembers:
             waited_seconds: for whom this peer has waited, while most others had sent everything
             exchange_seconds: of the whole exchange
             compute_seconds: that this peer has computed for the update
-            num_bytes: that a member sends in such an exchange
+            num_bytes: that each member sends in such an exchange
 
         Returns:
             those who are left out from now on
         """
         too_slow = set()
-        is_usual = num_bytes >= USUAL_BYTES_PER_SECOND * exchange_seconds
         for peer in members:
             waited = waited_seconds.get(peer, 0.0)
             otherwise = max(exchange_seconds - waited, compute_seconds)
+            is_usual = num_bytes[peer] >= USUAL_BYTES_PER_SECOND * exchange_seconds
             if is_usual or waited < max(SLOW_SECONDS, TIMES_SLOWER * otherwise):
                 self._slow_rounds.pop(peer, None)
                 continue

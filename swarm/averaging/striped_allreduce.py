@@ -21,6 +21,7 @@ from hivemind.utils import get_logger
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.compression.float16 import compact
+from swarm.averaging.lines.division import shares_of
 from swarm.averaging.shares import stripe_of
 from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Blame, Group, RoundFailed
@@ -152,8 +153,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
     @property
     def _reducers(self) -> set[PeerID]:
         """Those of the others who have a share."""
-        members = zip(self.group.peer_ids, self.group.tickets, strict=True)
-        return {peer for peer, ticket in members if not ticket.client_mode}.intersection(self._others)
+        return {peer for peer, share in shares_of(self.group).items() if share}.intersection(self._others)
 
     def _give_up(self, peer_id: PeerID) -> None:
         self._detector.gave_up(peer_id)

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from swarm.network.signed_records import MAX_KEY_BITS, MAX_SUBKEY_BYTES, peer_of
 from swarm.protocol.auto_mode import Pace
 from swarm.protocol.certificates import KEY_BYTES, MAX_CERTIFICATE_BYTES, MAX_NAME_LENGTH
-from swarm.protocol.messages import ANY_LINEAGE, MAX_GROUP_SIZE, NOWHERE, BackTo, Group, Ticket
+from swarm.protocol.messages import ANY_LINEAGE, MAX_GROUP_SIZE, NOWHERE, BackTo, Group, LineKbps, Ticket
 from swarm.protocol.orders import DIGEST_BYTES as ORDERS_BYTES
 from swarm.protocol.round_report import StepReport
 from swarm.protocol.wire import MAX_SKETCH, Lineage, Name, Samples, Step, to_wire
@@ -109,6 +109,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         accuses: name of a proof against a member; empty if it has none
         back_to: step of the state to which it wanted to go back; -1: to none
         pace: what it had measured, with `--averaging auto`
+        line_kbps: what its line carried, in kbit/s; 0: not known
     """
 
     peer: _Peer
@@ -120,13 +121,14 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     accuses: Name = b""
     back_to: BackTo = NOWHERE
     pace: Pace | None = None
+    line_kbps: LineKbps = 0
 
     @classmethod
     def of(cls, peer: PeerID, ticket: Ticket) -> Claim:
         """A member of a group."""
         flags = CLIENT_MODE * ticket.client_mode | LISTENS * ticket.listens | WARM * ticket.warm
         loss = ticket.loss if math.isfinite(ticket.loss) else None
-        rest = ticket.receipts, ticket.accuses, ticket.back_to, ticket.pace
+        rest = ticket.receipts, ticket.accuses, ticket.back_to, ticket.pace, ticket.line_kbps
         return cls(peer.to_base58(), ticket.samples, loss, flags, ticket.sketch, *rest)
 
     @property
@@ -139,7 +141,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         lineage = ANY_LINEAGE if self.flags & LISTENS else lineage
         loss = math.nan if self.loss is None else self.loss
         client_mode, warm = bool(self.flags & CLIENT_MODE), bool(self.flags & WARM)
-        rest = self.sketch, warm, orders, self.receipts, self.accuses, self.back_to, self.pace
+        rest = self.sketch, warm, orders, self.receipts, self.accuses, self.back_to, self.pace, self.line_kbps
         return Ticket(step, self.samples, client_mode, loss, lineage, *rest)
 
 

@@ -37,14 +37,16 @@ from swarm.protocol.wire import (
 
 MAX_GROUP_SIZE = 1024
 MAX_TICKET_BYTES = 288
+MAX_LINE_KBPS = 10**9
 ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
 """In the ticket of a listener, who does not know yet which weights the others will have."""
 NOWHERE = -1
 """In the ticket of who does not want to go back to any step."""
 _OrdersName = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 BackTo = Annotated[int, Meta(ge=NOWHERE, le=MAX_STEP)]
+LineKbps = Annotated[int, Meta(ge=0, le=MAX_LINE_KBPS)]
 _TICKET = msgspec.msgpack.Decoder(
-    tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name, BackTo, Pace | None]
+    tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name, BackTo, Pace | None, LineKbps]
 )
 
 
@@ -215,6 +217,7 @@ class Ticket:
         accuses: name of a proof against a member, which it shows to who asks; empty if it has none
         back_to: the step of a state to which it wants to go back, since what came after that is spoilt, or `NOWHERE`
         pace: what it has measured, with `--averaging auto`; else None
+        line_kbps: what its line carries, in kbit/s, as it has measured; 0: not known. Shares follow it
     """
 
     step: int
@@ -229,6 +232,7 @@ class Ticket:
     accuses: bytes = b""
     back_to: int = NOWHERE
     pace: Pace | None = None
+    line_kbps: int = 0
 
     @classmethod
     def of_listener(cls, step: int, client_mode: bool, orders: bytes = b"", pace: Pace | None = None) -> Ticket:
@@ -264,7 +268,7 @@ class Group:
 
     Args:
         group_id: name of this round
-        peer_ids: members; the i-th reduces the i-th share of the vector (client-mode members: no share)
+        peer_ids: members; their shares of the vector come in this order (client-mode members: no share)
         tickets: one for each member, in the same order
         nonce: 16 random bytes, of which the name was made, with the next
         said: the tickets as they came, before `bounded`

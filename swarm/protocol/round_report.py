@@ -33,6 +33,8 @@ class RoundReport:
         outside: members whose gradients were far from the others' in at least half of this peer's share
         codec: how the numbers travelled; empty if nothing did
         local_steps: of each of equal peers for this update; 0 where gradients are averaged
+        share: of the vector, that this peer reduced
+        line_kbps: that this peer said its line carries, in kbit/s; 0: not known
     """
 
     group: Group
@@ -50,6 +52,8 @@ class RoundReport:
     outside: frozenset[PeerID] = frozenset()
     codec: str = ""
     local_steps: int = 0
+    share: float = 0.0
+    line_kbps: int = 0
 
     @classmethod
     def of(cls, group: Group, runners: Sequence[Any] = (), **known: Any) -> RoundReport:
@@ -156,6 +160,8 @@ class RoundEvent:
         granularity: seconds of computing over those of the transfer; None where nothing was transferred
         codec: how the numbers travelled; empty where none did
         local_steps: of each of equal peers for this update; 0 where gradients are averaged
+        share: of the numbers, that this peer averaged for all: a slow line gets little or nothing
+        line_kbps: what this peer's line carries, in kbit/s, as it measured before and told the others; 0: not known
     """
 
     step: int
@@ -180,6 +186,8 @@ class RoundEvent:
     granularity: float | None = None
     codec: str = ""
     local_steps: int = 0
+    share: float = 0.0
+    line_kbps: int = 0
 
     @classmethod
     def of_failure(
@@ -230,6 +238,8 @@ class RoundEvent:
             granularity=report.granularity if math.isfinite(report.granularity) else None,
             codec=exchanged.codec,
             local_steps=exchanged.local_steps,
+            share=round(exchanged.share, 4),
+            line_kbps=exchanged.line_kbps,
         )
 
 

@@ -44,6 +44,11 @@ class LineUse:
         return self._received.value
 
     @property
+    def most_kbps(self) -> float:
+        """That may go out, in kbit/s."""
+        return 8 * self._bytes_per_second / 1000
+
+    @property
     def num_bytes(self) -> int:
         """Sent and received so far."""
         return self.sent + self.received

@@ -34,6 +34,7 @@ from swarm.averaging.audit.statements import (
 )
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.top_k import ChunkedTopK
+from swarm.averaging.lines.division import fractions_of, shares_of
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.shares import Part, count_stripes, decode, partition, stripe_of
 from swarm.protocol.batch_target import BatchTarget
@@ -158,11 +159,10 @@ class Judge:
         )
 
     def bytes_given(self, group: Group) -> float:
-        """That one reducer of this group gets of all members together."""
+        """That the reducer with most to do in this group gets of all members together."""
         info = CompressionInfo(None, TensorDescriptor((self.size,), torch.float32))
         num_bytes = self.size * torch.float32.itemsize * self.codec.estimate_compression_ratio(info)
-        num_reducers = sum(not ticket.client_mode for ticket in group.tickets)
-        return sum(ticket.samples > 0 for ticket in group.tickets) * num_bytes / max(1, num_reducers)
+        return sum(ticket.samples > 0 for ticket in group.tickets) * num_bytes * max(fractions_of(group).values())
 
     def is_false(self, group: Group, stripe: int, part_index: int, receipt: Receipt, evidence: Evidence) -> bool:
         """Whether no honest reducer makes this average of what the evidence shows that it was given.
@@ -211,8 +211,7 @@ class Judge:
         vector = torch.empty(self.size)  # never written, and so it takes no memory
         stripes = count_stripes(group, vector, self.codec)
         vector = vector[self.size * stripe // stripes : self.size * (stripe + 1) // stripes]
-        reducers = [peer for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if not ticket.client_mode]
-        return partition(vector, reducers, stripes, self.codec).get(reducer, []) if stripe < stripes else []
+        return partition(vector, shares_of(group), stripes, self.codec).get(reducer, []) if stripe < stripes else []
 
     def _inputs(
         self, group: Group, part_index: int, part: Part, receipt: Receipt, evidence: Evidence

@@ -81,12 +81,12 @@ class Codec:
         return 4 * ratio * (size if low_rank is None else low_rank.numbers)
 
 
-def bytes_of_member(vector: torch.Tensor, codec: CompressionBase, num_members: int, num_reducers: int) -> float:
-    """What a member sends in an exchange, and receives: (N + F - 2) / F vectors, if F of N can be called.
+def bytes_of_member(vector: torch.Tensor, codec: CompressionBase, num_members: int, share: float) -> float:
+    """What one of N members sends in an exchange, and receives: 1 + x (N - 2) vectors, if it reduces a share x.
 
     Args:
         vector: shape [n], fp32
     """
     ratio = codec.estimate_compression_ratio(CompressionInfo.from_tensor(vector))
-    vectors = (num_members + max(1, num_reducers) - 2) / max(1, num_reducers)
+    vectors = 1 + (num_members - 2) * share
     return min(max(2.0, vectors), MAX_VECTORS) * ratio * vector.nbytes

@@ -21,6 +21,7 @@ from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.seals import Seals
 from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.lines.line_meter import Waits
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.send_window import SendWindow
 from swarm.averaging.shares import stripe_of
@@ -42,6 +43,7 @@ class Exchange:
         kinds: of members whose all-reduce is another one
         stripe: number of this one
         stripes: that the vector is divided into
+        rule: how reducers combine what they are given
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class Exchange:
         seconds: float = 5.0,
         stripe: int = 0,
         stripes: int = 1,
+        rule: Combination = RULE,
     ):
+        self.waits = {me: Waits() for me in group.peer_ids}
         part, kinds = stripe_of(group, 0, stripe), kinds or {}
         self.members: dict[PeerID, AllReduce] = {}
         for me in group.peer_ids:
@@ -67,7 +71,7 @@ class Exchange:
                 vector=vector,
                 feedback=feedback,
                 codec=coder,
-                rule=RULE,
+                rule=rule,
                 stripes=stripes,
                 detector=SimpleNamespace(heard=lambda peer: None),
                 windows={peer: SendWindow() for peer in group.peer_ids},
@@ -75,6 +79,7 @@ class Exchange:
                 line=LineUse(),
                 stream_seconds=seconds,
                 seals=seals_of and seals_of(me, part),
+                waits=self.waits[me],
             )
 
     async def run(self) -> dict[PeerID, torch.Tensor | Exception]:

@@ -1,5 +1,7 @@
 """Averaging between real processes on loopback, against means computed by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from swarm.averaging.averager import SwarmAverager
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.runtime.line_use import LineUse
 from tests.helpers.averaging_rounds import (
     averager_for,
     contribution,
@@ -127,10 +130,10 @@ def test_half_precision_gives_everybody_the_same_bits():
     assert not torch.equal(averages[0], exact)
 
 
-def repeat(name, initial_peers, line, vector, samples, codec, rounds):
+def repeat(name, initial_peers, line, vector, samples, codec, rounds, max_upload_mbps=math.inf):
     """A peer that brings the same vector to every round. Returns (all averages, reports)."""
     with running_dht(initial_peers, line) as dht:
-        averager = averager_for(vector, dht, codec)
+        averager = averager_for(vector, dht, codec, line=LineUse(max_upload_mbps))
         members = meet_everyone(line, dht)
         averages, reports = [], []
         for step in range(rounds):
@@ -139,6 +142,21 @@ def repeat(name, initial_peers, line, vector, samples, codec, rounds):
             averages.append(averager.vector.clone())
         say_goodbye(line, averager)
         return torch.stack(averages), reports
+
+
+def test_a_slow_line_reduces_less_from_round_to_round():
+    vectors = {name: contribution(name, 200_000, 0) for name in "abc"}
+    contributions = {name: (vector, samples, "none", 3) for name, (vector, samples) in vectors.items()}
+    found = run_one_round(contributions | {"c": (*contributions["c"], 4.0)}, repeat)
+    assert all(torch.equal(found["a"][0], other) for other, _ in found.values()), "the same bits everywhere"
+    assert all(torch.equal(average, found["a"][0][0]) for average in found["a"][0]), "whoever reduces which part"
+    slow = found["c"][1]
+    assert slow[0].share == pytest.approx(1 / 3)
+    assert slow[-1].share < 0.1
+    assert slow[-1].line_kbps == pytest.approx(4000, rel=0.2)
+    assert all(report.complete for _, reports in found.values() for report in reports)
+    for shares in zip(*([report.share for report in reports] for _, reports in found.values()), strict=True):
+        assert sum(shares) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

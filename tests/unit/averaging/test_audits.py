@@ -11,7 +11,8 @@ from swarm.averaging.audit.audits import KEPT_ROUNDS, UNANSWERED, Audits
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
 from swarm.averaging.audit.statements import Receipt, root_of
 from swarm.membership.backoff import BlameBackoff
-from swarm.protocol.messages import MAX_TICKET_BYTES, NOWHERE, Blame, Group, Ticket
+from swarm.protocol.auto_mode import Pace, Plan
+from swarm.protocol.messages import MAX_LINE_KBPS, MAX_TICKET_BYTES, NOWHERE, Blame, Group, Ticket
 from swarm.protocol.wire import to_wire
 from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, key, peer, sealed_share
 
@@ -291,7 +292,8 @@ def test_two_members_check_nothing():
 
 
 def test_the_longest_ticket_fits():
-    ticket = Ticket(10**9, 2**31, True, 1.5, bytes(16), (0.1,) * 16, True, bytes(8), bytes(16), bytes(16), 10**9)
+    rest = bytes(8), bytes(16), bytes(16), 10**9, Pace(Plan(2, 1, 10**9, 10**9), 10**9, 10**9), MAX_LINE_KBPS
+    ticket = Ticket(10**9, 2**31, True, 1.5, bytes(16), (0.1,) * 16, True, *rest)
     assert Ticket.from_bytes(ticket.to_bytes()) == ticket
     assert len(ticket.to_bytes()) <= MAX_TICKET_BYTES
 

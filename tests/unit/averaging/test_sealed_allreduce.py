@@ -156,17 +156,21 @@ class Audited:
 
         return ask
 
-    async def round(self, scale=1.0, change=None, loses=False, kinds=None) -> Exchange:
+    async def round(self, scale=1.0, change=None, loses=False, kinds=None, lines=(0, 0, 0, 0)) -> Exchange:
         """One round, and all audits that follow.
 
         Args:
             scale: of all gradients
             change: place of a member, and what is other in its ticket
             loses: whether one is gone before it is over
+            lines: what members say of theirs, by which shares move
         """
         self._number += 1
         ticket = replace(GROUPS["all alike"].tickets[0], lineage=self.group.group_id)
-        tickets = [self.audits[me].sign(ticket) for me in self.group.peer_ids]
+        tickets = [
+            replace(self.audits[me].sign(ticket), line_kbps=line)
+            for me, line in zip(self.group.peer_ids, lines, strict=True)
+        ]
         if change is not None:
             place, other = change
             tickets[place] = replace(tickets[place], **other)
@@ -184,7 +188,11 @@ class Audited:
         if loses:
             gone = self.group.peer_ids[self._number % len(MEMBERS)]
             asyncio.get_running_loop().call_later(0.002 * (self._number % 10), exchange.lose, gone)
-        for me, outcome in (await exchange.run()).items():
+        outcomes = await exchange.run()
+        averages = [outcome for outcome in outcomes.values() if isinstance(outcome, torch.Tensor)]
+        if kinds is None:
+            assert all(torch.equal(average, averages[0]) for average in averages)
+        for me, outcome in outcomes.items():
             self.audits[me].end(has_average=not isinstance(outcome, BaseException))
         for audits in self.audits.values():
             await audits.until_done()
@@ -197,7 +205,10 @@ class Audited:
 
 @pytest.mark.parametrize("codec", ["none", "fp16", "int8", "int4", "topk"])
 def test_honest_members_never_find_anybody_out(codec):
-    """Round after round with what codecs leave out, some without samples, some lost on the way; all is audited."""
+    """Round after round with what codecs leave out, some without samples, some lost on the way; all is audited.
+
+    Shares move from round to round, with what lines are said to be.
+    """
     swarm, rng = Audited(codec, share=100.0), random.Random(codec)
 
     async def run():
@@ -207,6 +218,7 @@ def test_honest_members_never_find_anybody_out(codec):
                 scale=10.0 ** rng.uniform(-8, 3),  # what was left out before may be far larger than what comes now
                 change=(rng.randrange(len(MEMBERS)), other) if rng.random() < 0.5 else None,
                 loses=number % 3 == 2,
+                lines=[rng.choice([0, 10, 1000, 1500, 10**6]) for _ in MEMBERS],
             )
             assert not any(member.blamed for member in exchange.members.values())
             assert not any(swarm.found().values())

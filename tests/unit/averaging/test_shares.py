@@ -20,7 +20,7 @@ MEAN = Combination()
 @pytest.mark.parametrize(("size", "reducers", "stripes"), [(1, 1, 1), (5, 7, 1), (50_000, 3, 1), (3_000_017, 4, 2)])
 def test_each_number_has_one_place_and_all_have_as_many(size, reducers, stripes, codec):
     vector = torch.arange(float(size))
-    shares = partition(vector, PEERS[:reducers], stripes, CODECS[codec]())
+    shares = partition(vector, dict.fromkeys(PEERS[:reducers], 1), stripes, CODECS[codec]())
     assert [*shares] == PEERS[:reducers]
     parts = [part for of_reducer in shares.values() for part in of_reducer]
     assert torch.equal(torch.cat([part.numbers for part in parts]), vector)

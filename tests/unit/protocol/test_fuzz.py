@@ -49,7 +49,9 @@ from tests.helpers.owners import Organiser, subkey_of
 
 pytestmark = pytest.mark.timeout(300)
 NOW = 1_700_000_000.0
-TICKET = Ticket(7, 96, False, 1.5, bytes(LINEAGE_BYTES), (0.5,), True, pace=Pace(Plan(1, 0, 5, 5), 900, 2000))
+TICKET = Ticket(
+    7, 96, False, 1.5, bytes(LINEAGE_BYTES), (0.5,), True, pace=Pace(Plan(1, 0, 5, 5), 900, 2000), line_kbps=9000
+)
 PEERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(3)]
 NONCE = bytes(range(LINEAGE_BYTES))
 GROUP = Group.close(NONCE, tuple(PEERS), (TICKET,) * 3)
