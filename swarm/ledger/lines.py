@@ -109,6 +109,8 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         accuses: name of a proof against a member; empty if it has none
         back_to: step of the state to which it wanted to go back; -1: to none
         pace: what it had measured, with `--averaging auto`
+        work: name of the list of what it had computed
+        doubts: name of a member whose work was not what it said
     """
 
     peer: _Peer
@@ -120,13 +122,15 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     accuses: Name = b""
     back_to: BackTo = NOWHERE
     pace: Pace | None = None
+    work: Name = b""
+    doubts: Name = b""
 
     @classmethod
     def of(cls, peer: PeerID, ticket: Ticket) -> Claim:
         """A member of a group."""
         flags = CLIENT_MODE * ticket.client_mode | LISTENS * ticket.listens | WARM * ticket.warm
         loss = ticket.loss if math.isfinite(ticket.loss) else None
-        rest = ticket.receipts, ticket.accuses, ticket.back_to, ticket.pace
+        rest = ticket.receipts, ticket.accuses, ticket.back_to, ticket.pace, ticket.work, ticket.doubts
         return cls(peer.to_base58(), ticket.samples, loss, flags, ticket.sketch, *rest)
 
     @property
@@ -139,7 +143,7 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         lineage = ANY_LINEAGE if self.flags & LISTENS else lineage
         loss = math.nan if self.loss is None else self.loss
         client_mode, warm = bool(self.flags & CLIENT_MODE), bool(self.flags & WARM)
-        rest = self.sketch, warm, orders, self.receipts, self.accuses, self.back_to, self.pace
+        rest = self.sketch, warm, orders, self.receipts, self.accuses, self.back_to, self.pace, self.work, self.doubts
         return Ticket(step, self.samples, client_mode, loss, lineage, *rest)
 
 

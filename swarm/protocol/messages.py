@@ -36,7 +36,7 @@ from swarm.protocol.wire import (
 )
 
 MAX_GROUP_SIZE = 1024
-MAX_TICKET_BYTES = 288
+MAX_TICKET_BYTES = 336
 ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
 """In the ticket of a listener, who does not know yet which weights the others will have."""
 NOWHERE = -1
@@ -44,7 +44,7 @@ NOWHERE = -1
 _OrdersName = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 BackTo = Annotated[int, Meta(ge=NOWHERE, le=MAX_STEP)]
 _TICKET = msgspec.msgpack.Decoder(
-    tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name, BackTo, Pace | None]
+    tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name, BackTo, Pace | None, Name, Name]
 )
 
 
@@ -63,6 +63,8 @@ class Blame(StrEnum):
     HIDES_ITS_INPUTS = "does not show what its averages were made of"
     MADE_UP_AN_AVERAGE = "has signed an average that cannot come of what it was given, which is proven"
     EQUIVOCATED = "has given members different averages and signed both, which is proven"
+    HIDES_ITS_WORK = "does not show what it has computed"
+    MADE_UP_WORK = "gave gradients that its samples do not give when they are computed again"
     TOO_SLOW = "holds up every round for far too long"
     STUCK = "let this peer into its group and never began"
 
@@ -215,6 +217,8 @@ class Ticket:
         accuses: name of a proof against a member, which it shows to who asks; empty if it has none
         back_to: the step of a state to which it wants to go back, since what came after that is spoilt, or `NOWHERE`
         pace: what it has measured, with `--averaging auto`; else None
+        work: name of the list of what it has computed (`swarm.protocol.work`); empty if nobody can compute it again
+        doubts: name of a member whose work was another one when this peer computed it again; empty if there is none
     """
 
     step: int
@@ -229,6 +233,8 @@ class Ticket:
     accuses: bytes = b""
     back_to: int = NOWHERE
     pace: Pace | None = None
+    work: bytes = b""
+    doubts: bytes = b""
 
     @classmethod
     def of_listener(cls, step: int, client_mode: bool, orders: bytes = b"", pace: Pace | None = None) -> Ticket:

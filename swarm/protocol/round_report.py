@@ -10,6 +10,7 @@ from typing import Any
 from hivemind.p2p import PeerID
 
 from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, Ticket
+from swarm.protocol.work import Assignment
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RoundReport:
         outside: members whose gradients were far from the others' in at least half of this peer's share
         codec: how the numbers travelled; empty if nothing did
         local_steps: of each of equal peers for this update; 0 where gradients are averaged
+        to_check: what this peer has to compute again of another member's work, before it makes the update
     """
 
     group: Group
@@ -50,6 +52,7 @@ class RoundReport:
     outside: frozenset[PeerID] = frozenset()
     codec: str = ""
     local_steps: int = 0
+    to_check: Assignment | None = None
 
     @classmethod
     def of(cls, group: Group, runners: Sequence[Any] = (), **known: Any) -> RoundReport:

@@ -157,6 +157,11 @@ class Averaging:
         return Combination(clips, self.local_steps.steps if self.local_steps else 0)
 
     @property
+    def checks_work(self) -> bool:
+        """Whether members can compute again what others have: not where each has weights or an optimizer of its own."""
+        return self.rule.clips and not self.overlaps
+
+    @property
     def protection(self) -> str:
         """Against what averages are protected, for the person who gave the machine."""
         if self.rule.clips:
