@@ -19,7 +19,7 @@ from hivemind.utils import get_logger
 
 from swarm.averaging.audit.proofs import short_name
 from swarm.membership.backoff import Backoff
-from swarm.protocol.messages import Blame, Group, Ticket
+from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, Ticket
 from swarm.protocol.wire import to_wire
 from swarm.protocol.work import MAX_LIST_BYTES, Assignment, OwnWork, Verdict, WorkList
 from swarm.runtime.async_utils import in_thread
@@ -57,13 +57,11 @@ class Suspect:
     Args:
         audits_left: updates
         accuser: who has doubted its work before this peer had a reason of its own; None if nobody has
-        differences: found so far
         unanswered: questions in a row
     """
 
     audits_left: int
     accuser: PeerID | None = None
-    differences: int = 0
     unanswered: int = 0
 
 
@@ -98,6 +96,8 @@ class WorkAudits:
         """Of this peer, by round, and who has seen it how often."""
         self._suspects: dict[PeerID, Suspect] = {}
         self._found: dict[PeerID, Found] = {}
+        self._differences: dict[PeerID, int] = {}
+        """That are remembered: else a liar that has been asked would be honest for as long as it is a suspect."""
         self._doubts: dict[PeerID, int] = {}
         """Until which step this peer says that their work does not hold."""
         self._not_heard = Backoff(max_seconds=600.0)
@@ -203,22 +203,24 @@ class WorkAudits:
     def _note(self, verdict: Verdict) -> None:
         peer, suspect = verdict.peer, self._suspects.get(verdict.peer)
         if verdict.holds is False:
-            differences = 1 if suspect is None else suspect.differences + 1
-            accuser = None if suspect is None else suspect.accuser
-            self._suspects[peer] = Suspect(SUSPECT_AUDITS, accuser, differences)
-            if differences >= DIFFERENCES:
+            if len(self._differences) >= MAX_GROUP_SIZE:
+                self._differences.clear()
+            self._differences[peer] = self._differences.get(peer, 0) + 1
+            self._suspects[peer] = Suspect(SUSPECT_AUDITS, None if suspect is None else suspect.accuser)
+            if self._differences[peer] >= DIFFERENCES:
                 self._find(peer, Blame.MADE_UP_WORK)
         elif suspect is not None:
             suspect.audits_left -= 1
             if suspect.audits_left <= 0:
                 del self._suspects[peer]
-                if suspect.accuser is not None and not suspect.differences:
+                if suspect.accuser is not None and peer not in self._differences:
                     self._not_heard.add(suspect.accuser, 60.0)
 
     def _find(self, peer: PeerID, what: Blame) -> None:
         """It cannot be proven, so others have to find it by themselves."""
         was_told = peer in self._suspects and self._suspects[peer].accuser is not None
         self._suspects[peer] = Suspect(SUSPECT_AUDITS)  # for when it comes back
+        self._differences.pop(peer, None)
         self._found.setdefault(peer, Found(what, self._step + (0 if was_told else SAY_UPDATES)))
         self._doubts[peer] = self._step + DOUBT_UPDATES
 

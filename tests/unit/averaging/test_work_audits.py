@@ -183,6 +183,15 @@ def test_one_difference_is_not_enough():
     assert not members.who_left_out
 
 
+def test_to_be_honest_for_a_while_after_a_question_does_not_help():
+    async def scenario(members):
+        while members.step < 80 and not members.who_left_out:
+            members.computes = lambda number: members.step % 20 != 0
+            await members.round()
+
+    assert run(scenario, chance=1.0).who_left_out
+
+
 def test_an_accuser_is_not_believed_and_costs_little():
     async def scenario(members):
         members.claims = {LIAR: HONEST[0]}
