@@ -9,6 +9,7 @@ found something says so in its tickets, and the others look for themselves.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
@@ -32,14 +33,15 @@ LARGEST = 4
 """Times its own largest micro-batch: one of another member that is larger, a peer does not compute."""
 DIFFERENCES = 2
 """After which a member is left out. One can be a bit that has fallen over."""
-SUSPECT_AUDITS, HINTED_AUDITS = 8, 3
+SUSPECT_AUDITS, HINTED_AUDITS = 8, 6
 """Updates in a row in which a member is checked whose work has differed once, and one that another member doubts."""
 UNANSWERED = 4
 """Questions in a row without an answer, after which a member is left out for a while."""
 SHOW_SECONDS = 2.0
 """For which an answer is waited for; the update waits as long."""
-SAY_UPDATES = 4
-"""For which a peer says what it has found before it acts on it, so that others find it, too, and all go together."""
+SAY_UPDATES = 8
+"""After the first doubt in anybody's ticket, for which nobody acts on it: so all find it, and all leave a member out at
+the same step. Else a group would come apart, of which some meet that member and others do not."""
 DOUBT_UPDATES = 16
 """For which it is said."""
 MAX_HINTS, HINTS_PER_UPDATE = 2.0, 1 / 50
@@ -65,19 +67,6 @@ class Suspect:
     unanswered: int = 0
 
 
-@dataclass
-class Found:
-    """A member that is left out soon.
-
-    Args:
-        what: it has done
-        leave_at: step at which it is not met any more
-    """
-
-    what: Blame
-    leave_at: int
-
-
 class WorkAudits:
     """Of one peer; lives in its averaging process.
 
@@ -95,11 +84,14 @@ class WorkAudits:
         self._lists: OrderedDict[bytes, tuple[bytes, Counter[PeerID]]] = OrderedDict()
         """Of this peer, by round, and who has seen it how often."""
         self._suspects: dict[PeerID, Suspect] = {}
-        self._found: dict[PeerID, Found] = {}
+        self._found: dict[PeerID, Blame] = {}
+        """Who is left out soon."""
         self._differences: dict[PeerID, int] = {}
         """That are remembered: else a liar that has been asked would be honest for as long as it is a suspect."""
         self._doubts: dict[PeerID, int] = {}
         """Until which step this peer says that their work does not hold."""
+        self._doubted: dict[PeerID, tuple[int, int]] = {}
+        """The first and the last step at which somebody in this peer's group has said so; equal on all its members."""
         self._not_heard = Backoff(max_seconds=600.0)
         self._hints = MAX_HINTS
 
@@ -113,7 +105,10 @@ class WorkAudits:
 
     def found(self) -> dict[PeerID, Blame]:
         """Who is left out from now on."""
-        due = {peer: found.what for peer, found in self._found.items() if found.leave_at <= self._step}
+        since = {peer: first for peer, (first, _) in self._doubted.items()}
+        due = {
+            peer: what for peer, what in self._found.items() if self._step >= since.get(peer, math.inf) + SAY_UPDATES
+        }
         for peer in due:
             del self._found[peer]
         return due
@@ -121,7 +116,7 @@ class WorkAudits:
     def sign(self, ticket: Ticket) -> Ticket:
         """The same, with whose work does not hold."""
         self._doubts = {peer: until for peer, until in self._doubts.items() if until > self._step}
-        doubted = sorted(map(short_name, self._doubts))
+        doubted = sorted(map(short_name, self._doubts.keys() | self._found.keys()))
         return replace(ticket, doubts=doubted[self._step % len(doubted)]) if doubted else ticket
 
     def begin(self, group: Group) -> None:
@@ -135,14 +130,18 @@ class WorkAudits:
         by_name = {short_name(peer): peer for peer in group.peer_ids if peer != self._me}
         for accuser, ticket in zip(group.peer_ids, group.tickets, strict=True):
             doubted = by_name.get(ticket.doubts)
-            if doubted is not None and accuser not in (self._me, doubted):
+            if doubted is None or accuser == doubted:
+                continue
+            first, last = self._doubted.get(doubted, (self._step, self._step))
+            self._doubted[doubted] = first if self._step - last <= DOUBT_UPDATES else self._step, self._step
+            if accuser != self._me:
                 self._hear(accuser, doubted)
+        self._doubted = {peer: (first, last) for peer, (first, last) in self._doubted.items() if last > self._step - 64}
 
     def _hear(self, accuser: PeerID, doubted: PeerID) -> None:
         """Somebody says that the work of another member does not hold: its word counts for nothing, but to look."""
-        if (found := self._found.get(doubted)) is not None:  # both have found it by themselves
-            found.leave_at = self._step
-        elif doubted not in self._suspects and accuser not in self._not_heard and self._hints >= 1:
+        is_known = doubted in self._suspects or doubted in self._found
+        if not is_known and accuser not in self._not_heard and self._hints >= 1:
             self._hints -= 1
             self._suspects[doubted] = Suspect(HINTED_AUDITS, accuser)
 
@@ -218,10 +217,9 @@ class WorkAudits:
 
     def _find(self, peer: PeerID, what: Blame) -> None:
         """It cannot be proven, so others have to find it by themselves."""
-        was_told = peer in self._suspects and self._suspects[peer].accuser is not None
         self._suspects[peer] = Suspect(SUSPECT_AUDITS)  # for when it comes back
         self._differences.pop(peer, None)
-        self._found.setdefault(peer, Found(what, self._step + (0 if was_told else SAY_UPDATES)))
+        self._found.setdefault(peer, what)
         self._doubts[peer] = self._step + DOUBT_UPDATES
 
     # ---- answering others -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 AUDIT_SHARE = 0.01
 """Of all computing, that goes into computing again what others have computed."""
-LEAST_CHANCE = 0.065
+LEAST_CHANCE = 0.07
 """Per update, with which one who computes half of what it claims is found within 100 updates, with 0.95."""
 MOST_SHARE = 0.02
 """Of all computing, where updates have so few micro-batches that the least chance would cost more."""

@@ -12,7 +12,6 @@ from swarm.averaging.audit.proofs import short_name
 from swarm.averaging.audit.work_audits import (
     HINTED_AUDITS,
     MAX_HINTS,
-    SAY_UPDATES,
     UNANSWERED,
     WorkAudits,
 )
@@ -185,8 +184,8 @@ def test_one_difference_is_not_enough():
 
 def test_to_be_honest_for_a_while_after_a_question_does_not_help():
     async def scenario(members):
-        while members.step < 80 and not members.who_left_out:
-            members.computes = lambda number: members.step % 20 != 0
+        while members.step < 250 and not members.who_left_out:
+            members.computes = lambda number: members.step % 9 != 0
             await members.round()
 
     assert run(scenario, chance=1.0).who_left_out
@@ -273,7 +272,7 @@ def test_it_is_said_before_it_is_acted_on():
 
     members = run(scenario, chance=0.0, computes=lambda number: False)
     steps = {members.members[peer].left_out[LIAR][1] for peer in HONEST}
-    assert max(steps) - min(steps) <= 1 < SAY_UPDATES, "together, though three of them have not looked by themselves"
+    assert len(steps) == 1, "together, though three of them would not have looked by themselves"
     assert all(module.DIFFERENCES <= members.members[peer].computed <= module.DIFFERENCES + 2 for peer in HONEST[1:])
 
 
