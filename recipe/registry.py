@@ -23,6 +23,9 @@ TASKS = {
 }
 """The class of each task, as module:class, and the names of its data sets, by which a recipe says what its task is."""
 
+OWN_DATA = ("imagefolder", "csv")
+"""Data sets of which each peer may have samples of its own: nobody else can compute again what it has computed."""
+
 DATASETS = tuple(name for names in TASKS.values() for name in names)
 
 

@@ -7,6 +7,7 @@ from huggingface_hub.utils import get_session
 from torch import nn
 
 from recipe.config import Recipe
+from recipe.drop_path import make_portable
 from recipe.errors import InputError
 
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -32,6 +33,7 @@ def build_timm_model(recipe: Recipe) -> nn.Module:
         module = _create(recipe, _arguments(recipe))
         if recipe.initialisation == "balanced":
             _enlarge_positions(module)
+    make_portable(module)
     _check_forward(module, recipe)
     return module
 

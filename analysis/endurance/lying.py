@@ -47,6 +47,7 @@ Lie = Literal[
     "nan",
     "overflow",
     "idle",
+    "half",
     "zeros",
     "little",
     "against-0.1",
@@ -54,8 +55,8 @@ Lie = Literal[
     "labels",
     "delayed",
 ]
-ONLY_OURS = {"nan", "overflow", "idle"}
-"""Lies about messages that other systems do not have."""
+ONLY_OURS = {"nan", "overflow", "idle", "half"}
+"""Lies about messages that other systems do not have, or about what was computed."""
 Where = Literal["off", "clip", "local-off", "local-clip", "ddp", "hivemind"]
 COLUMNS = (
     "lie",
@@ -75,8 +76,9 @@ class LyingOptions:
 
     lies: Annotated[tyro.conf.Positional[tuple[Lie, ...]], arg("LIE ...")] = ("reverse",)
     """A gradient x -1, x -10 or x -100 (reverse); noise of 1,000 times the norm; numbers that are not finite, or
-    overflow; zeros with a claim of two batches (idle), or with an honest one (zeros); "a little is enough"; an
-    inner-product manipulation x -0.1 or x -0.6 (against); false labels; gradients of twenty updates ago; no lie."""
+    overflow; zeros with a claim of two batches (idle), or with an honest one (zeros); every second micro-batch not
+    computed (half); "a little is enough"; an inner-product manipulation x -0.1 or x -0.6 (against); false labels;
+    gradients of twenty updates ago; no lie."""
     where: tuple[Where, ...] = ("off", "clip")
     """The swarm with plain means (off) or clipped ones, the same with one local step, or another system."""
     peers: int = 4

@@ -105,6 +105,8 @@ MESSAGES = [
     ("Ticket", "swarm.protocol.messages", "Ticket", "Ticket.from_bytes"),
     ("Pace, a field of it", "swarm.protocol.auto_mode", "Pace", None),
     ("Plan, a field of that", "swarm.protocol.auto_mode", "Plan", "Plan.__post_init__"),
+    ("Work, a list whose hash is in a ticket", "swarm.protocol.work", "WorkList", "WorkList.from_bytes"),
+    ("Micro-batch, a line of it", "swarm.protocol.work", "MicroBatch", None),
     ("Group", "swarm.protocol.messages", "Group", None),
     ("Wish", "swarm.state_sync.download_messages", "Wish", "Wish.from_bytes"),
     ("Offer", "swarm.state_sync.download_messages", "Offer", "Offer.from_bytes"),
@@ -122,6 +124,7 @@ BOUNDS = [
     "swarm.protocol.attestation",
     "swarm.protocol.notes",
     "swarm.protocol.messages",
+    "swarm.protocol.work",
     "swarm.protocol.auto_mode",
     "swarm.protocol.certificates",
     "swarm.protocol.orders",
@@ -160,8 +163,8 @@ def page() -> str:
         "## Messages\n",
         "All are read as a stranger's word. What breaks a rule is refused, and nothing of it is used. Messages are",
         "MessagePack tuples in the order of the fields. The run manifest is JSON, and a group travels as one of",
-        "Hivemind's messages. A phase is sent as its place in `PHASES`, how a peer is reached as that in `REACHED`, and the",
-        "digests of an offer as one run of bytes.\n",
+        "Hivemind's messages. A phase is sent as its place in `PHASES`, how a peer is reached as that in `REACHED`,",
+        "and the digests of an offer as one run of bytes.\n",
     ]
     lines += [_message(*message) for message in MESSAGES]
     lines.append(_matchmaking())

@@ -1,12 +1,13 @@
 """`PeerData`: data for Lightning in a peer's own order, whatever a sample is."""
 
 from abc import abstractmethod
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import lightning as L
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from recipe.config import Recipe
 from recipe.data.sampler import PADDING, PeerBatches, PeerSampler, ShardBatches, stable_seed
@@ -84,6 +85,8 @@ class PeerData(L.LightningDataModule):
         self.identity = identity
         self.num_workers = num_workers
         self.samples_trained = 0
+        self.first_position = 0
+        """Of the micro-batch that has left for training last, in this peer's order."""
         self._splits: Splits | None = None
         self._batches: PeerBatches | None = None
         self._dealt: tuple[int, int] | None = None
@@ -145,11 +148,27 @@ class PeerData(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Endless micro-batches, beginning after the samples that were already trained on."""
-        sampler = PeerSampler(self.num_train_samples, self.recipe.seed, self.identity)
-        sampler.load_state_dict({"position": self.samples_trained})
-        view = self.view(self.splits.train, stable_seed(self.recipe.seed, self.identity, "augmentation"))
+        sampler = self._order(self.identity, self.samples_trained)
         self._batches = PeerBatches(sampler, self.batch_size, *(self._dealt or self._share))
-        return self._loader(view, self._batches)
+        return self._loader(self._training_view(self.identity), self._batches)
+
+    def micro_batch_of(self, identity: str, first_position: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(inputs, labels) that the peer of this identity has trained on, or will, from that position of its order on.
+
+        It is the same for everybody who has the data, however many loaders and whatever micro-batches that peer has.
+        """
+        indices = islice(self._order(identity, first_position), samples)
+        entries = [(first_position + number, index) for number, index in enumerate(indices)]
+        view = self._training_view(identity)
+        return view.__getitems__(entries) if view.gives_batches else default_collate([view[entry] for entry in entries])
+
+    def _order(self, identity: str, position: int) -> PeerSampler:
+        sampler = PeerSampler(self.num_train_samples, self.recipe.seed, identity)
+        sampler.load_state_dict({"position": position})
+        return sampler
+
+    def _training_view(self, identity: str) -> View:
+        return self.view(self.splits.train, stable_seed(self.recipe.seed, identity, "augmentation"))
 
     def resize_micro_batch(self, samples: int) -> None:
         """The training loader's next micro-batches are of another size; those that it has drawn ahead stay.
@@ -176,7 +195,8 @@ class PeerData(L.LightningDataModule):
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Counts here, where a batch leaves for training: loaders draw ahead, so their own count says too much."""
         if self.trainer is not None and self.trainer.training:
-            _, num_processes = self._dealt or self._share
+            rank, num_processes = self._dealt or self._share
+            self.first_position = self.samples_trained + rank * len(batch[1])
             self.samples_trained += len(batch[1]) * num_processes
         return batch
 

@@ -34,6 +34,7 @@ from swarm.averaging.service import AveragingService
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Member, Ticket, first_members
+from swarm.protocol.work import OwnWork
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.runtime.bell import Bell
 from swarm.runtime.line_use import LineUse
@@ -161,6 +162,7 @@ class SwarmAverager:
         compute_seconds: float = 0.0,
         target: BatchTarget | None = None,
         sound: Sequence[int] = (),
+        work: OwnWork | None = None,
     ) -> MPFuture:
         """Start a round in the background; arguments as of `RunRound`.
 
@@ -174,7 +176,7 @@ class SwarmAverager:
         future.add_done_callback(lambda _: self.bell.ring())
         target = target or self._target
         self._process.send(
-            RunRound(ticket, members, patience_seconds, timeout_seconds, compute_seconds, target, future, sound)
+            RunRound(ticket, members, patience_seconds, timeout_seconds, compute_seconds, target, future, sound, work)
         )
         return future
 

@@ -11,6 +11,7 @@ from hivemind.utils import MPFuture
 
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Member, Ticket
+from swarm.protocol.work import OwnWork
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class RunRound:
         target: a group with fewer samples disperses; of this step, since the organiser may change it
         future: becomes a RoundReport, or raises a RoundEnded
         sound: steps of the states to which this peer can go back
+        work: what this peer has computed, where members check each other's
     """
 
     ticket: Ticket
@@ -36,6 +38,7 @@ class RunRound:
     target: BatchTarget
     future: MPFuture
     sound: Sequence[int] = ()
+    work: OwnWork | None = None
 
 
 @dataclass(frozen=True)

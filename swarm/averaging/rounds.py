@@ -273,6 +273,8 @@ class Rounds:
                 report = await asyncio.wait_for(self._meet_and_average(order, trouble), timeout)
             if len(report.group.peer_ids) > 1:  # the vector holds the average by now: this round cannot fail any more
                 await keep(order.ticket, report.group)
+                if self._audits is not None:
+                    report = replace(report, to_check=await self._audits.work.assign())
             future.set_result(report)
         except RoundEnded as ended:
             future.set_exception(ended.blames(trouble.blamed))
@@ -293,6 +295,7 @@ class Rounds:
         if self._low_rank is not None:
             ticket = replace(ticket, warm=self._low_rank.is_warm(ticket.lineage))
         if self._audits is not None:
+            self._audits.work.take(order.work, ticket.step)
             self._blame(self._audits.found(), trouble)
             ticket = self._audits.sign(ticket, order.sound)
         faults.at("meeting", ticket.step)

@@ -110,6 +110,8 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         back_to: step of the state to which it wanted to go back; -1: to none
         pace: what it had measured, with `--averaging auto`
         line_kbps: what its line carried, in kbit/s; 0: not known
+        work: name of the list of what it had computed
+        doubts: name of a member whose work was not what it said
     """
 
     peer: _Peer
@@ -122,13 +124,23 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     back_to: BackTo = NOWHERE
     pace: Pace | None = None
     line_kbps: LineKbps = 0
+    work: Name = b""
+    doubts: Name = b""
 
     @classmethod
     def of(cls, peer: PeerID, ticket: Ticket) -> Claim:
         """A member of a group."""
         flags = CLIENT_MODE * ticket.client_mode | LISTENS * ticket.listens | WARM * ticket.warm
         loss = ticket.loss if math.isfinite(ticket.loss) else None
-        rest = ticket.receipts, ticket.accuses, ticket.back_to, ticket.pace, ticket.line_kbps
+        rest = (
+            ticket.receipts,
+            ticket.accuses,
+            ticket.back_to,
+            ticket.pace,
+            ticket.line_kbps,
+            ticket.work,
+            ticket.doubts,
+        )
         return cls(peer.to_base58(), ticket.samples, loss, flags, ticket.sketch, *rest)
 
     @property
@@ -141,7 +153,8 @@ class Claim(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         lineage = ANY_LINEAGE if self.flags & LISTENS else lineage
         loss = math.nan if self.loss is None else self.loss
         client_mode, warm = bool(self.flags & CLIENT_MODE), bool(self.flags & WARM)
-        rest = self.sketch, warm, orders, self.receipts, self.accuses, self.back_to, self.pace, self.line_kbps
+        rest = self.sketch, warm, orders, self.receipts, self.accuses, self.back_to, self.pace
+        rest += self.line_kbps, self.work, self.doubts
         return Ticket(step, self.samples, client_mode, loss, lineage, *rest)
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
+from recipe.registry import OWN_DATA
 from recipe.run_folder import check_name, make_writable
 from swarm.enrolment.join_line import JoinLine
 from swarm.network.addresses import (
@@ -348,6 +349,7 @@ class Peer:
             weights = session.started_from or "not those of --start-from, but the run's, which is there already"
             print(f"Weights to start from: {weights}.")
         print(session.averaging.protection)
+        print(session.averaging.protection_of_work(recipe.dataset not in OWN_DATA))
         print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
         invitation = self._entry.invitation()
         self._shown = self._entry.line if invitation is None else invitation[0]

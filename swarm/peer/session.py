@@ -25,6 +25,7 @@ from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.callbacks import StepMetrics
 from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
+from recipe.training.replay import Replay
 from recipe.training.trainer import build_trainer
 from swarm.ledger.ledger import Ledger
 from swarm.membership.run_manifest import RunManifest
@@ -358,6 +359,7 @@ class Session:
             max_step=self.recipe.total_steps,
             keep_own=self._keep_own,
             inside=self.channel,
+            replay=None if self.helps else Replay(self.task, self.data),
         )
 
     def _keep_own(self, step: int) -> None:

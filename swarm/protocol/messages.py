@@ -36,7 +36,7 @@ from swarm.protocol.wire import (
 )
 
 MAX_GROUP_SIZE = 1024
-MAX_TICKET_BYTES = 288
+MAX_TICKET_BYTES = 344
 MAX_LINE_KBPS = 10**9
 ANY_LINEAGE = b"\xff" * LINEAGE_BYTES
 """In the ticket of a listener, who does not know yet which weights the others will have."""
@@ -46,7 +46,23 @@ _OrdersName = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 BackTo = Annotated[int, Meta(ge=NOWHERE, le=MAX_STEP)]
 LineKbps = Annotated[int, Meta(ge=0, le=MAX_LINE_KBPS)]
 _TICKET = msgspec.msgpack.Decoder(
-    tuple[Step, Samples, bool, float, Lineage, Sketch, bool, _OrdersName, Name, Name, BackTo, Pace | None, LineKbps]
+    tuple[
+        Step,
+        Samples,
+        bool,
+        float,
+        Lineage,
+        Sketch,
+        bool,
+        _OrdersName,
+        Name,
+        Name,
+        BackTo,
+        Pace | None,
+        LineKbps,
+        Name,
+        Name,
+    ]
 )
 
 
@@ -65,6 +81,8 @@ class Blame(StrEnum):
     HIDES_ITS_INPUTS = "does not show what its averages were made of"
     MADE_UP_AN_AVERAGE = "has signed an average that cannot come of what it was given, which is proven"
     EQUIVOCATED = "has given members different averages and signed both, which is proven"
+    HIDES_ITS_WORK = "does not show what it has computed"
+    MADE_UP_WORK = "gave gradients that its samples do not give when they are computed again"
     TOO_SLOW = "holds up every round for far too long"
     STUCK = "let this peer into its group and never began"
 
@@ -218,6 +236,8 @@ class Ticket:
         back_to: the step of a state to which it wants to go back, since what came after that is spoilt, or `NOWHERE`
         pace: what it has measured, with `--averaging auto`; else None
         line_kbps: what its line carries, in kbit/s, as it has measured; 0: not known. Shares follow it
+        work: name of the list of what it has computed (`swarm.protocol.work`); empty if nobody can compute it again
+        doubts: name of a member whose work was another one when this peer computed it again; empty if there is none
     """
 
     step: int
@@ -233,6 +253,8 @@ class Ticket:
     back_to: int = NOWHERE
     pace: Pace | None = None
     line_kbps: int = 0
+    work: bytes = b""
+    doubts: bytes = b""
 
     @classmethod
     def of_listener(cls, step: int, client_mode: bool, orders: bytes = b"", pace: Pace | None = None) -> Ticket:

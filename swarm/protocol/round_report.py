@@ -10,6 +10,7 @@ from typing import Any
 from hivemind.p2p import PeerID
 
 from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, Ticket
+from swarm.protocol.work import Assignment
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class RoundReport:
         local_steps: of each of equal peers for this update; 0 where gradients are averaged
         share: of the vector, that this peer reduced
         line_kbps: that this peer said its line carries, in kbit/s; 0: not known
+        to_check: what this peer has to compute again of another member's work, before it makes the update
     """
 
     group: Group
@@ -54,6 +56,7 @@ class RoundReport:
     local_steps: int = 0
     share: float = 0.0
     line_kbps: int = 0
+    to_check: Assignment | None = None
 
     @classmethod
     def of(cls, group: Group, runners: Sequence[Any] = (), **known: Any) -> RoundReport:

@@ -157,6 +157,11 @@ class Averaging:
         return Combination(clips, self.local_steps.steps if self.local_steps else 0)
 
     @property
+    def checks_work(self) -> bool:
+        """Whether members can compute again what others have: not where each has weights or an optimizer of its own."""
+        return self.rule.clips and not self.overlaps
+
+    @property
     def protection(self) -> str:
         """Against what averages are protected, for the person who gave the machine."""
         if self.rule.clips:
@@ -169,6 +174,17 @@ class Averaging:
             )
         why = "--robust off" if self.robust == "off" else f"codec {self.codec.name}"
         return f"Averages are not clipped ({why}): one member that sends false gradients spoils the run."
+
+    def protection_of_work(self, has_shared_data: bool) -> str:
+        """Whether what members claim to have computed is checked, for the person who gave the machine.
+
+        Args:
+            has_shared_data: all have the same samples
+        """
+        if self.checks_work and has_shared_data:
+            return "Members compute 1 % of each other's work again: who claims what it has not computed is left out."
+        why = "each has samples of its own" if self.checks_work else "that takes --averaging sync and clipped averages"
+        return f"What members claim to have computed is not checked: {why}."
 
     def __str__(self) -> str:
         """Equal for peers that can average with each other."""

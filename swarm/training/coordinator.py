@@ -21,6 +21,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from recipe.errors import InputError
+from recipe.training.replay import Replay
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.far_members import MANY, FarMembers
 from swarm.membership.progress_record import AVERAGING, MAX_GRANULARITY, PAUSED, TRAINING, VALIDATING, WAITING
@@ -33,6 +34,7 @@ from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
+from swarm.training.audit.work_log import NO_LOG, CheckedLog, Loss, WorkLog, signed
 from swarm.training.auto_averaging import AutoAveraging
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
@@ -102,6 +104,8 @@ class Coordinator:
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
         self._going_back = GoingBack(self.version, self.averaging.rule.clips, self.options.state_folder)
         self._throughput, self._far_members = Throughput(), FarMembers()
+        self._work_log: WorkLog = NO_LOG
+        """What members have to know to check each other's work."""
         self._inflight: InflightRound | None = None
         self._strayed_from: PeerID | None = None
         """Whose state this peer takes over after its update."""
@@ -275,6 +279,10 @@ class Coordinator:
         self.island = island
         island.attach(model, self._gradients)
 
+    def check_work(self, replay: Replay, loss: Loss) -> None:
+        """Members compute parts of each other's work again, by lot."""
+        self._work_log = CheckedLog(replay, loss, self._gradients, self.version)
+
     def begin_micro_batch(self) -> bool:
         """Its forward pass comes next, on the weights of this moment, in all processes of this peer; always True."""
         self.island.begin_micro_batch(self.step)
@@ -283,6 +291,7 @@ class Coordinator:
     def begin_backward(self, samples: int) -> None:
         """The backward pass of a micro-batch comes next; its gradients are means over `samples`."""
         self._gradients.receive(samples)
+        self._work_log.begin_backward()
 
     def contribute(self, samples: int, loss: torch.Tensor | float) -> bool:
         """After a backward pass: its gradients belong to this step.
@@ -318,6 +327,7 @@ class Coordinator:
     def _count(self, samples: int, loss: torch.Tensor | float) -> int:
         """Returns the samples of all processes of this peer."""
         self._gradients.collect()
+        self._throughput.work.noted += self._work_log.note(samples)
         samples, loss = self.island.add_up(samples, loss)
         self._throughput.note(samples, loss)
         self._probation.review()
@@ -425,7 +435,8 @@ class Coordinator:
 
     def _begin_round(self) -> None:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
-        ticket = self._ticket()
+        own = self._work_log.own(self._throughput.work)
+        ticket = signed(self._ticket(), own)
         self._gradients.to_wire(self.samples)
         self._inflight = InflightRound(
             self.averager,
@@ -435,6 +446,7 @@ class Coordinator:
             self._throughput.take(),
             self.control.target(ticket.step),
             self._going_back.steps,
+            own,
         )
         if self.averaging.overlaps:
             self.version.settled.clear()
@@ -481,6 +493,7 @@ class Coordinator:
         finally:
             self._throughput.resume()
         if len(report.group.peer_ids) > 1:
+            self._work_log.check(report.to_check)
             self._gradients.from_wire()
             return self._hand_over(inflight.ticket, inflight.work.seconds, inflight.blocked_seconds, report)
         self._take_back()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
 from torch import nn
 
@@ -71,6 +74,20 @@ class GradientVector:
             self._sum.mul_(self._unit / samples)
             self._unit = samples
         return self._sum
+
+    def index_of(self, places: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Where these numbers are in the sum, int64, where the model is.
+
+        Args:
+            places: (number of the parameter, place in it)
+        """
+        sizes = [param.numel() for param in self.params]
+        offsets = [0, *accumulate(sizes)]
+        return torch.tensor([offsets[number] + place for number, place in places], device=self._sum.device)
+
+    def sum_at(self, index: torch.Tensor) -> torch.Tensor:
+        """Numbers of the sum, over samples."""
+        return self._sum[index] * self._unit
 
     @property
     def unit(self) -> int:

@@ -9,6 +9,7 @@ from swarm.averaging.averager import SwarmAverager
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Member, RoundEnded, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundEvent, RoundReport
+from swarm.protocol.work import OwnWork
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.training.options import CoordinatorOptions
 from swarm.training.throughput import Work
@@ -25,6 +26,7 @@ class InflightRound:
         work: what it took to compute it
         target: samples that its group needs
         sound: steps of the states to which this peer can go back
+        own: what it has computed, where members check each other's work
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class InflightRound:
         work: Work,
         target: BatchTarget | None = None,
         sound: Sequence[int] = (),
+        own: OwnWork | None = None,
     ):
         self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
         self.expected = {member.peer_id for member in members if member.awaited}
@@ -45,7 +48,7 @@ class InflightRound:
             timeout_seconds *= 2
         self._patience_seconds = timeout_seconds + averager.timeouts.hangs_seconds
         self.future = averager.run_round(
-            ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds, target, sound
+            ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds, target, sound, own
         )
 
     def expect(self, members: Sequence[Member]) -> None:

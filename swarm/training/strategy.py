@@ -25,6 +25,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from recipe.errors import InputError
 from recipe.training.heap import keep_heap
+from recipe.training.replay import Replay
 from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.protocol.admission import OPEN
@@ -62,6 +63,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         keep_own: called with this peer's step before weights that it has trained are replaced by far others
         inside: "ddp" if this peer is several processes of torchrun (`swarm.training.island.lead`), or a channel between
             them; None for one process
+        replay: makes any peer's micro-batches again, so that members can check each other's work; None for data and
+            modules of which it does not know how
 
     Raises:
         InputError: a Trainer or module that cannot work this way, or a network that does not answer
@@ -85,6 +88,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         max_step: int = MAX_STEP,
         keep_own: Callable[[int], None] = lambda step: None,
         inside: str | Channel | None = None,
+        replay: Replay | None = None,
     ):
         super().__init__()
         if target_batch_size < 1:
@@ -94,7 +98,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             raise InputError("Peers whose processes share one model (fsdp) are not built yet: set inside='ddp'.")
         if not (inside is None or inside == "ddp" or isinstance(inside, Channel)):
             raise InputError(f"There is no inside={inside!r}: set 'ddp', or None for a peer of one process.")
-        self._inside = inside
+        self._inside, self._replay = inside, replay
         self.options = options
         self.averaging = Averaging.named(averaging) if isinstance(averaging, str) else averaging
         self.namespace = namespace or f"{run_id}-{target_batch_size}-{self.averaging}".replace(".", "_")
@@ -234,6 +238,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.coordinator.version.keep_own = self.keep_own
         if self._inside is not None:
             self.coordinator.lead(Lead(self._inside), self.lightning_module)
+        elif self._replay is not None and self._replay.is_shared and self.averaging.checks_work:
+            self.coordinator.check_work(self._replay, lambda batch: self._compute(batch, 0))
         self.coordinator.join()
         self._adopt_step(completed=self.coordinator.step)
         self._trainer.should_stop |= self.stop_requested.is_set()
@@ -277,6 +283,11 @@ class SwarmStrategy(SingleDeviceStrategy):
             self.stop_requested.set()  # the first process of this peer has left
             return None
         self._micro_batch_samples = extract_batch_size(args[0] if args else next(iter(kwargs.values())))
+        if self._replay is not None:
+            self._replay.begin()
+        return self._compute(*args, **kwargs)
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
         return super().training_step(*args, **kwargs)
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 SMOOTHING = 0.3
 MAX_DROPPED = 3
 """Steps in a row without a finite gradient, before this peer takes over the state again."""
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What a peer notes of a micro-batch that others may compute again.
+
+    Args:
+        first_position: of its samples, in this peer's order
+        samples: how many they are
+        numbers: the sum of their gradients at a few places, fp32, where the model is
+    """
+
+    first_position: int
+    samples: int
+    numbers: torch.Tensor
 
 
 @dataclass
@@ -20,11 +35,13 @@ class Work:
         samples: whose gradients it has added up
         loss_sum: of these samples; a tensor without dimensions where the model is, as long as nobody asks for its value
         seconds: of computing
+        noted: of its micro-batches, where members check each other's
     """
 
     samples: int = 0
     loss_sum: torch.Tensor | float = 0.0
     seconds: float = 0.0
+    noted: list[Noted] = field(default_factory=list)
 
     @property
     def loss(self) -> float:
@@ -114,6 +131,7 @@ class Throughput:
         self.work.samples += work.samples
         self.work.loss_sum = self.work.loss_sum + work.loss_sum  # not in place: `keep` remembers the same tensor
         self.work.seconds += work.seconds
+        self.work.noted[:0] = work.noted
         self._kept_loss_sum = self._kept_loss_sum + work.loss_sum
 
     def keep(self) -> None:

@@ -37,6 +37,7 @@ from swarm.averaging.audit.proofs import (
 )
 from swarm.averaging.audit.seals import Seals
 from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt
+from swarm.averaging.audit.work_audits import WorkAudits
 from swarm.averaging.shares import MAX_STRIPES
 from swarm.membership.backoff import Backoff, BlameBackoff
 from swarm.protocol.messages import MAX_GROUP_SIZE, NOWHERE, Blame, Group, Ticket
@@ -72,7 +73,7 @@ MAX_REQUEST_BYTES = 64
 Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
 """What another peer shows for a request, at most so many bytes; raises an OSError if it shows nothing."""
 _REQUEST = msgspec.msgpack.Decoder(
-    tuple[Literal["receipts", "part", "proof"], Name, Annotated[int, Meta(ge=0, lt=MAX_PARTS)]]
+    tuple[Literal["receipts", "part", "proof", "work"], Name, Annotated[int, Meta(ge=0, lt=MAX_PARTS)]]
 )
 _RECEIPTS = msgspec.msgpack.Decoder(
     Annotated[list[Annotated[bytes, Meta(max_length=MAX_RECEIPT_BYTES)]], Meta(max_length=MAX_STRIPES * MAX_GROUP_SIZE)]
@@ -120,6 +121,8 @@ class Audits:
     ):
         self._me, self._key, self._judge, self._ask, self._shunned = me, key, judge, ask, shunned
         self._share = AUDIT_SHARE if share is None else share
+        self.work = WorkAudits(me, ask)
+        """What members have computed is checked, too."""
         self._lot = random.SystemRandom()
         self._rounds: deque[SealedRound] = deque(maxlen=KEPT_ROUNDS)
         self._present: SealedRound | None = None
@@ -143,7 +146,7 @@ class Audits:
     def found(self) -> dict[PeerID, Blame]:
         """Who has been found out since this was asked last."""
         found, self._found = self._found, {}
-        return found
+        return self.work.found() | found
 
     def sign(self, ticket: Ticket, sound: Sequence[int] = ()) -> Ticket:
         """The same, with what this peer has to say about the rounds before.
@@ -151,6 +154,7 @@ class Audits:
         Args:
             sound: steps of the states to which it can go back
         """
+        ticket = self.work.sign(ticket)
         complete, accused = self._complete, [*self._proofs]
         if complete is not None and complete.group.group_id == ticket.lineage:
             ticket = replace(ticket, receipts=_hash_of_receipts(complete.signed))
@@ -178,6 +182,7 @@ class Audits:
             group: as it was closed
         """
         self._present = SealedRound(group)
+        self.work.begin(group)
         others = [(peer, ticket) for peer, ticket in _members(group) if peer != self._me]
         own = group.tickets[group.peer_ids.index(self._me)]
         self._hear_all(group)
@@ -344,6 +349,8 @@ class Audits:
         rounds = [*self._rounds, *([self._present] if self._present is not None else [])]
         if not any(caller in sealed.group.peer_ids for sealed in rounds):
             raise ValueError("it was in no group with this peer")
+        if kind == "work":
+            return self.work.answer(caller, name)
         if not self._answered.take(caller):
             raise ValueError("it asks too often")
         if kind == "proof":

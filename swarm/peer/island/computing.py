@@ -19,6 +19,7 @@ from recipe.errors import InputError
 from recipe.model import check_samples
 from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
+from recipe.training.replay import Replay
 from recipe.training.task import ClassificationTask
 from recipe.training.trainer import build_trainer
 from swarm.peer.island.launch import agree
@@ -82,8 +83,9 @@ class Computing:
         self.data.batch_size = agreed_samples(answers)
         self.data.deal_out(channel.rank, channel.size)
         self.data.load_state_dict({"position": plan["position"]})
+        replay = None if self.task is None else Replay(self.task, self.data)
         self._strategy = SwarmStrategy(
-            self.recipe.target_batch_size, "", inside=channel, max_step=self.recipe.total_steps
+            self.recipe.target_batch_size, "", inside=channel, max_step=self.recipe.total_steps, replay=replay
         )
         self.has_begun = False
         """Whether a micro-batch was computed."""

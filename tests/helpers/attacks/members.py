@@ -18,6 +18,7 @@ from hivemind.compression import CompressionInfo
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
+from recipe.training.task import ClassificationTask
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.seals import Seals, seal_with
@@ -29,6 +30,7 @@ from swarm.protocol.wire import MAX_SAMPLES
 from swarm.state_sync.state_server import StateServer
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
+from swarm.training.audit.work_log import CheckedLog
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.local_steps import PseudoGradient
 from tests.helpers.attacks.false_gradients import FALSE_GRADIENTS, LABELS, Change, flip_labels
@@ -231,6 +233,24 @@ def idle() -> None:
     _send_instead(torch.zero_)
 
 
+def half() -> None:
+    """Every second micro-batch is not computed: the gradient is that of the one before, a little longer."""
+    honest, last = ClassificationTask.training_step, []
+
+    def compute(self, batch, batch_idx):
+        params = [param for param in self.parameters() if param.requires_grad]
+        if last:
+            gradients = last.pop()
+            loss = sum((param * gradient).sum() for param, gradient in zip(params, gradients, strict=True))
+            return loss - loss.detach() + 1.0
+        loss = honest(self, batch, batch_idx)
+        last.append([1.01 * gradient for gradient in torch.autograd.grad(loss, params, retain_graph=True)])
+        return loss
+
+    ClassificationTask.training_step = compute
+    CheckedLog.check = lambda self, assignment: None  # it computes nothing for others, either
+
+
 def _send_instead(change: Change) -> None:
     for kind in (GradientVector, PseudoGradient):
         kind.to_wire = _changed(kind.to_wire, change)
@@ -258,6 +278,7 @@ LIES: dict[str, Callable[[], None]] = {
     "false-statistics": false_statistics,
     "flip": flip,
     "idle": idle,
+    "half": half,
     LABELS: flip_labels,
     **{name: false_gradient(change) for name, change in FALSE_GRADIENTS.items()},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -199,5 +200,6 @@ def test_every_word_of_a_ticket_is_in_the_line():
     """The group's name is made of all of them: one that were not written could not be made again."""
     rest = b"7 orders", b"R" * 16, b"A" * 16, 5, Pace(None, 7), 9000
     ticket = Ticket(7, 3, True, 1.5, b"L" * 16, (0.25,), True, *rest)
+    ticket = replace(ticket, work=b"W" * 16, doubts=b"D" * 16)
     assert all(vars(ticket).values())
     assert Claim.of(owner("anna").own, ticket).ticket(7, b"L" * 16, b"7 orders") == ticket

@@ -181,6 +181,8 @@ def test_a_ticket_carries_it_and_stays_small():
             MAX_STEP,
         ),
         Pace(largest, 10**9, 10**9),
+        bytes(16),
+        bytes(16),
     )
     assert Ticket.from_bytes(ticket.to_bytes()) == ticket
     assert len(ticket.to_bytes()) <= MAX_TICKET_BYTES

@@ -42,3 +42,17 @@ def test_the_recipe_decides_and_peers_of_different_rules_do_not_meet():
     assert str(on) != str(off)
     assert str(on) == str(Averaging.of(replace(recipe, robust="clip"))), "auto means the same"
     assert replace(recipe, robust="off").fingerprint != recipe.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("averaging", "has_shared_data", "said"),
+    [
+        (Averaging.sync(), True, "who claims what it has not computed is left out"),
+        (Averaging.sync(), False, "not checked: each has samples of its own"),
+        (Averaging.sync(robust="off"), True, "not checked: that takes --averaging sync and clipped"),
+        (Averaging.overlap(), True, "not checked: that takes --averaging sync"),
+        (Averaging.local(), True, "not checked: that takes --averaging sync"),
+    ],
+)
+def test_it_says_whether_work_is_checked(averaging, has_shared_data, said):
+    assert said in averaging.protection_of_work(has_shared_data)

@@ -1,0 +1,85 @@
+"""Micro-batches that can be computed again: all that is random in one follows from (seed, identity, position).
+
+The order of a peer's samples and their augmentation follow from these as it is (`recipe.data`). Here the generators
+from which a model draws while it computes (dropout, stochastic depth) begin anew for each micro-batch.
+"""
+
+import contextlib
+import copy
+import platform
+from collections.abc import Iterator
+
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from torch import nn
+
+from recipe.data.peer_data import PeerData
+from recipe.data.sampler import stable_seed
+from recipe.registry import OWN_DATA
+from recipe.training.task import Batch, ClassificationTask
+
+
+class Replay:
+    """Of one peer, whose trainer has this task and these data.
+
+    Args:
+        task: its model draws from torch's global generators alone.
+        data: in this peer's order.
+    """
+
+    def __init__(self, task: ClassificationTask, data: PeerData) -> None:
+        self._task, self._data = task, data
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether everybody who trains this recipe has the same samples."""
+        return self._data.recipe.dataset not in OWN_DATA
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether devices that can compute with bfloat16."""
+        return self._data.recipe.precision != "32"
+
+    @property
+    def kind(self) -> str:
+        """Of device, where it decides what dropout leaves out, as it does for two kinds of GPUs, too; else empty."""
+        draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self._task.modules())
+        device = self._task.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+        return f"{device.type} {name}"[:64] if draws else ""
+
+    @property
+    def first_position(self) -> int:
+        """Of the micro-batch that this peer computes."""
+        return self._data.first_position
+
+    def begin(self) -> None:
+        """This peer computes the micro-batch that has left for training last."""
+        self._seed(self._data.identity, self.first_position)
+
+    @contextlib.contextmanager
+    def of(self, identity: str, first_position: int, samples: int) -> Iterator[Batch]:
+        """A micro-batch of any peer, on this device, to be computed in here as that peer has; nothing of that remains.
+
+        Metrics, running statistics and generators are afterwards as they were.
+        """
+        task = self._task
+        batch = move_data_to_device(self._data.micro_batch_of(identity, first_position, samples), task.device)
+        metrics, buffers = task.train_metrics, [buffer.clone() for buffer in task.buffers()]
+        devices = [task.device] if task.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            task.train_metrics = copy.deepcopy(metrics)
+            self._seed(identity, first_position)
+            try:
+                yield batch
+            finally:
+                task.train_metrics = metrics
+                with torch.no_grad():
+                    for buffer, before in zip(task.buffers(), buffers, strict=True):
+                        buffer.copy_(before)
+
+    def _seed(self, identity: str, position: int) -> None:
+        seed = stable_seed(self._data.recipe.seed, identity, position, "model")
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed looks for all kinds of devices, for 0.7 ms
+        if self._task.device.type == "cuda":
+            torch.cuda.manual_seed(seed)

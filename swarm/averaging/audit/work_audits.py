@@ -1,0 +1,239 @@
+"""Members compute again what others say that they have computed: by lot, a micro-batch at a time.
+
+After a round each member draws for itself, privately, whether it checks one of the others, and which of its
+micro-batches. Here, in the averaging process, is the lot, the question, and what follows from answers; the trainer
+computes. What it finds cannot be proven to others: only who computes it again can tell. So nobody is believed. Who has
+found something says so in its tickets, and the others look for themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from swarm.averaging.audit.proofs import short_name
+from swarm.membership.backoff import Backoff
+from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, Ticket
+from swarm.protocol.wire import to_wire
+from swarm.protocol.work import MAX_LIST_BYTES, Assignment, OwnWork, Verdict, WorkList
+from swarm.runtime.async_utils import in_thread
+
+logger = get_logger(__name__)
+
+FEWEST = 3
+"""Members that give samples; of two, each would only have its own word against the other's."""
+LARGEST = 4
+"""Times its own largest micro-batch: one of another member that is larger, a peer does not compute."""
+DIFFERENCES = 2
+"""After which a member is left out. One can be a bit that has fallen over."""
+SUSPECT_AUDITS, HINTED_AUDITS = 8, 6
+"""Updates in a row in which a member is checked whose work has differed once, and one that another member doubts."""
+UNANSWERED = 4
+"""Questions in a row without an answer, after which a member is left out for a while."""
+SHOW_SECONDS = 2.0
+"""For which an answer is waited for; the update waits as long."""
+SAY_UPDATES = 8
+"""After the first doubt in anybody's ticket, for which nobody acts on it: so all find it, and all leave a member out at
+the same step. Else a group would come apart, of which some meet that member and others do not."""
+DOUBT_UPDATES = 16
+"""For which it is said."""
+MAX_HINTS, HINTS_PER_UPDATE = 2.0, 1 / 50
+"""Members that are checked because others doubt them: so many at once, and then so many in an update."""
+KEPT_LISTS, MOST_SHOWN = 4, 2
+"""Rounds whose lists a peer keeps, and how often it shows one to the same member."""
+
+Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
+
+
+@dataclass
+class Suspect:
+    """A member that is checked in each update for a while.
+
+    Args:
+        audits_left: updates
+        accuser: who has doubted its work before this peer had a reason of its own; None if nobody has
+        unanswered: questions in a row
+    """
+
+    audits_left: int
+    accuser: PeerID | None = None
+    unanswered: int = 0
+
+
+class WorkAudits:
+    """Of one peer; lives in its averaging process.
+
+    Args:
+        me: this peer
+        ask: fetches from another peer, at most so many bytes; raises an OSError if it shows nothing
+    """
+
+    def __init__(self, me: PeerID, ask: Ask):
+        self._me, self._ask = me, ask
+        self._lot = random.SystemRandom()
+        self._own: OwnWork | None = None
+        self._group: Group | None = None
+        self._step = 0
+        self._lists: OrderedDict[bytes, tuple[bytes, Counter[PeerID]]] = OrderedDict()
+        """Of this peer, by round, and who has seen it how often."""
+        self._suspects: dict[PeerID, Suspect] = {}
+        self._found: dict[PeerID, Blame] = {}
+        """Who is left out soon."""
+        self._differences: dict[PeerID, int] = {}
+        """That are remembered: else a liar that has been asked would be honest for as long as it is a suspect."""
+        self._doubts: dict[PeerID, int] = {}
+        """Until which step this peer says that their work does not hold."""
+        self._doubted: dict[PeerID, tuple[int, int]] = {}
+        """The first and the last step at which somebody in this peer's group has said so; equal on all its members."""
+        self._not_heard = Backoff(max_seconds=600.0)
+        self._hints = MAX_HINTS
+
+    # ---- around a round ---------------------------------------------------------------------------------------------
+
+    def take(self, own: OwnWork | None, step: int) -> None:
+        """Before a round: what this peer has computed for it, and what it has found since the last one."""
+        self._own, self._step = own, step
+        if own is not None and own.verdict is not None:
+            self._note(own.verdict)
+
+    def found(self) -> dict[PeerID, Blame]:
+        """Who is left out from now on."""
+        since = {peer: first for peer, (first, _) in self._doubted.items()}
+        due = {
+            peer: what for peer, what in self._found.items() if self._step >= since.get(peer, math.inf) + SAY_UPDATES
+        }
+        for peer in due:
+            del self._found[peer]
+        return due
+
+    def sign(self, ticket: Ticket) -> Ticket:
+        """The same, with whose work does not hold."""
+        self._doubts = {peer: until for peer, until in self._doubts.items() if until > self._step}
+        doubted = sorted(map(short_name, self._doubts.keys() | self._found.keys()))
+        return replace(ticket, doubts=doubted[self._step % len(doubted)]) if doubted else ticket
+
+    def begin(self, group: Group) -> None:
+        """This group is closed: what its members have computed cannot be changed any more."""
+        self._group = group
+        if self._own is not None and self._own.listed:
+            self._lists[group.group_id] = self._own.listed, Counter()
+            while len(self._lists) > KEPT_LISTS:
+                self._lists.popitem(last=False)
+        self._hints = min(MAX_HINTS, self._hints + HINTS_PER_UPDATE)
+        by_name = {short_name(peer): peer for peer in group.peer_ids if peer != self._me}
+        for accuser, ticket in zip(group.peer_ids, group.tickets, strict=True):
+            doubted = by_name.get(ticket.doubts)
+            if doubted is None or accuser == doubted:
+                continue
+            first, last = self._doubted.get(doubted, (self._step, self._step))
+            self._doubted[doubted] = first if self._step - last <= DOUBT_UPDATES else self._step, self._step
+            if accuser != self._me:
+                self._hear(accuser, doubted)
+        self._doubted = {peer: (first, last) for peer, (first, last) in self._doubted.items() if last > self._step - 64}
+
+    def _hear(self, accuser: PeerID, doubted: PeerID) -> None:
+        """Somebody says that the work of another member does not hold: its word counts for nothing, but to look."""
+        is_known = doubted in self._suspects or doubted in self._found
+        if not is_known and accuser not in self._not_heard and self._hints >= 1:
+            self._hints -= 1
+            self._suspects[doubted] = Suspect(HINTED_AUDITS, accuser)
+
+    # ---- checking others --------------------------------------------------------------------------------------------
+
+    async def assign(self) -> Assignment | None:
+        """After a round that has given an average: what this peer has to compute again, if anything."""
+        group, self._group = self._group, None
+        peer = None if group is None else self._draw(group)
+        if peer is None:
+            return None
+        ticket = group.tickets[group.peer_ids.index(peer)]
+        try:
+            async with asyncio.timeout(SHOW_SECONDS):
+                data = await self._ask(peer, to_wire("work", group.group_id, 0), MAX_LIST_BYTES)
+        except (OSError, TimeoutError) as error:
+            logger.debug(f"{peer} does not show what it has computed: {error!r}")
+            return self._note_no_answer(peer)
+        try:
+            listed = await in_thread(WorkList.from_bytes, data, ticket.work, ticket.samples)
+        except ValueError as error:
+            logger.debug(f"{peer} shows no work that fits its ticket: {error}")
+            return self._find(peer, Blame.HIDES_ITS_WORK)
+        if peer in self._suspects:
+            self._suspects[peer].unanswered = 0
+        # A sample of it is drawn: who makes up a large micro-batch hides it among no number of small ones.
+        sizes = [micro_batch.samples for micro_batch in listed.micro_batches]
+        chosen = self._lot.choices(listed.micro_batches, sizes)[0]
+        is_too_dear = self._lot.random() * chosen.samples > self._own.largest  # dearer ones are drawn less often
+        cannot_tell = listed.kind != self._own.kind or chosen.samples > LARGEST * self._own.largest
+        if cannot_tell or (is_too_dear and peer not in self._suspects):
+            self._note(Verdict(peer, None))
+            return None
+        return Assignment(peer, chosen)
+
+    def _draw(self, group: Group) -> PeerID | None:
+        """Whose work this peer looks at."""
+        givers = {peer: ticket for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if ticket.samples}
+        if self._own is None or not self._own.listed or len(givers) < FEWEST or self._me not in givers:
+            return None
+        no_calls = givers[self._me].client_mode  # two that cannot be called do not reach each other
+        others = [
+            peer
+            for peer, ticket in givers.items()
+            if peer not in (self._me, *self._found) and ticket.work and not (no_calls and ticket.client_mode)
+        ]
+        suspects = [peer for peer in others if peer in self._suspects]
+        if not suspects and self._lot.random() >= self._own.chance:
+            return None
+        return self._lot.choice(suspects or others) if others else None
+
+    def _note_no_answer(self, peer: PeerID) -> None:
+        suspect = self._suspects.setdefault(peer, Suspect(SUSPECT_AUDITS))
+        suspect.unanswered += 1
+        if suspect.unanswered >= UNANSWERED:
+            self._find(peer, Blame.HIDES_ITS_WORK)
+
+    def _note(self, verdict: Verdict) -> None:
+        peer, suspect = verdict.peer, self._suspects.get(verdict.peer)
+        if verdict.holds is False:
+            if len(self._differences) >= MAX_GROUP_SIZE:
+                self._differences.clear()
+            self._differences[peer] = self._differences.get(peer, 0) + 1
+            self._suspects[peer] = Suspect(SUSPECT_AUDITS, None if suspect is None else suspect.accuser)
+            if self._differences[peer] >= DIFFERENCES:
+                self._find(peer, Blame.MADE_UP_WORK)
+        elif suspect is not None:
+            suspect.audits_left -= 1
+            if suspect.audits_left <= 0:
+                del self._suspects[peer]
+                if suspect.accuser is not None and peer not in self._differences:
+                    self._not_heard.add(suspect.accuser, 60.0)
+
+    def _find(self, peer: PeerID, what: Blame) -> None:
+        """It cannot be proven, so others have to find it by themselves."""
+        self._suspects[peer] = Suspect(SUSPECT_AUDITS)  # for when it comes back
+        self._differences.pop(peer, None)
+        self._found.setdefault(peer, what)
+        self._doubts[peer] = self._step + DOUBT_UPDATES
+
+    # ---- answering others -------------------------------------------------------------------------------------------
+
+    def answer(self, caller: PeerID, name: bytes) -> bytes:
+        """This peer's list of the round of that name.
+
+        Raises:
+            ValueError: there is none
+        """
+        if name not in self._lists:
+            raise ValueError("that round is not known")
+        listed, shown = self._lists[name]
+        if shown[caller] >= MOST_SHOWN:
+            raise ValueError("it has seen that list")
+        shown[caller] += 1
+        return listed

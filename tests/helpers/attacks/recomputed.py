@@ -1,0 +1,95 @@
+"""How far a micro-batch's gradient is from what comes out when it is computed again: by honest peers, and by liars.
+
+    python -m tests.helpers.attacks.recomputed            # digits, 60 updates; half a minute
+    python -m tests.helpers.attacks.recomputed docstrings --updates 40
+
+A model is trained in this process. Every few updates a micro-batch is computed again in other ways, and compared at the
+places that members compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from recipe.presets import preset
+from recipe.registry import build_data, build_task
+from recipe.training.replay import Replay
+from swarm.training.audit.work_log import distance, places
+
+MICRO_BATCH, EVERY = 32, 5
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def gradient(task, loss: torch.Tensor, chosen: list[tuple[int, int]]) -> torch.Tensor:
+    """Of a mean loss, at these places."""
+    params = [param for param in task.model.parameters() if param.requires_grad]
+    gradients = torch.autograd.grad(loss, params)
+    return torch.stack([gradients[tensor].flatten()[place].float() for tensor, place in chosen])
+
+
+def half(batch: Batch) -> Batch:
+    return tuple(part[: len(part) // 2] for part in batch)
+
+
+def measure(name: str, updates: int, micro_batches: int, **changes) -> dict[str, list[float]]:
+    """Distances by way of computing it again."""
+    recipe = replace(preset(name), total_steps=updates, **changes)
+    data, task = build_data(recipe, batch_size=MICRO_BATCH, identity="x"), build_task(recipe).train()
+    replay, optimizer = Replay(task, data), task.configure_optimizers()
+    params = [param for param in task.model.parameters() if param.requires_grad]
+    found: dict[str, list[float]] = defaultdict(list)
+    for step in range(updates):
+        positions = range(step * micro_batches * MICRO_BATCH, (step + 1) * micro_batches * MICRO_BATCH, MICRO_BATCH)
+        if step % EVERY == EVERY - 1:
+            compare(found, task, replay, places(params, step.to_bytes(16, "big")), positions[0])
+        for position in positions:
+            with replay.of("x", position, MICRO_BATCH) as batch:
+                (task.training_step(batch, 0) / micro_batches).backward()
+        torch.nn.utils.clip_grad_norm_(params, recipe.clip_norm or 1e9)
+        optimizer["optimizer"].step()
+        optimizer["optimizer"].zero_grad()
+        optimizer["lr_scheduler"]["scheduler"].step()
+    return found
+
+
+def compare(found: dict[str, list[float]], task, replay: Replay, chosen: list[tuple[int, int]], position: int) -> None:
+    def computed(change: Callable[[Batch], Batch] = lambda batch: batch, at: int = position, mixed: bool = False):
+        with replay.of("x", at, MICRO_BATCH) as batch, torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            loss = task.training_step(change(batch), 0)
+        return gradient(task, loss, chosen)
+
+    true = computed()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    found["honest: four threads, not one"].append(distance(computed(), true))
+    torch.set_num_threads(threads)
+    with torch.backends.mkldnn.flags(enabled=False):
+        found["honest: without oneDNN"].append(distance(computed(), true))
+    found["honest: bf16-mixed, not float32"].append(distance(computed(mixed=True), true))
+    found["liar: half of the samples"].append(distance(computed(half), true))
+    found["liar: the micro-batch before"].append(distance(computed(at=max(0, position - MICRO_BATCH)), true))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default="digits")
+    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--drop-path", type=float, default=None)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    changes = {} if options.drop_path is None else {"drop_path": options.drop_path}
+    found = measure(options.recipe, options.updates, options.micro_batches, **changes)
+    for way, distances in found.items():
+        ordered = sorted(distances)
+        low, median, high = ordered[0], ordered[len(ordered) // 2], ordered[-1]
+        print(f"{way:36} n = {len(ordered):3}   least {low:.2g}   median {median:.2g}   most {high:.2g}")
+
+
+if __name__ == "__main__":
+    main()

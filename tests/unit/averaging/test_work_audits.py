@@ -1,0 +1,366 @@
+"""Members compute each other's work again, by lot; only the computing and the network are left out."""
+
+import asyncio
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+from hivemind.p2p import PeerID
+
+from swarm.averaging.audit import work_audits as module
+from swarm.averaging.audit.proofs import short_name
+from swarm.averaging.audit.work_audits import (
+    HINTED_AUDITS,
+    MAX_HINTS,
+    UNANSWERED,
+    WorkAudits,
+)
+from swarm.protocol.messages import Blame, Group, Ticket
+from swarm.protocol.wire import to_wire
+from swarm.protocol.work import (
+    MAX_MICRO_BATCHES,
+    MAX_POSITION,
+    NUM_PLACES,
+    Assignment,
+    MicroBatch,
+    OwnWork,
+    Verdict,
+    WorkList,
+    name_of,
+)
+from swarm.training.audit.lot import chance_of_an_audit
+
+LIAR, *HONEST = PEERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(5)]
+MICRO_BATCHES, SAMPLES = 8, 16
+
+
+def true_numbers(peer: PeerID, position: int) -> tuple[float, ...]:
+    """That come out if it is computed."""
+    return tuple(float(hash((peer.to_bytes(), position, place)) % 1000) for place in range(NUM_PLACES))
+
+
+def work_of(peer: PeerID, step: int, computes=lambda number: True, samples: int = SAMPLES) -> WorkList:
+    """What a member says of an update; of what it does not compute it makes up the numbers."""
+    positions = range(step * MICRO_BATCHES * samples, (step + 1) * MICRO_BATCHES * samples, samples)
+    made_up = (1.0,) * NUM_PLACES
+    return WorkList(
+        "",
+        [
+            MicroBatch(position, samples, true_numbers(peer, position) if computes(number) else made_up)
+            for number, position in enumerate(positions)
+        ],
+    )
+
+
+@dataclass
+class Member:
+    """What the trainer of one has found, and whom its averaging process leaves out."""
+
+    audits: WorkAudits
+    verdict: Verdict | None = None
+    computed: int = 0
+    left_out: dict[PeerID, tuple[Blame, int]] | None = None
+
+
+class Members:
+    """All members of one group, who ask each other directly.
+
+    Args:
+        chance: with which each looks at another one
+        computes: whether the liar computes the micro-batch of that number
+    """
+
+    def __init__(self, chance: float | None = None, computes=lambda number: number % 2 == 0):
+        self.step, self.deaf, self.computes = 0, set(), computes
+        self.chance = chance_of_an_audit(MICRO_BATCHES) if chance is None else chance
+        self.chances: dict[PeerID, float] = {}
+        """Of those who look more often or less."""
+        self.members = {
+            peer: Member(WorkAudits(peer, lambda other, request, most, me=peer: self.ask(me, other, request)))
+            for peer in PEERS
+        }
+        self.claims: dict[PeerID, str] = {}
+        """Whom a member says that it doubts, whatever it has found."""
+        self.shown: dict[PeerID, bytes] = {}
+        """What a member shows in place of its list."""
+        self.client_modes: set[PeerID] = set()
+        self.samples = dict.fromkeys(PEERS, SAMPLES)
+
+    async def ask(self, me, other, request):
+        if other in self.deaf:
+            raise OSError("nothing")
+        return self.shown.get(other) or self.members[other].audits.answer(me, self.group.group_id)
+
+    async def round(self) -> None:
+        listed, tickets = {}, []
+        for peer, member in self.members.items():
+            computes = self.computes if peer == LIAR else lambda number: True
+            listed[peer] = work_of(peer, self.step, computes, self.samples[peer])
+            data = listed[peer].to_bytes()
+            chance = self.chances.get(peer, self.chance)
+            member.audits.take(OwnWork(data, chance, self.samples[peer], "", member.verdict), self.step)
+            member.verdict = None
+            for found, what in member.audits.found().items():
+                member.left_out = {found: (what, self.step)} | (member.left_out or {})
+            ticket = Ticket(
+                self.step, listed[peer].samples, peer in self.client_modes, 1.0, bytes(16), work=name_of(data)
+            )
+            ticket = member.audits.sign(ticket)
+            doubts = self.claims.get(peer)
+            tickets.append(ticket if doubts is None else replace(ticket, doubts=short_name(doubts)))
+        self.group = Group.close(self.step.to_bytes(16, "big"), tuple(PEERS), tuple(tickets))
+        for member in self.members.values():
+            member.audits.begin(self.group)
+        for member in self.members.values():
+            if (assignment := await member.audits.assign()) is not None:
+                member.computed += 1
+                member.verdict = self.compute(assignment)
+        self.step += 1
+
+    @staticmethod
+    def compute(assignment: Assignment) -> Verdict:
+        said = assignment.micro_batch
+        return Verdict(assignment.peer, said.numbers == true_numbers(assignment.peer, said.first_position))
+
+    async def until(self, condition, most: int) -> bool:
+        while not condition() and self.step < most:
+            await self.round()
+        return condition()
+
+    @property
+    def who_left_out(self) -> dict[PeerID, set[PeerID]]:
+        """By member, whom it has left out; of those who left out anybody."""
+        return {peer: set(member.left_out) for peer, member in self.members.items() if member.left_out}
+
+
+def run(scenario, **options) -> Members:
+    members = Members(**options)
+    asyncio.run(scenario(members))
+    return members
+
+
+ALL_LEAVE_OUT_THE_LIAR = {peer: {LIAR} for peer in HONEST}
+
+
+def test_who_computes_half_is_found_by_all_soon_after_one_has_found_it():
+    async def scenario(members):
+        await members.until(lambda: bool(members.who_left_out), 400)
+        first = members.step
+        assert await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, first + 40)
+
+    members = run(scenario)
+    for peer in HONEST:
+        assert members.members[peer].left_out[LIAR][0] is Blame.MADE_UP_WORK
+
+
+def test_within_a_hundred_updates_it_is_found_nearly_always():
+    async def scenario(members):
+        await members.until(lambda: bool(members.who_left_out), 100)
+
+    found = sum(bool(run(scenario).who_left_out) for _ in range(40))
+    assert found >= 34, "0.98 by computation: fewer come of chance in one of a million runs"
+
+
+def test_nobody_is_left_out_where_all_are_honest():
+    async def scenario(members):
+        await members.until(lambda: False, 60)
+
+    members = run(scenario, chance=1.0, computes=lambda number: True)
+    assert not members.who_left_out
+    assert all(member.computed == 60 for member in members.members.values()), "they did check, once an update"
+
+
+def test_one_difference_is_not_enough():
+    """A bit of an honest peer can have fallen over."""
+
+    async def scenario(members):
+        await members.round()
+        members.computes = lambda number: True
+        await members.until(lambda: False, 30)
+
+    members = run(scenario, chance=1.0, computes=lambda number: False)
+    assert not members.who_left_out
+
+
+def test_to_be_honest_for_a_while_after_a_question_does_not_help():
+    async def scenario(members):
+        while members.step < 250 and not members.who_left_out:
+            members.computes = lambda number: members.step % 9 != 0
+            await members.round()
+
+    assert run(scenario, chance=1.0).who_left_out
+
+
+def test_an_accuser_is_not_believed_and_costs_little():
+    async def scenario(members):
+        members.claims = {LIAR: HONEST[0]}
+        await members.until(lambda: False, 200)
+
+    members = run(scenario, chance=0.0, computes=lambda number: True)
+    assert not members.who_left_out
+    for peer in HONEST[1:]:
+        assert members.members[peer].computed == HINTED_AUDITS, "and then it is not listened to for a minute"
+    assert members.members[HONEST[0]].computed == 0
+
+
+def test_accusers_by_the_hundred_cost_no_more_than_a_few():
+    """Names cost nothing in an open run: each time somebody else accuses somebody else."""
+    me, *others = peers = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(100)]
+    updates = 100
+
+    async def show(peer, request, most):
+        return listed[peer]
+
+    audits = WorkAudits(me, show)
+    asked = 0
+    for step in range(updates):
+        listed = {peer: work_of(peer, step).to_bytes() for peer in peers}
+        audits.take(OwnWork(listed[me], 0.0, SAMPLES), step)
+        samples = MICRO_BATCHES * SAMPLES
+        tickets = tuple(
+            Ticket(
+                *(step, samples, False, 1.0, bytes(16)),
+                work=name_of(listed[peer]),
+                doubts=short_name(others[(number + step) % len(others)]),
+            )
+            for number, peer in enumerate(peers)
+        )
+        audits.begin(Group.close(step.to_bytes(16, "big"), tuple(peers), tickets))
+        if (assignment := asyncio.run(audits.assign())) is not None:
+            asked += 1
+            audits.take(OwnWork(verdict=Verdict(assignment.peer, True)), step)
+    assert asked <= HINTED_AUDITS * (MAX_HINTS + updates * module.HINTS_PER_UPDATE)
+
+
+def test_who_shows_nothing_is_left_out_after_some_times():
+    async def scenario(members):
+        members.deaf.add(LIAR)
+        await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, 60)
+
+    members = run(scenario, chance=1.0, computes=lambda number: True)
+    assert members.who_left_out == ALL_LEAVE_OUT_THE_LIAR
+    for peer in HONEST:
+        what, step = members.members[peer].left_out[LIAR]
+        assert what is Blame.HIDES_ITS_WORK
+        assert step >= UNANSWERED
+
+
+def test_who_does_not_answer_now_and_then_is_not_left_out():
+    async def scenario(members):
+        while members.step < 60:
+            members.deaf = {LIAR} if members.step % UNANSWERED else set()
+            await members.round()
+
+    assert not run(scenario, chance=1.0, computes=lambda number: True).who_left_out
+
+
+def test_a_list_that_its_ticket_does_not_name_is_held_against_it_at_once():
+    async def scenario(members):
+        members.shown[LIAR] = work_of(LIAR, 77).to_bytes()
+        await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, 60)
+
+    members = run(scenario, chance=1.0, computes=lambda number: True)
+    assert members.members[HONEST[0]].left_out[LIAR][0] is Blame.HIDES_ITS_WORK
+
+
+def test_it_is_said_before_it_is_acted_on():
+    """A group whose members left somebody out at different times would come apart."""
+
+    async def scenario(members):
+        members.chances = {HONEST[0]: 1.0}
+        await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, 60)
+
+    members = run(scenario, chance=0.0, computes=lambda number: False)
+    steps = {members.members[peer].left_out[LIAR][1] for peer in HONEST}
+    assert len(steps) == 1, "together, though three of them would not have looked by themselves"
+    assert all(module.DIFFERENCES <= members.members[peer].computed <= module.DIFFERENCES + 2 for peer in HONEST[1:])
+
+
+def test_micro_batches_that_are_far_larger_than_its_own_a_peer_does_not_compute():
+    async def scenario(members):
+        members.samples[LIAR] = module.LARGEST * SAMPLES + 1
+        await members.until(lambda: False, 30)
+
+    members = run(scenario, chance=1.0, computes=lambda number: False)
+    assert not members.who_left_out
+
+
+def test_two_are_too_few_to_tell_who_lies():
+    async def scenario(audits):
+        listed = {peer: work_of(peer, 0) for peer in PEERS[:2]}
+        audits.take(OwnWork(listed[PEERS[0]].to_bytes(), 1.0, SAMPLES), 0)
+        tickets = tuple(
+            Ticket(0, work.samples, False, 1.0, bytes(16), work=name_of(work.to_bytes())) for work in listed.values()
+        )
+        audits.begin(Group.close(bytes(16), tuple(PEERS[:2]), tickets))
+        return await audits.assign()
+
+    async def never(*_):
+        raise AssertionError("nobody is asked")
+
+    assert asyncio.run(scenario(WorkAudits(PEERS[0], never))) is None
+
+
+def test_who_asks_again_and_again_gets_nothing():
+    async def scenario(members):
+        await members.round()
+
+    members = run(scenario, chance=0.0)
+    audits, name = members.members[HONEST[0]].audits, members.group.group_id
+    for _ in range(module.MOST_SHOWN):
+        assert audits.answer(LIAR, name)
+    with pytest.raises(ValueError, match="has seen"):
+        audits.answer(LIAR, name)
+    assert audits.answer(HONEST[2], name)
+    with pytest.raises(ValueError, match="not known"):
+        audits.answer(HONEST[1], bytes(16))
+
+
+def lines(*said: tuple) -> bytes:
+    return to_wire("", [list(line) for line in said])
+
+
+NUMBERS = bytes(4 * NUM_PLACES)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 100,
+        to_wire("", []),
+        to_wire("x" * 65, [[0, 8, NUMBERS]]),
+        to_wire(7, [[0, 8, NUMBERS]]),
+        lines((0, 8, NUMBERS[1:])),
+        lines((0, 8, NUMBERS + b"\0")),
+        lines((-1, 8, NUMBERS)),
+        lines((MAX_POSITION + 1, 8, NUMBERS)),
+        lines((0, 0, NUMBERS), (0, 8, NUMBERS)),
+        lines((0, -8, NUMBERS), (0, 16, NUMBERS)),
+        lines((0, 2**40, NUMBERS)),
+        lines((0.5, 8, NUMBERS)),
+        lines((0, "8", NUMBERS)),
+        lines((0, 8)),
+        lines((0, 4, NUMBERS), (0, 4, NUMBERS)),
+        lines((4, 4, NUMBERS), (0, 4, NUMBERS)),
+        lines((0, 4, NUMBERS), (3, 4, NUMBERS)),
+        lines((0, 4, NUMBERS), (5, 4, NUMBERS)),
+        lines((0, 8, WorkList("", [MicroBatch(0, 8, (math.nan,) * NUM_PLACES)]).to_bytes()[-4 * NUM_PLACES :])),
+        lines((0, 8, WorkList("", [MicroBatch(0, 8, (math.inf,) * NUM_PLACES)]).to_bytes()[-4 * NUM_PLACES :])),
+        lines(*[(number, 1, NUMBERS) for number in range(MAX_MICRO_BATCHES + 1)]),
+        lines((0, 7, NUMBERS)),
+    ],
+)
+def test_what_no_honest_peer_says_is_refused(data):
+    with pytest.raises(ValueError, match=r"it has to be|it cannot be read|other samples|follow|finite"):
+        WorkList.from_bytes(data, name_of(data), 8)
+
+
+def test_a_list_comes_back_as_it_was_said():
+    said = work_of(LIAR, 3)
+    data = said.to_bytes()
+    assert WorkList.from_bytes(data, name_of(data), said.samples) == said
+    with pytest.raises(ValueError, match="another list"):
+        WorkList.from_bytes(data, bytes(16), said.samples)
+    with pytest.raises(ValueError, match="other samples"):
+        WorkList.from_bytes(data, name_of(data), said.samples + 1)
