@@ -31,6 +31,7 @@ PROTOCOL = 19
 17: members follow the same orders of the organiser, sign what they send and average, and may be helpers.
 18: tickets say to which state their members want to go back, and what they have measured; orders are signed one by one;
 records say why a round failed, and what a test found.
+19: shares follow the lines that tickets name; members compute each other's work again; records have a profile.
 """
 
 MAX_MANIFEST_BYTES = 64 * 1024

@@ -35,7 +35,7 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 LOST_SECONDS = 10.0
 GRAVE = {"moderate", "serious", "critical"}
 MARKUP = "<img src=x onerror=alert(1)>"
-MACHINE = Profile(MARKUP, "0.1.0, protocol 18", PUBLIC, 12.5e6, 10**9, 10**9)
+MACHINE = Profile(MARKUP, "0.1.0, protocol 19", PUBLIC, 12.5e6, 10**9, 10**9)
 CROWD = RunCard("key", "crowd", "vit", "digits", 1000, 64, by_invitation=False, join_line="ADDRESS")
 REPETITIONS = 10
 MOST_LOAD_MS, MOST_REFRESH_MS = 4000, 800

@@ -52,11 +52,11 @@ def test_the_table_says_who_is_there_and_how_far():
 
 
 def test_what_peers_say_of_their_machines_is_shown_where_there_is_room():
-    view, profile = SwarmView(MANIFEST), Profile("[red]NVIDIA H100", "0.1.0, protocol 18", "local network", 1e6, 5, 7)
+    view, profile = SwarmView(MANIFEST), Profile("[red]NVIDIA H100", "0.1.0, protocol 19", "local network", 1e6, 5, 7)
     view.look([replace(record("ada", 7), profile=profile), record("ben", 7)])
     wide, narrow = text_of(view), text_of(view, width=80)
     assert "[red]NVIDIA H100" in wide
-    assert "0.1.0, protocol 18" in wide
+    assert "0.1.0, protocol 19" in wide
     assert "NVIDIA" not in narrow
     told = replace(record("ada", 7), profile=profile, failed=FailedRound(7, 1, "why"), tested=Score(7, 0.5, 1.0))
     view.look([told])

@@ -11,7 +11,7 @@ from swarm.desk.history import MOST_BYTES_A_SECOND
 from swarm.protocol.notes import LOCAL, MAX_TRAFFIC_BYTES, PUBLIC, Profile
 from tests.unit.desk.test_desk_page import MARKUP, names_on, text_of
 
-GPU = Profile("4 × NVIDIA H100", "0.1.0, protocol 18", PUBLIC, 12.5e6, 0, 0)
+GPU = Profile("4 × NVIDIA H100", "0.1.0, protocol 19", PUBLIC, 12.5e6, 0, 0)
 
 
 def sending(seen, profile: Profile, totals: list[int], name: str = "ada") -> None:
@@ -27,7 +27,7 @@ def test_the_page_says_what_each_peer_computes_on_and_how_it_is_reached(seen):
     seen.look(seen.record("ada", 1, profile=told), quiet, hidden, helper)
     text = text_of(seen.web.get("/").text)
     for words in (
-        "full public address 4 × NVIDIA H100 0.1.0, protocol 18 1 10",
+        "full public address 4 × NVIDIA H100 0.1.0, protocol 19 1 10",
         "0.500 100 Mbit/s 1.5 GB now",
         "outbound-only not reachable – 1",
         "full local network – 0.1.0 1",
@@ -42,7 +42,7 @@ def test_programs_get_the_same(seen):
     seen.look(seen.record("ada", 1, profile=replace(GPU, sent=4 * 10**6)), seen.record("ben", 1))
     swarm, (ada, ben) = seen.web.get("/api/v1/swarm").json(), seen.web.get("/api/v1/peers").json()["peers"]
     assert (swarm["bytes_per_second"], swarm["sent_bytes"]) == (0.75e6, 4 * 10**6)
-    assert (ada["device"], ada["version"], ada["reached"]) == ("4 × NVIDIA H100", "0.1.0, protocol 18", PUBLIC)
+    assert (ada["device"], ada["version"], ada["reached"]) == ("4 × NVIDIA H100", "0.1.0, protocol 19", PUBLIC)
     assert (ada["upload_bytes_per_second"], ada["sent_bytes"]) == (12.5e6, 4 * 10**6)
     assert (ben["device"], ben["version"], ben["reached"], ben["sent_bytes"]) == (None, None, "reachable", None)
     families = {family.name: family for family in text_string_to_metric_families(seen.web.get("/metrics").text)}

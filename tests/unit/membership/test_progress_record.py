@@ -42,7 +42,7 @@ LONG = Attestation(MAX_STEP, b"L" * 16, b"D" * 16, (-1.5e-300,) * 16)
 """As many bytes as there can be."""
 FAILED = FailedRound.after(None, MAX_STEP, "\U0001f41d" * 999)
 LARGEST = Profile("é" * (MAX_DEVICE_BYTES // 2), "v" * MAX_VERSION_LETTERS, LOCAL, MAX_UPLOAD, *2 * [MAX_TRAFFIC_BYTES])
-PROFILED = ["NVIDIA H100", "0.1.0, protocol 18", 1, 1e6, 5, 7]
+PROFILED = ["NVIDIA H100", "0.1.0, protocol 19", 1, 1e6, 5, 7]
 ATTESTED = [12, b"L" * 16, b"D" * 16, [0.5] * 8]
 
 

@@ -128,7 +128,7 @@ def refused(parse: Callable, data: object, kind: type[Exception] = ValueError) -
 
 
 ATTESTED = Attestation(5, bytes(16), bytes(16), (0.5, -0.5))
-PROFILE = Profile("CPU, 8 threads", "0.1.0, protocol 18", "local network", 1e6, 5, 7)
+PROFILE = Profile("CPU, 8 threads", "0.1.0, protocol 19", "local network", 1e6, 5, 7)
 RECORD = PeerProgress(
     *("anna", 5, 96, 31.4, NOW - 60, NOW - 1, False, "training"), attested=ATTESTED, profile=PROFILE
 ).to_bytes()
