@@ -54,6 +54,10 @@ IF_IT_RISES_AGAIN = (
     ". If it rises again, lower the learning rate (swarm control learning-rate 0.5), or remove who sends gradients "
     "that are far from the others'"
 )
+SAYS_NOTHING = (
+    "does not say what it has computed, so nobody can check it: it is a peer of several processes, or it claims what "
+    "it has not computed"
+)
 
 logger = get_logger(__name__)
 
@@ -470,6 +474,8 @@ class Coordinator:
             self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
             self.tracker.blame(report.blamed)
             self._name_who_is_far(report)
+            for peer in self._work_log.silent(report.group):
+                logger.warning(f"{self.tracker.name_of(peer)} {SAYS_NOTHING}")
             self.control.note(report, inflight.work.seconds)
         except ShortBatch as short:
             self.control.met(short.group)

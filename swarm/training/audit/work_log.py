@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from recipe.data.sampler import stable_seed
 from recipe.errors import InputError
 from recipe.training.replay import Replay
 from recipe.training.task import Batch
-from swarm.protocol.messages import Ticket
+from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
 from swarm.protocol.work import (
     MAX_MICRO_BATCHES,
     NUM_PLACES,
@@ -54,6 +55,10 @@ class WorkLog:
     def check(self, assignment: Assignment | None) -> None:
         """Compute again what the lot has drawn, on weights that have not been updated yet."""
 
+    def silent(self, group: Group) -> list[PeerID]:
+        """Who gives samples and does not say what it has computed; each is named once."""
+        return []
+
 
 NO_LOG = WorkLog()
 
@@ -75,6 +80,7 @@ class CheckedLog(WorkLog):
         self._index = torch.empty(0, dtype=torch.long)
         self._before = torch.empty(0)
         self._verdict: Verdict | None = None
+        self._named: set[PeerID] = set()
 
     def _choose_places(self) -> None:
         """Others on other weights."""
@@ -117,6 +123,14 @@ class CheckedLog(WorkLog):
             logger.debug(f"a micro-batch of {peer} cannot have been computed: {error!r}")
             holds = False
         self._verdict = Verdict(assignment.peer, holds)
+
+    def silent(self, group: Group) -> list[PeerID]:
+        members = zip(group.peer_ids, group.tickets, strict=True)
+        found = [peer for peer, ticket in members if ticket.samples and not ticket.work and peer not in self._named]
+        if len(self._named) > MAX_GROUP_SIZE:
+            self._named.clear()
+        self._named.update(found)
+        return found
 
     def _numbers(self, identity: str, first_position: int, samples: int) -> torch.Tensor:
         """The sum of a micro-batch's gradients at the places of this step, fp32, on the CPU."""

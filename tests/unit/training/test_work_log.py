@@ -11,7 +11,7 @@ from recipe.config import Recipe
 from recipe.presets import preset
 from recipe.registry import build_data, build_task
 from recipe.training.replay import Replay
-from swarm.protocol.messages import Ticket
+from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.work import NUM_PLACES, Assignment, MicroBatch, WorkList, name_of
 from swarm.training.audit.lot import chance_of_an_audit, chance_to_be_found
 from swarm.training.audit.work_log import TOLERANCE, CheckedLog, distance, places, signed
@@ -199,6 +199,15 @@ def test_a_peer_that_gives_nothing_has_no_list():
     assert (own.listed, own.chance) == (b"", 0.0)
     ticket = Ticket(0, 0, False, 0.0, LINEAGE)
     assert signed(ticket, own) == signed(ticket, None) == ticket
+
+
+def test_who_says_nothing_is_named_once():
+    says = Ticket(0, 8, False, 1.0, LINEAGE, work=bytes(16))
+    tickets = (says, replace(says, work=b""))
+    log = Trainer(VIT, Y).log
+    assert log.silent(Group.close(bytes(16), (X, Y), (says, replace(says, samples=0, work=b"")))) == []
+    assert log.silent(Group.close(bytes(16), (Y, X), tickets)) == [X]
+    assert log.silent(Group.close(bytes(16), (Y, X), tickets)) == []
 
 
 def test_only_data_that_all_have_can_be_computed_again(tmp_path):
