@@ -60,9 +60,11 @@ class ExactnessOptions:
 
     @property
     def ways(self) -> list[tuple[str, str]]:
-        """Averaging and codec, all that go together."""
+        """Averaging and codec, all that go together. With auto, the swarm chooses the codec."""
         every = itertools.product(self.averaging, self.codec)
-        return [(averaging, codec) for averaging, codec in every if codec != "topk" or averaging == "local"]
+        ways = [("auto", "none") if averaging == "auto" else (averaging, codec) for averaging, codec in every]
+        allowed = [(averaging, codec) for averaging, codec in ways if codec != "topk" or averaging == "local"]
+        return list(dict.fromkeys(allowed))
 
 
 def measure(options: ExactnessOptions, console: Console) -> dict[str, Any]:

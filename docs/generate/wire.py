@@ -163,13 +163,8 @@ def page() -> str:
         "## Messages\n",
         "All are read as a stranger's word. What breaks a rule is refused, and nothing of it is used. Messages are",
         "MessagePack tuples in the order of the fields. The run manifest is JSON, and a group travels as one of",
-<<<<<<< HEAD
         "Hivemind's messages. A phase is sent as its place in `PHASES`, how a peer is reached as that in `REACHED`,",
         "and the digests of an offer as one run of bytes.\n",
-=======
-        "Hivemind's messages. A phase is sent as its place in `PHASES`, how a peer is reached as that in",
-        "`REACHED`, and the digests of an offer as one run of bytes.\n",
->>>>>>> records
     ]
     lines += [_message(*message) for message in MESSAGES]
     lines.append(_matchmaking())
