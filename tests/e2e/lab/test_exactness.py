@@ -1,12 +1,14 @@
 """Whether peers hold the same bits: how it is measured, and what the report makes of it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from analysis.endurance import exactness
 from analysis.reporting.fault_sections import exactness_section
+from recipe.presets import preset
 from recipe.run_folder import RunFolder, write_json
 from tests.helpers.cli import Program, reaping
 
@@ -48,6 +50,14 @@ def test_one_bit_is_seen_and_rounds_are_counted(tmp_path):
     ways = {"averaging": "sync", "codec": "none"}
     assert exactness.cells(ways | found)[-1] == "bit-identical"
     assert exactness.cells(ways | exactness.compared([anna, same, other]))[-1] == "2 different ones"
+
+
+def test_every_way_that_a_peer_accepts_is_run_once():
+    ways = exactness.ExactnessOptions().ways
+    assert len(ways) == len(set(ways))
+    for averaging, codec in ways:
+        replace(preset("digits"), averaging=averaging, codec=codec)  # raises an InputError if they do not go together
+    assert [codec for averaging, codec in ways if averaging == "auto"] == ["none"]
 
 
 @pytest.mark.parametrize("options", [["--rounds", "1"], ["--peers", "1"], ["--codec"]])
