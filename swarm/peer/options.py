@@ -38,7 +38,7 @@ class MachineOptions:
     checkpoint_every_steps: Annotated[int, arg("UPDATES")] = 50
     """Write a checkpoint after so many global updates, and at the end; the last three and the best one are kept."""
     hide_device: bool = False
-    """Do not tell the others on which device this peer computes, and how fast its line is."""
+    """Do not tell the others on which device this peer computes."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work"""

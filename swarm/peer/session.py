@@ -386,7 +386,7 @@ class Session:
                 *of_trainer,
                 self.company,
                 self.traffic,
-                ProfileReporter(self.line, self.profile, self.options.machine.hide_device),
+                ProfileReporter(self.line, self.profile),
                 self.supervisor,
                 self.review,
                 *advice,

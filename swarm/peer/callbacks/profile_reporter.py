@@ -24,20 +24,18 @@ class ProfileReporter(L.Callback):
     Args:
         line: of this peer
         profile: what does not change
-        hides_line: its owner does not want to tell what the line carries
     """
 
-    def __init__(self, line: LineUse, profile: Profile, hides_line: bool = False):
-        self._line, self._profile, self._hides_line = line, profile, hides_line
+    def __init__(self, line: LineUse, profile: Profile):
+        self._line, self._profile = line, profile
         self._rates: deque[float] = deque(maxlen=MEASURED)
         self._step = -1
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs, batch, batch_idx) -> None:
         coordinator = trainer.strategy.coordinator
         self._note(coordinator.last_step)
-        upload = None if self._hides_line else max(self._rates, default=None)
-        traffic = {"sent": self._line.sent, "received": self._line.received}
-        coordinator.tracker.report(profile=replace(self._profile, upload=upload, **traffic))
+        told = {"upload": max(self._rates, default=None), "sent": self._line.sent, "received": self._line.received}
+        coordinator.tracker.report(profile=replace(self._profile, **told))
 
     def _note(self, report: StepReport | None) -> None:
         if report is None or report.step == self._step:

@@ -91,11 +91,3 @@ def test_the_record_says_what_was_sent_and_what_the_line_carries_at_least():
     for _ in range(MEASURED):
         told.update(1000, 2.0)
     assert told.profile.upload == 500.0, "the line may have become slower"
-
-
-def test_who_hides_its_line_still_says_what_it_has_sent():
-    line = LineUse()
-    told = Told(ProfileReporter(line, Profile(), hides_line=True))
-    line.receive(500)
-    told.update(2000, 2.0)
-    assert told.profile == Profile(received=500)
