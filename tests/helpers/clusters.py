@@ -10,7 +10,6 @@ all processes are forked from it. Functions are named by module, so they have to
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import socket
 import socketserver
@@ -22,21 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-FORK_SERVER = multiprocessing.get_context("forkserver")
-FORK_SERVER.set_forkserver_preload(
-    [
-        "pytest",
-        "baseline_ddp.train",
-        "baseline_ddp.session",
-        "baseline_ddp.evaluate",
-        # What training imports only when it comes to that.
-        "recipe.tasks.images",
-        "timm",
-        "torch.utils.tensorboard",
-        "boto3",
-        "s3fs",
-    ]
-)
+from tests.helpers.programs.fork_server import FORK_SERVER
 
 TIMEOUT_SECONDS = 120.0
 

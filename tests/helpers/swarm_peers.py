@@ -30,12 +30,7 @@ from hivemind.utils.mpfuture import MPFuture
 
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.runtime.processes import descendants, kill
-
-FORK_SERVER = multiprocessing.get_context("forkserver")
-FORK_SERVER.set_forkserver_preload(
-    ["pytest", "recipe.training.trainer", "recipe.training.task", "recipe.data.vision_data", "swarm.training.strategy"]
-)
-
+from tests.helpers.programs.fork_server import FORK_SERVER
 
 _helper_runs: list[bool] = []
 
