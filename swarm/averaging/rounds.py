@@ -44,6 +44,7 @@ from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.signed_lists import ORDERS
+from swarm.protocol.work import Assignment
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
 from swarm.runtime.bell import Bell
@@ -273,8 +274,7 @@ class Rounds:
                 report = await asyncio.wait_for(self._meet_and_average(order, trouble), timeout)
             if len(report.group.peer_ids) > 1:  # the vector holds the average by now: this round cannot fail any more
                 await keep(order.ticket, report.group)
-                if self._audits is not None:
-                    report = replace(report, to_check=await self._audits.work.assign())
+                report = replace(report, to_check=await self._to_check())
             future.set_result(report)
         except RoundEnded as ended:
             future.set_exception(ended.blames(trouble.blamed))
@@ -289,6 +289,16 @@ class Rounds:
         finally:
             if self._running is asyncio.current_task():  # else the next one has begun
                 self._running = None
+
+    async def _to_check(self) -> Assignment | None:
+        """What this peer has to compute again; nothing where that goes wrong, since the round has its average."""
+        try:
+            return None if self._audits is None else await self._audits.work.assign()
+        except asyncio.CancelledError:  # given up too late
+            return None
+        except Exception:
+            logger.warning("What another member has computed cannot be checked", exc_info=True)
+            return None
 
     async def _meet_and_average(self, order: RunRound, trouble: Trouble) -> RoundReport:
         started, ticket = time.perf_counter(), replace(order.ticket, line_kbps=self._line_meter.kbps)

@@ -34,7 +34,7 @@ from swarm.averaging.audit.statements import (
 )
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.top_k import ChunkedTopK
-from swarm.averaging.lines.division import fractions_of, shares_of
+from swarm.averaging.lines.division import shares_of
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.shares import Part, count_stripes, decode, partition, stripe_of
 from swarm.protocol.batch_target import BatchTarget
@@ -159,10 +159,14 @@ class Judge:
         )
 
     def bytes_given(self, group: Group) -> float:
-        """That the reducer with most to do in this group gets of all members together."""
+        """That a reducer of this group gets of all members together, if shares are equal.
+
+        With the largest share it is less than twice that; what one member says of its line decides about no audit.
+        """
         info = CompressionInfo(None, TensorDescriptor((self.size,), torch.float32))
         num_bytes = self.size * torch.float32.itemsize * self.codec.estimate_compression_ratio(info)
-        return sum(ticket.samples > 0 for ticket in group.tickets) * num_bytes * max(fractions_of(group).values())
+        num_reducers = sum(not ticket.client_mode for ticket in group.tickets)
+        return sum(ticket.samples > 0 for ticket in group.tickets) * num_bytes / max(1, num_reducers)
 
     def is_false(self, group: Group, stripe: int, part_index: int, receipt: Receipt, evidence: Evidence) -> bool:
         """Whether no honest reducer makes this average of what the evidence shows that it was given.

@@ -35,8 +35,9 @@ DIFFERENCES = 2
 """After which a member is left out. One can be a bit that has fallen over."""
 SUSPECT_AUDITS, HINTED_AUDITS = 8, 6
 """Updates in a row in which a member is checked whose work has differed once, and one that another member doubts."""
-UNANSWERED = 4
-"""Questions in a row without an answer, after which a member is left out for a while."""
+UNANSWERED, ANSWERED = 4.0, 1 / 8
+"""Questions without an answer, after which a member is left out for a while, and what an answer takes off them: who
+refuses only where it has something to hide is left out as well."""
 SHOW_SECONDS = 2.0
 """For which an answer is waited for; the update waits as long."""
 SAY_UPDATES = 8
@@ -59,12 +60,12 @@ class Suspect:
     Args:
         audits_left: updates
         accuser: who has doubted its work before this peer had a reason of its own; None if nobody has
-        unanswered: questions in a row
+        holds: whether something of it has come out as it was said
     """
 
     audits_left: int
     accuser: PeerID | None = None
-    unanswered: int = 0
+    holds: bool = False
 
 
 class WorkAudits:
@@ -88,6 +89,8 @@ class WorkAudits:
         """Who is left out soon."""
         self._differences: dict[PeerID, int] = {}
         """That are remembered: else a liar that has been asked would be honest for as long as it is a suspect."""
+        self._unanswered: dict[PeerID, float] = {}
+        """Questions, less what answers take off."""
         self._doubts: dict[PeerID, int] = {}
         """Until which step this peer says that their work does not hold."""
         self._doubted: dict[PeerID, tuple[int, int]] = {}
@@ -127,6 +130,9 @@ class WorkAudits:
             while len(self._lists) > KEPT_LISTS:
                 self._lists.popitem(last=False)
         self._hints = min(MAX_HINTS, self._hints + HINTS_PER_UPDATE)
+        for known in (self._suspects, self._found, self._differences, self._unanswered):
+            while len(known) > MAX_GROUP_SIZE:  # identities cost a stranger nothing
+                del known[next(iter(known))]
         by_name = {short_name(peer): peer for peer in group.peer_ids if peer != self._me}
         for accuser, ticket in zip(group.peer_ids, group.tickets, strict=True):
             doubted = by_name.get(ticket.doubts)
@@ -165,8 +171,7 @@ class WorkAudits:
         except ValueError as error:
             logger.debug(f"{peer} shows no work that fits its ticket: {error}")
             return self._find(peer, Blame.HIDES_ITS_WORK)
-        if peer in self._suspects:
-            self._suspects[peer].unanswered = 0
+        self._note_answer(peer)
         # A sample of it is drawn: who makes up a large micro-batch hides it among no number of small ones.
         sizes = [micro_batch.samples for micro_batch in listed.micro_batches]
         chosen = self._lot.choices(listed.micro_batches, sizes)[0]
@@ -194,25 +199,30 @@ class WorkAudits:
         return self._lot.choice(suspects or others) if others else None
 
     def _note_no_answer(self, peer: PeerID) -> None:
-        suspect = self._suspects.setdefault(peer, Suspect(SUSPECT_AUDITS))
-        suspect.unanswered += 1
-        if suspect.unanswered >= UNANSWERED:
+        self._suspects.setdefault(peer, Suspect(SUSPECT_AUDITS))
+        self._unanswered[peer] = self._unanswered.get(peer, 0.0) + 1
+        if self._unanswered[peer] >= UNANSWERED:
+            del self._unanswered[peer]
             self._find(peer, Blame.HIDES_ITS_WORK)
+
+    def _note_answer(self, peer: PeerID) -> None:
+        left = self._unanswered.pop(peer, 0.0) - ANSWERED
+        if left > 0:
+            self._unanswered[peer] = left
 
     def _note(self, verdict: Verdict) -> None:
         peer, suspect = verdict.peer, self._suspects.get(verdict.peer)
         if verdict.holds is False:
-            if len(self._differences) >= MAX_GROUP_SIZE:
-                self._differences.clear()
             self._differences[peer] = self._differences.get(peer, 0) + 1
             self._suspects[peer] = Suspect(SUSPECT_AUDITS, None if suspect is None else suspect.accuser)
             if self._differences[peer] >= DIFFERENCES:
                 self._find(peer, Blame.MADE_UP_WORK)
         elif suspect is not None:
             suspect.audits_left -= 1
+            suspect.holds |= bool(verdict.holds)
             if suspect.audits_left <= 0:
                 del self._suspects[peer]
-                if suspect.accuser is not None and peer not in self._differences:
+                if suspect.accuser is not None and suspect.holds and peer not in self._differences:
                     self._not_heard.add(suspect.accuser, 60.0)
 
     def _find(self, peer: PeerID, what: Blame) -> None:

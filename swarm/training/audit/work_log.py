@@ -116,10 +116,10 @@ class CheckedLog(WorkLog):
         try:
             found = self._numbers(peer, said.first_position, said.samples)
             holds = distance(found, torch.tensor(said.numbers)) <= self._tolerance
-        except (InputError, OSError, torch.OutOfMemoryError) as error:
+        except (InputError, OSError, RuntimeError, MemoryError) as error:  # also where memory is short
             logger.debug(f"a micro-batch of {peer} cannot be computed again: {error!r}")
             holds = None
-        except (RuntimeError, ValueError) as error:  # of samples with which no honest peer can have computed, either
+        except ValueError as error:  # of samples with which no honest peer can have computed, either
             logger.debug(f"a micro-batch of {peer} cannot have been computed: {error!r}")
             holds = False
         self._verdict = Verdict(assignment.peer, holds)

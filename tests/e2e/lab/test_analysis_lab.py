@@ -50,7 +50,7 @@ def test_the_last_host_is_started_after_an_update_of_the_others(tmp_path):
     except InputError as error:
         pytest.skip(str(error))
     grid = tmp_path / "late.toml"
-    settings = 'recipe = "digits"\ndepth = 1\npeers = 3\nsteps = 16\nrtt_ms = 20\npaced_samples_per_second = 50'
+    settings = 'recipe = "digits"\ndepth = 1\npeers = 3\nsteps = 12\nrtt_ms = 20\npaced_samples_per_second = 50'
     settings += "\ntarget_batch_size = 256\nlast_joins_at_step = 2"
     grid.write_text(f'question = "Late?"\n[cell]\n{settings}\n[grid]\nsystem = ["swarm-local-1-fp16"]\n')
     analysis.main(["run", str(grid), "--output-dir", str(tmp_path)])

@@ -248,10 +248,19 @@ def test_who_shows_nothing_is_left_out_after_some_times():
 def test_who_does_not_answer_now_and_then_is_not_left_out():
     async def scenario(members):
         while members.step < 60:
-            members.deaf = {LIAR} if members.step % UNANSWERED else set()
+            members.deaf = set() if members.step % 10 else {LIAR}
             await members.round()
 
     assert not run(scenario, chance=1.0, computes=lambda number: True).who_left_out
+
+
+def test_who_answers_only_where_it_has_nothing_to_hide_is_left_out():
+    async def scenario(members):
+        while members.step < 60:
+            members.deaf = {LIAR} if members.step % 4 else set()
+            await members.round()
+
+    assert run(scenario, chance=1.0, computes=lambda number: True).who_left_out == ALL_LEAVE_OUT_THE_LIAR
 
 
 def test_a_list_that_its_ticket_does_not_name_is_held_against_it_at_once():

@@ -184,6 +184,17 @@ def test_what_no_honest_peer_can_have_computed_does_not_hold():
     assert checker.finds(X, MicroBatch(0, 1, numbers)) is False, "BatchNorm refuses a single sample"
 
 
+def test_who_is_short_of_memory_cannot_tell():
+    """Only some of torch's allocators say by the kind of the error what is wrong."""
+    checker = Trainer(BATCH_NORM, Y)
+
+    def fail(batch) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    checker.log = CheckedLog(checker.replay, fail, checker.vector, SimpleNamespace(lineage=LINEAGE))
+    assert checker.finds(X, MicroBatch(0, 3, (0.0,) * NUM_PLACES)) is None
+
+
 def test_places_are_in_many_tensors_and_others_in_each_step():
     params = averaged_tensors(task := build_task(VIT), task.configure_optimizers()["optimizer"])[0]
     chosen = places(params, LINEAGE)
