@@ -12,30 +12,22 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import os
-import sys
 import time
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hivemind
-import torch
 from hivemind.compression import Float16Compression
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_dht_time
 from torch import nn
 
-from analysis.opponents.training import RUN_ID, Device, changed, validate
+from analysis.opponents.training import RUN_ID, Device, Run, run_and_exit, validate
 from recipe.config import Recipe
 from recipe.data.peer_data import PeerData
-from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler
-from recipe.presets import preset
-from recipe.registry import build_data
-from recipe.run_folder import RunFolder, write_json
-from recipe.training.heap import keep_heap
+from recipe.run_folder import write_json
 from recipe.training.loggers import JsonlLogger
 
 _POLL_SECONDS = 0.2
@@ -147,51 +139,22 @@ def train(module: nn.Module, data: PeerData, optimizer, steps: int, logger: Json
 def main() -> None:
     """Trains, and leaves in the order that Hivemind needs."""
     options = parse()
-    recipe = changed(preset(options.recipe), options.change)
-    folder = RunFolder.create(options.output_dir, RUN_ID, options.name)
-    folder.write_recipe(recipe)
-    folder.write_environment()
     dht = hivemind.DHT(
         initial_peers=options.initial_peers, host_maddrs=[options.listen], startup_timeout=60, start=True
     )
     addresses = [str(address) for address in dht.get_visible_maddrs()]
     print("--initial-peers", *addresses, flush=True)
-    write_json(folder.status, {"addresses": addresses})
-    keep_heap()
-    torch.manual_seed(recipe.seed)
-    module = build_model(recipe)
-    data = build_data(recipe, batch_size=options.batch_size, identity=options.name)
-    data.prepare_data()
-    data.setup("fit")
-    optimizer = collaborative(module, recipe, dht, options)
-    began = time.perf_counter()
+    run = Run.of(options)  # after the fork of the DHT's process, which needs none of torch's threads
+    write_json(run.folder.status, {"addresses": addresses})
+    optimizer = collaborative(run.module, run.recipe, dht, options)
     roll = Roll(dht, options.name, options.peers)
     try:
-        train(module, data, optimizer, options.steps, JsonlLogger(folder.metrics), roll)
-        folder.write_summary(
-            recipe,
-            run_id=RUN_ID,
-            outcome="completed",
-            steps=optimizer.local_epoch,
-            samples=0,
-            seconds=time.perf_counter() - began,
-            val_accuracy=None,
-            train_loss=None,
-            max_num_peers=options.peers,
-        )
+        train(run.module, run.data, optimizer, options.steps, JsonlLogger(run.folder.metrics), roll)
+        run.end(optimizer.local_epoch, options.peers)
     finally:
         optimizer.shutdown()
         dht.shutdown()
 
 
 if __name__ == "__main__":
-    status = 0
-    try:
-        main()
-    except KeyboardInterrupt:
-        status = 130
-    except Exception:
-        traceback.print_exc()
-        status = 1
-    sys.stdout.flush()
-    os._exit(status)  # Hivemind's threads can keep the interpreter from ending
+    run_and_exit(main)

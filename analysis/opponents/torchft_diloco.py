@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import sys
 import time
-import traceback
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -24,16 +21,11 @@ import torch
 from torch import nn
 from torch.distributed import TCPStore
 
-from analysis.opponents.training import RUN_ID, Device, changed, validate
-from recipe.config import Recipe
+from analysis.opponents.training import Device, Run, run_and_exit, validate
 from recipe.data.peer_data import PeerData
 from recipe.errors import InputError
-from recipe.model import build_model
 from recipe.optimizer import build_optimizer, build_scheduler
-from recipe.presets import preset
-from recipe.registry import build_data
 from recipe.run_folder import RunFolder, write_json
-from recipe.training.heap import keep_heap
 from recipe.training.loggers import JsonlLogger
 
 _LIGHTHOUSE_PORT, _STORE_PORT = 29510, 29511
@@ -98,9 +90,14 @@ def managed(
     port = _STORE_PORT if is_first else 0  # any that is free
     store = TCPStore(options.address, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
     common = store if is_first else TCPStore(options.first, _STORE_PORT, is_master=False, timeout=_TIMEOUT)
+
+    def load(state: dict) -> None:
+        module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["own"])
+
     manager = Manager(
         pg=ProcessGroupGloo(timeout=_TIMEOUT),
-        load_state_dict=lambda state: (module.load_state_dict(state["model"]), optimizer.load_state_dict(state["own"])),
+        load_state_dict=load,
         state_dict=lambda: {"model": module.state_dict(), "own": optimizer.state_dict()},
         min_replica_size=options.peers,
         use_async_quorum=False,
@@ -119,7 +116,10 @@ def managed(
         _meet(common, "ready", options)
         yield manager
         _meet(common, "done", options)
-        _meet(common, "gone", options) if is_first else common.set(f"gone/{options.name}", "")
+        if is_first:
+            _meet(common, "gone", options)
+        else:
+            common.set(f"gone/{options.name}", "")
     finally:
         manager.shutdown(wait=False)
         if lighthouse is not None:
@@ -180,45 +180,13 @@ def main() -> None:
         raise InputError('torchft is not installed: pip install -e ".[opponents]".') from None
     if not 0 <= options.delay < options.local_steps:
         raise InputError("--delay has to be less than --local-steps: an average comes before the next one.")
-    recipe: Recipe = changed(preset(options.recipe), options.change)
-    folder = RunFolder.create(options.output_dir, RUN_ID, options.name)
-    folder.write_recipe(recipe)
-    folder.write_environment()
-    keep_heap()
-    torch.manual_seed(recipe.seed)
-    module = build_model(recipe)
-    data = build_data(recipe, batch_size=options.batch_size, identity=options.name)
-    data.prepare_data()
-    data.setup("fit")
-    optimizer = build_optimizer(module, recipe)
-    began = time.perf_counter()
-    with managed(module, optimizer, options, folder) as manager:
-        train(module, data, optimizer, manager, options, JsonlLogger(folder.metrics))
+    run = Run.of(options)
+    optimizer = build_optimizer(run.module, run.recipe)
+    with managed(run.module, optimizer, options, run.folder) as manager:
+        train(run.module, run.data, optimizer, manager, options, JsonlLogger(run.folder.metrics))
         steps = manager.current_step()
-    folder.write_summary(
-        recipe,
-        run_id=RUN_ID,
-        outcome="completed",
-        steps=steps,
-        samples=0,
-        seconds=time.perf_counter() - began,
-        val_accuracy=None,
-        train_loss=None,
-        max_num_peers=options.peers,
-    )
+    run.end(steps, options.peers)
 
 
 if __name__ == "__main__":
-    status = 0
-    try:
-        main()
-    except KeyboardInterrupt:
-        status = 130
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = 2
-    except Exception:
-        traceback.print_exc()
-        status = 1
-    sys.stdout.flush()
-    os._exit(status)  # torchft's threads can keep the interpreter from ending
+    run_and_exit(main)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
 import time
-from dataclasses import fields, replace
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
 
 from recipe.config import Recipe
 from recipe.data.peer_data import PeerData
+from recipe.errors import InputError
+from recipe.model import build_model
+from recipe.presets import preset
+from recipe.registry import build_data
+from recipe.run_folder import RunFolder
+from recipe.training.heap import keep_heap
 from recipe.training.pacing import Pace, computed_samples, paced_samples_per_second
 from recipe.training.task import evaluation_metrics
 
@@ -21,6 +32,65 @@ def changed(recipe: Recipe, changes: list[str]) -> Recipe:
     kinds = {item.name: type(getattr(recipe, item.name)) for item in fields(Recipe)}
     pairs = dict(change.split("=", 1) for change in changes)
     return replace(recipe, **{name: kinds[name](value) for name, value in pairs.items()})
+
+
+@dataclass
+class Run:
+    """What a peer trains, and where it writes."""
+
+    recipe: Recipe
+    folder: RunFolder
+    module: nn.Module
+    data: PeerData
+    began: float
+    """On `time.perf_counter`."""
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Run:
+        """By a command line; weights follow from the recipe's seed, and are the same everywhere."""
+        recipe = changed(preset(options.recipe), options.change)
+        folder = RunFolder.create(options.output_dir, RUN_ID, options.name)
+        folder.write_recipe(recipe)
+        folder.write_environment()
+        keep_heap()
+        torch.manual_seed(recipe.seed)
+        module = build_model(recipe)
+        data = build_data(recipe, batch_size=options.batch_size, identity=options.name)
+        data.prepare_data()
+        data.setup("fit")
+        return cls(recipe, folder, module, data, time.perf_counter())
+
+    def end(self, steps: int, num_peers: int) -> None:
+        """It has made so many global updates."""
+        self.folder.write_summary(
+            self.recipe,
+            run_id=RUN_ID,
+            outcome="completed",
+            steps=steps,
+            samples=0,
+            seconds=time.perf_counter() - self.began,
+            val_accuracy=None,
+            train_loss=None,
+            max_num_peers=num_peers,
+        )
+
+
+def run_and_exit(main: Callable[[], None]) -> None:
+    """Ends this process at once: threads of these libraries can keep the interpreter from ending."""
+    status = 0
+    try:
+        main()
+    except KeyboardInterrupt:
+        status = 130
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = 2
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 class Device:
