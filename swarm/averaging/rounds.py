@@ -296,8 +296,9 @@ class Rounds:
             return None if self._audits is None else await self._audits.work.assign()
         except asyncio.CancelledError:  # given up too late
             return None
-        except Exception:
-            logger.warning("What another member has computed cannot be checked", exc_info=True)
+        except Exception as error:
+            logger.warning(f"What another member has computed cannot be checked: {error!r}")
+            logger.debug("that audit", exc_info=True)
             return None
 
     async def _meet_and_average(self, order: RunRound, trouble: Trouble) -> RoundReport:

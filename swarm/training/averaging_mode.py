@@ -182,7 +182,9 @@ class Averaging:
             has_shared_data: all have the same samples
         """
         if self.checks_work and has_shared_data:
-            return "Members compute 1 % of each other's work again: who claims what it has not computed is left out."
+            return (
+                "Members compute about 1 % of each other's work again, by lot, and leave out who made its numbers up."
+            )
         why = "each has samples of its own" if self.checks_work else "that takes --averaging sync and clipped averages"
         return f"What members claim to have computed is not checked: {why}."
 

@@ -18,13 +18,3 @@ MOST_SHARE = 0.02
 def chance_of_an_audit(num_micro_batches: int) -> float:
     """Of a peer that has computed so many for an update: that it computes one of another member again."""
     return min(1.0, max(AUDIT_SHARE * num_micro_batches, min(LEAST_CHANCE, MOST_SHARE * num_micro_batches)))
-
-
-def chance_to_be_found(num_micro_batches: int, share_computed: float, updates: int) -> float:
-    """Within so many updates of equal peers: that a first difference is found in the work of one that lies.
-
-    Args:
-        num_micro_batches: of each peer for an update
-        share_computed: of what it claims
-    """
-    return 1 - (1 - chance_of_an_audit(num_micro_batches) * (1 - share_computed)) ** updates
