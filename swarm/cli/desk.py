@@ -139,7 +139,7 @@ def _watch_and_serve(
         desk = Desk(card, folder / HISTORY_FILE, alerts, options.still_minutes, books and books.credits)
         watcher = Watcher(dht, manifest, given, remembered)
         controls = SwarmControls(dht, manifest, signer) if manifest.organiser else None
-        desk.turn(watcher.look(), controls and controls.look())
+        desk.turn(watcher.look(), controls and controls.look(), watcher.ending)
         with served(lambda: desk.newest, listener, Door(manifest.authority, options.page_url), controls):
             print(f"The desk of run {manifest.run_id}: {page_url(listener)}", flush=True)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -148,7 +148,7 @@ def _watch_and_serve(
                     books.start()
                 while dht.is_alive():
                     began = time.monotonic()
-                    desk.turn(watcher.look(), controls and controls.look())
+                    desk.turn(watcher.look(), controls and controls.look(), watcher.ending)
                     desk.remember(watcher.keep_contact())
                     time.sleep(max(0.0, began + LOOK_SECONDS - time.monotonic()))
             except KeyboardInterrupt:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -25,6 +25,7 @@ from swarm.desk.page import MAX_LEADERS, Snapshot
 from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, plan, swarm_report, timeline_report
 from swarm.membership.progress_record import PeerProgress
 from swarm.network.addresses import check_port_free
+from swarm.protocol.certificates import Certificate
 from swarm.protocol.orders import Orders
 
 SAVE_SECONDS = 30.0
@@ -71,15 +72,23 @@ class Desk:
         """Why the history could not be saved the last time."""
         self._credits = credits
         self._orders, self._knows_orders = Orders(card.run_id), False
+        self._ending: Sequence[Certificate] = ()
         self.newest = self._snapshot()
 
-    def turn(self, records: dict[str, PeerProgress] | None, orders: Orders | None = None) -> None:
+    def turn(
+        self,
+        records: dict[str, PeerProgress] | None,
+        orders: Orders | None = None,
+        ending: Sequence[Certificate] = (),
+    ) -> None:
         """After a look.
 
         Args:
             records: by peer id; None if nobody answered
             orders: of the organiser; None if they are as before
+            ending: of members, that soon count no longer
         """
+        self._ending = ending
         if orders is not None:
             self._take(orders)
         if self._credits is not None:
@@ -117,7 +126,8 @@ class Desk:
     def _snapshot(self) -> Snapshot:
         now, run = self._clock(), plan(self._card, self._orders, self.history.step or 0)
         self.history.target_batch_size = run.target_batch_size
-        found = findings(self.history, run.total_steps, self._still_minutes, now, run.is_paused) + self._disk()
+        found = findings(self.history, run.total_steps, self._still_minutes, now, run.is_paused, self._ending)
+        found += self._disk()
         self._alerts.update(found, f"Swarm {self._card.run_id}")
         peers = peers_report(self.history, now)
         return Snapshot(

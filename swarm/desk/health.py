@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from swarm.desk.history import History
 from swarm.membership.progress_record import WAITING
+from swarm.protocol.certificates import Certificate
 
 RISEN_TIMES, RISEN_BY = 2.0, 0.5
 """A training loss that is both above the lowest one seen is a reason to look."""
@@ -16,7 +18,7 @@ DEAF_SECONDS = 30.0
 """Without an answer from the swarm."""
 
 Level = Literal["good", "warning", "bad", "paused"]
-Kind = Literal["deaf", "nobody", "still", "loss", "reachable", "disk"]
+Kind = Literal["deaf", "nobody", "still", "loss", "reachable", "certificate", "disk"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,12 @@ def is_over(history: History, total_steps: int) -> bool:
 
 
 def findings(
-    history: History, total_steps: int, still_minutes: float, now: float, is_paused: bool = False
+    history: History,
+    total_steps: int,
+    still_minutes: float,
+    now: float,
+    is_paused: bool = False,
+    ending: Sequence[Certificate] = (),
 ) -> list[Finding]:
     """What is not as it should be, the worst first.
 
@@ -56,6 +63,7 @@ def findings(
         still_minutes: without an update, after which something is wrong
         now: seconds since 1970
         is_paused: by its organiser: then it is right that no update comes
+        ending: of members who are there, that soon count no longer
     """
     deaf_seconds = now - (history.looked_at or history.began_at)
     if deaf_seconds > DEAF_SECONDS:
@@ -67,6 +75,7 @@ def findings(
     if not here:
         return [Finding("nobody", "bad", "Nobody trains: the desk finds no peer in the run.")]
     found = [None if is_paused else _still(history, still_minutes, now), _loss(history), _reachable(history)]
+    found.append(_certificates(ending, now))
     return sorted((finding for finding in found if finding), key=lambda finding: finding.level != "bad")
 
 
@@ -118,6 +127,19 @@ def _reachable(history: History) -> Finding | None:
         text = f"Only {full[0]!r} can be called. Without it nobody can average or join: open a port for another peer."
         return Finding("reachable", "warning", text)
     return None
+
+
+def _certificates(ending: Sequence[Certificate], now: float) -> Finding | None:
+    if not ending:
+        return None
+    first = min(ending, key=lambda certificate: certificate.end)
+    others = f", and {len(ending) - 1} more soon after" if len(ending) > 1 else ""
+    left = _minutes(max(0.0, first.end - now))
+    text = (
+        f"The certificate of {first.name!r} ends in {left}{others}, and was not renewed: "
+        "start your own peer, or `swarm enrol`, so that members can stay."
+    )
+    return Finding("certificate", "warning", text)
 
 
 def _minutes(seconds: float) -> str:

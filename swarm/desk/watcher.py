@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from hivemind import DHT
+from hivemind.utils import get_dht_time
 
 from swarm.membership.announcer import CallLost, addresses_in
 from swarm.membership.progress_record import PeerProgress
@@ -15,10 +16,13 @@ from swarm.membership.run_manifest import RunManifest
 from swarm.network.known_peers import MAX_REMEMBERED
 from swarm.network.signed_records import ADDRESSES
 from swarm.protocol.admission import Admission
+from swarm.protocol.certificates import Certificate
 
 CONTACT_SECONDS = 10.0
 """Between two looks at where peers can be called."""
 ANSWER_SECONDS = 5.0
+LATE = 0.75
+"""Of a certificate's time: its owner has tried to renew it since the half of it."""
 
 
 class Watcher:
@@ -37,6 +41,8 @@ class Watcher:
         self._given = list(given)
         self._addresses = list(dict.fromkeys([*given, *remembered]))[:MAX_REMEMBERED]
         self._called_at = -math.inf
+        self.ending: list[Certificate] = []
+        """Of those who are there: that should have been renewed by now, and soon count no longer."""
 
     def look(self) -> dict[str, PeerProgress] | None:
         """The records of all who train, by peer id; None if the swarm does not answer."""
@@ -44,6 +50,8 @@ class Watcher:
             records = progress_records(self._dht, self._manifest, self._admission, ANSWER_SECONDS)
         except (TimeoutError, OSError):  # the DHT process is busy, or has ended
             return None
+        shown, now = map(self._admission.member, records), get_dht_time()
+        self.ending = [certificate for certificate in shown if certificate and certificate.is_to_be_renewed(now, LATE)]
         return {peer_id.to_base58(): record for peer_id, record in records.items()}
 
     def keep_contact(self) -> list[str]:

@@ -197,6 +197,10 @@ def warrant(organiser: Signer, run_id: str, deputy: bytes, rights: Right, begin:
     return organiser.sign(WARRANT, to_wire(run_id, deputy, int(rights), begin, end))
 
 
+RENEWED_AFTER = 0.5
+"""Of its time, a member asks for another certificate."""
+
+
 @dataclass(frozen=True)
 class Certificate:
     """Says that a peer is a member of a run.
@@ -246,6 +250,10 @@ class Certificate:
             raise NotSigned("has a name that is not printable")
         begin, end = max(begin, signed.begin), min(end, signed.end)
         return cls(run_id, PeerID(peer), serial, Role(roles & EVERYTHING), begin, end, name, data)
+
+    def is_to_be_renewed(self, now: float, share: float = RENEWED_AFTER) -> bool:
+        """Whether this share of its time is over."""
+        return now > self.begin + share * (self.end - self.begin)
 
     def check_time(self, now: float = 0.0) -> None:
         """Raises NotSigned: it does not count yet, or not any more"""

@@ -23,8 +23,6 @@ SEARCH_SECONDS = 15.0
 """How often a peer asks others for the newest lists; who is known to train is told at once."""
 PASS_ON_SECONDS = 600.0
 """How often a member stores the lists again, which are forgotten after an hour."""
-RENEW_SHARE = 0.5
-"""Of a certificate's life, after which it is renewed."""
 RENEW_AGAIN_SECONDS = 60.0
 SAY_AGAIN_SECONDS = 3600.0
 ANSWER_SECONDS = 10.0
@@ -124,7 +122,7 @@ class MemberWatch(threading.Thread):
 
     def _is_to_be_renewed(self) -> bool:
         own = self._admission.own
-        return own is not None and get_dht_time() > own.begin + RENEW_SHARE * (own.end - own.begin)
+        return own is not None and own.is_to_be_renewed(get_dht_time())
 
     def _take_certificate(self) -> None:
         try:

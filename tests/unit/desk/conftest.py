@@ -13,6 +13,7 @@ from swarm.desk.app import build_app
 from swarm.desk.desk import Desk
 from swarm.desk.report import RunCard
 from swarm.membership.progress_record import TRAINING, PeerProgress
+from swarm.protocol.certificates import Certificate
 
 CARD = RunCard(
     key="letters.abc",
@@ -36,6 +37,8 @@ class SeenRun:
 
     def __init__(self, path: Path, card: RunCard = CARD, urls: tuple[str, ...] = ()):
         self.now, self.path = BEGAN, path
+        self.ending: list[Certificate] = []
+        """Members' certificates that were not renewed."""
         self.alerts = Alerts(urls, clock=lambda: self.now)
         self.desk = Desk(card, path, self.alerts, still_minutes=10, clock=lambda: self.now)
 
@@ -46,7 +49,8 @@ class SeenRun:
     def look(self, *records: tuple[str, PeerProgress] | PeerProgress, after: float = 2.0) -> None:
         """The next look, so many seconds later; who is given without an id has its name as one."""
         self.now += after
-        self.desk.turn(dict(item if isinstance(item, tuple) else (item.name, item) for item in records))
+        found = dict(item if isinstance(item, tuple) else (item.name, item) for item in records)
+        self.desk.turn(found, ending=self.ending)
 
     def record(self, name: str, step: int, rate: float = 10.0, loss: float = 0.5, **more) -> PeerProgress:
         """One that is written right before the next look."""

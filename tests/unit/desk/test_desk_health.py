@@ -3,14 +3,23 @@
 import json
 import math
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time
 
 from recipe.errors import InputError
 from swarm.desk.alerts import RETRY_SECONDS, SETTLED_SECONDS, SURE_SECONDS, Alerts
 from swarm.desk.desk import LEAST_FREE_BYTES
+from swarm.desk.watcher import Watcher
 from swarm.membership.progress_record import WAITING
+from swarm.network.signed_records import peer_of
+from swarm.protocol.certificates import EVERYTHING, Certificate
+from tests.helpers.owners import Organiser, subkey_of
+from tests.helpers.records import RECORD, FakeDHT
 
 
 def sentence(run) -> tuple[str, str]:
@@ -120,6 +129,24 @@ def test_the_own_disk(seen, monkeypatch, tmp_path):
     assert sentence(seen) == ("warning", "The desk cannot save its history (Is a directory): free some space.")
 
 
+def test_certificates_that_nobody_renews(seen):
+    """Their owners end when they do, all of them within a day."""
+    peers = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(3)]
+    seen.train("ada", "ben", steps=range(8))
+    assert sentence(seen)[0] == "good"
+    seen.ending = [
+        Certificate("letters", peer, number, EVERYTHING, 0, int(seen.now + hours * 3600), name)
+        for number, (peer, name, hours) in enumerate(zip(peers, ("ada", "ben", "cleo"), (5, 3, 4), strict=True))
+    ]
+    seen.train("ada", "ben", steps=range(8, 10))
+    level, said = sentence(seen)
+    assert level == "warning"
+    assert said.startswith("The certificate of 'ben' ends in 3 hours, and 2 more soon after, and was not renewed: ")
+    seen.ending = []
+    seen.train("ada", "ben", steps=range(10, 12))
+    assert sentence(seen)[0] == "good"
+
+
 class Mailbox:
     """Takes what Apprise sends as JSON."""
 
@@ -210,3 +237,15 @@ def test_a_place_that_apprise_does_not_know_is_refused_without_its_password():
     with pytest.raises(InputError, match="--alert number 1 is no URL") as refusal:
         Alerts(["nonsense://user:secret@example.org"])
     assert "secret" not in str(refusal.value)
+
+
+def test_certificates_are_late_when_a_quarter_of_their_time_is_left():
+    organiser, dht, now = Organiser(), FakeDHT(), get_dht_time()
+    day = 86_400
+    for name, begin, end in (("ada", -0.7 * day, 0.3 * day), ("ben", -0.8 * day, 0.2 * day), ("cleo", -60, day)):
+        admission = organiser.admission(peer_of(subkey_of(name)), begin=begin, end=end, name=name)
+        record = replace(RECORD, name=name, joined=now, time=now)
+        dht.store("", subkey_of(name), admission.show(record.to_bytes()), now + 60, True)
+    watcher = Watcher(dht, SimpleNamespace(authority=organiser.authority, key_prefix="run"), ())
+    assert {record.name for record in watcher.look().values()} == {"ada", "ben", "cleo"}
+    assert [certificate.name for certificate in watcher.ending] == ["ben"]
