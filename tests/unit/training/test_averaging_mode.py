@@ -47,7 +47,7 @@ def test_the_recipe_decides_and_peers_of_different_rules_do_not_meet():
 @pytest.mark.parametrize(
     ("averaging", "has_shared_data", "said"),
     [
-        (Averaging.sync(), True, "who claims what it has not computed is left out"),
+        (Averaging.sync(), True, "leave out who made its numbers up"),
         (Averaging.sync(), False, "not checked: each has samples of its own"),
         (Averaging.sync(robust="off"), True, "not checked: that takes --averaging sync and clipped"),
         (Averaging.overlap(), True, "not checked: that takes --averaging sync"),
