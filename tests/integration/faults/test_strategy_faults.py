@@ -58,7 +58,7 @@ def test_a_late_joiner_takes_over_the_state_and_counts():
     assert step >= 10
     assert learning_rate == pytest.approx(0.01 * learning_rate_factor(step), rel=1e-6)
     first = joiner.updates[0]
-    assert 1 <= first.step - step <= 4, "at once, unless the machine was busy while updates were made"
+    assert 1 <= first.step - step <= 40, "soon: of some 4, the others make more while it is slow, one in 0.03 s"
     assert first.global_step == first.scheduler_step == first.step
     given = [update.own_samples > 0 for update in joiner.updates]
     assert given == sorted(given), "nothing before the other one has confirmed its state, and then always"
