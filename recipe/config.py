@@ -15,7 +15,7 @@ FORMAT = 1
 MAX_JSON_BYTES = 64 * 1024
 """A recipe arrives from strangers; a real one takes less than 1 KiB."""
 
-UNWRITTEN = frozenset({"max_tokens", "lora_rank"})
+UNWRITTEN = frozenset({"max_tokens", "lora_rank", "slowest_line_mbps"})
 """Fields that the JSON leaves out where they are None: recipes without them keep the fingerprints that they had."""
 
 ADDED_LATER = frozenset({"robust"}) | UNWRITTEN
@@ -47,6 +47,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "local_steps": (1, 10**4),
     "outer_learning_rate": (1e-6, 10.0),
     "outer_momentum": (0.0, 0.9999),
+    "slowest_line_mbps": (0.1, 100_000.0),
     "seed": (0, 2**32 - 1),
 }
 
@@ -143,6 +144,9 @@ class Recipe:
     """Codec powersgd: rank of these matrices; bytes grow with it."""
     robust: Literal["auto", "off", "clip"] = "auto"
     """Swarms: clip lets no single member carry an average off; auto is clip, and off with powersgd, which cannot."""
+    slowest_line_mbps: float | None = None
+    """Swarms: a member that sends less than this, and makes each update take three times as long, is left out after
+    three updates; none is 4 Mbit/s, which lines at home carry."""
     seed: int = 0
     """Seed of the initial weights and of the order of samples."""
 

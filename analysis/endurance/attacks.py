@@ -67,6 +67,8 @@ class AttackOptions:
     """Speed of each one's pretended device."""
     target_batch_size: int = 256
     """Samples per update."""
+    slowest_line_mbps: Annotated[float | None, arg("MBPS", "4")] = None
+    """The honest peers leave a member out that sends less, and makes each update take three times as long."""
     by_invitation: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """The honest peers are members, and the attacker is not."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/attacks")
@@ -118,7 +120,9 @@ def measure(attack: str, options: AttackOptions, say: Callable[[str], None]) -> 
     problem = None
     try:
         size = options.peers, options.target_batch_size
-        with HonestSwarm(attack, options.output_dir, *size, by_invitation=options.by_invitation) as swarm:
+        slowest = options.slowest_line_mbps
+        more = ["--slowest-line-mbps", str(slowest)] if slowest else []
+        with HonestSwarm(attack, options.output_dir, *size, options.by_invitation, more=more) as swarm:
             for number in range(options.repeat):
                 order = (False, True) if number % 2 == 0 else (True, False)
                 windows = {attacked: _window(attack, attacked, swarm, options) for attacked in order}

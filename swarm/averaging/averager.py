@@ -31,6 +31,7 @@ from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.rounds import AveragingOptions, RoundSignals
 from swarm.averaging.service import AveragingService
+from swarm.averaging.slow_members import USUAL_MBPS
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Member, Ticket, first_members
@@ -71,6 +72,7 @@ class SwarmAverager:
         admission: who may take part
         ledger: file that is handed out to whoever asks; None if this peer keeps none
         auto: codec and local steps of a round are what its tickets name; `codec` and `rule` are the first ones
+        slowest_line_mbps: who sends as fast as that is never left out for being slow
 
     Raises:
         InputError: the process died while it started
@@ -92,6 +94,7 @@ class SwarmAverager:
         admission: Admission = OPEN,
         ledger: Path | None = None,
         auto: bool = False,
+        slowest_line_mbps: float = USUAL_MBPS,
     ):
         codec = codec or Codec()
         self.vector, self.line, self.timeouts = vector.share_memory_(), line or LineUse(), timeouts
@@ -115,6 +118,7 @@ class SwarmAverager:
             admission,
             dht.key,
             ledger,
+            slowest_line_mbps,
         )
         self._process = WorkerProcess(
             dht,

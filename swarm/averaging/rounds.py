@@ -32,7 +32,7 @@ from swarm.averaging.robust_mean import Combination
 from swarm.averaging.running_groups import RunningGroups
 from swarm.averaging.send_window import SendWindow
 from swarm.averaging.shares import count_stripes
-from swarm.averaging.slow_members import SlowMembers
+from swarm.averaging.slow_members import USUAL_MBPS, SlowMembers
 from swarm.averaging.striped_allreduce import StripedAllReduce
 from swarm.membership.backoff import BlameBackoff
 from swarm.membership.failure_detector import FailureDetector
@@ -116,6 +116,7 @@ class AveragingOptions:
         admission: who may take part; the averaging process has its own copy
         key: of this peer, with which it signs what it sends where averages are checked
         ledger: file that is handed out to whoever asks; None if this peer keeps none
+        slowest_line_mbps: who sends as fast as that is never left out for being slow
     """
 
     namespace: str
@@ -131,6 +132,7 @@ class AveragingOptions:
     admission: Admission
     key: RSAPrivateKey
     ledger: Path | None = None
+    slowest_line_mbps: float = USUAL_MBPS
 
     @property
     def checks_averages(self) -> bool:
@@ -155,7 +157,7 @@ class Rounds:
         self._low_rank = options.codec.low_rank(options.shapes, options.vector.numel())
         self._windows: dict[PeerID, SendWindow] = {}
         self._line_meter = LineMeter(options.line.most_kbps)
-        self._slow_members, self._shunned = SlowMembers(), BlameBackoff()
+        self._slow_members, self._shunned = SlowMembers(options.slowest_line_mbps), BlameBackoff()
         self.detector = FailureDetector(p2p, options.namespace, options.timeouts, options.admission)
         self._matchmaking = Matchmaking(
             p2p,

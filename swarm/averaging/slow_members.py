@@ -5,7 +5,8 @@ needs. But a member that sends hardly anything, and for which everybody waits fa
 than computing takes, costs the swarm more than it gives, whether its line is bad or it does so on purpose.
 
 How long the others need is no measure alone: the more peers there are, the less each of them computes for an update,
-and next to fast lines every line at home is a slow one. So who sends as fast as a usual line at home is never too slow.
+and next to fast lines every line at home is a slow one. So who sends as fast as a usual line at home is never too slow,
+unless the organiser asks for faster lines (`--slowest-line-mbps`).
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ SLOW_SECONDS = 3.0
 TIMES_SLOWER = 2.0
 """How much longer than everything else in an update the wait for one member may be: the update takes three times as
 long then."""
-USUAL_BYTES_PER_SECOND = 500_000.0
-"""4 Mbit/s, on the average over an exchange; a line that carries it is not left out however fast the others are."""
+USUAL_MBPS = 4.0
+"""On the average over an exchange; a line that carries it is not left out however fast the others are."""
 MAX_SLOW_ROUNDS = 3
 """In a row; after that a member is left out, and again after each further slow round until it was in time."""
 
 
 class SlowMembers:
-    """Counts the rounds in a row in which a member was too slow, also from its first round on."""
+    """Counts the rounds in a row in which a member was too slow, also from its first round on.
 
-    def __init__(self) -> None:
+    Args:
+        slowest_line_mbps: who sends as fast as that is never too slow
+    """
+
+    def __init__(self, slowest_line_mbps: float = USUAL_MBPS) -> None:
+        self._slowest_bytes_per_second = slowest_line_mbps * 1e6 / 8
         self._slow_rounds: dict[PeerID, int] = {}
 
     def note(
@@ -55,7 +61,7 @@ class SlowMembers:
         for peer in members:
             waited = waited_seconds.get(peer, 0.0)
             otherwise = max(exchange_seconds - waited, compute_seconds)
-            is_usual = num_bytes[peer] >= USUAL_BYTES_PER_SECOND * exchange_seconds
+            is_usual = num_bytes[peer] >= self._slowest_bytes_per_second * exchange_seconds
             if is_usual or waited < max(SLOW_SECONDS, TIMES_SLOWER * otherwise):
                 self._slow_rounds.pop(peer, None)
                 continue

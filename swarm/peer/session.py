@@ -27,6 +27,7 @@ from recipe.training.callbacks import StepMetrics
 from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
 from recipe.training.replay import Replay
 from recipe.training.trainer import build_trainer
+from swarm.averaging.slow_members import USUAL_MBPS
 from swarm.ledger.ledger import Ledger
 from swarm.membership.run_manifest import RunManifest
 from swarm.network.dht_options import own_addresses
@@ -353,6 +354,7 @@ class Session:
                 ledger=self.folder.ledger,
                 state_folder=self.folder.path,
                 profile=self.profile,
+                slowest_line_mbps=self.recipe.slowest_line_mbps or USUAL_MBPS,
             ),
             stop_requested=self.stop_requested,
             averaging=self.averaging,

@@ -143,6 +143,7 @@ class Coordinator:
             self.options.admission,
             self.options.ledger,
             self.averaging.auto,
+            self.options.slowest_line_mbps,
         )
         self.island = ALONE
         """The other processes of this peer, if it has some."""

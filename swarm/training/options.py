@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarm.averaging.slow_members import USUAL_MBPS
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.notes import Profile
 from swarm.runtime.line_use import LineUse
@@ -28,6 +29,7 @@ class CoordinatorOptions:
         ledger: file with what each has given, which is handed out to whoever asks; None if this peer keeps none
         state_folder: in which large states are kept to which all may go back; None for that of temporary files
         profile: what others are told of this machine; None for nothing
+        slowest_line_mbps: a member that sends as fast as that is never left out for being slow
     """
 
     min_peers: int = 1
@@ -41,3 +43,4 @@ class CoordinatorOptions:
     ledger: Path | None = None
     state_folder: Path | None = None
     profile: Profile | None = None
+    slowest_line_mbps: float = USUAL_MBPS

@@ -36,6 +36,13 @@ def test_a_slow_line_at_home_is_borne(compute_seconds):
         )
 
 
+def test_an_organiser_can_ask_for_faster_lines():
+    """A line of 10 Mbit/s, in a run that asks for 20."""
+    members = SlowMembers(slowest_line_mbps=20.0)
+    slow = [members.note(MEMBERS, {"slow": 50.0}, 52.0, 5.0, dict.fromkeys(MEMBERS, 65e6)) for _ in range(3)]
+    assert slow == [set(), set(), {"slow"}]
+
+
 def test_seconds_that_nobody_notices_do_not_count():
     members = SlowMembers()
     for _ in range(10):
