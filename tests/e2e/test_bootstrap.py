@@ -40,11 +40,16 @@ def test_a_run_begins_on_a_neutral_node_and_goes_on_when_the_second_peer_has_use
         assert 3e5 <= left["traffic_bytes"] < 1e7
 
 
-@pytest.mark.parametrize("given", [["--recipe", "digits"], []])
-def test_only_who_names_recipe_and_run_begins_there(node, refused, given):
-    sentence = refused("--initial-peers", node, *OWN, *given)
-    assert "The initial peers know of no run" in sentence
-    assert "to start a run there, give --recipe and --run-id as well" in sentence
+def test_only_who_names_recipe_and_run_begins_there(node, tmp_path):
+    with reaping() as programs:
+        for name, given in {"recipe": ["--recipe", "digits"], "nothing": []}.items():
+            options = ["--initial-peers", node, *OWN, *given, "--output-dir", str(tmp_path / name)]
+            programs.append(Program("swarm.peer", options, tmp_path / f"{name}.log"))
+        for program in programs:
+            assert program.wait(120) == 2, program.output
+            (sentence,) = (line for line in program.output.splitlines() if line.startswith("error: "))
+            assert "The initial peers know of no run" in sentence
+            assert "to start a run there, give --recipe and --run-id as well" in sentence
 
 
 def test_a_wrong_address_starts_nothing(refused):
