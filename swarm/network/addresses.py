@@ -168,8 +168,17 @@ def classify(address: str) -> Literal["loopback", "private", "public"]:
 
 def is_loopback(address: str) -> bool:
     """Whether only this machine can call there; an address that cannot be read is refused elsewhere."""
+    return _is(address, "loopback")
+
+
+def is_public(address: str) -> bool:
+    """Whether it is out on the internet; an address that cannot be read is refused elsewhere."""
+    return _is(address, "public")
+
+
+def _is(address: str, kind: str) -> bool:
     try:
-        return classify(address) == "loopback"
+        return classify(address) == kind
     except ValueError:
         return False
 
