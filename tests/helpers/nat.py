@@ -101,7 +101,7 @@ class Home:
         command = [*self.router, "miniupnpd", "-d", "-f", str(settings), "-P", str(folder / "miniupnpd.pid")]
         with (folder / "miniupnpd.log").open("w+b") as log, subprocess.Popen(command, stderr=log, stdout=log) as daemon:
             try:
-                _wait_for(folder / "miniupnpd.log", b"listening on", daemon)
+                _wait_for(folder / "miniupnpd.log", b"istening", daemon)
                 yield
             finally:
                 daemon.terminate()
@@ -110,7 +110,7 @@ class Home:
         """Where the ports lead that the router has opened by itself."""
         command = [*self.router, "nft", "list", "chain", "inet", "upnp", "prerouting"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return re.findall(r"tcp dport (\d+) .*dnat ip to ([\d.]+:\d+)", listed)
+        return re.findall(r"th dport (\d+) .*dnat ip to ([\d.]+:\d+)", listed)
 
 
 def enter(prefix: tuple[str, ...]) -> None:

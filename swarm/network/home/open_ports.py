@@ -26,10 +26,11 @@ class OpenPorts:
 
     Args:
         router: whose ports they are
+        shortest_pause_seconds: between renewals, however short a lease the router gives
     """
 
-    def __init__(self, router: Router):
-        self._router = router
+    def __init__(self, router: Router, shortest_pause_seconds: float = SHORTEST_PAUSE_SECONDS):
+        self._router, self._shortest_pause_seconds = router, shortest_pause_seconds
         self._opened: dict[int, tuple[int, int]] = {}
         """By port of this machine: the router's, and for how many seconds."""
         self._lock = threading.Lock()
@@ -117,7 +118,7 @@ class OpenPorts:
 
     def _pause_seconds(self) -> float:
         shortest = min((seconds for _, seconds in list(self._opened.values())), default=LEASE_SECONDS)
-        return max(shortest / RENEWALS_PER_LEASE, SHORTEST_PAUSE_SECONDS)
+        return max(shortest / RENEWALS_PER_LEASE, self._shortest_pause_seconds)
 
     @staticmethod
     async def _call(wish):
