@@ -8,7 +8,8 @@ import threading
 
 from hivemind.utils import get_logger
 
-from swarm.network.home.router import PortTaken, Router, RouterRefuses, find_router
+from swarm.network.home.router import PortTaken, Router, RouterRefuses
+from swarm.network.home.search import find_router
 
 logger = get_logger(__name__)
 

@@ -13,7 +13,8 @@ import pytest
 
 from swarm.network.home.nat_pmp import NatPmpRouter
 from swarm.network.home.open_ports import LEASE_SECONDS, OpenPorts
-from swarm.network.home.router import PortTaken, RouterRefuses, default_gateway
+from swarm.network.home.router import PortTaken, RouterRefuses
+from swarm.network.home.search import default_gateway
 from swarm.network.home.upnp import ANSWER_SECONDS, SEARCH_SECONDS, UpnpRouter
 
 pytestmark = pytest.mark.timeout(30)
