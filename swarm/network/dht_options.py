@@ -90,7 +90,8 @@ class NetworkOptions:
         announced = list(self.announce_maddrs)
         if self.public_ip is not None:
             port = self._fixed_port()
-            announced += [] if announced or self.host_maddrs else [multiaddress(ip, port) for ip in own_addresses()]
+            if not announced and not self.host_maddrs:
+                announced = [multiaddress(ip, port) for ip in own_addresses() if ip != "::1"]
             outside = port if self.opened is None else self.opened.ports.get(port, port)
             announced.append(multiaddress(self.public_ip, outside))
         return list(dict.fromkeys(announced)) or None
