@@ -63,6 +63,8 @@ class DoctorOptions:
     """The run, where several share the addresses."""
     port: Annotated[int, arg("PORT")] = 0
     """TCP port that you are going to listen on."""
+    port_mapping: bool = True
+    """Ask your router to open that port for a moment (UPnP, NAT-PMP), as a peer would."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where you are going to compute."""
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
@@ -138,10 +140,13 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
     from swarm.peer.role import measured
 
     try:
-        found, _ = measured(NetworkOptions(initial_peers=tuple(check_reachable(peers)), port=options.port))
+        network = NetworkOptions(initial_peers=tuple(check_reachable(peers)), port=options.port)
+        found, _ = measured(network, ask_router=options.port_mapping)
     except InputError as error:
         return Check("inbound port", "failed", str(error), "choose another --port")
-    text = f"{found.mode} peer, {found.reason}"
+    text = f"{found.mode} peer, {found.reason}. {found.router}".removesuffix(". ")
+    if found.opened is not None:
+        found.opened.close()
     if found.mode == "full":
         return Check("inbound port", "ok", text)
     fix = "you can join and contribute; to be a full peer forward a TCP port of your router and give it as --port"

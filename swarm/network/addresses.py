@@ -168,8 +168,17 @@ def classify(address: str) -> Literal["loopback", "private", "public"]:
 
 def is_loopback(address: str) -> bool:
     """Whether only this machine can call there; an address that cannot be read is refused elsewhere."""
+    return _is(address, "loopback")
+
+
+def is_public(address: str) -> bool:
+    """Whether it is out on the internet; an address that cannot be read is refused elsewhere."""
+    return _is(address, "public")
+
+
+def _is(address: str, kind: str) -> bool:
     try:
-        return classify(address) == "loopback"
+        return classify(address) == kind
     except ValueError:
         return False
 
@@ -198,15 +207,21 @@ def closed_ports(visible: Sequence[str], public_ip: str | None = None, enrolment
     Args:
         enrolment_port: a further port that has to be open
     """
-    if not visible or any(address.split("/")[2] == public_ip or classify(address) == "public" for address in visible):
+    public = [address for address in visible if address.split("/")[2] == public_ip or classify(address) == "public"]
+    if not visible or any(not address.startswith("/ip6/") or public_ip in address.split("/") for address in public):
         return ""
     endpoint = _parse(visible[0], own=True)
     ports = f"{endpoint.transport.upper()} port {endpoint.port}"
     also, option = "", ""
     if enrolment_port:
         also, option = f" and TCP port {enrolment_port}", f" --enrolment-port {enrolment_port}"
+    who = (
+        "Only those with IPv6 can join, if your router lets them in, which was not measured"
+        if public
+        else ("Nobody on the internet can join")
+    )
     return (
-        f"# Nobody on the internet can join: forward {ports}{also} of your router to this machine and start with "
+        f"# {who}: forward {ports}{also} of your router to this machine and start with "
         f"--public-ip YOUR.PUBLIC.IP --port {endpoint.port}{option}."
     )
 

@@ -3,7 +3,6 @@
 import contextlib
 import ipaddress
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hivemind
-import psutil
 from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
-from swarm.network.addresses import NobodyAnswers, check_port_free, check_reachable, classify, parse_own_address
+from swarm.network.addresses import NobodyAnswers, check_port_free, check_reachable, parse_own_address
 from swarm.network.dht_process import SwarmDHT
 from swarm.network.hivemind_patches import repair_hivemind
+from swarm.network.home.interfaces import every_host, free_port, has_ipv6, own_addresses
+from swarm.network.home.open_ports import OpenPorts
 from swarm.network.known_peers import peer_of_address
 from swarm.network.reachability import offer_call_backs
 from swarm.network.signed_records import OwnedRecords, prepare_identity, read_key
@@ -50,11 +50,13 @@ class NetworkOptions:
     port: int = 0
     """TCP port to listen on; 0 takes any free one."""
     host_maddrs: tuple[str, ...] = ()
-    """Where to listen instead of `/ip4/0.0.0.0/tcp/PORT`."""
+    """Where to listen instead of `/ip4/0.0.0.0/tcp/PORT`, and `/ip6/::/tcp/PORT` on machines that have IPv6."""
     announce_maddrs: tuple[str, ...] = ()
     """What others are told instead of what p2pd finds out by itself."""
     public_ip: str | None = None
     """Address of the router that forwards `port` to this machine; announced next to the others."""
+    opened: OpenPorts | None = None
+    """Ports that this router has opened for this peer; it closes them when the DHT stops, or does not start."""
     identity_path: Path | None = None
     """Private key that fixes the peer id; made on first use. None takes a new identity every time."""
     client_mode: bool = False
@@ -80,7 +82,7 @@ class NetworkOptions:
 
     def listen_addresses(self) -> list[str]:
         """Multiaddresses that p2pd listens on."""
-        return list(self.host_maddrs) or [f"/ip4/0.0.0.0/tcp/{self.port}"]
+        return list(self.host_maddrs) or [multiaddress(host, self.port) for host in every_host()]
 
     def announced_addresses(self) -> list[str] | None:
         """Multiaddresses that p2pd tells others; None lets it find out. They replace what it found, so with a public
@@ -88,8 +90,10 @@ class NetworkOptions:
         announced = list(self.announce_maddrs)
         if self.public_ip is not None:
             port = self._fixed_port()
-            announced += [] if announced or self.host_maddrs else [f"/ip4/{ip}/tcp/{port}" for ip in own_addresses()]
-            announced.append(f"/ip{ipaddress.ip_address(self.public_ip).version}/{self.public_ip}/tcp/{port}")
+            if not announced and not self.host_maddrs:
+                announced = [multiaddress(ip, port) for ip in own_addresses() if ip != "::1"]
+            outside = port if self.opened is None else self.opened.ports.get(port, port)
+            announced.append(multiaddress(self.public_ip, outside))
         return list(dict.fromkeys(announced)) or None
 
     def check(self) -> None:
@@ -112,6 +116,11 @@ class NetworkOptions:
         return next((port for port in ports if port), 0)
 
 
+def multiaddress(host: str, port: int) -> str:
+    """Of a TCP port at an IP address."""
+    return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
+
+
 def start_dht(options: NetworkOptions, meanwhile: Callable[[], None] = lambda: None) -> SwarmDHT:
     """Join the swarm of `options.initial_peers`, or start a new one. Main thread only.
 
@@ -124,9 +133,20 @@ def start_dht(options: NetworkOptions, meanwhile: Callable[[], None] = lambda: N
             that are there are too busy to answer, for `patience_seconds` more; and when p2pd could not start in
             `startup_timeout_seconds`, twice.
     """
+    try:
+        return _start(options, meanwhile)
+    except BaseException:
+        if options.opened is not None:
+            options.opened.close()
+        raise
+
+
+def _start(options: NetworkOptions, meanwhile: Callable[[], None]) -> SwarmDHT:
     use_fork()
     allow_many_files()
     options.check()
+    if not options.port and not options.host_maddrs and has_ipv6():  # or each family would take another one
+        options = replace(options, port=free_port())
     peers = check_reachable(options.initial_peers)
     with keep_signal_handlers(), tempfile.TemporaryDirectory() as folder:
         if options.identity_path is None:
@@ -171,6 +191,8 @@ def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[st
 
 def stop_dht(dht: SwarmDHT, timeout_seconds: float = 3) -> None:
     """End a DHT process and its p2pd: politely, after `timeout_seconds` by force. Never raises."""
+    if dht.opened is not None:
+        dht.opened.close()
     below = [*dht.processes, *(descendants(dht.pid) if dht.pid else [])]
     dht.shutdown_timeout = timeout_seconds
     with contextlib.suppress(Exception):
@@ -178,13 +200,6 @@ def stop_dht(dht: SwarmDHT, timeout_seconds: float = 3) -> None:
     _end_process(dht)
     kill(below)
     shutil.rmtree(dht.sockets, ignore_errors=True)
-
-
-def own_addresses() -> list[str]:
-    """IPv4 addresses of this machine, loopback first."""
-    manifests = psutil.net_if_addrs().values()
-    found = [manifest.address for addresses in manifests for manifest in addresses if manifest.family == socket.AF_INET]
-    return sorted(found, key=lambda ip: classify(f"/ip4/{ip}") != "loopback")
 
 
 def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], None]) -> SwarmDHT:
@@ -211,6 +226,9 @@ def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], N
         if not options.client_mode:
             _finish(dht.run_coroutine(offer_call_backs, return_future=True), options.startup_timeout_seconds)
         dht.processes = tuple(descendants(dht.pid))
+        if options.opened is not None:
+            options.opened.keep()
+            dht.opened = options.opened
     except BaseException:  # Ctrl-C as well
         if dht._ready.done():
             # If it could not start, it ends by itself. Killed right after its answer it may still hold MPFuture's lock,

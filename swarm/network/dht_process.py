@@ -15,6 +15,7 @@ from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
+from swarm.network.home.open_ports import OpenPorts
 from swarm.network.signed_records import Meet, NewestList, OwnedRecords, TakePart
 from swarm.protocol.certificates import Authority
 from swarm.runtime.pipes import use_whole_pipes
@@ -35,6 +36,8 @@ class SwarmDHT(hivemind.DHT):
     """Signs this peer's records and checks those of others."""
     processes: tuple[psutil.Process, ...] = ()
     """Everything below the DHT process (p2pd), noted when it was up."""
+    opened: OpenPorts | None = None
+    """What the home router has opened for this peer."""
 
     def __init__(self, *args, **kwargs):
         self.sockets = make_socket_folder()

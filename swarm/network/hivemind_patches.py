@@ -5,7 +5,7 @@
 - A handler that is cancelled would leave its task behind.
 - A stream whose handler has ended, while its caller still sends, would never be closed.
 - A message could be as long as its sender likes, and a caller could have as many streams and calls as it likes.
-- p2pd would carry strangers' traffic.
+- p2pd would carry strangers' traffic, and would have the router open a port without a word, each time another one.
 - A stream that could not be opened would leave its connection to p2pd open, here and there, for each knock at the door
   of a dead peer.
 - A search would write what it finds into what others have stored on this node, and end with the first answer that is
@@ -45,6 +45,7 @@ from swarm.network.stream_limits import limits_of
 from swarm.runtime.token_bucket import TokenBuckets
 
 P2PD_CONFIG = Path(__file__).with_name("p2pd.json")
+_SERVICES = {"f": P2PD_CONFIG, "relay": False, "relayService": False, "natPortMap": False}
 CALLS, ALL_CALLS = 64, 1024
 """That one caller, and all of them together, may have at a time without an answer yet."""
 STORES_AT_ONCE, STORES_PER_SECOND = 4096, 64.0
@@ -129,16 +130,18 @@ async def _handle_some_calls(self: ControlClient, call_id: UUID, request: p2pd_p
             del running[request.peer]
 
 
-def _without_relay_service(make_arguments):
+def _without_services(make_arguments):
     """p2pd relays for anybody by default, at this volunteer's cost, and no argument of Hivemind's changes that.
 
     `-relayService=0` alone does nothing: p2pd starts a second relay whenever its configuration enables relays, which
     it does by default, and a flag can only switch them on. Calls over others' relays end with it; nobody here made any.
+
+    Ports of the router are opened by `swarm.network.home`, which measures them.
     """
 
     @wraps(make_arguments)
     def repaired(*args, **kwargs) -> list[str]:
-        return make_arguments(*args, **{**kwargs, "f": P2PD_CONFIG, "relay": False, "relayService": False})
+        return make_arguments(*args, **{**kwargs, **_SERVICES})
 
     return repaired
 
@@ -222,7 +225,7 @@ def repair_hivemind() -> None:
     P2P.receive_raw_data = staticmethod(_receive_raw_data)
     ControlClient._handle_persistent_request = _handle_some_calls
     P2P.add_protobuf_handler = _add_handler
-    P2P._make_process_args = staticmethod(_without_relay_service(P2P._make_process_args))
+    P2P._make_process_args = staticmethod(_without_services(P2P._make_process_args))
     DHTProtocol.create = classmethod(_with_bounded_storage(DHTProtocol.create.__func__))
     DHTProtocol.rpc_store = _store_some
     DHTProtocol._validate_dictionary = _drop_invalid

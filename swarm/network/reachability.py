@@ -4,6 +4,9 @@ libp2p would answer over the connection that is there already, so this is plain 
 that its p2pd will use, and says a nonce to whoever calls; the asked peer connects to *the address that the question
 came from*, to no other, and only reads. It is therefore no scanner for hire: ports of strangers stay out of reach, and
 of the asker's own it tells only whether the nonce was there.
+
+A router that opens a port for the newcomer may give it another number. The newcomer names that one, and what the router
+says of itself plays no part: the port is open if the nonce was heard.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,6 +31,10 @@ from hivemind.utils.multiaddr import Multiaddr
 from msgspec import Meta
 
 from recipe.errors import InputError
+from swarm.network.addresses import is_public
+from swarm.network.home.interfaces import every_host
+from swarm.network.home.open_ports import OpenPorts, open_port
+from swarm.network.home.router import RouterRefuses
 from swarm.protocol.wire import from_wire, to_wire
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
@@ -45,6 +52,7 @@ _CALLED = msgspec.msgpack.Decoder(tuple[str, bool])
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 8.0  # of a peer on a busy machine
 MAX_ASKED = 3
+_IPV6 = ("/ip6/", "/dns6/")
 CALLS_PER_MINUTE, CALLS_OF_A_PEER, CALLS_OF_A_HOST = 60, 5, 20
 """That a peer makes for all, for one peer id, and for one IP address (behind which there may be many machines)."""
 
@@ -57,14 +65,18 @@ class Reachability:
         mode: a full peer can be called; an outbound-only one (client mode) only calls
         reason: the end of a sentence
         host: the address behind which others see this machine, or None if nobody said
+        router: a sentence about what the router of this home did, if it was asked
+        opened: what it keeps open for this peer
     """
 
     mode: Literal["full", "outbound-only"]
     reason: str
     host: str | None = None
+    router: str = ""
+    opened: OpenPorts | None = None
 
     def __str__(self) -> str:
-        return f"Reachability: {self.mode} peer, {self.reason}."
+        return f"Reachability: {self.mode} peer, {self.reason}. {self.router}".rstrip()
 
 
 # ---- messages: any class with these two methods can travel ----------------------------------------------------------
@@ -75,7 +87,7 @@ class CallMe:
     """The question.
 
     Args:
-        port: TCP port on which the asker listens
+        port: TCP port on which the asker can be called
         nonce: what it says there
     """
 
@@ -190,23 +202,29 @@ async def offer_call_backs(_dht: hivemind.DHT, node: hivemind.dht.DHTNode) -> No
 # ---- the newcomer ---------------------------------------------------------------------------------------------------
 
 
-def measure_reachability(initial_peers: Sequence[str], port: int, identity_path: Path | None = None) -> Reachability:
+def measure_reachability(
+    initial_peers: Sequence[str], port: int, identity_path: Path | None = None, ask_router: bool = False
+) -> Reachability:
     """Ask up to three peers to call this machine; it is reachable if all that answer could.
 
-    Takes one to two seconds, and starts and ends a p2pd of its own with another identity.
+    Takes one to two seconds, and starts and ends a p2pd of its own with another identity. Peers that have IPv4 and IPv6
+    are asked by IPv6 if nobody can call this machine by IPv4.
 
     Args:
         initial_peers: multiaddresses of running peers
         port: the TCP port to listen on, free
         identity_path: private key of the identity that is going to be used
+        ask_router: have the router of this home open the port, if these peers are out on the internet
 
     Raises:
         InputError: a running peer uses that identity already
     """
-    return asyncio.run(_measure(initial_peers, port, identity_path))
+    return asyncio.run(_measure(initial_peers, port, identity_path, ask_router))
 
 
-async def _measure(initial_peers: Sequence[str], port: int, identity_path: Path | None) -> Reachability:
+async def _measure(
+    initial_peers: Sequence[str], port: int, identity_path: Path | None, ask_router: bool
+) -> Reachability:
     nonce = os.urandom(NONCE_BYTES)
 
     async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -216,29 +234,76 @@ async def _measure(initial_peers: Sequence[str], port: int, identity_path: Path 
         writer.close()
 
     try:
-        listener = await asyncio.start_server(greet, "0.0.0.0", port)
+        listener = await asyncio.start_server(greet, every_host(), port)
     except OSError as error:
         return Reachability("outbound-only", f"because port {port} cannot be listened on ({error.strerror})")
+    found: list[Reachability] = []
     try:
-        answers = await _ask_all(initial_peers, CallMe(port, nonce), identity_path)
-    except P2PDaemonError as error:
-        logger.debug(f"reachability was not measured: {error}")
-        return Reachability("outbound-only", "because no peer could be asked to call this machine")
+        for addresses in _by_family(initial_peers):
+            by_router = ask_router and not addresses[0].startswith(_IPV6) and any(map(is_public, addresses))
+            found.append(await _measure_by(addresses, CallMe(port, nonce), identity_path, by_router))
+            if found[-1].mode == "full":
+                return found[-1]
     finally:
         listener.close()
-    return conclusion([answer for answer in answers if answer is not None and answer.host], port)
+    return next((answer for answer in found if answer.host is not None), found[0])
 
 
-async def _ask_all(initial_peers: Sequence[str], question: CallMe, identity_path: Path | None) -> list[Called | None]:
+def _by_family(addresses: Sequence[str]) -> list[list[str]]:
+    """Those of IPv6 apart, and last: a router can open a port for IPv4."""
+    ipv6 = [address for address in addresses if address.startswith(_IPV6)]
+    return [family for family in ([address for address in addresses if address not in ipv6], ipv6) if family]
+
+
+async def _measure_by(
+    initial_peers: Sequence[str], question: CallMe, identity_path: Path | None, by_router: bool
+) -> Reachability:
+    opening = asyncio.create_task(_open_port(question.port)) if by_router else None  # while p2pd starts
+    found = None
+    try:
+        found = await _ask_all(initial_peers, question, identity_path, opening)
+    except P2PDaemonError as error:
+        logger.debug(f"reachability was not measured: {error}")
+        found = Reachability("outbound-only", "because no peer could be asked to call this machine")
+    finally:
+        if opening is not None and (found is None or found.mode != "full"):
+            opened, _ = await opening
+            if opened is not None:
+                await opened.close_all()
+    return found
+
+
+async def _open_port(port: int) -> tuple[OpenPorts | None, str]:
+    """What the router has opened, and a sentence if it could have and has not."""
+    try:
+        return await open_port(port), ""
+    except RouterRefuses as why:
+        return None, f"Your router was asked to open a port, but {why}."
+
+
+async def _ask_all(
+    initial_peers: Sequence[str],
+    question: CallMe,
+    identity_path: Path | None,
+    opening: Awaitable[tuple[OpenPorts | None, str]] | None,
+) -> Reachability:
     p2p = await P2P.create(
         initial_peers, dht_mode="client", no_listen=True, host_maddrs=None, startup_timeout=60, auto_nat=False
     )
     try:
         await _check_identity(p2p, identity_path)
-        peer_ids = [PeerID.from_base58(Multiaddr(address)["p2p"]) for address in initial_peers[:MAX_ASKED]]
-        return await asyncio.gather(*(_ask(p2p, peer_id, question) for peer_id in peer_ids))
+        opened, router = (None, "") if opening is None else await opening
+        if opened is not None:
+            question = replace(question, port=opened.ports[question.port])
+        peer_ids = dict.fromkeys(PeerID.from_base58(Multiaddr(address)["p2p"]) for address in initial_peers)
+        answers = await asyncio.gather(*(_ask(p2p, peer_id, question) for peer_id in [*peer_ids][:MAX_ASKED]))
     finally:
         await p2p.shutdown()
+    found = conclusion([answer for answer in answers if answer is not None and answer.host], question.port)
+    if opened is not None:
+        ended = "for this peer until it ends" if found.mode == "full" else "but that did not help: it is closed again"
+        router = f"Your router opened port {question.port} {ended}."
+    return replace(found, router=router, opened=opened if found.mode == "full" else None)
 
 
 async def _check_identity(p2p: P2P, identity_path: Path | None) -> None:

@@ -318,7 +318,7 @@ class Peer:
             client_mode=connection.client_mode or not may_serve,
         )
         why = "--client-mode was given" if may_serve else "the organiser has not given it the role to serve others"
-        self.reachability, network = measured(network, why)
+        self.reachability, network = measured(network, why, connection.port_mapping)
         if self.options.role.helps and network.client_mode:
             raise InputError(
                 f"A helper has to be a peer that others can call, and this one cannot be ({self.reachability.reason}): "

@@ -104,12 +104,14 @@ class ConnectionOptions:
     """TCP port to listen on."""
     public_ip: Annotated[str | None, arg("IP", "none")] = None
     """Address of your router, if it forwards --port to this machine."""
-    host_maddrs: Annotated[tuple[str, ...], arg("MULTIADDRESS ...", "/ip4/0.0.0.0/tcp/PORT")] = ()
+    host_maddrs: Annotated[tuple[str, ...], arg("MULTIADDRESS ...", "any address, IPv4 and IPv6")] = ()
     """Where to listen."""
     announce_maddrs: Annotated[tuple[str, ...], arg("MULTIADDRESS ...", "those that are found")] = ()
     """Addresses to tell others."""
     identity_path: Annotated[Path | None, arg("FILE", "OUTPUT_DIR/identities/PUBLIC_NAME.key")] = None
     """Private key that fixes the peer id; made on first use."""
+    port_mapping: bool = True
+    """Ask the router of this home to open --port (UPnP, NAT-PMP), until this peer ends."""
     client_mode: bool = False
     """Only call others, never be called (for machines that cannot be reached)."""
     max_upload_mbps: Annotated[float | None, arg("MBIT/S", "as fast as the line is")] = None

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-import socket
+import asyncio
+import ipaddress
 from dataclasses import replace
 
-from swarm.network.dht_options import NetworkOptions, own_addresses
+from swarm.network.dht_options import NetworkOptions
+from swarm.network.home.interfaces import free_port, own_addresses
+from swarm.network.home.open_ports import open_port
+from swarm.network.home.router import RouterRefuses
 from swarm.network.reachability import Reachability, measure_reachability
 
 
 def measured(
-    network: NetworkOptions, why_client: str = "--client-mode was given"
+    network: NetworkOptions, why_client: str = "--client-mode was given", ask_router: bool = False
 ) -> tuple[Reachability, NetworkOptions]:
     """How this peer takes part, and the network options that go with it.
 
     Args:
         why_client: why it is in client mode, if it is
+        ask_router: have the router of this home open a port, where that could help
 
     Raises:
         InputError: the port is taken, or a running peer uses the identity
     """
     if network.client_mode:
         return Reachability("outbound-only", f"because {why_client}"), network
+    says_where = bool(network.host_maddrs or network.announce_maddrs)
+    ask_router = ask_router and not says_where and network.public_ip is None
     if not network.initial_peers:
-        return Reachability("full", "because it is the first one: nobody is there to call it"), network
-    if network.host_maddrs or network.announce_maddrs:
+        found = Reachability("full", "because it is the first one: nobody is there to call it")
+        return _believed(found, network) if ask_router else (found, network)
+    if says_where:
         return Reachability("full", "because --host-maddrs or --announce-maddrs say so: it was not measured"), network
     network.check()
-    port = network.port or _free_port()
-    found = measure_reachability(network.initial_peers, port, network.identity_path)
-    network = replace(network, port=port, check_identity=False)
-    if network.public_ip is not None and found.host != network.public_ip:
+    port = network.port or free_port()
+    found = measure_reachability(network.initial_peers, port, network.identity_path, ask_router)
+    network = replace(network, port=port, check_identity=False, opened=found.opened)
+    if network.public_ip is not None and found.host != str(ipaddress.ip_address(network.public_ip)):
         # The asked peers see another address than the one that is said to work, and dial only what they see.
         return Reachability("full", f"because --public-ip {network.public_ip} says so: it was not measured"), network
     if found.mode == "outbound-only":
@@ -39,7 +47,21 @@ def measured(
     return found, replace(network, public_ip=found.host if behind_router else network.public_ip)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        return probe.getsockname()[1]
+def _believed(found: Reachability, network: NetworkOptions) -> tuple[Reachability, NetworkOptions]:
+    """The first peer can ask nobody but its router; a router without a public address is behind another one."""
+    network.check()
+    port = network.port or free_port()
+    try:
+        opened = asyncio.run(open_port(port))
+    except RouterRefuses as why:
+        return replace(found, router=f"Your router was asked to open a port, but {why}."), network
+    if opened is None:
+        return found, network
+    if not ipaddress.ip_address(opened.host).is_global:
+        opened.close()
+        return replace(found, router="Your router has no public address, so it was not used to be reached."), network
+    said = (
+        f"Your router says that it opened port {opened.ports[port]} of {opened.host} for this peer until it ends; "
+        "nobody is there to measure that."
+    )
+    return replace(found, router=said), replace(network, port=port, public_ip=opened.host, opened=opened)

@@ -30,7 +30,7 @@ from recipe.training.trainer import build_trainer
 from swarm.averaging.slow_members import USUAL_MBPS
 from swarm.ledger.ledger import Ledger
 from swarm.membership.run_manifest import RunManifest
-from swarm.network.dht_options import own_addresses
+from swarm.network.home.interfaces import own_addresses
 from swarm.peer.callbacks.checkpoint_upload import CheckpointUpload
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.first_contribution import FirstContribution

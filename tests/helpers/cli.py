@@ -142,7 +142,7 @@ class PeerProgram(Program):
         **environment: str,
     ):
         self.name, self.folder = name, RunFolder(output_dir / run_id / name)
-        own = ["--output-dir", str(output_dir), "--public-name", name]
+        own = ["--output-dir", str(output_dir), "--public-name", name, "--no-port-mapping"]  # nor the tester's router
         self.folder.status.unlink(missing_ok=True)
         super().__init__(module, [*own, *arguments], output_dir / f"{name}.log", nice, prefix, **environment)
 

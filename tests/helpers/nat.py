@@ -9,17 +9,41 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import re
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 # libp2p does not route addresses of documentation or benchmark ranges, so these look public; they end at the router.
 INTERNET_IP, ROUTER_IP, HOME_IP = "11.77.0.1", "11.77.0.2", "10.77.0.2"
+INTERNET_IPV6, HOME_IPV6 = "2a00:77::1", "2a00:77::2"
+_UPNP_TABLE = """
+add table inet upnp
+add chain inet upnp forward { type filter hook forward priority 0; }
+add chain inet upnp prerouting { type nat hook prerouting priority -100; }
+add chain inet upnp postrouting { type nat hook postrouting priority 100; }
+"""
+_UPNP_SETTINGS = f"""
+listening_ip=10.77.0.1
+ext_ip={ROUTER_IP}
+port=0
+secure_mode=yes
+uuid=00000000-0000-0000-0000-000000000001
+upnp_table_name=upnp
+upnp_nat_table_name=upnp
+upnp_forward_chain=forward
+upnp_nat_chain=prerouting
+upnp_nat_postrouting_chain=postrouting
+"""
 
 
 def why_not() -> str | None:
@@ -58,6 +82,36 @@ class Home:
         rule = f"add rule ip nat prerouting tcp dport {port} dnat to {HOME_IP}:{port}"
         subprocess.run([*self.router, "nft", *rule.split()], check=True)
 
+    @contextlib.contextmanager
+    def opens_ports(self, folder: Path, protocol: str, ports: str = "1024-65535") -> Iterator[None]:
+        """The router opens ports for whoever asks, as long as the `with` block lasts.
+
+        Args:
+            folder: for its files
+            protocol: "upnp" or "natpmp"
+            ports: of its own that it opens
+        """
+        _run(*self.router, "nft", "-f", "-", input=_UPNP_TABLE)
+        settings = folder / "miniupnpd.conf"
+        settings.write_text(
+            f"ext_ifname={_interface(self.router, ROUTER_IP)}\n"
+            f"enable_upnp={_yes(protocol == 'upnp')}\nenable_natpmp={_yes(protocol == 'natpmp')}\n{_UPNP_SETTINGS}"
+            f"allow {ports} 10.77.0.0/24 1024-65535\ndeny 0-65535 0.0.0.0/0 0-65535\n"
+        )
+        command = [*self.router, "miniupnpd", "-d", "-f", str(settings), "-P", str(folder / "miniupnpd.pid")]
+        with (folder / "miniupnpd.log").open("w+b") as log, subprocess.Popen(command, stderr=log, stdout=log) as daemon:
+            try:
+                _wait_for(folder / "miniupnpd.log", b"istening", daemon)
+                yield
+            finally:
+                daemon.terminate()
+
+    def opened(self) -> list[str]:
+        """Where the ports lead that the router has opened by itself."""
+        command = [*self.router, "nft", "list", "chain", "inet", "upnp", "prerouting"]
+        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return re.findall(r"th dport (\d+) .*dnat ip to ([\d.]+:\d+)", listed)
+
 
 def enter(prefix: tuple[str, ...]) -> None:
     """Move this process, which has one thread yet, to where commands with this prefix run."""
@@ -68,8 +122,12 @@ def enter(prefix: tuple[str, ...]) -> None:
 
 
 @contextlib.contextmanager
-def home_behind_router() -> Iterator[Home]:
-    """Two networks and a router that translates addresses between them."""
+def home_behind_router(masquerade: str = "masquerade") -> Iterator[Home]:
+    """Two networks and a router that translates addresses between them.
+
+    Args:
+        masquerade: how; "masquerade fully-random" takes another port for each connection
+    """
     mark = uuid.uuid4().hex[:6]
     names = [f"{part}-{mark}" for part in ("internet", "router", "home")]
     internet, router, home = (("ip", "netns", "exec", name) for name in names)
@@ -85,7 +143,7 @@ def home_behind_router() -> Iterator[Home]:
             "add table ip nat",
             "add chain ip nat postrouting { type nat hook postrouting priority 100 ; }",
             "add chain ip nat prerouting { type nat hook prerouting priority -100 ; }",
-            f"add rule ip nat postrouting ip saddr 10.77.0.0/24 ip daddr {INTERNET_IP}/24 masquerade",
+            f"add rule ip nat postrouting ip saddr 10.77.0.0/24 ip daddr {INTERNET_IP}/24 {masquerade}",
         ):
             _run(*router, "nft", rule)
         yield Home(internet, home, router)
@@ -94,14 +152,51 @@ def home_behind_router() -> Iterator[Home]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def _connect(one: str, one_address: str, other: str, other_address: str) -> None:
+@contextlib.contextmanager
+def two_by_ipv6() -> Iterator[Home]:
+    """The internet and a home that have IPv6 addresses only, without address translation."""
+    mark = uuid.uuid4().hex[:6]
+    names = [f"{part}-{mark}" for part in ("internet", "home")]
+    try:
+        for name in names:
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        _connect(names[0], f"{INTERNET_IPV6}/64", names[1], f"{HOME_IPV6}/64", "nodad")
+        internet, home = (("ip", "netns", "exec", name) for name in names)
+        yield Home(internet, home, home)
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def _interface(prefix: tuple[str, ...], address: str) -> str:
+    """The network card that has an address."""
+    found = subprocess.run([*prefix, "ip", "-json", "address"], check=True, capture_output=True, text=True).stdout
+    return next(
+        card["ifname"] for card in json.loads(found) for own in card["addr_info"] if own.get("local") == address
+    )
+
+
+def _yes(wanted: bool) -> str:
+    return "yes" if wanted else "no"
+
+
+def _wait_for(log: Path, words: bytes, program: subprocess.Popen, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while words not in log.read_bytes():
+        assert program.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+
+
+def _connect(one: str, one_address: str, other: str, other_address: str, *flags: str) -> None:
     """A cable between two namespaces."""
     ends = [f"v{uuid.uuid4().hex[:8]}" for _ in range(2)]
     _run("ip", "link", "add", ends[0], "netns", one, "type", "veth", "peer", "name", ends[1], "netns", other)
     for end, name, address in zip(ends, (one, other), (one_address, other_address), strict=True):
-        _run("ip", "-n", name, "address", "add", address, "dev", end)
+        _run("ip", "-n", name, "address", "add", address, "dev", end, *flags)
         _run("ip", "-n", name, "link", "set", end, "up")
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+def _run(*command: str, **options: Any) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, **options)

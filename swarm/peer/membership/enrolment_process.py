@@ -12,6 +12,7 @@ import psutil
 from recipe.errors import InputError
 from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.enrolment.server import EnrolmentServer
+from swarm.network.home.interfaces import every_host
 from swarm.protocol.certificates import Authority, Signer
 from swarm.runtime.processes import die_with_parent, leave_terminal, stay_small
 
@@ -72,7 +73,7 @@ def _serve(
     die_with_parent(parent_pid=parent_pid)
     stay_small()
     try:
-        server = EnrolmentServer(folder.registry, signer, authority, "0.0.0.0", port)
+        server = EnrolmentServer(folder.registry, signer, authority, every_host()[-1], port)
         line.send(server.start())
     except InputError as error:
         line.send(str(error))

@@ -208,6 +208,8 @@ class Entry:
         if not addresses:
             raise InputError("The organiser's peer has to be one that others can call: give it a --port that is open.")
         self._enrolment = EnrolmentProcess(folder, signer, manifest.authority, self._enrolment_port(folder))
+        if dht.opened is not None and not dht.opened.open_same(self._enrolment.port):
+            print(f"Your router did not open TCP port {self._enrolment.port}, where newcomers enrol: forward it.")
         return organisers_own(folder, signer, addresses, self._enrolment.port, dht.peer_id, self._name)
 
     def _enrolment_port(self, folder) -> int:

@@ -35,7 +35,8 @@ from recipe.errors import InputError
 from swarm.averaging.rounds import schema_hash
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_store import read_record
-from swarm.network.dht_options import NetworkOptions, own_addresses, start_dht, stop_dht
+from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
+from swarm.network.home.interfaces import own_addresses
 from swarm.network.signed_records import OwnedRecords, owned_entries
 from swarm.protocol.admission import OPEN, Admission
 from swarm.state_sync.download_messages import Offer, Wish, ask_for, asked_for, digests_of, name_of_snapshot, piece_of

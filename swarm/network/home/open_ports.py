@@ -1,0 +1,142 @@
+"""Ports that the home router opens for this peer: leased, renewed as long as it runs, and closed when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+
+from hivemind.utils import get_logger
+
+from swarm.network.home.router import PortTaken, Router, RouterRefuses
+from swarm.network.home.search import find_router
+
+logger = get_logger(__name__)
+
+LEASE_SECONDS = 3600
+"""Of a peer that is killed, the port stays open for so long."""
+RENEWALS_PER_LEASE, SHORTEST_PAUSE_SECONDS = 3, 20.0
+CALL_SECONDS = 1.5
+"""For each wish of this peer."""
+OTHER_PORTS, NUM_OTHERS = range(20_000, 60_000), 2
+"""Where another machine at home has the wanted one."""
+
+
+class OpenPorts:
+    """What a router has opened for this peer.
+
+    Args:
+        router: whose ports they are
+        shortest_pause_seconds: between renewals, however short a lease the router gives
+    """
+
+    def __init__(self, router: Router, shortest_pause_seconds: float = SHORTEST_PAUSE_SECONDS):
+        self._router, self._shortest_pause_seconds = router, shortest_pause_seconds
+        self._opened: dict[int, tuple[int, int]] = {}
+        """By port of this machine: the router's, and for how many seconds."""
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._keeper = threading.Thread(target=self._keep_open, name="open-ports", daemon=True)
+
+    @property
+    def host(self) -> str:
+        """Address on the internet that the router says it has: nobody has measured that."""
+        return self._router.external_host
+
+    @property
+    def ports(self) -> dict[int, int]:
+        """The router's ports, by those of this machine."""
+        return {port: outside for port, (outside, _) in self._opened.items()}
+
+    async def open(self, port: int, may_differ: bool = True) -> int:
+        """Open a port of the router, the same number if it can be.
+
+        Args:
+            may_differ: another number would do
+
+        Returns:
+            the number
+
+        Raises:
+            RouterRefuses: none is open
+        """
+        others = random.sample(OTHER_PORTS, NUM_OTHERS) if may_differ else []
+        for wanted in (port, *others):
+            try:
+                outside, seconds = await self._call(self._router.open(port, wanted, LEASE_SECONDS))
+            except PortTaken:
+                continue
+            if outside != port and not may_differ:
+                await self._call(self._router.close(port, outside))
+                break
+            with self._lock:
+                self._opened[port] = outside, min(seconds, LEASE_SECONDS)
+            return outside
+        raise RouterRefuses(f"port {port} is taken there")
+
+    def open_same(self, port: int) -> bool:
+        """Whether the router has opened this port under the same number, too."""
+        try:
+            asyncio.run(self.open(port, may_differ=False))
+        except RouterRefuses as why:
+            logger.debug(f"the router does not open port {port}: {why}")
+            return False
+        return True
+
+    def keep(self) -> None:
+        """Renew the leases from now on, in a thread."""
+        self._keeper.start()
+
+    def close(self) -> None:
+        """Close all; in a few seconds at most. Never raises: what stays open ends with its lease."""
+        if self._keeper.is_alive():
+            self._closed.set()
+            self._keeper.join(CALL_SECONDS)
+        asyncio.run(self.close_all())
+
+    async def close_all(self) -> None:
+        """As `close`, where nothing is renewed yet."""
+        with self._lock:
+            opened, self._opened = self._opened, {}
+        for port, (outside, _) in opened.items():
+            try:
+                await self._call(self._router.close(port, outside))
+            except RouterRefuses as why:
+                logger.debug(f"the router does not close port {outside}: {why}")
+
+    def _keep_open(self) -> None:
+        complained = False
+        while not self._closed.wait(self._pause_seconds()):
+            for port, (outside, _) in list(self._opened.items()):
+                try:
+                    got, _ = asyncio.run(self._call(self._router.open(port, outside, LEASE_SECONDS)))
+                    trouble = "" if got == outside else f"it opened port {got}"
+                except RouterRefuses as why:
+                    trouble = str(why)
+                if trouble and not complained:
+                    logger.warning(f"The router no longer opens port {outside} for this peer ({trouble}).")
+                complained = bool(trouble)
+
+    def _pause_seconds(self) -> float:
+        shortest = min((seconds for _, seconds in list(self._opened.values())), default=LEASE_SECONDS)
+        return max(shortest / RENEWALS_PER_LEASE, self._shortest_pause_seconds)
+
+    @staticmethod
+    async def _call(wish):
+        try:
+            return await asyncio.wait_for(wish, CALL_SECONDS)
+        except TimeoutError:
+            raise RouterRefuses("it does not answer in time") from None
+
+
+async def open_port(port: int) -> OpenPorts | None:
+    """Ask the router of this home to open a port, whatever number it has there; None if it opens none for anybody.
+
+    Raises:
+        RouterRefuses: it could, and does not
+    """
+    if (router := await find_router()) is None:
+        return None
+    opened = OpenPorts(router)
+    await opened.open(port)
+    return opened

@@ -1,0 +1,175 @@
+"""UPnP Internet Gateway Devices, by the library async-upnp-client, which only ever talks to the gateway itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import aiohttp
+from async_upnp_client.client import UpnpRequester, UpnpService
+from async_upnp_client.client_factory import UpnpFactory
+from async_upnp_client.const import HttpRequest, HttpResponse
+from async_upnp_client.exceptions import UpnpActionError, UpnpCommunicationError
+from async_upnp_client.ssdp import SSDP_TARGET_V4, build_ssdp_search_packet, decode_ssdp_packet
+from hivemind.utils import get_logger
+
+from swarm.network.home.router import PortTaken, RouterRefuses
+
+logger = get_logger(__name__)
+
+SEARCH_SECONDS, REPEAT_SECONDS = 1.2, 0.4
+"""A router answers within the second that it is given (MX), or not at all; questions may get lost."""
+ANSWER_SECONDS = 2.0
+MAX_ANSWERS, MAX_DATAGRAM_BYTES = 64, 2048
+MAX_DOCUMENT_BYTES, MAX_DOCUMENTS = 2**17, 24
+"""Of a description: miniupnpd's longest has 15 kB, and there are seven."""
+_GATEWAYS = tuple(f"urn:schemas-upnp-org:device:InternetGatewayDevice:{version}" for version in (1, 2))
+_CONNECTIONS = ("urn:schemas-upnp-org:service:WANIPConnection:", "urn:schemas-upnp-org:service:WANPPPConnection:")
+_PORT_TAKEN, _ONLY_PERMANENT = 718, 725  # WANIPConnection:1, section 2.4.16
+DESCRIPTION = "swarm-vit"
+"""What the router's own page lists the port under."""
+
+
+class GatewayRequester(UpnpRequester):
+    """Asks one host only, for a few short documents.
+
+    Args:
+        host: IPv4 address of the gateway
+        documents_left: that may still be asked for
+    """
+
+    def __init__(self, host: str, documents_left: int = MAX_DOCUMENTS):
+        self._host, self.documents_left = host, documents_left
+
+    async def async_http_request(self, http_request: HttpRequest) -> HttpResponse:
+        """Raises UpnpCommunicationError: it is another host, or too much, or takes too long"""
+        self.documents_left -= 1
+        if urlsplit(http_request.url).hostname != self._host or self.documents_left < 0:
+            raise UpnpCommunicationError(f"{http_request.url} is not asked for")
+        body = b""
+        try:
+            async with (
+                asyncio.timeout(ANSWER_SECONDS),
+                aiohttp.ClientSession(auto_decompress=False) as session,
+                session.request(
+                    http_request.method,
+                    http_request.url,
+                    headers=http_request.headers,
+                    data=http_request.body,
+                    allow_redirects=False,
+                ) as response,
+            ):
+                async for part in response.content.iter_chunked(4096):
+                    body += part
+                    if len(body) > MAX_DOCUMENT_BYTES:
+                        raise UpnpCommunicationError(f"{http_request.url} is too long")
+                return HttpResponse(response.status, response.headers, body.decode(errors="replace"))
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise UpnpCommunicationError(repr(error)) from None
+
+
+class UpnpRouter:
+    """A router whose connection to the internet can be configured by UPnP.
+
+    Args:
+        service: of that connection
+        own_host: this machine's address, as the router sees it
+        external_host: the one that it says it has on the internet
+        requester: of the service
+    """
+
+    def __init__(self, service: UpnpService, own_host: str, external_host: str, requester: GatewayRequester):
+        self.external_host = external_host
+        self._service, self._own_host, self._requester = service, own_host, requester
+
+    @classmethod
+    async def find(cls, gateway: str, own_host: str, target: tuple[str, int] = SSDP_TARGET_V4) -> UpnpRouter | None:
+        """The gateway, if it is such a router and connected; never raises."""
+        try:
+            async with asyncio.timeout(SEARCH_SECONDS):
+                location = await _description(gateway, own_host, target)
+        except (TimeoutError, OSError):
+            return None
+        requester = GatewayRequester(gateway)
+        try:
+            device = await UpnpFactory(requester, non_strict=True).async_create_device(location)
+        except Exception as error:  # the library raises what it likes at descriptions that make no sense
+            logger.debug(f"the description of {gateway} cannot be used: {error!r}")
+            return None
+        for service in device.all_services:
+            if service.service_type.startswith(_CONNECTIONS):
+                router = cls(service, own_host, "", requester)
+                with contextlib.suppress(RouterRefuses, ValueError, KeyError):  # not connected by this one
+                    answer = await router._call("GetExternalIPAddress")
+                    router.external_host = str(ipaddress.IPv4Address(answer["NewExternalIPAddress"]))
+                    return router
+        return None
+
+    async def open(self, port: int, external_port: int, lease_seconds: int) -> tuple[int, int]:
+        """As `Router.open`; raises PortTaken as well."""
+        await self._call(
+            "AddPortMapping",
+            NewRemoteHost="",
+            NewExternalPort=external_port,
+            NewProtocol="TCP",
+            NewInternalPort=port,
+            NewInternalClient=self._own_host,
+            NewEnabled=True,
+            NewPortMappingDescription=DESCRIPTION,
+            NewLeaseDuration=int(timedelta(seconds=lease_seconds).total_seconds()),
+        )
+        return external_port, lease_seconds
+
+    async def close(self, _port: int, external_port: int) -> None:
+        """As `Router.close`."""
+        await self._call("DeletePortMapping", NewRemoteHost="", NewExternalPort=external_port, NewProtocol="TCP")
+
+    async def _call(self, action: str, **arguments: object) -> dict:
+        self._requester.documents_left = 1
+        try:
+            return dict(await self._service.action(action).async_call(**arguments))
+        except UpnpActionError as error:
+            if error.error_code == _PORT_TAKEN:
+                raise PortTaken("the port is taken there") from None
+            if error.error_code == _ONLY_PERMANENT:
+                raise RouterRefuses("it opens ports for good only") from None
+            raise RouterRefuses(f"it says error {error.error_code}") from None
+        except Exception as error:  # as above
+            logger.debug(f"{action} failed: {error!r}")
+            raise RouterRefuses("it does not answer as it should") from None
+
+
+async def _description(gateway: str, own_host: str, target: tuple[str, int]) -> str:
+    """URL of the gateway's description of itself. Other devices may answer as well; they are not meant."""
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+        line.setblocking(False)
+        line.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 2)
+        line.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(own_host))
+        line.bind((own_host, 0))
+        while True:
+            for kind in _GATEWAYS:
+                await loop.sock_sendto(line, build_ssdp_search_packet(target, 1, kind), target)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPEAT_SECONDS):
+                    for _ in range(MAX_ANSWERS):
+                        data, (host, port) = await loop.sock_recvfrom(line, MAX_DATAGRAM_BYTES)
+                        if host == gateway and (location := _location(data, (host, port))) is not None:
+                            return location
+
+
+def _location(data: bytes, sender: tuple[str, int]) -> str | None:
+    """The URL in an answer, if it is one of the sender's own."""
+    try:
+        _, headers = decode_ssdp_packet(data, None, sender)
+        location = headers.get("location", "")
+        parts = urlsplit(location)
+        is_own = parts.scheme == "http" and parts.hostname == sender[0] and parts.port != 0
+    except Exception as error:  # it may be anything
+        logger.debug(f"the answer of {sender[0]} cannot be read: {error!r}")
+        return None
+    return location if is_own else None
