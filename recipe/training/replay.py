@@ -17,6 +17,7 @@ from recipe.data.peer_data import PeerData
 from recipe.data.sampler import stable_seed
 from recipe.drop_path import PortableDropPath
 from recipe.registry import OWN_DATA
+from recipe.training.pacing import computes_all
 from recipe.training.task import Batch, ClassificationTask
 
 
@@ -56,7 +57,7 @@ class Replay:
     def has_slices(self) -> bool:
         """Whether a micro-batch computed in slices gives the same: not what dropout draws, nor what BatchNorm sees."""
         normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self._task.modules())
-        return not (self._has_dropout or normed)
+        return not (self._has_dropout or normed) and computes_all()
 
     @property
     def micro_batch(self) -> int:
@@ -105,7 +106,7 @@ class Replay:
             task.train_metrics = copy.deepcopy(metrics)
             self._seed(identity, first_position)
             for module in drop_paths:
-                module.slice_of = first, whole
+                module.slice_of = None if samples == whole else (first, whole)
             try:
                 yield batch
             finally:

@@ -8,6 +8,7 @@ import torch
 
 from recipe.presets import preset
 from recipe.registry import build_data, build_task
+from recipe.training import pacing
 from recipe.training.replay import Replay
 from swarm.protocol.messages import Ticket
 from swarm.protocol.work import MAX_LINES, NUM_PLACES, Line
@@ -110,10 +111,14 @@ def test_a_larger_micro_batch_is_computed_again_in_slices(micro_batch):
     assert worker.listed() == same.listed(), "to compute in slices leaves no trace"
 
 
-def test_where_a_slice_depends_on_the_rest_there_are_none():
+def test_where_a_slice_depends_on_the_rest_there_are_none(monkeypatch):
     assert Trainer(VIT, X).replay.has_slices
     assert not Trainer(BATCH_NORM, X).replay.has_slices
     assert not Trainer(TEXTS, X).replay.has_slices
+    monkeypatch.setenv(pacing.VARIABLE, "100")
+    assert not Trainer(VIT, X).replay.has_slices, "a paced device computes the first samples only"
+    monkeypatch.setenv(pacing.ALL_SAMPLES, "1")
+    assert Trainer(VIT, X).replay.has_slices
 
 
 def test_several_micro_batches_in_one_line_are_computed_again():
