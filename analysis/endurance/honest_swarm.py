@@ -20,6 +20,7 @@ from recipe.training.pacing import VARIABLE
 ATTACKER_NAME = "mallory"
 START_SECONDS = 180.0
 WARM_UP_STEPS = 3
+PROGRAM = ("-m", "swarm.peer")
 
 
 class SwarmError(Exception):
@@ -46,12 +47,13 @@ class HonestPeer:
         name: its public name.
         folder: its run folder; its log goes there, too.
         arguments: further options.
+        program: as of `HonestSwarm`.
     """
 
-    def __init__(self, name: str, folder: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, name: str, folder: Path, arguments: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
         self.name, self.folder, self.log = name, RunFolder(folder), folder / "peer.log"
         own = ["--public-name", name, "--identity-path", str(folder / "identity.key")]
-        self._command = [sys.executable, "-u", "-m", "swarm.peer", *arguments, *own]
+        self._command = [sys.executable, "-u", *program, *arguments, *own]
         self.process: subprocess.Popen | None = None
 
     def start(self, address: str | None) -> None:
@@ -105,6 +107,7 @@ class HonestSwarm:
         more: further options of all peers.
         num_guests: more peers, without which nobody begins to train.
         guest: is told the first peer's address and the number of a guest, from 1 on, and lets it join.
+        program: what Python runs, if a peer is not the one that everybody has.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class HonestSwarm:
         more: Sequence[str] = (),
         num_guests: int = 0,
         guest: Callable[[str, int], None] = lambda address, number: None,
+        program: Sequence[str] = PROGRAM,
     ) -> None:
         self.folder, self.address, self._by_invitation = output_dir / name, "", by_invitation
         self._num_guests, self._guest = num_guests, guest
@@ -127,7 +131,7 @@ class HonestSwarm:
         arguments += ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--min-peers", str(num_peers + num_guests)]
         arguments += ["--by-invitation"] if by_invitation else []
         names = [f"peer-{number}" for number in range(1, num_peers + 1)]
-        self.peers = [HonestPeer(name, self.folder / name, arguments) for name in names]
+        self.peers = [HonestPeer(name, self.folder / name, arguments, program) for name in names]
         self.folders = [peer.folder for peer in self.peers]
         self.peer_ids: set[str] = set()
 

@@ -1,6 +1,7 @@
 """What membership costs: updates per second of swarms by invitation over those of open ones, in turns, on this machine.
 
     python -m analysis membership                                 # eight pairs; about fifteen minutes
+    python -m analysis membership --what work-audits --peers 3    # members that check each other's work, over none
 
 Each swarm is new, of paced peers on the loopback address. Which of the two comes first changes from pair to pair.
 """
@@ -12,7 +13,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -20,20 +21,35 @@ from rich.table import Table
 
 from analysis.campaigns.statistics import interval
 from analysis.endurance.attacks import updates_per_second
-from analysis.endurance.honest_swarm import HonestSwarm, SwarmError, prepare, wait_until
+from analysis.endurance.honest_swarm import PROGRAM, HonestSwarm, SwarmError, prepare, wait_until
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
 
-KINDS = {"open": False, "by invitation": True}
+What = Literal["invitations", "work-audits"]
+KINDS: dict[What, tuple[str, str]] = {
+    "invitations": ("open", "by invitation"),
+    "work-audits": ("unchecked", "checked"),
+}
+"""Of the swarms of a pair."""
+UNCHECKED = (
+    "-c",
+    "import sys; from swarm.training.averaging_mode import Averaging; Averaging.checks_work = False; "
+    "from swarm.peer.main import main; sys.exit(main(sys.argv[1:]))",
+)
+"""A peer that neither says what it computes nor looks at others, and is the same in all else; no option does that."""
+FEWEST_CHECKED = 3
+"""Peers that check each other's work."""
 
 
 @dataclass(frozen=True)
 class MembershipOptions:
-    """Measure what membership costs."""
+    """Measure what membership costs, or members that check each other's work."""
 
+    what: What = "invitations"
+    """Compare swarms by invitation with open ones, or with work audits and without."""
     repeat: int = 8
-    """Pairs of an open swarm and one by invitation."""
+    """Pairs of swarms."""
     seconds: float = 20.0
     """For which each of them is watched."""
     peers: int = 2
@@ -48,7 +64,7 @@ class MembershipOptions:
     def check(self) -> None:
         """Raises InputError: a value cannot work."""
         at_least(self, 1, "repeat", "target_batch_size")
-        at_least(self, 2, "peers")
+        at_least(self, FEWEST_CHECKED if self.what == "work-audits" else 2, "peers")
         if not (self.seconds > 0 and self.paced_samples_per_second > 0):
             raise InputError("--seconds and --paced-samples-per-second have to be more than 0.")
 
@@ -68,13 +84,16 @@ class Watched:
     first_contribution_seconds: float
 
 
-def watch(name: str, by_invitation: bool, options: MembershipOptions) -> Watched:
+def watch(name: str, kind: str, options: MembershipOptions) -> Watched:
     """Start a swarm, and watch it for a while.
 
     Raises:
         SwarmError: it has not trained
     """
-    with HonestSwarm(name, options.output_dir, options.peers, options.target_batch_size, by_invitation) as swarm:
+    program = UNCHECKED if kind == "unchecked" else PROGRAM
+    with HonestSwarm(
+        *(name, options.output_dir, options.peers, options.target_batch_size, kind == "by invitation"), program=program
+    ) as swarm:
         since = time.time()
         wait_until(lambda: time.time() - since > options.seconds, swarm, 2 * options.seconds, "train on")
         until, last = time.time(), swarm.peers[-1]
@@ -83,20 +102,22 @@ def watch(name: str, by_invitation: bool, options: MembershipOptions) -> Watched
         return Watched(rate, swarm.failed_rounds(since, until), last.first_contribution_seconds or float("nan"))
 
 
-def table(pairs: list[dict[str, dict[str, Any]]]) -> Table:
+def table(pairs: list[dict[str, dict[str, Any]]], what: What = "invitations") -> Table:
     """A row for each number, with the ratio and its 95 % interval."""
-    shown = Table(title="By invitation over open: mean ratio with 95 % interval", title_justify="left")
-    for column in ("", "n", *KINDS, "ratio"):
+    kinds = KINDS[what]
+    title = f"{kinds[1].capitalize()} over {kinds[0]}: mean ratio with 95 % interval"
+    shown = Table(title=title, title_justify="left")
+    for column in ("", "n", *kinds, "ratio"):
         shown.add_column(column, justify="right" if column else "left")
     for field, text in (
         ("updates_per_second", "updates/s"),
         ("first_contribution_seconds", "first contribution, s"),
     ):
-        values = {kind: [pair[kind][field] for pair in pairs] for kind in KINDS}
+        values = {kind: [pair[kind][field] for pair in pairs] for kind in kinds}
         mean, half_width, n = interval([b / a for a, b in zip(*values.values(), strict=True)])
         means = [f"{sum(found) / len(found):.2f}" for found in values.values()]
         shown.add_row(text, str(n), *means, f"{mean:.3f} ± {half_width:.3f}" if n > 1 else f"{mean:.3f}")
-    failed = [str(sum(pair[kind]["failed_rounds"] for pair in pairs)) for kind in KINDS]
+    failed = [str(sum(pair[kind]["failed_rounds"] for pair in pairs)) for kind in kinds]
     shown.add_row("failed rounds", str(len(pairs)), *failed, "")
     return shown
 
@@ -114,18 +135,18 @@ def main(arguments: list[str] | None = None) -> int:
         kept = {name: value for name, value in asdict(options).items() if name != "output_dir"}
         pairs: list[dict[str, dict[str, Any]]] = []
         for number in range(options.repeat):
-            kinds = list(KINDS.items())[:: 1 if number % 2 == 0 else -1]
+            kinds = KINDS[options.what][:: 1 if number % 2 == 0 else -1]
             try:
-                found = {kind: asdict(watch(f"{number}-{kind[:2]}", closed, options)) for kind, closed in kinds}
+                found = {kind: asdict(watch(f"{number}-{kind[:2]}", kind, options)) for kind in kinds}
             except SwarmError as error:
                 print(f"error: pair {number + 1}: {error}", file=sys.stderr)
                 return 1
             pairs.append(found)
-            rates = ", ".join(f"{kind} {found[kind]['updates_per_second']:.3f} updates/s" for kind in KINDS)
+            rates = ", ".join(f"{kind} {found[kind]['updates_per_second']:.3f} updates/s" for kind in kinds)
             console.print(f"{number + 1}/{options.repeat}: {rates}", highlight=False)
             content = {"options": kept, "pairs": pairs, "environment": environment}
             write_json(options.output_dir / "membership.json", content)
-        console.print(table(pairs))
+        console.print(table(pairs, options.what))
         return 0
 
     return exit_status(run, "Interrupted: what was measured until then is in membership.json.")

@@ -106,7 +106,7 @@ MESSAGES = [
     ("Pace, a field of it", "swarm.protocol.auto_mode", "Pace", None),
     ("Plan, a field of that", "swarm.protocol.auto_mode", "Plan", "Plan.__post_init__"),
     ("Work, a list whose hash is in a ticket", "swarm.protocol.work", "WorkList", "WorkList.from_bytes"),
-    ("Micro-batch, a line of it", "swarm.protocol.work", "MicroBatch", None),
+    ("Micro-batches, a line of it", "swarm.protocol.work", "Line", None),
     ("Group", "swarm.protocol.messages", "Group", None),
     ("Wish", "swarm.state_sync.download_messages", "Wish", "Wish.from_bytes"),
     ("Offer", "swarm.state_sync.download_messages", "Offer", "Offer.from_bytes"),

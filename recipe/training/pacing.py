@@ -42,6 +42,11 @@ def computed_samples() -> slice:
     return slice(None) if os.environ.get(ALL_SAMPLES) == "1" else slice(_FEW)
 
 
+def computes_all() -> bool:
+    """Whether a micro-batch is computed as it is."""
+    return paced_samples_per_second() is None or computed_samples() == slice(None)
+
+
 class Pace:
     """The time of a device, over the micro-batches of a process.
 

@@ -15,7 +15,9 @@ from torch import nn
 
 from recipe.data.peer_data import PeerData
 from recipe.data.sampler import stable_seed
+from recipe.drop_path import PortableDropPath
 from recipe.registry import OWN_DATA
+from recipe.training.pacing import computes_all
 from recipe.training.task import Batch, ClassificationTask
 
 
@@ -43,10 +45,29 @@ class Replay:
     @property
     def kind(self) -> str:
         """Of device, where it decides what dropout leaves out, as it does for two kinds of GPUs, too; else empty."""
-        draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self._task.modules())
         device = self._task.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-        return f"{device.type} {name}"[:64] if draws else ""
+        return f"{device.type} {name}"[:64] if self._has_dropout else ""
+
+    @property
+    def _has_dropout(self) -> bool:
+        return any(isinstance(module, nn.Dropout) and module.p > 0 for module in self._task.modules())
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether a micro-batch computed in slices gives the same: not what dropout draws, nor what BatchNorm sees."""
+        normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self._task.modules())
+        return not (self._has_dropout or normed) and computes_all()
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of those that this peer computes."""
+        return self._data.batch_size
+
+    @property
+    def identity(self) -> str:
+        """Of this peer."""
+        return self._data.identity
 
     @property
     def first_position(self) -> int:
@@ -55,7 +76,7 @@ class Replay:
 
     def begin(self) -> None:
         """This peer computes the micro-batch that has left for training last."""
-        self._seed(self._data.identity, self.first_position)
+        self._seed(self.identity, self.first_position)
 
     @contextlib.contextmanager
     def of(self, identity: str, first_position: int, samples: int) -> Iterator[Batch]:
@@ -63,16 +84,34 @@ class Replay:
 
         Metrics, running statistics and generators are afterwards as they were.
         """
+        with self._slice(identity, first_position, samples, 0, samples) as batch:
+            yield batch
+
+    def slices_of(
+        self, identity: str, first_position: int, samples: int, most: int
+    ) -> Iterator[contextlib.AbstractContextManager[Batch]]:
+        """The same, in slices of at most so many samples: contexts as of `of`, to be entered one after the other."""
+        for first in range(0, samples, most):
+            yield self._slice(identity, first_position, samples, first, min(most, samples - first))
+
+    @contextlib.contextmanager
+    def _slice(self, identity: str, first_position: int, whole: int, first: int, samples: int) -> Iterator[Batch]:
         task = self._task
-        batch = move_data_to_device(self._data.micro_batch_of(identity, first_position, samples), task.device)
+        batch = self._data.micro_batch_of(identity, first_position + first, samples)
+        batch = move_data_to_device(batch, task.device)
+        drop_paths = [module for module in task.modules() if isinstance(module, PortableDropPath)]
         metrics, buffers = task.train_metrics, [buffer.clone() for buffer in task.buffers()]
         devices = [task.device] if task.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             task.train_metrics = copy.deepcopy(metrics)
             self._seed(identity, first_position)
+            for module in drop_paths:
+                module.slice_of = None if samples == whole else (first, whole)
             try:
                 yield batch
             finally:
+                for module in drop_paths:
+                    module.slice_of = None
                 task.train_metrics = metrics
                 with torch.no_grad():
                     for buffer, before in zip(task.buffers(), buffers, strict=True):

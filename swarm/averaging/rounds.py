@@ -44,7 +44,7 @@ from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.signed_lists import ORDERS
-from swarm.protocol.work import Assignment
+from swarm.protocol.work import Assignment, largest_micro_batch
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
 from swarm.runtime.bell import Bell
@@ -177,7 +177,8 @@ class Rounds:
                 options.vector.numel(), self._codec, options.rule, self._target_at, self._orders_at, options.auto
             )
             ask = partial(ask_for, p2p, options.namespace, options.line)
-            self._audits = Audits(p2p.peer_id, options.key, judge, ask, self._shunned)
+            largest = largest_micro_batch(options.target.samples)
+            self._audits = Audits(p2p.peer_id, options.key, judge, ask, self._shunned, largest=largest)
         self.groups = RunningGroups()
         self._running: asyncio.Task | None = None
 

@@ -184,7 +184,7 @@ class Session:
         """What this peer trains on, in its own order."""
         machine = self.options.machine
         if self.helps:
-            return NoData(digest_for(self.manifest, machine.data_dir, self.options.role.data_digest))
+            return NoData(self.recipe, digest_for(self.manifest, machine.data_dir, self.options.role.data_digest))
         return build_data(self.recipe, machine.data_dir, machine.batch_size or 1, identity, machine.num_workers)
 
     def _choose_micro_batch(self) -> MicroBatch:
@@ -361,7 +361,7 @@ class Session:
             max_step=self.recipe.total_steps,
             keep_own=self._keep_own,
             inside=self.channel,
-            replay=None if self.helps else Replay(self.task, self.data),
+            replay=Replay(self.task, self.data),
         )
 
     def _keep_own(self, step: int) -> None:

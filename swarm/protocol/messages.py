@@ -82,6 +82,7 @@ class Blame(StrEnum):
     MADE_UP_AN_AVERAGE = "has signed an average that cannot come of what it was given, which is proven"
     EQUIVOCATED = "has given members different averages and signed both, which is proven"
     HIDES_ITS_WORK = "does not show what it has computed"
+    NAMES_NO_WORK = "claims samples and does not say what it has computed"
     MADE_UP_WORK = "gave gradients that its samples do not give when they are computed again"
     TOO_SLOW = "holds up every round for far too long"
     STUCK = "let this peer into its group and never began"

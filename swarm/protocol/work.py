@@ -1,6 +1,6 @@
 """What a member says that it has computed for an update, so that another one can compute a part of it again.
 
-The list has a line for each micro-batch: which samples of the member's own order they were, and what their gradient was
+The list has lines of micro-batches: which samples of the member's own order they were, and what their gradient was
 at a few places. A hash of it is in the ticket of the round, so it cannot be changed afterwards; the list itself is
 shown only to who asks for it.
 """
@@ -22,39 +22,54 @@ from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, from_wire, to_wire
 
 NUM_PLACES = 32
 """At which the gradient of each micro-batch is noted."""
-MAX_MICRO_BATCHES = 4096
-"""Of one peer for one update."""
+MAX_LINES = 4096
+"""Of one peer for one update; who computes more micro-batches puts neighbours into one line."""
+FEWEST_SHORTENED = MAX_LINES // 4
+"""Lines that a list has at least after that. In fewer, many tiny micro-batches would cost who computes them again."""
 MAX_POSITION = 2**53
 MAX_KIND_BYTES = 64
-MAX_LIST_BYTES = MAX_MICRO_BATCHES * (4 * NUM_PLACES + 32) + 2 * MAX_KIND_BYTES
+MAX_LIST_BYTES = MAX_LINES * (4 * NUM_PLACES + 32) + 2 * MAX_KIND_BYTES
 
 _Line = tuple[
     Annotated[int, Meta(ge=0, le=MAX_POSITION)],
+    Annotated[int, Meta(ge=1, le=MAX_SAMPLES)],
     Annotated[int, Meta(ge=1, le=MAX_SAMPLES)],
     Annotated[bytes, Meta(min_length=4 * NUM_PLACES, max_length=4 * NUM_PLACES)],
 ]
 _LIST = msgspec.msgpack.Decoder(
     tuple[
         Annotated[str, Meta(max_length=MAX_KIND_BYTES)],
-        Annotated[list[_Line], Meta(min_length=1, max_length=MAX_MICRO_BATCHES)],
+        Annotated[int, Meta(ge=0, le=MAX_LINES)],
+        Annotated[list[_Line], Meta(min_length=1, max_length=MAX_LINES)],
     ]
 )
 _NUMBERS = struct.Struct(f"<{NUM_PLACES}f")
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """A line of the list.
+class Line:
+    """A micro-batch, or several of equal size that follow each other.
 
     Args:
-        first_position: of its samples, in the order of the peer that has computed it
+        first_position: of its samples, in the order of the peer that has computed them
         samples: how many they are
         numbers: the sum of their gradients at the places of this step, `NUM_PLACES` of them
+        micro_batches: how many it was computed in
     """
 
     first_position: int
     samples: int
     numbers: tuple[float, ...]
+    micro_batches: int = 1
+
+    def with_next(self, other: Line) -> Line | None:
+        """Both in one; None if they do not follow each other, or are of micro-batches of other sizes."""
+        follows = other.first_position == self.first_position + self.samples
+        if not follows or self.samples * other.micro_batches != other.samples * self.micro_batches:
+            return None
+        numbers = tuple(one + more for one, more in zip(self.numbers, other.numbers, strict=True))
+        micro_batches = self.micro_batches + other.micro_batches
+        return Line(self.first_position, self.samples + other.samples, numbers, micro_batches)
 
 
 @dataclass(frozen=True)
@@ -63,47 +78,84 @@ class WorkList:
 
     Args:
         kind: of device, where others draw otherwise what dropout leaves out; empty where that does not matter
-        micro_batches: in the order in which they were computed
+        lines: in the order in which they were computed
+        num_before: how many of them, the first ones, were computed on the weights before the latest update
     """
 
     kind: str
-    micro_batches: Sequence[MicroBatch]
+    lines: Sequence[Line]
+    num_before: int = 0
 
     @property
     def samples(self) -> int:
         """In all of them."""
-        return sum(micro_batch.samples for micro_batch in self.micro_batches)
+        return sum(line.samples for line in self.lines)
 
     def to_bytes(self) -> bytes:
         """As it travels."""
-        lines = [(one.first_position, one.samples, _NUMBERS.pack(*one.numbers)) for one in self.micro_batches]
-        return to_wire(self.kind, lines)
+        lines = [
+            (line.first_position, line.samples, line.micro_batches, _NUMBERS.pack(*line.numbers)) for line in self.lines
+        ]
+        return to_wire(self.kind, self.num_before, lines)
 
     @classmethod
-    def from_bytes(cls, data: bytes, name: bytes, samples: int) -> WorkList:
+    def from_bytes(cls, data: bytes, name: bytes, samples: int, largest: int = MAX_SAMPLES) -> WorkList:
         """The list of another member.
 
         Args:
             name: that its ticket gives
             samples: that its ticket claims
+            largest: samples that a line may have in this run
 
         Raises:
             ValueError: it is not what the ticket says, or no list that an honest peer has
         """
-        kind, lines = from_wire(_LIST, data, MAX_LIST_BYTES)
+        kind, num_before, lines = from_wire(_LIST, data, MAX_LIST_BYTES)
         if name_of(data) != name:
             raise ValueError("another list than the one of its ticket")
-        found = cls(kind, [MicroBatch(first, count, _NUMBERS.unpack(numbers)) for first, count, numbers in lines])
+        found = cls(
+            kind,
+            [Line(first, count, _NUMBERS.unpack(numbers), times) for first, count, times, numbers in lines],
+            num_before,
+        )
         if found.samples != samples:
             raise ValueError("a list of other samples than its ticket claims")
-        next_position = found.micro_batches[0].first_position
-        for micro_batch in found.micro_batches:
-            if micro_batch.first_position != next_position:  # else the same samples could count twice
-                raise ValueError("samples that do not follow each other")
-            if not all(map(math.isfinite, micro_batch.numbers)):
+        is_short = len(lines) < FEWEST_SHORTENED
+        next_position = 0
+        for line in found.lines:
+            if line.first_position < next_position:  # else the same samples could count twice
+                raise ValueError("samples that come twice")
+            if line.samples % line.micro_batches or line.samples > largest or (is_short and line.micro_batches > 1):
+                raise ValueError("micro-batches of sizes that cannot be")
+            if not all(map(math.isfinite, line.numbers)):
                 raise ValueError("numbers that are not finite")
-            next_position += micro_batch.samples
+            next_position = line.first_position + line.samples
         return found
+
+
+def shortened(lines: Sequence[Line], most: int) -> list[Line]:
+    """At most so many, where neighbours can go into one line; unchanged if they are few enough already."""
+    shorter, before = list(lines), []
+    while len(shorter) > most and len(shorter) != len(before):
+        before, shorter = shorter, []
+        for line in before:
+            # A line takes in one that has taken in as many as itself, so that all grow alike.
+            last = shorter[-1] if shorter and shorter[-1].micro_batches == line.micro_batches else None
+            both = None if last is None else last.with_next(line)
+            if both is None:
+                shorter.append(line)
+            else:
+                shorter[-1] = both
+    return shorter
+
+
+def largest_micro_batch(target_batch_size: int) -> int:
+    """Samples that one may have in a run that begins with this target: as many as an update, and 2 for BatchNorm.
+
+    Args:
+        target_batch_size: 0 where any number of samples makes an update
+    """
+    return max(target_batch_size, 2) if target_batch_size else MAX_SAMPLES
 
 
 def name_of(data: bytes) -> bytes:
@@ -117,11 +169,13 @@ class Assignment:
 
     Args:
         peer: whose work it is
-        micro_batch: as that peer has said it
+        line: as that peer has said it
+        is_before: whether it was computed on the weights before the latest update
     """
 
     peer: PeerID
-    micro_batch: MicroBatch
+    line: Line
+    is_before: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,6 +199,7 @@ class OwnWork:
         listed: its own list, as it travels; empty if it has none
         chance: with which it computes a micro-batch of another member again
         largest: samples of its largest micro-batch
+        has_slices: whether it computes a larger one of another member in slices, which give the same
         kind: of its device, as of `WorkList`
         verdict: on what it was to compute last; None if there was nothing
     """
@@ -152,5 +207,6 @@ class OwnWork:
     listed: bytes = b""
     chance: float = 0.0
     largest: int = 0
+    has_slices: bool = False
     kind: str = ""
     verdict: Verdict | None = None

@@ -159,7 +159,7 @@ class Averaging:
     @property
     def checks_work(self) -> bool:
         """Whether members can compute again what others have: not where each has weights or an optimizer of its own."""
-        return self.rule.clips and not self.overlaps
+        return self.rule.clips and self.local_steps is None
 
     @property
     def protection(self) -> str:
@@ -185,7 +185,8 @@ class Averaging:
             return (
                 "Members compute about 1 % of each other's work again, by lot, and leave out who made its numbers up."
             )
-        why = "each has samples of its own" if self.checks_work else "that takes --averaging sync and clipped averages"
+        takes = "that takes --averaging sync or overlap, and clipped averages"
+        why = "each has samples of its own" if self.checks_work else takes
         return f"What members claim to have computed is not checked: {why}."
 
     def __str__(self) -> str:

@@ -34,6 +34,7 @@ from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
+from swarm.training.audit.earlier_weights import EarlierWeights
 from swarm.training.audit.work_log import NO_LOG, CheckedLog, Loss, WorkLog, signed
 from swarm.training.auto_averaging import AutoAveraging
 from swarm.training.averaging_mode import Averaging
@@ -53,10 +54,6 @@ from swarm.training.undo.going_back import GoingBack
 IF_IT_RISES_AGAIN = (
     ". If it rises again, lower the learning rate (swarm control learning-rate 0.5), or remove who sends gradients "
     "that are far from the others'"
-)
-SAYS_NOTHING = (
-    "does not say what it has computed, so nobody can check it: it is a peer of several processes, or it claims what "
-    "it has not computed"
 )
 
 logger = get_logger(__name__)
@@ -286,11 +283,14 @@ class Coordinator:
 
     def check_work(self, replay: Replay, loss: Loss) -> None:
         """Members compute parts of each other's work again, by lot."""
-        self._work_log = CheckedLog(replay, loss, self._gradients, self.version)
+        overlaps = self.averaging.overlaps and not self.options.helps
+        earlier = EarlierWeights(self._gradients.params, self.version.lock) if overlaps else None
+        kind = self.island.kind_of(replay)
+        self._work_log = CheckedLog(replay, loss, self._gradients, self.version, kind, earlier)
 
     def begin_micro_batch(self) -> bool:
         """Its forward pass comes next, on the weights of this moment, in all processes of this peer; always True."""
-        self.island.begin_micro_batch(self.step)
+        self.island.begin_micro_batch(self.step, self.version.lineage)
         return True
 
     def begin_backward(self, samples: int) -> None:
@@ -313,7 +313,8 @@ class Coordinator:
 
     def _gather(self) -> None:
         """What other processes of this peer have computed is added to the sum."""
-        self._throughput.work.loss_sum = self._throughput.work.loss_sum + self.island.gather(self._gradients)
+        work = self._throughput.work
+        work.loss_sum = work.loss_sum + self.island.gather(self._gradients, work.noted)
 
     def attend(self) -> bool:
         """What a helper does in place of `contribute`: it takes part, without a gradient.
@@ -440,7 +441,7 @@ class Coordinator:
 
     def _begin_round(self) -> None:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
-        own = self._work_log.own(self._throughput.work)
+        own = self._work_log.own(self._throughput.work, self.island.size)
         ticket = signed(self._ticket(), own)
         self._gradients.to_wire(self.samples)
         self._inflight = InflightRound(
@@ -475,8 +476,6 @@ class Coordinator:
             self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
             self.tracker.blame(report.blamed)
             self._name_who_is_far(report)
-            for peer in self._work_log.silent(report.group):
-                logger.warning(f"{self.tracker.name_of(peer)} {SAYS_NOTHING}")
             self.control.note(report, inflight.work.seconds)
         except ShortBatch as short:
             self.control.met(short.group)
@@ -607,7 +606,7 @@ class Coordinator:
 
         Then the next step begins, or goes on if it has begun already.
         """
-        with self.version.lock:
+        with self.version.lock, self._work_log.updating():
             began = time.perf_counter()
             self._gradients.hand_over()
             yield

@@ -31,6 +31,7 @@ from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visib
 from swarm.protocol.admission import OPEN
 from swarm.protocol.auto_mode import Plan
 from swarm.protocol.wire import MAX_STEP
+from swarm.protocol.work import largest_micro_batch
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.processes import keep_signal_handlers
 from swarm.training.averaging_mode import Averaging
@@ -64,7 +65,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         inside: "ddp" if this peer is several processes of torchrun (`swarm.training.island.lead`), or a channel between
             them; None for one process
         replay: makes any peer's micro-batches again, so that members can check each other's work; None for data and
-            modules of which it does not know how
+            modules of which it does not know how. All peers of a run have one, or none has: who says nothing of its
+            work is left out by those who have one
 
     Raises:
         InputError: a Trainer or module that cannot work this way, or a network that does not answer
@@ -214,7 +216,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         if not self.is_global_zero:
             module, optimizer = self.lightning_module, self.optimizers[0]
             self.coordinator = Crew(self._inside, module, optimizer, self.target_batch_size, self.max_step)
-            return
+            return self._check_work()
         admission = self.options.admission if self.options is not None else OPEN
         if not admission.is_open:
             self.dht.take_part(self.namespace, admission.authority, admission.certificate)
@@ -238,11 +240,18 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.coordinator.version.keep_own = self.keep_own
         if self._inside is not None:
             self.coordinator.lead(Lead(self._inside), self.lightning_module)
-        elif self._replay is not None and self._replay.is_shared and self.averaging.checks_work:
-            self.coordinator.check_work(self._replay, lambda batch: self._compute(batch, 0))
+        self._check_work()
         self.coordinator.join()
         self._adopt_step(completed=self.coordinator.step)
         self._trainer.should_stop |= self.stop_requested.is_set()
+
+    def _check_work(self) -> None:
+        """Where the recipe allows it, this peer says what it computes, and looks at what others have."""
+        if self._replay is None or not self._replay.is_shared or not self.averaging.checks_work:
+            return
+        if self._replay.micro_batch > (most := largest_micro_batch(self.target_batch_size)):
+            raise InputError(f"Micro-batches of {self._replay.micro_batch} samples are too large: set {most} or less.")
+        self.coordinator.check_work(self._replay, lambda batch: self._compute(batch, 0))
 
     def on_validation_start(self) -> None:
         if self.coordinator is not None:

@@ -20,11 +20,13 @@ class Noted:
         first_position: of its samples, in this peer's order
         samples: how many they are
         numbers: the sum of their gradients at a few places, fp32, where the model is
+        lineage: of the weights
     """
 
     first_position: int
     samples: int
     numbers: torch.Tensor
+    lineage: bytes
 
 
 @dataclass

@@ -41,7 +41,7 @@ from swarm.averaging.audit.work_audits import WorkAudits
 from swarm.averaging.shares import MAX_STRIPES
 from swarm.membership.backoff import Backoff, BlameBackoff
 from swarm.protocol.messages import MAX_GROUP_SIZE, NOWHERE, Blame, Group, Ticket
-from swarm.protocol.wire import LINEAGE_BYTES, Name, from_wire, to_wire
+from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, Name, from_wire, to_wire
 from swarm.runtime.async_utils import in_thread
 from swarm.runtime.token_bucket import TokenBuckets
 
@@ -114,14 +114,22 @@ class Audits:
         ask: fetches from another peer
         shunned: those who are not met; who is proven guilty joins them
         share: of the updates in which a reducer is audited
+        largest: as of `WorkAudits`
     """
 
     def __init__(
-        self, me: PeerID, key: RSAPrivateKey, judge: Judge, ask: Ask, shunned: BlameBackoff, share: float | None = None
+        self,
+        me: PeerID,
+        key: RSAPrivateKey,
+        judge: Judge,
+        ask: Ask,
+        shunned: BlameBackoff,
+        share: float | None = None,
+        largest: int = MAX_SAMPLES,
     ):
         self._me, self._key, self._judge, self._ask, self._shunned = me, key, judge, ask, shunned
         self._share = AUDIT_SHARE if share is None else share
-        self.work = WorkAudits(me, ask)
+        self.work = WorkAudits(me, ask, largest)
         """What members have computed is checked, too."""
         self._lot = random.SystemRandom()
         self._rounds: deque[SealedRound] = deque(maxlen=KEPT_ROUNDS)

@@ -21,7 +21,7 @@ from hivemind.utils import get_logger
 from swarm.averaging.audit.proofs import short_name
 from swarm.membership.backoff import Backoff
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, Ticket
-from swarm.protocol.wire import to_wire
+from swarm.protocol.wire import MAX_SAMPLES, to_wire
 from swarm.protocol.work import MAX_LIST_BYTES, Assignment, OwnWork, Verdict, WorkList
 from swarm.runtime.async_utils import in_thread
 
@@ -30,14 +30,15 @@ logger = get_logger(__name__)
 FEWEST = 3
 """Members that give samples; of two, each would only have its own word against the other's."""
 LARGEST = 4
-"""Times its own largest micro-batch: one of another member that is larger, a peer does not compute."""
+"""Times its own largest micro-batch: one that is larger, a peer computes in slices only."""
 DIFFERENCES = 2
 """After which a member is left out. One can be a bit that has fallen over."""
 SUSPECT_AUDITS, HINTED_AUDITS = 8, 6
 """Updates in a row in which a member is checked whose work has differed once, and one that another member doubts."""
 UNANSWERED, ANSWERED = 4.0, 1 / 8
 """Questions without an answer, after which a member is left out for a while, and what an answer takes off them: who
-refuses only where it has something to hide is left out as well."""
+refuses only where it has something to hide is left out as well. Samples without a list are such a question, which its
+ticket has not answered."""
 SHOW_SECONDS = 2.0
 """For which an answer is waited for; the update waits as long."""
 SAY_UPDATES = 8
@@ -74,10 +75,11 @@ class WorkAudits:
     Args:
         me: this peer
         ask: fetches from another peer, at most so many bytes; raises an OSError if it shows nothing
+        largest: samples of a micro-batch in this run; the same for all members
     """
 
-    def __init__(self, me: PeerID, ask: Ask):
-        self._me, self._ask = me, ask
+    def __init__(self, me: PeerID, ask: Ask, largest: int = MAX_SAMPLES):
+        self._me, self._ask, self._largest = me, ask, largest
         self._lot = random.SystemRandom()
         self._own: OwnWork | None = None
         self._group: Group | None = None
@@ -91,6 +93,8 @@ class WorkAudits:
         """That are remembered: else a liar that has been asked would be honest for as long as it is a suspect."""
         self._unanswered: dict[PeerID, float] = {}
         """Questions, less what answers take off."""
+        self._unlisted: dict[PeerID, float] = {}
+        """Updates with samples and no list, less what lists take off."""
         self._doubts: dict[PeerID, int] = {}
         """Until which step this peer says that their work does not hold."""
         self._doubted: dict[PeerID, tuple[int, int]] = {}
@@ -130,7 +134,7 @@ class WorkAudits:
             while len(self._lists) > KEPT_LISTS:
                 self._lists.popitem(last=False)
         self._hints = min(MAX_HINTS, self._hints + HINTS_PER_UPDATE)
-        for known in (self._suspects, self._found, self._differences, self._unanswered):
+        for known in (self._suspects, self._found, self._differences, self._unanswered, self._unlisted):
             while len(known) > MAX_GROUP_SIZE:  # identities cost a stranger nothing
                 del known[next(iter(known))]
         by_name = {short_name(peer): peer for peer in group.peer_ids if peer != self._me}
@@ -156,6 +160,8 @@ class WorkAudits:
     async def assign(self) -> Assignment | None:
         """After a round that has given an average: what this peer has to compute again, if anything."""
         group, self._group = self._group, None
+        if group is not None:
+            self._note_lists(group)
         peer = None if group is None else self._draw(group)
         if peer is None:
             return None
@@ -167,20 +173,35 @@ class WorkAudits:
             logger.debug(f"{peer} does not show what it has computed: {error!r}")
             return self._note_no_answer(peer)
         try:
-            listed = await in_thread(WorkList.from_bytes, data, ticket.work, ticket.samples)
+            listed = await in_thread(WorkList.from_bytes, data, ticket.work, ticket.samples, self._largest)
+            if listed.kind and not self._own.kind:
+                raise ValueError("a kind of device, where devices draw nothing")
         except ValueError as error:
             logger.debug(f"{peer} shows no work that fits its ticket: {error}")
             return self._find(peer, Blame.HIDES_ITS_WORK)
         self._note_answer(peer)
         # A sample of it is drawn: who makes up a large micro-batch hides it among no number of small ones.
-        sizes = [micro_batch.samples for micro_batch in listed.micro_batches]
-        chosen = self._lot.choices(listed.micro_batches, sizes)[0]
-        is_too_dear = self._lot.random() * chosen.samples > self._own.largest  # dearer ones are drawn less often
-        cannot_tell = listed.kind != self._own.kind or chosen.samples > LARGEST * self._own.largest
+        number = self._lot.choices(range(len(listed.lines)), [line.samples for line in listed.lines])[0]
+        line, own = listed.lines[number], self._own
+        is_too_dear = self._lot.random() * line.samples > own.largest  # dearer ones are drawn less often
+        cannot_tell = listed.kind != own.kind or (line.samples > LARGEST * own.largest and not own.has_slices)
         if cannot_tell or (is_too_dear and peer not in self._suspects):
             self._note(Verdict(peer, None))
             return None
-        return Assignment(peer, chosen)
+        return Assignment(peer, line, number < listed.num_before)
+
+    def _note_lists(self, group: Group) -> None:
+        """Who names none for its samples; all members see the same tickets."""
+        givers = {peer: ticket for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if ticket.samples}
+        if self._own is None or len(givers) < FEWEST:
+            return
+        for peer, ticket in givers.items():
+            if peer == self._me:
+                continue
+            if ticket.work:
+                self._take_off(self._unlisted, peer)
+            elif self._adds_up(self._unlisted, peer) and peer not in self._found:
+                self._find(peer, Blame.NAMES_NO_WORK)
 
     def _draw(self, group: Group) -> PeerID | None:
         """Whose work this peer looks at."""
@@ -200,15 +221,26 @@ class WorkAudits:
 
     def _note_no_answer(self, peer: PeerID) -> None:
         self._suspects.setdefault(peer, Suspect(SUSPECT_AUDITS))
-        self._unanswered[peer] = self._unanswered.get(peer, 0.0) + 1
-        if self._unanswered[peer] >= UNANSWERED:
-            del self._unanswered[peer]
+        if self._adds_up(self._unanswered, peer):
             self._find(peer, Blame.HIDES_ITS_WORK)
 
     def _note_answer(self, peer: PeerID) -> None:
-        left = self._unanswered.pop(peer, 0.0) - ANSWERED
+        self._take_off(self._unanswered, peer)
+
+    @staticmethod
+    def _adds_up(refusals: dict[PeerID, float], peer: PeerID) -> bool:
+        """One more; true if that is too many, and then they are forgotten."""
+        refusals[peer] = refusals.get(peer, 0.0) + 1
+        if refusals[peer] < UNANSWERED:
+            return False
+        del refusals[peer]
+        return True
+
+    @staticmethod
+    def _take_off(refusals: dict[PeerID, float], peer: PeerID) -> None:
+        left = refusals.pop(peer, 0.0) - ANSWERED
         if left > 0:
-            self._unanswered[peer] = left
+            refusals[peer] = left
 
     def _note(self, verdict: Verdict) -> None:
         peer, suspect = verdict.peer, self._suspects.get(verdict.peer)

@@ -25,14 +25,15 @@ class NoData(L.LightningDataModule):
     """No data, and what they would say of themselves.
 
     Args:
+        recipe: of the run
         digest: of the data that those have who train
     """
 
     num_train_samples = 0
 
-    def __init__(self, digest: str):
+    def __init__(self, recipe: Recipe, digest: str):
         super().__init__()
-        self.digest, self.batch_size = digest, 0
+        self.recipe, self.digest, self.batch_size = recipe, digest, 0
 
     def train_dataloader(self) -> NoBatches:
         """Moments without a micro-batch."""

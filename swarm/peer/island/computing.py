@@ -25,6 +25,7 @@ from recipe.training.trainer import build_trainer
 from swarm.peer.island.launch import agree
 from swarm.peer.options import PeerOptions
 from swarm.peer.own_profile import device_name
+from swarm.training.averaging_mode import Averaging
 from swarm.training.batch_size_finder import measure_for_recipe, precision_on
 from swarm.training.island.channel import Channel
 from swarm.training.island.lost import IslandLost
@@ -85,7 +86,12 @@ class Computing:
         self.data.load_state_dict({"position": plan["position"]})
         replay = None if self.task is None else Replay(self.task, self.data)
         self._strategy = SwarmStrategy(
-            self.recipe.target_batch_size, "", inside=channel, max_step=self.recipe.total_steps, replay=replay
+            self.recipe.target_batch_size,
+            "",
+            averaging=Averaging.of(self.recipe),
+            inside=channel,
+            max_step=self.recipe.total_steps,
+            replay=replay,
         )
         self.has_begun = False
         """Whether a micro-batch was computed."""

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Protocol
 
 import torch
-from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
 from recipe.data.sampler import stable_seed
 from recipe.errors import InputError
 from recipe.training.replay import Replay
 from recipe.training.task import Batch
-from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
+from swarm.protocol.messages import Ticket
 from swarm.protocol.work import (
-    MAX_MICRO_BATCHES,
+    MAX_LINES,
     NUM_PLACES,
     Assignment,
-    MicroBatch,
+    Line,
     OwnWork,
     Verdict,
     WorkList,
     name_of,
+    shortened,
 )
-from swarm.state_sync.state_version import StateVersion
+from swarm.training.audit.earlier_weights import EarlierWeights
 from swarm.training.audit.lot import chance_of_an_audit
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.throughput import Noted, Work
@@ -38,6 +40,12 @@ Loss = Callable[[Batch], torch.Tensor]
 """The training step of this peer's model: the mean loss of a micro-batch."""
 
 
+class Weights(Protocol):
+    """On which a peer computes."""
+
+    lineage: bytes
+
+
 class WorkLog:
     """Of a peer whose work nobody can compute again, and that looks at nobody's."""
 
@@ -48,39 +56,35 @@ class WorkLog:
         """What there is to say of the micro-batch whose gradients have been added, means over `samples`."""
         return []
 
-    def own(self, work: Work) -> OwnWork | None:
-        """What the averaging process has to know before a round; None if there is nothing."""
+    def own(self, work: Work, num_processes: int) -> OwnWork | None:
+        """What the averaging process has to know before a round, of a peer of so many processes; None for nothing."""
         return None
 
     def check(self, assignment: Assignment | None) -> None:
         """Compute again what the lot has drawn, on weights that have not been updated yet."""
 
-    def silent(self, group: Group) -> list[PeerID]:
-        """Who gives samples and does not say what it has computed; each is named once."""
-        return []
+    def updating(self) -> AbstractContextManager[None]:
+        """The weights are updated in here."""
+        return nullcontext()
 
 
 NO_LOG = WorkLog()
 
 
-class CheckedLog(WorkLog):
-    """Of a peer that trains a recipe, in a swarm whose members check each other.
+class NotingLog(WorkLog):
+    """Of a process that trains a recipe: it notes what it computes.
 
     Args:
-        replay: makes anybody's micro-batches
-        loss: of one
+        replay: knows which micro-batch that is
         vector: to which backward passes add
         version: of the weights; their lineage says at which places gradients are compared
     """
 
-    def __init__(self, replay: Replay, loss: Loss, vector: GradientVector, version: StateVersion):
-        self._replay, self._loss, self._vector, self._version = replay, loss, vector, version
-        self._tolerance = MIXED_TOLERANCE if replay.is_mixed else TOLERANCE
+    def __init__(self, replay: Replay, vector: GradientVector, version: Weights):
+        self._replay, self._vector, self._version = replay, vector, version
         self._lineage, self._places = b"", []
         self._index = torch.empty(0, dtype=torch.long)
         self._before = torch.empty(0)
-        self._verdict: Verdict | None = None
-        self._named: set[PeerID] = set()
 
     def _choose_places(self) -> None:
         """Others on other weights."""
@@ -94,58 +98,114 @@ class CheckedLog(WorkLog):
         self._before = self._vector.sum_at(self._index)
 
     def note(self, samples: int) -> list[Noted]:
-        return [Noted(self._replay.first_position, samples, self._vector.sum_at(self._index) - self._before)]
+        numbers = self._vector.sum_at(self._index) - self._before
+        return [Noted(self._replay.first_position, samples, numbers, self._lineage)]
 
-    def own(self, work: Work) -> OwnWork | None:
+
+class CheckedLog(NotingLog):
+    """Of a peer that trains a recipe, in a swarm whose members check each other; a helper has one, with nothing in it.
+
+    Args:
+        replay: makes anybody's micro-batches
+        loss: of one
+        vector, version: as above
+        kind: of device on which this peer computes, as of `WorkList`
+        earlier: keeps the weights before the latest update, where members compute on those
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        loss: Loss,
+        vector: GradientVector,
+        version: Weights,
+        kind: str = "",
+        earlier: EarlierWeights | None = None,
+    ):
+        super().__init__(replay, vector, version)
+        self._loss, self._kind, self._earlier = loss, kind, earlier
+        self._tolerance = MIXED_TOLERANCE if replay.is_mixed else TOLERANCE
+        self._verdict: Verdict | None = None
+
+    def updating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._earlier is None else self._earlier.kept_from(self._version)
+
+    def own(self, work: Work, num_processes: int) -> OwnWork | None:
         verdict, self._verdict = self._verdict, None
-        if not 0 < len(work.noted) <= MAX_MICRO_BATCHES:
+        if not work.noted or not {one.lineage for one in work.noted} <= self._known_lineages:
             return OwnWork(verdict=verdict)
         numbers = torch.stack([one.numbers for one in work.noted]).tolist()
         lines = [
-            MicroBatch(one.first_position, one.samples, tuple(row))
-            for one, row in zip(work.noted, numbers, strict=True)
+            Line(one.first_position, one.samples, tuple(row)) for one, row in zip(work.noted, numbers, strict=True)
         ]
-        kind, largest = self._replay.kind, max(one.samples for one in lines)
-        return OwnWork(WorkList(kind, lines).to_bytes(), chance_of_an_audit(len(lines)), largest, kind, verdict)
+        num_before = sum(one.lineage != self._version.lineage for one in work.noted)
+        return OwnWork(
+            listed_in(lines, num_before, self._kind).to_bytes(),
+            chance_of_an_audit(len(lines) // num_processes),
+            max(one.samples for one in lines),
+            self._replay.has_slices,
+            self._kind,
+            verdict,
+        )
+
+    @property
+    def _known_lineages(self) -> set[bytes]:
+        """Of the weights on which others can compute again what this peer has."""
+        own, earlier = self._version.lineage, self._earlier
+        return {own} if earlier is None or earlier.is_not_of(own) else {own, earlier.lineage}
 
     def check(self, assignment: Assignment | None) -> None:
-        if assignment is None:
-            return
-        self._choose_places()
-        said, peer = assignment.micro_batch, assignment.peer.to_base58()
+        if assignment is not None:
+            self._verdict = Verdict(assignment.peer, self._holds(assignment))
+
+    def _holds(self, assignment: Assignment) -> bool | None:
+        peer, lineage, weights = assignment.peer.to_base58(), self._version.lineage, nullcontext()
+        if assignment.is_before:
+            if self._earlier is None or self._earlier.is_not_of(lineage):
+                return None  # this peer has not made that update
+            lineage, weights = self._earlier.lineage, self._earlier.in_place()
         try:
-            found = self._numbers(peer, said.first_position, said.samples)
-            holds = distance(found, torch.tensor(said.numbers)) <= self._tolerance
+            with weights:
+                found = self._numbers(peer, assignment.line, places(self._vector.params, lineage))
+            return distance(found, torch.tensor(assignment.line.numbers)) <= self._tolerance
         except (InputError, OSError, RuntimeError, MemoryError) as error:  # also where memory is short
             logger.debug(f"a micro-batch of {peer} cannot be computed again: {error!r}")
-            holds = None
+            return None
         except ValueError as error:  # of samples with which no honest peer can have computed, either
             logger.debug(f"a micro-batch of {peer} cannot have been computed: {error!r}")
-            holds = False
-        self._verdict = Verdict(assignment.peer, holds)
+            return False
 
-    def silent(self, group: Group) -> list[PeerID]:
-        members = zip(group.peer_ids, group.tickets, strict=True)
-        found = [peer for peer, ticket in members if ticket.samples and not ticket.work and peer not in self._named]
-        if len(self._named) > MAX_GROUP_SIZE:
-            self._named.clear()
-        self._named.update(found)
-        return found
+    def _numbers(self, identity: str, line: Line, chosen: list[tuple[int, int]]) -> torch.Tensor:
+        """The sum of a line's gradients at these places, fp32, on the CPU."""
+        samples, numbers = line.samples // line.micro_batches, torch.zeros(len(chosen))
+        most = self._replay.micro_batch if self._replay.has_slices else samples
+        for number in range(line.micro_batches):
+            for one in self._replay.slices_of(identity, line.first_position + number * samples, samples, most):
+                with one as batch, torch.enable_grad():
+                    numbers += self._gradient(batch, chosen) * len(batch[1])
+        return numbers
 
-    def _numbers(self, identity: str, first_position: int, samples: int) -> torch.Tensor:
-        """The sum of a micro-batch's gradients at the places of this step, fp32, on the CPU."""
-        tensors = sorted({tensor for tensor, _ in self._places})
-        with self._replay.of(identity, first_position, samples) as batch, torch.enable_grad():
-            # Not in `param.grad`: there the gradients of this peer are added up, and the average is.
-            loss, chosen = self._loss(batch), [self._vector.params[tensor] for tensor in tensors]
-            gradients = torch.autograd.grad(loss, chosen, allow_unused=True)
+    def _gradient(self, batch: Batch, chosen: list[tuple[int, int]]) -> torch.Tensor:
+        """Of the mean loss."""
+        tensors = sorted({tensor for tensor, _ in chosen})
+        # Not in `param.grad`: there the gradients of this peer are added up, and the average is.
+        loss = self._loss(batch)
+        gradients = torch.autograd.grad(loss, [self._vector.params[tensor] for tensor in tensors], allow_unused=True)
         by_tensor = dict(zip(tensors, gradients, strict=True))
         zero = torch.zeros((), device=loss.device)
         numbers = [
             zero if by_tensor[tensor] is None else by_tensor[tensor].flatten()[place].float()
-            for tensor, place in self._places
+            for tensor, place in chosen
         ]
-        return (torch.stack(numbers) * samples).cpu()
+        return torch.stack(numbers).cpu()
+
+
+def listed_in(lines: list[Line], num_before: int, kind: str) -> WorkList:
+    """Of these micro-batches, the first ones of which were computed before the latest update."""
+    before, after = lines[:num_before], lines[num_before:]
+    if len(lines) > MAX_LINES:
+        before, after = shortened(before, MAX_LINES // 2), shortened(after, MAX_LINES // 2)
+    return WorkList(kind, [*before, *after], len(before))
 
 
 def places(params: list[torch.nn.Parameter], lineage: bytes) -> list[tuple[int, int]]:

@@ -37,13 +37,18 @@ class Word(IntEnum):
     WAIT = 0
     """It is there, and does something alone: a round, a validation, a pause."""
     COMPUTE = 1
-    """(step, forget, weights): a micro-batch comes next; 1 for: drop what you have, take these weights."""
+    """(step, forget, weights, *lineage): a micro-batch comes next; 1 for: drop what you have, take these weights."""
     GATHER = 2
-    """(unit): hand over your gradients, each number for so many samples."""
+    """(unit, turns): hand over your gradients, each number for so many samples, and what you have noted in so many
+    micro-batches."""
     END = 3
     """This peer has left."""
     PLAN = 4
     """What is trained follows, in an `exchange`."""
+
+
+NUMBERS = 5
+"""With a word, at most."""
 
 
 class Channel:
@@ -114,12 +119,13 @@ class Channel:
     def tell(self, word: Word, *numbers: int) -> None:
         """Of the first process, while the others listen."""
         with self.speaking():
-            self._words.broadcast(torch.tensor([word, *numbers, 0, 0, 0][:4]), 0).wait()
+            said = torch.tensor([word, *numbers, *[0] * NUMBERS][: 1 + NUMBERS])
+            self._words.broadcast(said, 0).wait()
             self.is_heard = word not in (Word.COMPUTE, Word.END)
 
     def hear(self) -> tuple[Word, list[int]]:
         """The next word of the first process that means something to the others."""
-        said = torch.zeros(4, dtype=torch.int64)
+        said = torch.zeros(1 + NUMBERS, dtype=torch.int64)
         while True:
             with self._losses_told():
                 self._words.broadcast(said, 0).wait()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from recipe.training.replay import Replay
 from swarm.protocol.admission import OPEN
+from swarm.training.audit.work_log import NO_LOG, Loss, NotingLog, WorkLog
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.island.channel import Channel, Word
 from swarm.training.island.lead import numbers_of, tensors_of
+from swarm.training.island.notes import agree_on_kind, lineage_from, table_of
 from swarm.training.run_control import RunControl
+from swarm.training.throughput import Noted
 
 
 class Crew:
@@ -35,9 +39,18 @@ class Crew:
         """No orders: what they change happens in the first process."""
         self.step = 0
         """Global updates that the weights have seen."""
+        self.lineage = b""
+        """Of the weights."""
+        self._work_log: WorkLog = NO_LOG
+        self._noted: list[Noted] = []
         self._samples, self._loss_sum = 0, torch.zeros((), dtype=torch.float64)
         self._is_over = False
         self._has_weights = False
+
+    def check_work(self, replay: Replay, loss: Loss) -> None:
+        """Note what this process computes; the first one looks at the work of others."""
+        agree_on_kind(self._channel, replay)
+        self._work_log = NotingLog(replay, self._vector, self)
 
     def wait_while_paused(self) -> None:
         """The first process waits."""
@@ -54,12 +67,12 @@ class Crew:
                 self._begin(*numbers)
                 return True
             if word is Word.GATHER:
-                self._hand_over(unit=numbers[0])
+                self._hand_over(*numbers[:2])
             self._is_over = word is Word.END
         return False
 
-    def _begin(self, step: int, forget: int, weights: int) -> None:
-        self.step = step
+    def _begin(self, step: int, forget: int, weights: int, *lineage: int) -> None:
+        self.step, self.lineage = step, lineage_from(lineage)
         if forget:
             self._vector.drop()
             self._start_anew()
@@ -67,19 +80,22 @@ class Crew:
             self._channel.spread(tensors_of(self._model, is_first_time=not self._has_weights))
             self._has_weights = True
 
-    def _hand_over(self, unit: int) -> None:
+    def _hand_over(self, unit: int, turns: int) -> None:
         with self._channel.speaking():
             self._channel.reduce(self._vector.sum_in_units_of(unit))
             self._channel.reduce_numbers(numbers_of(self._vector, self._samples, float(self._loss_sum)))
+            if turns:
+                self._channel.reduce_numbers(table_of(self._noted, turns, self._channel))
         self._vector.reset()
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._samples, self._loss_sum = 0, torch.zeros_like(self._loss_sum)
+        self._samples, self._loss_sum, self._noted = 0, torch.zeros_like(self._loss_sum), []
 
     def begin_backward(self, samples: int) -> None:
         """As of `Coordinator`."""
         self._vector.receive(samples)
+        self._work_log.begin_backward()
 
     def contribute(self, samples: int, loss: torch.Tensor | float) -> bool:
         """The first process learns of so many samples; no update is made here.
@@ -88,6 +104,7 @@ class Crew:
             IslandLost: it is gone
         """
         self._vector.collect()
+        self._noted += self._work_log.note(samples)
         loss = torch.as_tensor(loss).detach().double()
         self._loss_sum = self._loss_sum.to(loss.device) + samples * torch.where(torch.isfinite(loss), loss, 0.0)
         self._samples += samples

@@ -13,9 +13,12 @@ import contextlib
 import torch
 from torch import nn
 
+from recipe.training.replay import Replay
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.island.channel import Channel, Word
 from swarm.training.island.lost import IslandLost
+from swarm.training.island.notes import agree_on_kind, gathered, numbers_for
+from swarm.training.throughput import Noted
 
 
 class Island:
@@ -27,15 +30,23 @@ class Island:
     def attach(self, model: nn.Module, vector: GradientVector) -> None:
         """What is computed, and where it is added up."""
 
-    def begin_micro_batch(self, step: int) -> None:
+    def kind_of(self, replay: Replay) -> str:
+        """Of device on which all processes compute, where members check each other's work; all of them say theirs."""
+        return replay.kind
+
+    def begin_micro_batch(self, step: int, lineage: bytes) -> None:
         """The others compute, on the weights of this moment."""
 
     def add_up(self, samples: int, loss: torch.Tensor | float) -> tuple[int, torch.Tensor | float]:
         """What a micro-batch of all processes has: its samples, and the mean loss with those of the others as 0."""
         return samples, loss
 
-    def gather(self, vector: GradientVector) -> float:
-        """The others' gradients are added to this sum, and float buffers are averaged; returns their losses' sum."""
+    def gather(self, vector: GradientVector, noted: list[Noted]) -> float:
+        """The others' gradients are added to this sum, and float buffers are averaged; returns their losses' sum.
+
+        Args:
+            noted: of the micro-batches in the sum; those of the others are put between
+        """
         return 0.0
 
     def note_update(self) -> None:
@@ -66,6 +77,8 @@ class Lead(Island):
         self._clears = self._updates = 0
         self._own = self._others = 0
         """Samples since gradients were gathered."""
+        self._turns = 0
+        """Micro-batches of each process since then."""
         self._own_buffers: torch.Tensor | None = None
         """Those of this process, while it shows the mean of all for a round."""
 
@@ -73,17 +86,20 @@ class Lead(Island):
         self._model, self._vector = model, vector
         self._clears = vector.clears
 
-    def begin_micro_batch(self, step: int) -> None:
+    def kind_of(self, replay: Replay) -> str:
+        return agree_on_kind(self._channel, replay)
+
+    def begin_micro_batch(self, step: int, lineage: bytes) -> None:
         forget = self._vector.clears != self._clears  # this peer dropped what it had, or a round took it along
         if forget:
-            self._own = self._others = 0
+            self._own = self._others = self._turns = 0
         weights = self._count_changes()
         changed = weights != self._shown
         if self._own_buffers is not None and not changed:  # the average is not there yet, or never comes
             self._vector.take_buffers(self._own_buffers)
         self._own_buffers = None
         with self._channel.speaking():
-            self._channel.tell(Word.COMPUTE, step, int(forget), int(changed))
+            self._channel.tell(Word.COMPUTE, step, int(forget), int(changed), *numbers_for(lineage))
             if changed:
                 self._channel.spread(tensors_of(self._model, is_first_time=self._shown is None))
         self._clears, self._shown = self._vector.clears, weights
@@ -97,23 +113,26 @@ class Lead(Island):
 
     def add_up(self, samples: int, loss: torch.Tensor | float) -> tuple[int, torch.Tensor | float]:
         total = self._channel.add_up(samples)
-        self._own, self._others = self._own + samples, self._others + total - samples
+        self._own, self._others, self._turns = self._own + samples, self._others + total - samples, self._turns + 1
         return total, loss * (samples / total)
 
-    def gather(self, vector: GradientVector) -> float:
+    def gather(self, vector: GradientVector, noted: list[Noted]) -> float:
         if not self._others or vector.clears != self._clears:  # what this peer has dropped, the others drop with it
             return 0.0
+        turns = self._turns if noted else 0
         with self._channel.speaking():
-            self._channel.tell(Word.GATHER, vector.unit)
+            self._channel.tell(Word.GATHER, vector.unit, turns)
             self._channel.reduce(vector.sum_in_units_of(vector.unit))
             self._own_buffers = vector.buffers
             numbers = numbers_of(vector, self._own, 0.0)
             self._channel.reduce_numbers(numbers)
+            if turns:
+                noted[-turns:] = gathered(noted[-turns:], self._channel)
         loss_sum, total = numbers[:2].tolist()
         vector.take_buffers(numbers[2:] / total)
         if not torch.isfinite(numbers).all():  # this peer drops them: all go on with its buffers from before
             self._own_buffers, self._shown = None, NOT_AS_HERE
-        self._own = self._others = 0
+        self._own = self._others = self._turns = 0
         return loss_sum
 
     def end(self) -> None:

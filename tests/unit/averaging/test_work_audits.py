@@ -3,6 +3,7 @@
 import asyncio
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 from hivemind.p2p import PeerID
@@ -16,17 +17,18 @@ from swarm.averaging.audit.work_audits import (
     WorkAudits,
 )
 from swarm.protocol.messages import Blame, Group, Ticket
-from swarm.protocol.wire import to_wire
+from swarm.protocol.wire import MAX_SAMPLES, to_wire
 from swarm.protocol.work import (
-    MAX_MICRO_BATCHES,
+    MAX_LINES,
     MAX_POSITION,
     NUM_PLACES,
     Assignment,
-    MicroBatch,
+    Line,
     OwnWork,
     Verdict,
     WorkList,
     name_of,
+    shortened,
 )
 from swarm.training.audit.lot import chance_of_an_audit
 
@@ -46,7 +48,7 @@ def work_of(peer: PeerID, step: int, computes=lambda number: True, samples: int 
     return WorkList(
         "",
         [
-            MicroBatch(position, samples, true_numbers(peer, position) if computes(number) else made_up)
+            Line(position, samples, true_numbers(peer, position) if computes(number) else made_up)
             for number, position in enumerate(positions)
         ],
     )
@@ -68,21 +70,28 @@ class Members:
     Args:
         chance: with which each looks at another one
         computes: whether the liar computes the micro-batch of that number
+        largest: samples of a micro-batch in this run
     """
 
-    def __init__(self, chance: float | None = None, computes=lambda number: number % 2 == 0):
+    def __init__(
+        self, chance: float | None = None, computes=lambda number: number % 2 == 0, largest: int = MAX_SAMPLES
+    ):
         self.step, self.deaf, self.computes = 0, set(), computes
         self.chance = chance_of_an_audit(MICRO_BATCHES) if chance is None else chance
         self.chances: dict[PeerID, float] = {}
         """Of those who look more often or less."""
         self.members = {
-            peer: Member(WorkAudits(peer, lambda other, request, most, me=peer: self.ask(me, other, request)))
+            peer: Member(WorkAudits(peer, lambda other, request, most, me=peer: self.ask(me, other, request), largest))
             for peer in PEERS
         }
         self.claims: dict[PeerID, str] = {}
         """Whom a member says that it doubts, whatever it has found."""
         self.shown: dict[PeerID, bytes] = {}
         """What a member shows in place of its list."""
+        self.silent: set[PeerID] = set()
+        """Who name no list."""
+        self.gives_nothing: set[PeerID] = set()
+        self.has_slices, self.shown_kind = False, ""
         self.client_modes: set[PeerID] = set()
         self.samples = dict.fromkeys(PEERS, SAMPLES)
 
@@ -96,15 +105,19 @@ class Members:
         for peer, member in self.members.items():
             computes = self.computes if peer == LIAR else lambda number: True
             listed[peer] = work_of(peer, self.step, computes, self.samples[peer])
+            if peer == LIAR:
+                listed[peer] = replace(listed[peer], kind=self.shown_kind)
             data = listed[peer].to_bytes()
             chance = self.chances.get(peer, self.chance)
-            member.audits.take(OwnWork(data, chance, self.samples[peer], "", member.verdict), self.step)
+            own = OwnWork(data, chance, self.samples[peer], self.has_slices, "", member.verdict)
+            member.audits.take(own, self.step)
             member.verdict = None
             for found, what in member.audits.found().items():
                 member.left_out = {found: (what, self.step)} | (member.left_out or {})
-            ticket = Ticket(
-                self.step, listed[peer].samples, peer in self.client_modes, 1.0, bytes(16), work=name_of(data)
-            )
+            name = b"" if peer in self.silent else name_of(data)
+            ticket = Ticket(self.step, listed[peer].samples, peer in self.client_modes, 1.0, bytes(16), work=name)
+            if peer in self.gives_nothing:
+                ticket = replace(ticket, samples=0)
             ticket = member.audits.sign(ticket)
             doubts = self.claims.get(peer)
             tickets.append(ticket if doubts is None else replace(ticket, doubts=short_name(doubts)))
@@ -119,7 +132,7 @@ class Members:
 
     @staticmethod
     def compute(assignment: Assignment) -> Verdict:
-        said = assignment.micro_batch
+        said = assignment.line
         return Verdict(assignment.peer, said.numbers == true_numbers(assignment.peer, said.first_position))
 
     async def until(self, condition, most: int) -> bool:
@@ -285,13 +298,97 @@ def test_it_is_said_before_it_is_acted_on():
     assert all(module.DIFFERENCES <= members.members[peer].computed <= module.DIFFERENCES + 2 for peer in HONEST[1:])
 
 
-def test_micro_batches_that_are_far_larger_than_its_own_a_peer_does_not_compute():
+def test_who_names_no_list_for_its_samples_is_left_out_by_all_at_the_same_step():
+    """As a free rider that says it could not; no lot is drawn for that, so nothing is left to chance."""
+
     async def scenario(members):
-        members.samples[LIAR] = module.LARGEST * SAMPLES + 1
+        members.silent.add(LIAR)
+        await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, 60)
+
+    members = run(scenario, chance=0.0, computes=lambda number: True)
+    left_out = [members.members[peer].left_out[LIAR] for peer in HONEST]
+    assert set(left_out) == {(Blame.NAMES_NO_WORK, math.ceil(UNANSWERED) + module.SAY_UPDATES)}
+
+
+def test_who_gives_no_samples_needs_no_list():
+    """A helper, a listener, a peer on probation."""
+
+    async def scenario(members):
+        members.silent.add(LIAR)
+        members.gives_nothing = {LIAR}
         await members.until(lambda: False, 30)
 
-    members = run(scenario, chance=1.0, computes=lambda number: False)
-    assert not members.who_left_out
+    assert not run(scenario, chance=1.0, computes=lambda number: True).who_left_out
+
+
+def test_a_list_now_and_then_is_not_enough_and_one_that_is_missing_now_and_then_is_no_reason():
+    async def scenario(members, listed_in_four: int):
+        for _ in range(48):
+            members.silent = {LIAR} if members.step % 4 >= listed_in_four else set()
+            await members.round()
+
+    for listed_in_four, found in ((2, ALL_LEAVE_OUT_THE_LIAR), (1, ALL_LEAVE_OUT_THE_LIAR)):
+        assert run(partial(scenario, listed_in_four=listed_in_four), chance=0.0).who_left_out == found
+
+    async def rarely(members):
+        for _ in range(90):
+            members.silent = {LIAR} if members.step % 9 == 0 else set()
+            await members.round()
+
+    assert not run(rarely, chance=0.0).who_left_out
+
+
+def test_a_helper_counts_missing_lists_too():
+    """It computes nothing again, but it may lead: then the others meet only whom it meets."""
+
+    async def never(*_):
+        raise AssertionError("nobody is asked")
+
+    helper, silent, *others = PEERS
+    audits, left_out = WorkAudits(helper, never), {}
+    for step in range(20):
+        audits.take(OwnWork(), step)
+        left_out |= audits.found()
+        tickets = [Ticket(step, 0, False, 1.0, bytes(16)), Ticket(step, 8, False, 1.0, bytes(16))]
+        tickets += [Ticket(step, 8, False, 1.0, bytes(16), work=bytes(16)) for _ in others]
+        tickets[2:] = [replace(ticket, doubts=short_name(silent)) for ticket in tickets[2:]]
+        audits.begin(Group.close(step.to_bytes(16, "big"), tuple(PEERS), tuple(tickets)))
+        assert asyncio.run(audits.assign()) is None
+    assert left_out == {silent: Blame.NAMES_NO_WORK}
+
+
+def test_micro_batches_that_are_far_larger_than_its_own_a_peer_computes_only_in_slices():
+    async def scenario(members, has_slices: bool):
+        members.has_slices = has_slices
+        members.samples[LIAR] = module.LARGEST * SAMPLES + 1
+        await members.until(lambda: bool(members.who_left_out), 60)
+
+    assert not run(partial(scenario, has_slices=False), chance=1.0, computes=lambda number: False).who_left_out
+    assert run(partial(scenario, has_slices=True), chance=1.0, computes=lambda number: False).who_left_out
+
+
+def test_micro_batches_that_are_larger_than_an_update_are_held_against_a_member_at_once():
+    """Else it could claim one that nobody has the time to compute again."""
+
+    async def scenario(members, samples: int):
+        members.samples[LIAR] = samples
+        await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, 60)
+
+    options = {"chance": 1.0, "computes": lambda number: True, "largest": 512}
+    assert not run(partial(scenario, samples=512), **options).who_left_out
+    members = run(partial(scenario, samples=513), **options)
+    assert members.members[HONEST[0]].left_out[LIAR][0] is Blame.HIDES_ITS_WORK
+
+
+def test_a_kind_of_device_that_no_peer_has_turns_no_audit_off():
+    """Of a model without dropout, all devices compute the same."""
+
+    async def scenario(members):
+        members.shown_kind = "cuda of my own"
+        await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, 60)
+
+    members = run(scenario, chance=1.0, computes=lambda number: True)
+    assert members.members[HONEST[0]].left_out[LIAR][0] is Blame.HIDES_ITS_WORK
 
 
 def test_two_are_too_few_to_tell_who_lies():
@@ -325,10 +422,12 @@ def test_who_asks_again_and_again_gets_nothing():
         audits.answer(HONEST[1], bytes(16))
 
 
-def lines(*said: tuple) -> bytes:
-    return to_wire("", [list(line) for line in said])
+def lines(*said: tuple, num_before: int = 0) -> bytes:
+    """Of (first position, samples, numbers), or with micro-batches in front of the numbers."""
+    return to_wire("", num_before, [list(line if len(line) != 3 else (*line[:2], 1, line[2])) for line in said])
 
 
+LARGEST = 64
 NUMBERS = bytes(4 * NUM_PLACES)
 
 
@@ -337,9 +436,15 @@ NUMBERS = bytes(4 * NUM_PLACES)
     [
         b"",
         b"\xff" * 100,
-        to_wire("", []),
-        to_wire("x" * 65, [[0, 8, NUMBERS]]),
-        to_wire(7, [[0, 8, NUMBERS]]),
+        to_wire("", 0, []),
+        to_wire("", [[0, 8, 1, NUMBERS]]),
+        to_wire("x" * 65, 0, [[0, 8, 1, NUMBERS]]),
+        to_wire(7, 0, [[0, 8, 1, NUMBERS]]),
+        lines((0, 8, NUMBERS), num_before=-1),
+        lines((0, 8, NUMBERS), num_before=MAX_LINES + 1),
+        lines((0, 8, 0, NUMBERS)),
+        lines((0, 8, 2, NUMBERS)),
+        lines((0, LARGEST + 1, NUMBERS)),
         lines((0, 8, NUMBERS[1:])),
         lines((0, 8, NUMBERS + b"\0")),
         lines((-1, 8, NUMBERS)),
@@ -353,16 +458,16 @@ NUMBERS = bytes(4 * NUM_PLACES)
         lines((0, 4, NUMBERS), (0, 4, NUMBERS)),
         lines((4, 4, NUMBERS), (0, 4, NUMBERS)),
         lines((0, 4, NUMBERS), (3, 4, NUMBERS)),
-        lines((0, 4, NUMBERS), (5, 4, NUMBERS)),
-        lines((0, 8, WorkList("", [MicroBatch(0, 8, (math.nan,) * NUM_PLACES)]).to_bytes()[-4 * NUM_PLACES :])),
-        lines((0, 8, WorkList("", [MicroBatch(0, 8, (math.inf,) * NUM_PLACES)]).to_bytes()[-4 * NUM_PLACES :])),
-        lines(*[(number, 1, NUMBERS) for number in range(MAX_MICRO_BATCHES + 1)]),
+        lines((0, 8, WorkList("", [Line(0, 8, (math.nan,) * NUM_PLACES)]).to_bytes()[-4 * NUM_PLACES :])),
+        lines((0, 8, WorkList("", [Line(0, 8, (math.inf,) * NUM_PLACES)]).to_bytes()[-4 * NUM_PLACES :])),
+        lines(*[(number, 1, NUMBERS) for number in range(MAX_LINES + 1)]),
         lines((0, 7, NUMBERS)),
     ],
 )
 def test_what_no_honest_peer_says_is_refused(data):
-    with pytest.raises(ValueError, match=r"it has to be|it cannot be read|other samples|follow|finite"):
-        WorkList.from_bytes(data, name_of(data), 8)
+    samples = LARGEST + 1 if data == lines((0, LARGEST + 1, NUMBERS)) else 8
+    with pytest.raises(ValueError, match=r"it has to be|it cannot be read|other samples|come twice|sizes|finite"):
+        WorkList.from_bytes(data, name_of(data), samples, LARGEST)
 
 
 def test_a_list_comes_back_as_it_was_said():
@@ -373,3 +478,26 @@ def test_a_list_comes_back_as_it_was_said():
         WorkList.from_bytes(data, bytes(16), said.samples)
     with pytest.raises(ValueError, match="other samples"):
         WorkList.from_bytes(data, name_of(data), said.samples + 1)
+
+
+def test_samples_that_were_dropped_in_between_leave_a_gap():
+    """As where a round that has failed gives back its samples, and what came after was of no use."""
+    data = lines((0, 4, NUMBERS), (12, 4, NUMBERS))
+    assert [one.first_position for one in WorkList.from_bytes(data, name_of(data), 8).lines] == [0, 12]
+
+
+def test_more_micro_batches_than_a_list_has_lines_go_into_fewer():
+    one = tuple(float(place) for place in range(NUM_PLACES))
+    said = [Line(4 * number, 4, one) for number in range(MAX_LINES + 3)]
+    said[100:] = [replace(line, first_position=line.first_position + 4) for line in said[100:]]  # after a gap
+    for most in (MAX_LINES, MAX_LINES // 2):
+        shorter = shortened(said, most)
+        assert len(shorter) <= most
+        assert sum(line.samples for line in shorter) == 4 * len(said)
+        assert [line.samples // line.micro_batches for line in shorter] == [4] * len(shorter)
+        assert sum(line.numbers[5] for line in shorter) == 5 * len(said)
+        data = WorkList("", shorter).to_bytes()
+        assert WorkList.from_bytes(data, name_of(data), 4 * len(said)).lines == shorter
+    assert shortened(said, len(said)) == said
+    assert Line(0, 4, one).with_next(Line(4, 8, one)) is None, "of another size"
+    assert Line(0, 4, one).with_next(Line(5, 4, one)) is None

@@ -36,7 +36,7 @@ def manifest(recipe: str, classes: str = "") -> RunManifest:
 )
 def test_it_knows_which_data_the_others_have(recipe, classes, given, digest, tmp_path):
     run = manifest(recipe, classes)
-    data = NoData(digest_for(run, tmp_path, given))
+    data = NoData(run.recipe, digest_for(run, tmp_path, given))
     assert run.with_classes(data.digest, tmp_path).classes == digest
 
 

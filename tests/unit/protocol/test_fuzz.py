@@ -42,7 +42,7 @@ from swarm.protocol.order_book import merged, revoke
 from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.signed_lists import ORDERS, REMOVED
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP, to_wire
-from swarm.protocol.work import NUM_PLACES, MicroBatch, WorkList, name_of
+from swarm.protocol.work import NUM_PLACES, Line, WorkList, name_of
 from swarm.state_sync.download_messages import SLICE_BYTES, Offer, Wish
 from swarm.state_sync.serialization import pack, unpack
 from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
@@ -53,7 +53,7 @@ NOW = 1_700_000_000.0
 TICKET = Ticket(
     7, 96, False, 1.5, bytes(LINEAGE_BYTES), (0.5,), True, pace=Pace(Plan(1, 0, 5, 5), 900, 2000), line_kbps=9000
 )
-WORK = WorkList("", [MicroBatch(7, 4, (0.5,) * NUM_PLACES)])
+WORK = WorkList("", [Line(7, 4, (0.5,) * NUM_PLACES)])
 PEERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(3)]
 NONCE = bytes(range(LINEAGE_BYTES))
 GROUP = Group.close(NONCE, tuple(PEERS), (TICKET,) * 3)

@@ -26,8 +26,10 @@ from swarm.training.island.lead import Lead
 from swarm.training.island.lost import IslandLost
 from swarm.training.local_steps import LocalCoordinator
 from swarm.training.strategy import SwarmStrategy
+from swarm.training.throughput import Noted
 
 SAMPLES, OTHERS_SAMPLES = 4, 6
+LINEAGE = bytes(range(240, 256))
 
 
 def net() -> nn.Sequential:
@@ -45,6 +47,8 @@ class Two:
         self.lead = Lead(first)
         self.lead.attach(self.net, self.vector)
         self.crew = Crew(other, self.other_net, other_optimizer, 64, 100)
+        self.noted: list[Noted] = []
+        """By the first process."""
         self.x, self.other_x = torch.randn(SAMPLES, 3), torch.randn(OTHERS_SAMPLES, 3)
 
     def both(self, one, other):
@@ -53,7 +57,7 @@ class Two:
         return one(), waits.result(10)
 
     def begin(self, step: int = 0) -> bool:
-        return self.both(lambda: self.lead.begin_micro_batch(step), self.crew.begin_micro_batch)[1]
+        return self.both(lambda: self.lead.begin_micro_batch(step, LINEAGE), self.crew.begin_micro_batch)[1]
 
     def compute(self) -> tuple[int, float]:
         """A micro-batch in both; samples and loss as the first process counts them."""
@@ -75,7 +79,13 @@ class Two:
 
     def gather(self) -> float:
         """The crew hears of it when it asks what comes next."""
-        return self.both(lambda: (self.lead.gather(self.vector), self.lead.begin_micro_batch(0))[0], self._next)[0]
+
+        def first() -> float:
+            loss_sum = self.lead.gather(self.vector, self.noted)
+            self.lead.begin_micro_batch(0, LINEAGE)
+            return loss_sum
+
+        return self.both(first, self._next)[0]
 
     def _next(self) -> None:
         assert self.crew.begin_micro_batch()
@@ -123,9 +133,9 @@ def test_what_a_round_sends_has_the_mean_of_the_buffers_and_then_each_has_its_ow
     sent = []
 
     def first():
-        two.lead.gather(two.vector)
+        two.lead.gather(two.vector, [])
         sent.append(two.net[1].running_mean.clone())
-        two.lead.begin_micro_batch(0)
+        two.lead.begin_micro_batch(0, LINEAGE)
 
     two.both(first, two.crew.begin_micro_batch)
     torch.testing.assert_close(sent[0], (SAMPLES * own + OTHERS_SAMPLES * others) / (SAMPLES + OTHERS_SAMPLES))
@@ -155,7 +165,7 @@ def test_what_was_dropped_since_the_last_micro_batch_is_not_gathered(two):
     two.begin()
     two.compute()
     two.vector.drop()
-    assert two.lead.gather(two.vector) == 0.0
+    assert two.lead.gather(two.vector, []) == 0.0
     assert not two.vector.sum_in_units_of(1).any()
     two.begin()
     two.compute()
@@ -172,10 +182,10 @@ def test_buffers_that_are_not_finite_are_forgotten_with_the_samples(two, whose):
     two.compute()
 
     def drop():
-        two.lead.gather(two.vector)
+        two.lead.gather(two.vector, [])
         assert not two.vector.is_finite
         two.vector.drop()
-        two.lead.begin_micro_batch(0)
+        two.lead.begin_micro_batch(0, LINEAGE)
 
     two.both(drop, two.crew.begin_micro_batch)
     getattr(two, whose).copy_(good)

@@ -5,80 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hivemind.p2p import PeerID
 
-from recipe.config import Recipe
 from recipe.presets import preset
 from recipe.registry import build_data, build_task
+from recipe.training import pacing
 from recipe.training.replay import Replay
-from swarm.protocol.messages import Group, Ticket
-from swarm.protocol.work import NUM_PLACES, Assignment, MicroBatch, WorkList, name_of
+from swarm.protocol.messages import Ticket
+from swarm.protocol.work import MAX_LINES, NUM_PLACES, Line
 from swarm.training.audit.lot import chance_of_an_audit
-from swarm.training.audit.work_log import TOLERANCE, CheckedLog, distance, places, signed
-from swarm.training.gradient_buffer import GradientVector, averaged_tensors
-from swarm.training.throughput import Throughput
+from swarm.training.audit.work_log import TOLERANCE, CheckedLog, distance, listed_in, places, signed
+from swarm.training.gradient_buffer import averaged_tensors
+from tests.helpers.attacks.work_trainer import BATCH_NORM, LINEAGE, RECIPES, TEXTS, VIT, Trainer, X, Y
 
-VIT = replace(preset("digits"), drop_path=0.3, embed_dim=32, depth=3, num_heads=2, augmentation="light")
-BATCH_NORM = replace(
-    preset("digits"),
-    **{"model": "resnet10t", "image_size": 16, "patch_size": None, "embed_dim": None, "depth": None},
-    **{"num_heads": None, "initialisation": "timm"},
-)
-TEXTS = replace(preset("docstrings"), embed_dim=32, depth=2, num_heads=2)
-RECIPES = {"drop path": VIT, "batch norm": BATCH_NORM, "dropout, texts": TEXTS}
-X, Y = (PeerID(bytes([18, 32, *[number] * 32])) for number in (1, 2))
-LINEAGE = bytes(range(16))
-
-
-class Trainer:
-    """A peer's, without a swarm.
-
-    Args:
-        at: position at which it begins
-    """
-
-    def __init__(self, recipe: Recipe, peer: PeerID, at: int = 0, micro_batch: int = 8):
-        self.data = build_data(recipe, batch_size=micro_batch, identity=peer.to_base58())
-        self.data.load_state_dict({"position": at})
-        self.data.trainer = SimpleNamespace(training=True, global_rank=0, world_size=1)
-        self.task = build_task(recipe).train()
-        generator = torch.Generator().manual_seed(3)
-        with torch.no_grad():  # as if it had been trained: a head of zeros hides all other layers
-            for param in self.task.parameters():
-                param.add_(torch.randn(param.shape, generator=generator), alpha=0.05)
-        self.optimizer = self.task.configure_optimizers()["optimizer"]
-        self.vector = GradientVector(*averaged_tensors(self.task, self.optimizer))
-        self.replay = Replay(self.task, self.data)
-        self.log = CheckedLog(self.replay, self.loss, self.vector, SimpleNamespace(lineage=LINEAGE))
-        self.batches = iter(self.data.train_dataloader())
-        self.throughput = Throughput()
-
-    def loss(self, batch) -> torch.Tensor:
-        return self.task.training_step(batch, 0)
-
-    def compute(self, times: int = 1) -> None:
-        """So many micro-batches."""
-        for _ in range(times):
-            batch = self.data.on_before_batch_transfer(next(self.batches), 0)
-            samples = len(batch[1])
-            self.replay.begin()
-            loss = self.loss(batch)
-            self.vector.receive(samples)
-            self.log.begin_backward()
-            loss.backward()
-            self.vector.collect()
-            self.throughput.work.noted += self.log.note(samples)
-            self.throughput.note(samples, loss)
-
-    def listed(self) -> WorkList:
-        """As others read it."""
-        own = self.log.own(self.throughput.work)
-        return WorkList.from_bytes(own.listed, name_of(own.listed), self.throughput.work.samples)
-
-    def finds(self, peer: PeerID, micro_batch: MicroBatch) -> bool | None:
-        """Whether another peer's work holds."""
-        self.log.check(Assignment(peer, micro_batch))
-        return self.log.own(self.throughput.work).verdict.holds
+LATER = bytes(range(1, 17))
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -87,8 +26,8 @@ def test_another_peer_computes_the_same_numbers_again(name):
     worker.compute(3)
     checker.compute(2)  # it is somewhere else, in its own order
     listed = worker.listed()
-    assert [one.first_position for one in listed.micro_batches] == [24, 32, 40]
-    for micro_batch in listed.micro_batches:
+    assert [one.first_position for one in listed.lines] == [24, 32, 40]
+    for micro_batch in listed.lines:
         assert checker.finds(X, micro_batch)
         assert checker.finds(Y, micro_batch) is False, "the numbers are those of one peer alone"
         other = replace(micro_batch, first_position=micro_batch.first_position + 8)
@@ -101,7 +40,7 @@ def test_to_check_others_changes_nothing(name):
     recipe = RECIPES[name]
     worker, checker, other = Trainer(recipe, X), Trainer(recipe, Y), Trainer(recipe, Y)
     worker.compute()
-    (micro_batch,) = worker.listed().micro_batches
+    (micro_batch,) = worker.listed().lines
     for one in (checker, other):
         one.compute()
         if one is checker:
@@ -120,7 +59,7 @@ def test_with_another_number_of_threads_it_is_the_same(name):
     threads = torch.get_num_threads()
     worker, checker = Trainer(RECIPES[name], X), Trainer(RECIPES[name], Y)
     worker.compute()
-    (micro_batch,) = worker.listed().micro_batches
+    (micro_batch,) = worker.listed().lines
     torch.set_num_threads(4)
     try:
         assert checker.finds(X, micro_batch)
@@ -134,7 +73,7 @@ def test_who_computes_with_bfloat16_gives_nearly_the_same():
     worker, checker = Trainer(recipe, X), Trainer(recipe, Y)
     with torch.autocast("cpu", torch.bfloat16):
         worker.compute()
-    (micro_batch,) = worker.listed().micro_batches
+    (micro_batch,) = worker.listed().lines
     assert checker.finds(X, micro_batch)
     assert checker.finds(X, replace(micro_batch, first_position=8)) is False
 
@@ -145,8 +84,8 @@ def test_a_micro_batch_may_change_its_size_in_mid_step():
     worker.data.resize_micro_batch(5)
     worker.compute(2)
     listed = worker.listed()
-    assert [(one.first_position, one.samples) for one in listed.micro_batches][-1] == (13, 5)
-    assert all(checker.finds(X, one) for one in listed.micro_batches)
+    assert [(one.first_position, one.samples) for one in listed.lines][-1] == (13, 5)
+    assert all(checker.finds(X, one) for one in listed.lines)
 
 
 def test_half_of_a_micro_batch_is_not_the_whole():
@@ -154,7 +93,90 @@ def test_half_of_a_micro_batch_is_not_the_whole():
     honest = worker.loss
     worker.loss = lambda batch: honest([part[: len(part) // 2] for part in batch])
     worker.compute()
-    assert checker.finds(X, worker.listed().micro_batches[0]) is False
+    assert checker.finds(X, worker.listed().lines[0]) is False
+
+
+@pytest.mark.parametrize("micro_batch", [5, 8, 23])
+def test_a_larger_micro_batch_is_computed_again_in_slices(micro_batch):
+    """What stochastic depth leaves out, and augmentation changes, is that of the whole."""
+    worker, checker = Trainer(VIT, X, micro_batch=24), Trainer(VIT, Y, micro_batch=micro_batch)
+    worker.compute(2)
+    for line in worker.listed().lines:
+        assert line.samples == 24
+        assert checker.finds(X, line)
+        assert checker.finds(X, replace(line, first_position=line.first_position + 1)) is False
+    same = Trainer(VIT, X, micro_batch=24)
+    worker.compute()
+    same.compute(3)
+    assert worker.listed() == same.listed(), "to compute in slices leaves no trace"
+
+
+def test_where_a_slice_depends_on_the_rest_there_are_none(monkeypatch):
+    assert Trainer(VIT, X).replay.has_slices
+    assert not Trainer(BATCH_NORM, X).replay.has_slices
+    assert not Trainer(TEXTS, X).replay.has_slices
+    monkeypatch.setenv(pacing.VARIABLE, "100")
+    assert not Trainer(VIT, X).replay.has_slices, "a paced device computes the first samples only"
+    monkeypatch.setenv(pacing.ALL_SAMPLES, "1")
+    assert Trainer(VIT, X).replay.has_slices
+
+
+def test_several_micro_batches_in_one_line_are_computed_again():
+    worker, checker = Trainer(VIT, X), Trainer(VIT, Y)
+    worker.compute(3)
+    one, two, three = worker.listed().lines
+    both = one.with_next(two)
+    assert (both.samples, both.micro_batches) == (16, 2)
+    assert checker.finds(X, both)
+    assert checker.finds(X, both.with_next(three) or two)
+    assert checker.finds(X, replace(both, micro_batches=1)) is False, "each draws anew what it leaves out"
+
+
+def test_a_list_of_very_many_micro_batches_keeps_apart_what_was_computed_before_an_update():
+    one = Line(0, 1, (1.0,) * NUM_PLACES)
+    lines = [replace(one, first_position=number) for number in range(MAX_LINES + 1)]
+    listed = listed_in(lines, 3, "")
+    assert [line.micro_batches for line in listed.lines[:4]] == [1, 1, 1, 2]
+    assert (listed.num_before, listed.samples) == (3, MAX_LINES + 1)
+    assert len(listed.lines) <= MAX_LINES
+    assert listed_in(lines[:-1], 3, "").lines == lines[:-1]
+
+
+def test_what_was_computed_before_the_latest_update_is_computed_again_on_the_weights_of_that_time():
+    """With overlap, members compute on while an average is on its way."""
+    worker, checker, newcomer = Trainer(VIT, X), Trainer(VIT, Y), Trainer(VIT, Y)
+    worker.compute(2)
+    for one in (worker, checker, newcomer):
+        one.update(LATER)
+    newcomer.earlier.forget()
+    worker.compute()
+    listed = worker.listed()
+    assert listed.num_before == 2
+    held = [param.detach().clone() for param in checker.vector.params]
+    for number, line in enumerate(listed.lines):
+        is_before = number < 2
+        assert checker.finds(X, line, is_before)
+        assert checker.finds(X, line, not is_before) is False
+        assert newcomer.finds(X, line, is_before) is (None if is_before else True), "it has not made that update"
+    for param, before in zip(checker.vector.params, held, strict=True):
+        assert torch.equal(param, before)
+    assert checker.finds(X, listed.lines[0], True), "and again"
+
+
+def test_who_has_computed_on_weights_that_nobody_keeps_names_no_list():
+    """It would be found to lie; a list that is missing once is no reason."""
+    worker = Trainer(VIT, X)
+    worker.compute()
+    for number in (1, 2):
+        worker.update(bytes(16 * [number]))
+    worker.compute()
+    assert worker.log.own(worker.throughput.work, 1).listed == b""
+
+
+def test_a_peer_of_several_processes_looks_at_others_as_often_as_its_first_one():
+    worker = Trainer(VIT, X)
+    worker.compute(4)
+    assert worker.log.own(worker.throughput.work, 2).chance == chance_of_an_audit(2)
 
 
 def test_what_a_round_took_along_in_vain_is_in_the_next_list():
@@ -163,7 +185,7 @@ def test_what_a_round_took_along_in_vain_is_in_the_next_list():
     work = worker.throughput.take()
     worker.compute()
     worker.throughput.give_back(work)
-    assert [one.first_position for one in worker.listed().micro_batches] == [0, 8, 16]
+    assert [one.first_position for one in worker.listed().lines] == [0, 8, 16]
 
 
 def test_samples_that_are_of_no_use_are_not_in_the_list():
@@ -171,17 +193,17 @@ def test_samples_that_are_of_no_use_are_not_in_the_list():
     worker.compute(2)
     worker.throughput.withhold()
     worker.compute()
-    assert [one.first_position for one in worker.listed().micro_batches] == [16]
+    assert [one.first_position for one in worker.listed().lines] == [16]
     worker.throughput.drop()
     worker.compute()
-    assert [one.first_position for one in worker.listed().micro_batches] == [24]
+    assert [one.first_position for one in worker.listed().lines] == [24]
 
 
 def test_what_no_honest_peer_can_have_computed_does_not_hold():
     checker = Trainer(BATCH_NORM, Y)
     numbers = (0.0,) * NUM_PLACES
-    assert checker.finds(X, MicroBatch(2**53, 3, numbers)) is False
-    assert checker.finds(X, MicroBatch(0, 1, numbers)) is False, "BatchNorm refuses a single sample"
+    assert checker.finds(X, Line(2**53, 3, numbers)) is False
+    assert checker.finds(X, Line(0, 1, numbers)) is False, "BatchNorm refuses a single sample"
 
 
 def test_who_is_short_of_memory_cannot_tell():
@@ -192,7 +214,7 @@ def test_who_is_short_of_memory_cannot_tell():
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     checker.log = CheckedLog(checker.replay, fail, checker.vector, SimpleNamespace(lineage=LINEAGE))
-    assert checker.finds(X, MicroBatch(0, 3, (0.0,) * NUM_PLACES)) is None
+    assert checker.finds(X, Line(0, 3, (0.0,) * NUM_PLACES)) is None
 
 
 def test_places_are_in_many_tensors_and_others_in_each_step():
@@ -206,19 +228,10 @@ def test_places_are_in_many_tensors_and_others_in_each_step():
 
 def test_a_peer_that_gives_nothing_has_no_list():
     worker = Trainer(VIT, X)
-    own = worker.log.own(worker.throughput.work)
+    own = worker.log.own(worker.throughput.work, 1)
     assert (own.listed, own.chance) == (b"", 0.0)
     ticket = Ticket(0, 0, False, 0.0, LINEAGE)
     assert signed(ticket, own) == signed(ticket, None) == ticket
-
-
-def test_who_says_nothing_is_named_once():
-    says = Ticket(0, 8, False, 1.0, LINEAGE, work=bytes(16))
-    tickets = (says, replace(says, work=b""))
-    log = Trainer(VIT, Y).log
-    assert log.silent(Group.close(bytes(16), (X, Y), (says, replace(says, samples=0, work=b"")))) == []
-    assert log.silent(Group.close(bytes(16), (Y, X), tickets)) == [X]
-    assert log.silent(Group.close(bytes(16), (Y, X), tickets)) == []
 
 
 def test_only_data_that_all_have_can_be_computed_again(tmp_path):

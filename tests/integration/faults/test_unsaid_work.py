@@ -1,0 +1,95 @@
+"""A member gives samples and does not say what it has computed; all others compute again what is said."""
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+
+import lightning as L
+import pytest
+
+from recipe.presets import preset
+from recipe.registry import build_data, build_task
+from recipe.training.replay import Replay
+from swarm.protocol.messages import Blame
+from swarm.training.audit import work_log
+from swarm.training.strategy import SwarmStrategy
+from tests.helpers.attacks import members
+from tests.helpers.strategy_runs import patience, trainer_for
+from tests.helpers.swarm_peers import Peers, running_dht
+
+pytestmark = pytest.mark.timeout(120)
+RECIPE = replace(
+    preset("digits"), embed_dim=32, depth=2, num_heads=2, drop_path=0.3, augmentation="light", target_batch_size=192
+)
+HONEST, UPDATES = "abc", 20
+LEFT_OUT_AT = 14
+"""Four updates without a list, eight in which that is said; two more, as not all have to be in the first rounds."""
+
+
+class Seen(L.Callback):
+    """How many peers were in each update, by step."""
+
+    def __init__(self):
+        self.sizes: dict[int, int] = {}
+
+    def on_train_start(self, trainer, pl_module):
+        trainer.strategy.coordinator.on_update = self._note
+
+    def _note(self, report):
+        self.sizes[report.step] = report.num_peers
+
+
+@dataclass
+class Outcome:
+    """Of a peer.
+
+    Args:
+        sizes: of its groups, by step
+        checked: for each micro-batch of others that it has computed again, whether it was one before the last update
+    """
+
+    sizes: dict[int, int]
+    checked: list[bool]
+
+
+def member(name, initial_peers, line, folder, lie=None):
+    """A peer that trains digits, and looks at another one in each update; what it prints goes to a file."""
+    output = os.open(folder / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(output, number)
+    work_log.chance_of_an_audit = lambda num_micro_batches: 1.0
+    checked, check = [], work_log.CheckedLog.check
+
+    def note_and_check(self, assignment):
+        checked.extend([] if assignment is None else [assignment.is_before])
+        check(self, assignment)
+
+    work_log.CheckedLog.check = note_and_check
+    if lie is not None:
+        members.LIES[lie]()
+    with running_dht(initial_peers, line) as dht:
+        task, data = build_task(RECIPE), build_data(RECIPE, batch_size=16, identity=str(dht.peer_id))
+        strategy = SwarmStrategy(
+            *(RECIPE.target_batch_size, "test"),
+            **{"dht": dht, "name": name, "averaging": "overlap", "replay": Replay(task, data)},
+            options=patience(len(HONEST) + 1),
+        )
+        seen = Seen()
+        trainer_for(strategy, [seen], max_steps=UPDATES, limit_val_batches=0).fit(task, data)
+        return Outcome(seen.sizes, checked)
+
+
+def test_who_does_not_say_what_it_has_computed_is_left_out_and_nobody_else(tmp_path):
+    with Peers(timeout_seconds=90) as peers:
+        for name in HONEST:
+            peers.start(name, member, tmp_path)
+        peers.start("mallory", partial(member, lie="silent"), tmp_path)
+        found = peers.results(*HONEST)
+    for name, outcome in found.items():
+        said = (tmp_path / f"{name}.log").read_text()
+        assert f"mallory {Blame.NAMES_NO_WORK}" in said
+        assert said.count(Blame.NAMES_NO_WORK) == said.count("is left out"), "and nobody for anything else"
+        assert {size for step, size in outcome.sizes.items() if step >= LEFT_OUT_AT} == {3}
+        assert 4 in outcome.sizes.values()
+        assert True in outcome.checked
+        assert False in outcome.checked
