@@ -28,6 +28,7 @@ from swarm.averaging.commands import (
     SetStep,
 )
 from swarm.averaging.compression.codec import Codec, bytes_of_member
+from swarm.averaging.compression.fragments import Fragments
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.rounds import AveragingOptions, RoundSignals
 from swarm.averaging.service import AveragingService
@@ -71,6 +72,7 @@ class SwarmAverager:
         admission: who may take part
         ledger: file that is handed out to whoever asks; None if this peer keeps none
         auto: codec and local steps of a round are what its tickets name; `codec` and `rule` are the first ones
+        fragments: how many numbers of the vector a round averages, from its beginning on; by default all
 
     Raises:
         InputError: the process died while it started
@@ -92,8 +94,10 @@ class SwarmAverager:
         admission: Admission = OPEN,
         ledger: Path | None = None,
         auto: bool = False,
+        fragments: Fragments | None = None,
     ):
         codec = codec or Codec()
+        fragments = fragments or Fragments.of([vector.numel()])
         self.vector, self.line, self.timeouts = vector.share_memory_(), line or LineUse(), timeouts
         self.peer_id, self.client_mode = dht.peer_id, dht.client_mode
         self._target = target
@@ -114,6 +118,7 @@ class SwarmAverager:
             timeouts,
             admission,
             dht.key,
+            fragments,
             ledger,
         )
         self._process = WorkerProcess(
