@@ -15,10 +15,10 @@ FORMAT = 1
 MAX_JSON_BYTES = 64 * 1024
 """A recipe arrives from strangers; a real one takes less than 1 KiB."""
 
-UNWRITTEN = frozenset({"max_tokens", "lora_rank", "slowest_line_mbps"})
-"""Fields that the JSON leaves out where they are None: recipes without them keep the fingerprints that they had."""
+UNWRITTEN: dict[str, Any] = {"max_tokens": None, "lora_rank": None, "fragments": 1, "slowest_line_mbps": None}
+"""Fields that the JSON leaves out at these values, their defaults: such recipes keep the fingerprints that they had."""
 
-ADDED_LATER = frozenset({"robust"}) | UNWRITTEN
+ADDED_LATER = frozenset({"robust"}) | UNWRITTEN.keys()
 """Fields that a recipe of an earlier version lacks: they have their defaults then."""
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -45,6 +45,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "validate_every_steps": (1, 10**7),
     "powersgd_rank": (1, 1024),
     "local_steps": (1, 10**4),
+    "fragments": (1, 64),
     "outer_learning_rate": (1e-6, 10.0),
     "outer_momentum": (0.0, 0.9999),
     "slowest_line_mbps": (0.1, 100_000.0),
@@ -133,6 +134,8 @@ class Recipe:
     auto is local, and the swarm chooses codec and local steps by what it measures."""
     local_steps: int = 16
     """Averaging local: optimizer steps that each of equal peers makes on its own between two global updates."""
+    fragments: int = 1
+    """Averaging local: parts of the model that are averaged in turn, one with each global update (Streaming DiLoCo)."""
     outer_learning_rate: float = 1.0
     """Averaging local: learning rate with which the mean of what these steps changed is applied."""
     outer_momentum: float = 0.0
@@ -178,6 +181,15 @@ class Recipe:
                 "The codec powersgd averages thin matrices twice, which cannot be clipped: set --robust off, or "
                 "--codec int8."
             )
+        if self.fragments > 1 and self.averaging != "local":
+            raise InputError(
+                f"Fragments need local steps, and averaging is {self.averaging}: set --averaging local, or leave out "
+                "--fragments."
+            )
+        if self.fragments > 1 and self.codec == "powersgd":
+            raise InputError(
+                "The codec powersgd averages whole models only: leave out --fragments, or set --codec int8."
+            )
         if self.averaging == "local" and self.local_steps > self.target_batch_size:
             raise InputError(
                 f"{self.target_batch_size} samples do not make {self.local_steps} local steps: "
@@ -186,7 +198,8 @@ class Recipe:
 
     def to_json(self) -> str:
         """Canonical form: one line, keys sorted, no spaces, with the format version."""
-        written = {name: value for name, value in asdict(self).items() if value is not None or name not in UNWRITTEN}
+        values = asdict(self).items()
+        written = {name: value for name, value in values if name not in UNWRITTEN or value != UNWRITTEN[name]}
         return json.dumps({"format": FORMAT, **written}, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @classmethod

@@ -175,6 +175,22 @@ SYSTEMS: dict[str, System] = {
     "swarm-local-1-fp16": System(
         "our swarm, 1 local step, fp16", swarm, ("--codec", "fp16"), overlaps=True, payload_bytes=2, local_steps=1
     ),
+    "swarm-local-1-fp16-fragments-4": System(
+        "our swarm, 1 local step, fp16, 4 fragments",
+        swarm,
+        ("--codec", "fp16", "--fragments", "4"),
+        overlaps=True,
+        payload_bytes=2 / 4,
+        local_steps=1,
+    ),
+    "swarm-local-4-fp16-fragments-4": System(
+        "our swarm, 4 local steps, fp16, 4 fragments",
+        swarm,
+        ("--codec", "fp16", "--fragments", "4"),
+        overlaps=True,
+        payload_bytes=2 / 4,
+        local_steps=4,
+    ),
 }
 
 

@@ -49,22 +49,30 @@ class ExactnessOptions:
     """Ways of averaging."""
     codec: tuple[Codec, ...] = get_args(Codec)
     """How gradients travel, with each of these ways."""
+    fragments: tuple[int, ...] = (1, 4)
+    """Parts of the model that are averaged in turn, with local steps."""
     output_dir: Annotated[Path, arg("FOLDER")] = Path("runs/exactness")
     """For the run folders and exactness.json."""
 
     def check(self) -> None:
         """Raises InputError: a value cannot work."""
         at_least(self, 2, "peers", "rounds")
-        if not (self.averaging and self.codec):
-            raise InputError("--averaging and --codec need at least one value each.")
+        if not (self.averaging and self.codec and self.fragments):
+            raise InputError("--averaging, --codec and --fragments need at least one value each.")
+        if min(self.fragments) < 1:
+            raise InputError(f"--fragments is {min(self.fragments)}: set it to at least 1.")
 
     @property
-    def ways(self) -> list[tuple[str, str]]:
-        """Averaging and codec, all that go together. With auto, the swarm chooses the codec."""
-        every = itertools.product(self.averaging, self.codec)
-        ways = [("auto", "none") if averaging == "auto" else (averaging, codec) for averaging, codec in every]
-        allowed = [(averaging, codec) for averaging, codec in ways if codec != "topk" or averaging == "local"]
-        return list(dict.fromkeys(allowed))
+    def ways(self) -> list[tuple[str, str, int]]:
+        """Averaging, codec and fragments, all that go together. With auto, the swarm chooses the codec."""
+        ways = []
+        for averaging, codec, fragments in itertools.product(self.averaging, self.codec, self.fragments):
+            if averaging != "local":
+                fragments = 1
+            if (codec == "topk" and averaging not in ("local", "auto")) or (codec == "powersgd" and fragments > 1):
+                continue
+            ways.append((averaging, "none" if averaging == "auto" else codec, fragments))
+        return list(dict.fromkeys(ways))
 
 
 def measure(options: ExactnessOptions, console: Console) -> dict[str, Any]:
@@ -74,14 +82,20 @@ def measure(options: ExactnessOptions, console: Console) -> dict[str, Any]:
         InputError: a swarm ended before it had made its rounds.
     """
     rows = []
-    for averaging, codec in options.ways:
-        console.print(f"{averaging}, {codec} ...")
-        run_id = f"{averaging}-{codec}-{os.getpid()}"
-        _train(options, run_id, ["--averaging", averaging, "--codec", codec, "--local-steps", str(LOCAL_STEPS)])
+    for averaging, codec, fragments in options.ways:
+        console.print(f"{name_of(averaging, fragments)}, {codec} ...")
+        run_id = f"{averaging}-{codec}-{fragments}-{os.getpid()}"
+        way = ["--averaging", averaging, "--codec", codec, "--local-steps", str(LOCAL_STEPS)]
+        _train(options, run_id, [*way, "--fragments", str(fragments)])
         folders = [RunFolder(path) for path in sorted((options.output_dir / run_id).iterdir()) if path.is_dir()]
-        rows.append({"averaging": averaging, "codec": codec, **compared(folders)})
+        rows.append({"averaging": averaging, "codec": codec, "fragments": fragments, **compared(folders)})
     shown = {name: value for name, value in asdict(options).items() if name != "output_dir"}
     return {"options": shown, "rows": rows}
+
+
+def name_of(averaging: str, fragments: int) -> str:
+    """A way of averaging, as it is shown."""
+    return averaging if fragments == 1 else f"{averaging}, {fragments} fragments"
 
 
 def _train(options: ExactnessOptions, run_id: str, way: list[str]) -> None:
@@ -122,10 +136,11 @@ def compared(folders: list[RunFolder]) -> dict[str, Any]:
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row as it is shown."""
+    """A row as it is shown; earlier versions knew of no fragments."""
     different = len(set(row["weights"].values()))
     weights = "bit-identical" if different == 1 else f"{different} different ones"
-    return row["averaging"], row["codec"], *(f"{row[name]:,}" for name in COUNTS), weights
+    averaging = name_of(row["averaging"], row.get("fragments", 1))
+    return averaging, row["codec"], *(f"{row[name]:,}" for name in COUNTS), weights
 
 
 def table(found: dict[str, Any]) -> Table:

@@ -95,7 +95,8 @@ def exactness_section(file: Path, output: Path) -> dict[str, Any]:
         f"Local: {exactness.LOCAL_STEPS} local steps; compared is what the peers share. Who met too early computed on.",
         f"Begun {environment['started_at']}, commit {environment['git_commit']}.",
         f"Get it again: python -m analysis exactness --rounds {options['rounds']} --peers {options['peers']} "
-        f"--averaging {' '.join(options['averaging'])} --codec {' '.join(options['codec'])}",
+        f"--averaging {' '.join(options['averaging'])} --codec {' '.join(options['codec'])} "
+        f"--fragments {' '.join(map(str, options.get('fragments', (1,))))}",
     ]
     rows = [exactness.cells(row) for row in found["rows"]]
     return {"text": text, "tables": [("", pd.DataFrame(rows, columns=list(exactness.COLUMNS)))]}

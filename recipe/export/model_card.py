@@ -21,7 +21,8 @@ MAX_CONTRIBUTORS, MAX_NAME_LETTERS = 10_000, 100
 _TASK = "image-classification"
 _WHITE_ON_BLACK = {"glyphs", "digits", *DIGITS_FOLDS}
 _RECIPE_OF_SWARMS = {
-    *("averaging", "local_steps", "outer_learning_rate", "outer_momentum", "codec", "powersgd_rank", "robust"),
+    *("averaging", "local_steps", "fragments", "outer_learning_rate", "outer_momentum"),
+    *("codec", "powersgd_rank", "robust"),
 }
 
 

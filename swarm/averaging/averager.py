@@ -28,6 +28,7 @@ from swarm.averaging.commands import (
     SetStep,
 )
 from swarm.averaging.compression.codec import Codec, bytes_of_member
+from swarm.averaging.compression.fragments import Fragments
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.rounds import AveragingOptions, RoundSignals
 from swarm.averaging.service import AveragingService
@@ -73,6 +74,7 @@ class SwarmAverager:
         ledger: file that is handed out to whoever asks; None if this peer keeps none
         auto: codec and local steps of a round are what its tickets name; `codec` and `rule` are the first ones
         slowest_line_mbps: who sends as fast as that is never left out for being slow
+        fragments: how many numbers of the vector a round averages, from its beginning on; by default all
 
     Raises:
         InputError: the process died while it started
@@ -95,8 +97,10 @@ class SwarmAverager:
         ledger: Path | None = None,
         auto: bool = False,
         slowest_line_mbps: float = USUAL_MBPS,
+        fragments: Fragments | None = None,
     ):
         codec = codec or Codec()
+        fragments = fragments or Fragments.of([vector.numel()])
         self.vector, self.line, self.timeouts = vector.share_memory_(), line or LineUse(), timeouts
         self.peer_id, self.client_mode = dht.peer_id, dht.client_mode
         self._target = target
@@ -117,6 +121,7 @@ class SwarmAverager:
             timeouts,
             admission,
             dht.key,
+            fragments,
             ledger,
             slowest_line_mbps,
         )

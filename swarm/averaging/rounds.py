@@ -25,6 +25,7 @@ from swarm.averaging.audit.judge import Judge
 from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec, bytes_of_member
 from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.compression.fragments import Fragments
 from swarm.averaging.lines.division import fractions_of
 from swarm.averaging.lines.line_meter import LineMeter
 from swarm.averaging.matchmaking import Matchmaking
@@ -115,6 +116,7 @@ class AveragingOptions:
         line: what rounds and states may take of this peer's line
         admission: who may take part; the averaging process has its own copy
         key: of this peer, with which it signs what it sends where averages are checked
+        fragments: how many numbers of the vector a round averages, from its beginning on; equal on all members
         ledger: file that is handed out to whoever asks; None if this peer keeps none
         slowest_line_mbps: who sends as fast as that is never left out for being slow
     """
@@ -131,6 +133,7 @@ class AveragingOptions:
     timeouts: Timeouts
     admission: Admission
     key: RSAPrivateKey
+    fragments: Fragments
     ledger: Path | None = None
     slowest_line_mbps: float = USUAL_MBPS
 
@@ -138,6 +141,10 @@ class AveragingOptions:
     def checks_averages(self) -> bool:
         """Only where they are clipped: else a reducer could say that it has itself given whatever it likes."""
         return self.rule.clips
+
+    def averaged_at(self, step: int) -> torch.Tensor:
+        """What the update after this step averages of the vector: a view."""
+        return self.vector[: self.fragments.size_at(step)]
 
 
 class Rounds:
@@ -151,9 +158,10 @@ class Rounds:
 
     def __init__(self, p2p: P2P, options: AveragingOptions, signals: RoundSignals):
         self._p2p, self._options, self._signals = p2p, options, signals
-        self._vector, self._target = options.vector, options.target
+        self._vector, self._target = options.averaged_at(0), options.target
         self._codec, self._rule, self._codec_name = options.codec.make(), options.rule, options.codec.name
-        self._feedback = ErrorFeedback(self._codec, options.vector.numel(), options.codec.decay)
+        self._feedbacks = [ErrorFeedback(self._codec, size, options.codec.decay) for size in options.fragments.sizes]
+        self._feedback = self._feedbacks[0]
         self._low_rank = options.codec.low_rank(options.shapes, options.vector.numel())
         self._windows: dict[PeerID, SendWindow] = {}
         self._line_meter = LineMeter(options.line.most_kbps)
@@ -174,7 +182,12 @@ class Rounds:
         self._audits: Audits | None = None
         if options.checks_averages:
             judge = Judge(
-                options.vector.numel(), self._codec, options.rule, self._target_at, self._orders_at, options.auto
+                options.fragments.size_at,
+                self._codec,
+                options.rule,
+                self._target_at,
+                self._orders_at,
+                options.auto,
             )
             ask = partial(ask_for, p2p, options.namespace, options.line)
             largest = largest_micro_batch(options.target.samples)
@@ -210,7 +223,7 @@ class Rounds:
 
     def took_over(self) -> None:
         """This peer has other weights now: what it remembers belongs to the old ones."""
-        for memory in (self._feedback, self._low_rank):
+        for memory in (*self._feedbacks, self._low_rank):
             if memory is not None:
                 memory.reset()
 
@@ -338,7 +351,7 @@ class Rounds:
             return RoundReport.of(group, blamed=trouble.blamed, meeting_seconds=meeting_seconds, exchange_seconds=0.0)
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
-        self._feedback.come_to(ticket.step)
+        self._come_to(group.step)
         if self._audits is not None:
             self._audits.begin(closed)
         self._line_meter.begin()
@@ -376,6 +389,13 @@ class Rounds:
             meeting_seconds=meeting_seconds,
             exchange_seconds=exchange_seconds,
         )
+
+    def _come_to(self, step: int) -> None:
+        """This round averages what it is the turn of."""
+        fragments = self._options.fragments
+        self._vector = self._options.averaged_at(step)
+        self._feedback = self._feedbacks[step % fragments.number]
+        self._feedback.come_to(fragments.turn_at(step))
 
     def _average_in(self, mode: Mode, ticket: Ticket) -> None:
         """The mode of this round is that of its group, whatever this peer has thought."""

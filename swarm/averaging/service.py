@@ -110,7 +110,7 @@ class AveragingService:
             case CompareOrders(peer, ticket, future):
                 future.set_result(await self._rounds.compare_orders(peer, ticket))
             case KeepAverage(step, before, after, future):
-                await self._server.keep_average(step, before, after, self._options.vector)
+                await self._server.keep_average(step, before, after, self._options.averaged_at(step))
                 future.set_result(None)
             case DownloadState(donors, max_bytes, wishes, future):
                 if await self._downloader.download(donors, max_bytes, wishes, future):
@@ -138,7 +138,8 @@ class AveragingService:
             self._rounds.orders_changed()
 
     async def _keep_average_of_round(self, ticket: Ticket, group: Group) -> None:
-        await self._server.keep_average(ticket.step, group.lineage, group.group_id, self._options.vector)
+        averaged = self._options.averaged_at(ticket.step)
+        await self._server.keep_average(ticket.step, group.lineage, group.group_id, averaged)
 
     async def _until_lost(self, peer_id: PeerID) -> None:
         await self._rounds.detector.lost(peer_id, can_be_called=True)

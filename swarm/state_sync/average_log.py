@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,14 +67,17 @@ def shrunk(vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (kept if kept is half else vector.clone(),)
 
 
-def averages_in(tensors: Sequence[torch.Tensor], size: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Divide the tensors of several averages, each of `size` numbers; the sender is not trusted.
+def averages_in(tensors: Sequence[torch.Tensor], sizes: Iterable[int]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Divide the tensors of several averages; the sender is not trusted.
+
+    Args:
+        sizes: how many numbers the first one has, the second one, and so on without an end
 
     Raises:
-        ValueError: they are no averages of this size
+        ValueError: they are no averages of these sizes
     """
     rest = iter(tensors)
-    for tensor in rest:
+    for tensor, size in zip(rest, sizes):  # noqa: B905 (the sizes have no end)
         average = (tensor, next(rest, torch.empty(0))) if tensor.dtype == torch.int32 else (tensor,)
         numbers = average[-1]
         if numbers.dtype not in (torch.float32, torch.float16) or not torch.isfinite(numbers).all():

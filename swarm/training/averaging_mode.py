@@ -22,6 +22,7 @@ class LocalSteps:
         steps: that each of equal peers makes
         learning_rate: of the outer optimizer, SGD with Nesterov momentum; 1 without momentum takes over the average
         momentum: of the outer optimizer; DiLoCo's 0.9 (at a rate of 0.7) overshoots where averages arrive late
+        fragments: parts of the model that are averaged in turn, one in each update; 1 for all of it
 
     Raises:
         InputError: a value cannot work
@@ -30,12 +31,19 @@ class LocalSteps:
     steps: int = 16
     learning_rate: float = 1.0
     momentum: float = 0.0
+    fragments: int = 1
 
     def __post_init__(self):
-        if self.steps < 1 or self.learning_rate <= 0 or not 0 <= self.momentum < 1:
+        if self.steps < 1 or self.learning_rate <= 0 or not 0 <= self.momentum < 1 or self.fragments < 1:
             raise InputError(
-                f"{self} cannot work: at least 1 local step, a positive outer learning rate, a momentum from 0 to 1."
+                f"{self!r} cannot work: at least 1 local step, a positive outer learning rate, a momentum from 0 to 1, "
+                "at least 1 fragment."
             )
+
+    def __str__(self) -> str:
+        """Equal for peers that can average with each other."""
+        name = f"{self.steps}-{self.learning_rate}-{self.momentum}"
+        return name if self.fragments == 1 else f"{name}-{self.fragments}"
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ class Averaging:
             raise InputError("The codec powersgd cannot be clipped: set robust='off', or another codec.")
         if self.codec.name in FOR_LOCAL_STEPS and self.local_steps is None:
             raise InputError(f"The codec {self.codec.name} needs local steps: set --averaging local, or another codec.")
+        if self.codec.name == "powersgd" and self.local_steps is not None and self.local_steps.fragments > 1:
+            raise InputError("The codec powersgd averages whole models only: set fragments=1, or another codec.")
 
     @classmethod
     def sync(cls, codec: str = "none", rank: int = 8, robust: str = "auto") -> Averaging:
@@ -93,6 +103,7 @@ class Averaging:
         momentum: float = 0.0,
         rank: int = 8,
         robust: str = "auto",
+        fragments: int = 1,
     ) -> Averaging:
         """Peers make optimizer steps of their own, and average how far these have come (DiLoCo).
 
@@ -100,8 +111,9 @@ class Averaging:
             steps: between two global updates, for each of equal peers
             learning_rate: of the outer optimizer
             momentum: of the outer optimizer
+            fragments: parts of the model that are averaged in turn, one in each update
         """
-        local_steps = LocalSteps(steps, learning_rate, momentum)
+        local_steps = LocalSteps(steps, learning_rate, momentum, fragments)
         return cls(Codec(codec, rank), overlaps=True, local_steps=local_steps, robust=robust)
 
     @classmethod
@@ -147,7 +159,8 @@ class Averaging:
         codec = Codec(recipe.codec, recipe.powersgd_rank)
         steps = None
         if recipe.averaging == "local":
-            steps = LocalSteps(recipe.local_steps, recipe.outer_learning_rate, recipe.outer_momentum)
+            outer = recipe.outer_learning_rate, recipe.outer_momentum
+            steps = LocalSteps(recipe.local_steps, *outer, recipe.fragments)
         return cls(codec, overlaps=recipe.averaging != "sync", local_steps=steps, robust=recipe.robust)
 
     @property
@@ -194,7 +207,5 @@ class Averaging:
         local = self.local_steps
         if self.auto:
             return f"auto-{local.learning_rate}-{local.momentum}{'-clip' * self.rule.clips}"
-        name = (
-            f"{self.codec}" if local is None else f"{self.codec}-{local.steps}-{local.learning_rate}-{local.momentum}"
-        )
+        name = f"{self.codec}" if local is None else f"{self.codec}-{local}"
         return f"{name}-clip" if self.rule.clips else name

@@ -141,6 +141,7 @@ class Coordinator:
             self.options.ledger,
             self.averaging.auto,
             self.options.slowest_line_mbps,
+            self._gradients.fragments,
         )
         self.island = ALONE
         """The other processes of this peer, if it has some."""
@@ -517,7 +518,7 @@ class Coordinator:
         with self.version.lock:
             has_gone = self._going_back.go(back)
             if has_gone:
-                self._gradients.reset()  # with local steps it is what others download and compare
+                self._gradients.adopt()  # with local steps it is what others download and compare
                 self._attester.note_update()
         if not has_gone:
             self._take_back()

@@ -8,6 +8,8 @@ from itertools import accumulate
 import torch
 from torch import nn
 
+from swarm.averaging.compression.fragments import Fragments
+
 
 def averaged_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer
@@ -27,18 +29,25 @@ class GradientVector:
         buffers: float buffers (BatchNorm's running statistics), m numbers in all; averaged with the same weights, so
             that all peers evaluate the same model
         overlap: gradients are added up while an average is on its way, which takes n numbers more
+        fragments: parts of the parameters, of which one travels with each update; the buffers travel with all
+
+    Raises:
+        InputError: there are fewer parameters than fragments
     """
 
-    def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor], overlap: bool = False):
+    def __init__(
+        self, params: list[nn.Parameter], buffers: list[torch.Tensor], overlap: bool = False, fragments: int = 1
+    ):
         self.params, self._buffers = params, buffers
-        num_params = sum(param.numel() for param in params)
+        sizes = [param.numel() for param in params]
+        num_params, num_buffers = sum(sizes), sum(buffer.numel() for buffer in buffers)
+        self.fragments = Fragments.of(sizes, fragments, num_buffers)
         self._sum = torch.zeros(num_params, dtype=torch.float32, device=params[0].device)
         self._unit = 1  # each number in the sum counts for so many samples
         self.average = torch.zeros_like(self._sum) if overlap else self._sum
         self.views = self.views_of(self._sum)
-        num_buffers = sum(buffer.numel() for buffer in buffers)
-        self.wire = torch.zeros(num_params + num_buffers, dtype=torch.float32).share_memory_()
-        """Shape [n + m], fp32, shared memory: what travels."""
+        self.wire = torch.zeros(max(self.fragments.sizes), dtype=torch.float32).share_memory_()
+        """Shape [n + m] for one fragment, fp32, shared memory: what travels."""
         self._buffers_before: list[torch.Tensor] = []
         self.clears = 0
         """How often the sum has begun anew."""
@@ -54,11 +63,12 @@ class GradientVector:
         """What never leaves the trainer: all but the wire."""
         return [self._sum, self.average]
 
-    def views_of(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The first n numbers in the shapes of the parameters."""
-        sizes = [param.numel() for param in self.params]
+    def views_of(self, vector: torch.Tensor, params: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """The first numbers in the shapes of these parameters, by default of all."""
+        params = self.params if params is None else params
+        sizes = [param.numel() for param in params]
         parts = vector[: sum(sizes)].split(sizes)
-        return [part.view(param.shape) for param, part in zip(self.params, parts, strict=True)]
+        return [part.view(param.shape) for param, part in zip(params, parts, strict=True)]
 
     @torch.no_grad()
     def receive(self, samples: int) -> None:
@@ -128,6 +138,10 @@ class GradientVector:
         """A step begins."""
         self._clear()
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
+
+    def adopt(self) -> None:
+        """The weights have become the swarm's, and a step begins."""
+        self.reset()
 
     @torch.no_grad()
     def drop(self) -> None:
@@ -208,7 +222,7 @@ class GradientVector:
         self._hand_over(self.params, self.average)
 
     def _hand_over(self, params: list[nn.Parameter], vector: torch.Tensor) -> None:
-        for param, view in zip(params, self.views_of(vector), strict=True):
+        for param, view in zip(params, self.views_of(vector, params), strict=True):
             param.grad = view.to(param.device, param.dtype)  # the view itself, where it is of the parameter's kind
 
     def release(self) -> None:

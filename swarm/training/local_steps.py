@@ -1,14 +1,15 @@
 """Local training (DiLoCo): each peer makes optimizer steps of its own, and the swarm averages how far they have come.
 
 Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models" (arXiv 2311.08105).
-An average is applied when it arrives, and what has been computed meanwhile stays on top of it.
+An average is applied when it arrives, and what has been computed meanwhile stays on top of it. With several fragments
+each update averages one of them, in turn (Streaming DiLoCo, arXiv 2501.18512).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from hivemind.utils import get_logger
@@ -31,21 +32,32 @@ class PseudoGradient(GradientVector):
     Args:
         params: the weights that local steps change, n numbers in all
         buffers: float buffers, averaged as they are
-        local: the outer optimizer
+        local: the outer optimizer, and how many fragments there are
+        step_of: tells of which step the next update is, and so which fragment's turn it is
+
+    Raises:
+        InputError: there are fewer parameters than fragments
     """
 
-    def __init__(self, params: list[nn.Parameter], buffers: list[torch.Tensor], local: LocalSteps):
+    def __init__(
+        self,
+        params: list[nn.Parameter],
+        buffers: list[torch.Tensor],
+        local: LocalSteps,
+        step_of: Callable[[], int] = lambda: 0,
+    ):
         self.anchors = [nn.Parameter(param.detach().clone()) for param in params]
         self._sent = [param.detach().clone() for param in params]
         self.outer = torch.optim.SGD(self.anchors, local.learning_rate, local.momentum, nesterov=local.momentum > 0)
         self.samples = 0
         """Whose gradients have not been used for a local step yet."""
         self._owed: torch.Tensor | None = None
-        """Shape [n], sum over samples: what earlier roundings left out, and a round that failed took along in vain."""
+        """Of this fragment, sums over samples: what earlier roundings left out, and a failed round took along."""
         self._good_buffers: list[torch.Tensor] = []
-        self._has_dropped = False
-        """Since a round began, all that this peer has done was dropped, also what it gave to that round."""
-        super().__init__(params, buffers)
+        self._has_given = False
+        """The round has what this peer had done to the fragment when it began; else all of that stays for the next."""
+        self._step_of = step_of
+        super().__init__(params, buffers, fragments=local.fragments)
         self.average = self.wire
 
     @property
@@ -56,6 +68,20 @@ class PseudoGradient(GradientVector):
     @property
     def own_tensors(self) -> list[torch.Tensor]:
         return [self._sum, *self.anchors, *self._sent]
+
+    def _now(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of the tensors of all parameters, those of the fragment whose turn it is."""
+        return [tensors[place] for place in self.fragments.tensors_at(self._step_of())]
+
+    @property
+    def _averaged(self) -> torch.Tensor:
+        """What travels with it: a view of the wire."""
+        return self.wire[: self.fragments.size_at(self._step_of())]
+
+    def _split(self, averaged: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Its numbers, and the buffers: views."""
+        num_params = sum(param.numel() for param in self._now(self.params))
+        return averaged[:num_params], averaged[num_params:]
 
     def hand_over_own(self) -> None:
         """Put the mean of the own gradients into `param.grad`, for a local step."""
@@ -80,19 +106,25 @@ class PseudoGradient(GradientVector):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """The weights are the swarm's, and a step begins."""
         super().reset()
         self.samples, self._owed, self._good_buffers = 0, None, self._buffers_before
+
+    @torch.no_grad()
+    def adopt(self) -> None:
         for param, anchor in zip(self.params, self.anchors, strict=True):
             anchor.copy_(param)
+        super().adopt()
 
     @torch.no_grad()
     def drop(self) -> None:
-        """Forget the local steps since the last global update, also what they did to the buffers."""
+        """Forget the local steps that no average has yet, also what they did to the buffers."""
+        self._drop_sum()
+        self.show_anchors()
+
+    def _drop_sum(self) -> None:
         super().drop()
         self.samples, self._owed, self._good_buffers = 0, None, self._buffers_before
-        self._has_dropped = True
-        self.show_anchors()
+        self._has_given = False
 
     @torch.no_grad()
     def show_anchors(self) -> None:
@@ -105,25 +137,26 @@ class PseudoGradient(GradientVector):
         return all(torch.isfinite(tensor).all() for tensor in (*self.params, *self._buffers))
 
     @torch.no_grad()
-    def _depart(self) -> None:
-        self._has_dropped = False
-        for param, sent in zip(self.params, self._sent, strict=True):
-            sent.copy_(param)
-
-    @torch.no_grad()
     def _write_pseudo_gradient(self) -> None:
         """And the buffers. Local steps go on from here."""
-        self._depart()
-        for anchor, sent, view in zip(self.anchors, self._sent, self.views_of(self.wire), strict=True):
-            view.copy_(anchor - sent)
-        self._write_buffers()
+        params, anchors, sent = self._now(self.params), self._now(self.anchors), self._now(self._sent)
+        numbers, buffers = self._split(self._averaged)
+        for param, anchor, kept, view in zip(params, anchors, sent, self.views_of(numbers, params), strict=True):
+            kept.copy_(param)
+            view.copy_(anchor - kept)
+        buffers.copy_(self.buffers)
 
     @torch.no_grad()
     def to_wire(self, samples: int) -> None:
-        """Write how far the weights have come, and the buffers. Local steps go on from here."""
+        """Write how far the weights have come, and the buffers. Local steps go on from here.
+
+        Args:
+            samples: whoever has none gives nothing to the round, also of what it did in earlier ones
+        """
         self._write_pseudo_gradient()
+        self._has_given = samples > 0
         if self._owed is not None and samples:
-            self.wire[: len(self._owed)].add_(self._owed, alpha=1 / samples)
+            self._split(self._averaged)[0].add_(self._owed, alpha=1 / samples)
             self._owed = None
 
     @torch.no_grad()
@@ -132,50 +165,56 @@ class PseudoGradient(GradientVector):
 
         What they do not hold is what `ErrorFeedback` added to it, less what that kept of it.
         """
-        added = self.wire[: self._sum.numel()].clone()
-        for anchor, sent, view in zip(self.anchors, self._sent, self.views_of(added), strict=True):
+        anchors, added = self._now(self.anchors), self._split(self._averaged)[0].clone()
+        for anchor, sent, view in zip(anchors, self._now(self._sent), self.views_of(added, anchors), strict=True):
             view.sub_((anchor - sent).to(view.device))
         if samples and added.any():
             self._owed = added.mul_(samples)
 
     def depart(self) -> None:
-        """Local steps go on from here, on top of what that round makes of these weights."""
+        """A round that runs already becomes this peer's, to which it gives nothing."""
         super().depart()
-        self._depart()
+        self._has_given = False
 
+    def from_wire(self) -> None:
+        self.take(self._averaged)
+
+    @torch.no_grad()
     def take(self, average: torch.Tensor) -> None:
-        """Take over an average, shape [n + m]."""
-        super().take(average)
-        self._buffers_before = self._good_buffers = [buffer.clone() for buffer in self._buffers]
-
-    def _take_vector(self, average: torch.Tensor) -> None:
+        """Take over an average of the fragment and the buffers."""
         self.average = average
+        self.take_buffers(self._split(average)[1])
+        self._buffers_before = self._good_buffers = [buffer.clone() for buffer in self._buffers]
 
     def average_alone(self, samples: int) -> None:
         """The own pseudo-gradient, where there is nobody to average with."""
         self._write_pseudo_gradient()
-        self.average = self.wire
+        self._has_given = True
+        self.average = self._averaged
 
     def show(self) -> None:
         """Whoever follows this peer finds its average on the wire already."""
 
+    @torch.no_grad()
     def follow(self, average: torch.Tensor) -> None:
-        """Make the outer step of an update that others have made; local steps of this peer are forgotten."""
-        self.drop()
-        self._depart()
-        super().follow(average)
+        """Make the outer step of an update that others have made; local steps of its fragment are forgotten."""
+        self._drop_sum()
+        for param, anchor in zip(self._now(self.params), self._now(self.anchors), strict=True):
+            param.copy_(anchor)
+        self.take(average)
+        self.hand_over()
 
     @torch.no_grad()
     def hand_over(self) -> None:
         """Make the outer step; what local steps have done since the round began stays, on top of it."""
-        progress = self._sent  # which is not needed any more: the next round writes it anew
-        since = self.anchors if self._has_dropped else self._sent
-        for param, before, sent in zip(self.params, since, self._sent, strict=True):
-            torch.sub(param, before, out=sent)
-        self._hand_over(self.anchors, self.average)
+        params, anchors, progress = self._now(self.params), self._now(self.anchors), self._now(self._sent)
+        since = progress if self._has_given else anchors
+        for param, before, more in zip(params, since, progress, strict=True):
+            torch.sub(param, before, out=more)  # what was sent is not needed any more: the next round writes it anew
+        self._hand_over(anchors, self.average)
         self.average = self.wire  # what was downloaded is not needed any more
         self.outer.step()
-        for param, anchor, more in zip(self.params, self.anchors, progress, strict=True):
+        for param, anchor, more in zip(params, anchors, progress, strict=True):
             anchor.grad = None
             param.copy_(anchor).add_(more)
 
@@ -199,7 +238,7 @@ class LocalCoordinator(Coordinator):
 
     def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[PseudoGradient, SharedState]:
         params, buffers = averaged_tensors(model, optimizer)
-        vector = PseudoGradient(params, buffers, self.local)
+        vector = PseudoGradient(params, buffers, self.local, lambda: self.step)
         anchors = dict(zip(params, vector.anchors, strict=True))
         return vector, SharedState(model, [optimizer, vector.outer], anchors)
 

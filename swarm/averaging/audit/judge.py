@@ -130,7 +130,7 @@ class Judge:
     """What a peer has to know to make an average again; equal on all members of a run.
 
     Args:
-        size: numbers in the vector
+        size_at: numbers in what is averaged, by step
         codec: how they travel
         rule: how they are combined
         target_at: bounds what a member counts for, by step
@@ -138,7 +138,7 @@ class Judge:
         auto: codec and local steps are those of a round's group; `target_at` is that of one local step
     """
 
-    size: int
+    size_at: Callable[[int], int]
     codec: CompressionBase
     rule: Combination
     target_at: Callable[[int], BatchTarget]
@@ -163,8 +163,9 @@ class Judge:
 
         With the largest share it is less than twice that; what one member says of its line decides about no audit.
         """
-        info = CompressionInfo(None, TensorDescriptor((self.size,), torch.float32))
-        num_bytes = self.size * torch.float32.itemsize * self.codec.estimate_compression_ratio(info)
+        size = self.size_at(group.step)
+        info = CompressionInfo(None, TensorDescriptor((size,), torch.float32))
+        num_bytes = size * torch.float32.itemsize * self.codec.estimate_compression_ratio(info)
         num_reducers = sum(not ticket.client_mode for ticket in group.tickets)
         return sum(ticket.samples > 0 for ticket in group.tickets) * num_bytes / max(1, num_reducers)
 
@@ -212,9 +213,10 @@ class Judge:
                 check_commitment(commitment, peer, receipt.stripe, receipt.reducer, counted.root)
 
     def _parts_of(self, group: Group, reducer: PeerID, stripe: int) -> list[Part]:
-        vector = torch.empty(self.size)  # never written, and so it takes no memory
+        size = self.size_at(group.step)
+        vector = torch.empty(size)  # never written, and so it takes no memory
         stripes = count_stripes(group, vector, self.codec)
-        vector = vector[self.size * stripe // stripes : self.size * (stripe + 1) // stripes]
+        vector = vector[size * stripe // stripes : size * (stripe + 1) // stripes]
         return partition(vector, shares_of(group), stripes, self.codec).get(reducer, []) if stripe < stripes else []
 
     def _inputs(

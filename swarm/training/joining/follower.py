@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from itertools import count
 
 import torch
 from hivemind.p2p import PeerID
@@ -288,7 +289,7 @@ class Follower:
                 self._check_step(donor, step, max(version.step, claimed.get(donor, 0)))
                 examined = self._probation.examine(donor, description, tensors)
                 version.load(description, tensors)
-                self._gradients.reset()  # with local steps it is what the next one downloads
+                self._gradients.adopt()  # with local steps it is what the next one downloads
                 self._probation.begin(donor, examined)
         except RoundFailed as error:
             raise NoState({donor: str(error)}) from error
@@ -326,7 +327,8 @@ class Follower:
             began = time.monotonic()
             for lineage, average in zip(lineages, averages, strict=True):
                 with self._version.lock:
-                    self._gradients.follow(whole(average, self._averager.vector.numel()))
+                    size = self._gradients.fragments.size_at(self._version.step)
+                    self._gradients.follow(whole(average, size))
                     self._apply()
                     self._gradients.release()
                     self._version.advance(lineage)
@@ -361,13 +363,14 @@ class Follower:
         Raises:
             RoundFailed: nobody has them, or they are none
         """
-        size = self._averager.vector.numel()
-        most = max(size * torch.float32.itemsize, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
+        sizes = map(self._gradients.fragments.size_at, count(self._version.step))
+        vector_bytes = self._averager.vector.nbytes
+        most = max(vector_bytes, MAX_BATCH_BYTES) + MAX_DESCRIPTION_BYTES
         fetched = yield from self._fetch(donors, most, average_of=self._version.step, waits=waits)
         donor, description, layout, content = fetched
         try:
             step, before, lineages = description
-            averages = list(averages_in(unpack(layout, content), size))
+            averages = list(averages_in(unpack(layout, content), sizes))
             are_named = all(type(name) is bytes and len(name) == LINEAGE_BYTES for name in lineages)
         except (TypeError, ValueError) as error:
             raise RoundFailed(f"the averages' description is malformed: {error!r}") from error

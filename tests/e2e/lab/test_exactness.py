@@ -16,7 +16,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_two_peers_are_the_same_after_some_rounds(tmp_path):
-    options = ["--rounds", "6", "--peers", "2", "--averaging", "local", "--codec", "powersgd", "--output-dir"]
+    options = ["--rounds", "6", "--peers", "2", "--averaging", "local", "--codec", "topk", "--fragments", "4"]
+    options.append("--output-dir")
     with reaping() as programs:
         programs.append(program := Program("analysis", ["exactness", *options, str(tmp_path)], tmp_path / "log"))
         assert program.wait(200) == 0, program.output
@@ -55,12 +56,14 @@ def test_one_bit_is_seen_and_rounds_are_counted(tmp_path):
 def test_every_way_that_a_peer_accepts_is_run_once():
     ways = exactness.ExactnessOptions().ways
     assert len(ways) == len(set(ways))
-    for averaging, codec in ways:
-        replace(preset("digits"), averaging=averaging, codec=codec)  # raises an InputError if they do not go together
-    assert [codec for averaging, codec in ways if averaging == "auto"] == ["none"]
+    for averaging, codec, fragments in ways:  # raises an InputError if they do not go together
+        replace(preset("digits"), averaging=averaging, codec=codec, fragments=fragments)
+    assert [codec for averaging, codec, _ in ways if averaging == "auto"] == ["none"]
+    with_fragments = {codec for averaging, codec, fragments in ways if averaging == "local" and fragments == 4}
+    assert with_fragments == {"none", "fp16", "int8", "int4", "topk"}
 
 
-@pytest.mark.parametrize("options", [["--rounds", "1"], ["--peers", "1"], ["--codec"]])
+@pytest.mark.parametrize("options", [["--rounds", "1"], ["--peers", "1"], ["--codec"], ["--fragments", "0"]])
 def test_what_cannot_work_is_said(options, capsys):
     assert exactness.main(options) == 2
     assert capsys.readouterr().err.startswith("error: --")

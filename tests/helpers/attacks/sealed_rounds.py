@@ -63,7 +63,7 @@ class Share:
 
 
 def judge_of(codec: str = "fp16", rule: Combination | None = None) -> Judge:
-    return Judge(SIZE, CODECS[codec](), rule or Combination(clips=True), lambda step: TARGET)
+    return Judge(lambda step: SIZE, CODECS[codec](), rule or Combination(clips=True), lambda step: TARGET)
 
 
 def sealed_share(

@@ -110,10 +110,10 @@ def take_part(name, initial_peers, line, plan, averaging, num_peers, min_peers=1
         ("ab", Averaging.sync("fp16")),
         ("a", Averaging.sync()),
         ("ab", Averaging.overlap("int8")),
-        ("a", Averaging.local(2, "none", 0.7, 0.9)),
+        ("a", Averaging.local(2, "none", 0.7, 0.9, fragments=3)),
         ("ab", Averaging.local(2, "topk")),
     ],
-    ids=["synchronous", "alone", "overlapped", "local, alone", "largest numbers"],
+    ids=["synchronous", "alone", "overlapped", "local fragments, alone", "largest numbers"],
 )
 def test_who_downloads_slowly_follows(founders, averaging):
     plan = Plan(batch_norm=averaging.codec.name not in TOO_COARSE_FOR_BUFFERS, compute_seconds=0.03)
@@ -227,7 +227,7 @@ def train_beside_a_slow_answer(name, initial_peers, line):
     if name == "b":
         lose_an_average(7)
         Follower.fetch_averages = fetch_slowly
-    averaging = Averaging.local(2, "fp16", 0.7, 0.9)
+    averaging = Averaging.local(2, "fp16", 0.7, 0.9, fragments=3)
     return take_part(name, initial_peers, line, Plan(compute_seconds=0.03), averaging, 3, min_peers=3, max_steps=40)
 
 

@@ -218,7 +218,7 @@ def test_newcomers_get_the_swarms_weights_and_the_outer_momentum():
     anchors = [anchor.detach().clone() for anchor in vector.anchors]
     move(state.model, 5.0)  # local steps of the donor are its own
     assert copy.load(*state.export(3, bytes(16)))[0] == 3
-    other.reset()
+    other.adopt()
     for expected, anchor, param in zip(anchors, other.anchors, other.params, strict=True):
         assert torch.equal(anchor, expected)
         assert torch.equal(param, expected)
@@ -306,12 +306,15 @@ def test_one_local_step_that_is_taken_over_is_a_plain_trainers():
     torch.testing.assert_close(found["a"].final, found["a"].weights[10], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("overlap", "codec"), [(False, "none"), (True, "int8"), (True, "powersgd"), (True, "topk")])
-def test_two_peers_make_local_steps_and_hold_the_same_anchors(overlap, codec):
+@pytest.mark.parametrize(
+    ("overlap", "codec", "fragments"),
+    [(False, "none", 1), (True, "int8", 1), (True, "powersgd", 1), (True, "topk", 1), (True, "fp16", 4)],
+)
+def test_two_peers_make_local_steps_and_hold_the_same_anchors(overlap, codec, fragments):
     plan = Plan(compute_seconds=0.01)
     with Peers() as peers:
         for name in "ab":
-            peers.start(name, train_locally, plan, 256, 8, LocalSteps(steps=4), 2, overlap, codec)
+            peers.start(name, train_locally, plan, 256, 8, LocalSteps(4, fragments=fragments), 2, overlap, codec)
         found = peers.results()
     one, other = found["a"], found["b"]
     assert set(one.peers.values()) == {2}

@@ -1,5 +1,6 @@
 """Whether an average can come of what its reducer was given."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from hivemind.proto import runtime_pb2
 
 from swarm.averaging.audit.judge import Evidence, OtherOrders, can_be_judged, is_faithful
 from swarm.averaging.compression.codec import CODECS
+from swarm.averaging.compression.fragments import Fragments
 from swarm.averaging.robust_mean import Combination
 from swarm.protocol.auto_mode import MODES, Pace, Plan
 from swarm.protocol.batch_target import BatchTarget
@@ -38,6 +40,18 @@ def verdicts(share, judge) -> set[bool]:
 def test_an_honest_average_is_none_that_is_false(codec, local_steps):
     judge = judge_of(codec, Combination(clips=True, local_steps=local_steps))
     assert verdicts(sealed_share(MEMBERS, judge), judge) == {False}
+
+
+@pytest.mark.parametrize(("step", "is_known"), [(1, True), (2, False)])
+def test_a_fragment_is_judged_by_its_own_size(step, is_known):
+    """The one of every second step has as many numbers as the share."""
+    fragments = Fragments.of([SIZE + 1000, SIZE], 2)
+    judge = replace(judge_of(), size_at=fragments.size_at)
+    group = group_of(MEMBERS)
+    group = replace(group, tickets=tuple(replace(ticket, step=step) for ticket in group.tickets))
+    share = sealed_share(MEMBERS, judge, group)
+    with nullcontext() if is_known else pytest.raises(ValueError, match="a part that no reducer takes"):
+        assert verdicts(share, judge) == {False}
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -274,8 +274,9 @@ def test_a_reducer_that_lies_is_found_out_by_all(kind, deed, rounds):
 @pytest.mark.parametrize(("kind", "is_false"), [(AllReduce, False), (MakesUpItsAverage, True)])
 def test_large_vectors_are_checked_in_each_of_their_stripes(kind, is_false):
     group, made = group_of(MEMBERS[:3]), {}
-    judge = replace(judge_of("fp16"), size=800_000)
-    vectors = vectors_of(group, size=judge.size)
+    size = 800_000
+    judge = replace(judge_of("fp16"), size_at=lambda step: size)
+    vectors = vectors_of(group, size=size)
     stripes = count_stripes(group, vectors[group.peer_ids[0]], judge.codec)
     assert stripes == 2
     liar = peer(0)
@@ -285,7 +286,7 @@ def test_large_vectors_are_checked_in_each_of_their_stripes(kind, is_false):
             made[stripe, me] = seals_of(me, part)
             return made[stripe, me]
 
-        part = slice(judge.size * stripe // stripes, judge.size * (stripe + 1) // stripes)
+        part = slice(size * stripe // stripes, size * (stripe + 1) // stripes)
         given = {me: vector[part] for me, vector in vectors.items()}
         exchange = Exchange(group, given, "fp16", keep, kinds={liar: kind}, stripe=stripe, stripes=stripes)
         assert all(isinstance(outcome, torch.Tensor) for outcome in (await exchange.run()).values())

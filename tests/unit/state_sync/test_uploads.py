@@ -1,6 +1,7 @@
 """How much memory and traffic a donor gives to those who download."""
 
 import asyncio
+from itertools import repeat
 
 import numpy as np
 import pytest
@@ -153,7 +154,7 @@ def test_an_average_that_is_zero_nearly_everywhere_takes_few_bytes_and_loses_no_
     average = average_log.shrunk(vector)
     assert sum(tensor.nbytes for tensor in average) == (8 * others if others < 1000 else 4000)
     layout, content = pack(average)
-    (received,) = average_log.averages_in(unpack(layout, content), 1000)
+    (received,) = average_log.averages_in(unpack(layout, content), repeat(1000))
     assert torch.equal(average_log.whole(received, 1000).view(torch.int32), vector.view(torch.int32))
 
 
@@ -175,4 +176,4 @@ def test_an_average_that_is_zero_nearly_everywhere_takes_few_bytes_and_loses_no_
 )
 def test_what_is_no_average_of_ten_numbers_is_refused(tensors):
     with pytest.raises(ValueError, match=r"number|shape|places"):
-        list(average_log.averages_in(tensors, 10))
+        list(average_log.averages_in(tensors, repeat(10)))

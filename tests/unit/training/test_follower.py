@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from recipe.errors import InputError
+from swarm.averaging.compression.fragments import Fragments
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.state_sync.download import Arrived, NoState
 from swarm.state_sync.serialization import pack
@@ -26,7 +27,9 @@ def make(step: int) -> StateVersion:
 
 
 def follower(version: StateVersion, tracker, averager=None) -> Follower:
-    gradients = SimpleNamespace(reset=lambda: None, weights=list(version.state.model.parameters()))
+    weights = list(version.state.model.parameters())
+    fragments = Fragments.of([sum(weight.numel() for weight in weights)])
+    gradients = SimpleNamespace(adopt=lambda: None, weights=weights, fragments=fragments)
     listener = SimpleNamespace(begin=lambda: None, is_at=lambda step: False)
     probation = SimpleNamespace(examine=lambda *_: None, begin=lambda *_: None)
     return Follower(version, tracker, averager, gradients, None, lambda: False, listener, probation)
