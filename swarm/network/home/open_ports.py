@@ -105,7 +105,7 @@ class OpenPorts:
                 logger.debug(f"the router does not close port {outside}: {why}")
 
     def _keep_open(self) -> None:
-        complained = False
+        in_trouble: set[int] = set()
         while not self._closed.wait(self._pause_seconds()):
             for port, (outside, _) in list(self._opened.items()):
                 try:
@@ -113,9 +113,11 @@ class OpenPorts:
                     trouble = "" if got == outside else f"it opened port {got}"
                 except RouterRefuses as why:
                     trouble = str(why)
-                if trouble and not complained:
+                if not trouble:
+                    in_trouble.discard(port)
+                elif port not in in_trouble:
+                    in_trouble.add(port)
                     logger.warning(f"The router no longer opens port {outside} for this peer ({trouble}).")
-                complained = bool(trouble)
 
     def _pause_seconds(self) -> float:
         shortest = min((seconds for _, seconds in list(self._opened.values())), default=LEASE_SECONDS)

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import re
 import struct
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from swarm.network.home import open_ports
 from swarm.network.home.nat_pmp import NatPmpRouter
 from swarm.network.home.open_ports import LEASE_SECONDS, OpenPorts
 from swarm.network.home.router import PortTaken, RouterRefuses
@@ -254,6 +256,37 @@ def test_a_lease_is_renewed_as_long_as_the_peer_runs():
     assert asked[0] == (PORT, PORT, LEASE_SECONDS)
     assert set(asked[1:-1]) == {again}
     assert asked[-1] == last
+
+
+def test_a_port_that_is_lost_is_said_once_also_beside_one_that_is_not(monkeypatch):
+    said, renewals, enough = [], [], threading.Event()
+
+    class LosesOne:
+        external_host = OUTSIDE
+
+        async def open(self, port: int, external_port: int, lease_seconds: int) -> tuple[int, int]:
+            renewals.append(port)
+            if len(renewals) > 2 and port == PORT:
+                raise RouterRefuses("it has no port left")
+            if len(renewals) > 10:
+                enough.set()
+            return external_port, 1
+
+        async def close(self, port: int, external_port: int) -> None:
+            pass
+
+    async def use() -> OpenPorts:
+        opened = OpenPorts(LosesOne(), shortest_pause_seconds=0.01)
+        await opened.open(PORT)
+        await opened.open(PORT + 1)
+        return opened
+
+    monkeypatch.setattr(open_ports.logger, "warning", said.append)
+    opened = asyncio.run(use())
+    opened.keep()
+    assert enough.wait(20)
+    opened.close()
+    assert said == [f"The router no longer opens port {PORT} for this peer (it has no port left)."]
 
 
 # ---- UPnP: answers that make no sense --------------------------------------------------------------------------------
