@@ -12,14 +12,13 @@ from hivemind.utils import MPFuture
 
 from swarm.protocol.messages import RoundFailed
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from swarm.state_sync import download as download_module
 from swarm.state_sync.download import Download, NoState
 from swarm.state_sync.download_messages import PIECE_BYTES, SLICE_BYTES, Offer
 from swarm.state_sync.pull import Pull
 from swarm.state_sync.state_downloader import StateDownloader
 from swarm.state_sync.transfer_status import TransferStatus
 from tests.helpers.donors import STATE_BYTES, Donor, run, until, value_of
-from tests.helpers.hurry import shorter
+from tests.helpers.virtual_time import run_in_virtual_time
 
 IN_A_RACE = replace(DEFAULT_TIMEOUTS, look_seconds=0.02, first_donor_seconds=0.1, race_seconds=0.3, alone_seconds=0.3)
 
@@ -135,39 +134,30 @@ class Slow(Donor):
             yield message
 
 
-def in_a_hurry(monkeypatch, times: float) -> Timeouts:
-    """Times are so many times shorter, and rates as much higher."""
-    for name in ("SLOWEST_BYTES_PER_SECOND", "USUAL_BYTES_PER_SECOND"):
-        monkeypatch.setattr(download_module, name, getattr(download_module, name) * times)
-    return shorter(times)
-
-
 @pytest.mark.parametrize("is_awaited", [True, False], ids=["who joins", "who trains"])
 def test_a_donor_that_drips_is_given_up(monkeypatch, is_awaited):
-    """At 24 kB/s, of a larger state; times are 20 times shorter here."""
-    timeouts = in_a_hurry(monkeypatch, 20)
+    """At 24 kB/s."""
 
     async def test():
-        newcomer = Newcomer({"anna": Slow(20 * 24_000)}, timeouts)
+        newcomer = Newcomer({"anna": Slow(24_000)})
         with pytest.raises(NoState) as error:
             await newcomer.take("anna", is_awaited=is_awaited)
         assert "kB/s" in error.value.reasons["anna"]
         assert newcomer.status.looks > 1, "the trainer would take it for one that stands still"
 
-    run(test)
+    run_in_virtual_time(test, monkeypatch, seconds=600)
 
 
 @pytest.mark.parametrize(("is_awaited", "kilobytes"), [(True, 60), (False, 300)], ids=["who joins", "who trains"])
 def test_an_honest_donor_on_a_slow_line_is_waited_for(monkeypatch, is_awaited, kilobytes):
     """Half a megabit per second, for who has nothing better to do, and 2.4 for who has."""
-    timeouts = in_a_hurry(monkeypatch, 20)
 
     async def test():
-        newcomer = Newcomer({"anna": Slow(20_000.0 * kilobytes)}, timeouts)
+        newcomer = Newcomer({"anna": Slow(1000.0 * kilobytes)})
         donor, *_ = await newcomer.take("anna", is_awaited=is_awaited)
         assert donor == "anna"
 
-    run(test)
+    run_in_virtual_time(test, monkeypatch, seconds=600)
 
 
 def test_who_trains_has_a_deadline_that_follows_the_bytes():
@@ -183,7 +173,7 @@ def test_who_trains_has_a_deadline_that_follows_the_bytes():
     began_before(40_000, is_awaited=True).judge()
 
 
-def test_a_faster_donor_is_found_beside_a_slow_one():
+def test_a_faster_donor_is_found_beside_a_slow_one(monkeypatch):
     async def test():
         donors = {"anna": Slow(1e5), "ben": Slow(2e5), "cleo": Slow(1.5e6), "dan": Donor()}
         newcomer = Newcomer(donors, IN_A_RACE)
@@ -192,10 +182,10 @@ def test_a_faster_donor_is_found_beside_a_slow_one():
         assert donors["dan"].exports == 0
         await until(lambda: not any(upload.streams for upload in donors["anna"].server.uploads.of.values()))
 
-    run(test)
+    run_in_virtual_time(test, monkeypatch, seconds=600)
 
 
-def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone():
+def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone(monkeypatch):
     """The newcomer's line carries 1 MB/s. Ben has more than that, and gets less than Anna as long as they share it."""
 
     async def test():
@@ -214,7 +204,7 @@ def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone():
         donor, *_ = await Newcomer(donors, IN_A_RACE).take(*donors)
         assert donor == "ben"
 
-    run(test)
+    run_in_virtual_time(test, monkeypatch, seconds=600)
 
 
 def test_nobody_else_is_asked_for_a_state_that_is_here_at_once():
@@ -227,7 +217,7 @@ def test_nobody_else_is_asked_for_a_state_that_is_here_at_once():
     run(test)
 
 
-def test_what_has_arrived_is_of_use_in_the_next_attempt():
+def test_what_has_arrived_is_of_use_in_the_next_attempt(monkeypatch):
     """The donor is not there for longer than a download waits."""
 
     async def test():
@@ -245,7 +235,7 @@ def test_what_has_arrived_is_of_use_in_the_next_attempt():
         _, _, _, content = await newcomer.take("anna")
         assert set(content.unique().tolist()) == {1}, "it is still the state of then"
 
-    run(test)
+    run_in_virtual_time(test, monkeypatch, seconds=600)
 
 
 @pytest.mark.parametrize("bit", ["size", "index"])
