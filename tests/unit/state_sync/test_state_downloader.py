@@ -20,7 +20,7 @@ from swarm.state_sync.transfer_status import TransferStatus
 from tests.helpers.donors import STATE_BYTES, Donor, run, until, value_of
 from tests.helpers.virtual_time import run_in_virtual_time
 
-IN_A_RACE = replace(DEFAULT_TIMEOUTS, look_seconds=0.02, first_donor_seconds=0.1, race_seconds=0.3, alone_seconds=0.3)
+IN_A_RACE = replace(DEFAULT_TIMEOUTS, look_seconds=0.02, first_donor_seconds=0.1, race_seconds=1.0, alone_seconds=1.0)
 
 
 def test_a_broken_download_goes_on_with_what_is_missing(monkeypatch):
@@ -189,18 +189,19 @@ def test_who_is_ahead_on_a_shared_line_has_to_fill_it_alone(monkeypatch):
     """The newcomer's line carries 1 MB/s. Ben has more than that, and gets less than Anna as long as they share it."""
 
     async def test():
-        lock, donors = asyncio.Lock(), {}
+        line_lock, crowd_lock, donors = asyncio.Lock(), asyncio.Lock(), {}
 
         async def line(num_bytes: int) -> None:
-            async with lock:
+            async with line_lock:
                 await asyncio.sleep(num_bytes / 1e6)
 
         async def line_of_ben(num_bytes: int) -> None:
             await line(num_bytes)
             if any(upload.streams for upload in donors["anna"].server.uploads.of.values()):
-                await asyncio.sleep(num_bytes / 1e6)
+                async with crowd_lock:
+                    await asyncio.sleep(num_bytes / 3e5)
 
-        donors |= {"anna": Slow(6e5, line), "ben": Slow(1e8, line_of_ben)}
+        donors |= {"anna": Slow(4e5, line), "ben": Slow(1e8, line_of_ben)}
         donor, *_ = await Newcomer(donors, IN_A_RACE).take(*donors)
         assert donor == "ben"
 
