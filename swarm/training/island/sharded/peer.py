@@ -149,10 +149,11 @@ class ShardedState(SharedState):
         """The same of the optimizer."""
         self.held()
         found = self.optimizers[0].state_dict()
-        for statistics in found["state"].values():
-            tensors = {key: value for key, value in statistics.items() if isinstance(value, torch.Tensor)}
-            statistics.update({key: self.read(value) for key, value in tensors.items()})
-        return found
+        whole = {
+            index: {key: self.read(value) if torch.is_tensor(value) else value for key, value in statistics.items()}
+            for index, statistics in found["state"].items()
+        }
+        return found | {"state": whole}
 
     def check(self, description: dict, tensors: Sequence[torch.Tensor]) -> None:
         super().check(description, tensors)
