@@ -82,12 +82,10 @@ class Channel:
     def __init__(self, launched: Launched, device: torch.device, divides: bool = False):
         self.rank, self.size, self.device, self.divides = launched.rank, launched.size, device, divides
         try:
-            store = meet(self.rank, self.size, MEET_SECONDS)
+            self._store = store = meet(self.rank, self.size, MEET_SECONDS)
             self._words = self._gloo(store, "words", SILENT_SECONDS)
             self._work = self._gloo(store, "work", WORK_SECONDS)
             self._tensors = self._work if device.type == "cpu" else self._nccl(store)
-            if divides:
-                self._begin_default_group(store)
         except (RuntimeError, ValueError, TimeoutError) as error:
             raise IslandLost(f"The {self.size} processes of this island have not found each other.") from error
         self._lock = threading.RLock()
@@ -128,12 +126,12 @@ class Channel:
         options._timeout = timedelta(seconds=WORK_SECONDS)
         return dist.ProcessGroupNCCL(dist.PrefixStore("tensors", store), self.rank, self.size, options)
 
-    def _begin_default_group(self, store: dist.Store) -> None:
-        """`fully_shard` gathers weights and scatters gradients over it: it takes no other one."""
+    def begin_default_group(self) -> None:
+        """`fully_shard` gathers weights and scatters gradients over torch's default group: it takes no other one."""
         backend, timeout = ("gloo" if self.device.type == "cpu" else "nccl"), timedelta(seconds=WORK_SECONDS)
-        dist.init_process_group(
-            backend, store=dist.PrefixStore("default", store), rank=self.rank, world_size=self.size, timeout=timeout
-        )
+        store = dist.PrefixStore("default", self._store)
+        with self._losses_told():
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
 
     # ---- words ------------------------------------------------------------------------------------------------------
 
@@ -246,6 +244,11 @@ class Channel:
             raise
 
     # ---- the end ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process is known to be gone, or this one has ended."""
+        return self._broken
 
     @contextlib.contextmanager
     def _losses_told(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from swarm.training.averaging_mode import Averaging
 from swarm.training.coordinator import Coordinator
 from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
+from swarm.training.island.lost import IslandLost
 from swarm.training.island.sharded.crew import ShardedCrew
 from swarm.training.island.sharded.lead import ShardedLead
 from swarm.training.island.sharded.peer import ShardedCoordinator
@@ -51,6 +53,7 @@ class Divided:
         """
         from swarm.training.island.sharded.division import divide  # which takes long to import
 
+        channel.begin_default_group()
         channel.spread([*module.parameters(), *module.buffers()])
         self._roots = divide(module, channel.device, channel.size)
         module.to(channel.device)
@@ -95,15 +98,22 @@ class Divided:
         """The others are about to end: what they hold is kept here, for the last checkpoint."""
         if coordinator is not None and self._lead is not None and self._lead.is_between:
             state = coordinator.version.state
-            self._kept = state.whole(), state.whole_optimizer()
+            with contextlib.suppress(IslandLost):
+                self._kept = state.whole(), state.whole_optimizer()
 
     def model_state(self, coordinator: ShardedCoordinator | None) -> dict[str, Any]:
         """The whole `state_dict`."""
-        return self._kept[0] if coordinator is None else coordinator.version.state.whole()
+        return self._last[0] if coordinator is None else coordinator.version.state.whole()
 
     def optimizer_state(self, coordinator: ShardedCoordinator | None) -> dict[str, Any]:
         """The same of the optimizer."""
-        return self._kept[1] if coordinator is None else coordinator.version.state.whole_optimizer()
+        return self._last[1] if coordinator is None else coordinator.version.state.whole_optimizer()
+
+    @property
+    def _last(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        if self._kept is None:
+            raise IslandLost
+        return self._kept
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Hand out a whole one."""

@@ -75,7 +75,7 @@ class ShardedLead(Lead):
     @property
     def is_between(self) -> bool:
         """Whether the others are there and listen."""
-        return not self._is_computing and self._channel.is_heard
+        return not self._is_computing and self._channel.is_heard and not self._channel.is_lost
 
     def _count_changes(self) -> int:
         """Of the buffers: weights never travel."""
