@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ class Divided:
         if trainer.gradient_clip_algorithm == "value":
             raise InputError("Gradients in pieces are clipped by norm: set gradient_clip_algorithm='norm'.")
         self._clip, trainer.gradient_clip_val = trainer.gradient_clip_val, None  # the norm is that of the whole
+        warnings.filterwarnings("ignore", ".*sync_dist=True.*")  # only the first process validates
         trainer.num_sanity_val_steps = 0  # the others cannot compute along before they have begun
         if channel.is_first:
             self._lead = ShardedLead(channel, module, self._roots, optimizer)
