@@ -29,6 +29,9 @@ class MachineOptions:
     """Micro-batch: samples that this device computes at once."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
+    inside: Literal["ddp", "fsdp"] = "ddp"
+    """Of a peer that torchrun starts as several processes: each holds the whole model, and the first one the
+    optimizer's statistics (ddp), or weights, gradients and statistics are divided among them (fsdp)."""
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set (not needed for digits)."""
     num_workers: Annotated[int, arg("PROCESSES")] = 0

@@ -155,7 +155,7 @@ class Record(L.Callback):
             order=tuple(map(str, report.round.group.peer_ids)) if report.round else (),
             complete=report.round is None or report.round.complete,
             indices=pl_module.indices,
-            weights={name: tensor.clone() for name, tensor in pl_module.net.state_dict().items()},
+            weights={name: tensor.clone() for name, tensor in weights_of(trainer).items()},
             global_step=trainer.global_step,
             scheduler_step=trainer.lr_scheduler_configs[0].scheduler.last_epoch,
             learning_rate=trainer.optimizers[0].param_groups[0]["lr"],
@@ -163,6 +163,14 @@ class Record(L.Callback):
         self.updates.append(update)
         if self._line is not None:
             self._line.put((update.step, update.num_peers, update.at))
+
+
+def weights_of(trainer: L.Trainer) -> dict[str, torch.Tensor]:
+    """Of the model, whole also where its processes hold pieces of it."""
+    if trainer.strategy.divides:
+        state = trainer.strategy.lightning_module_state_dict()
+        return {name.removeprefix("net."): tensor for name, tensor in state.items()}
+    return trainer.lightning_module.net.state_dict()
 
 
 def trainer_for(strategy="auto", callbacks=(), **options) -> L.Trainer:

@@ -62,6 +62,23 @@ def test_two_islands_equal_one_process_on_the_union_of_their_samples():
     assert mean(losses[-10:]) < 0.9 * mean(losses[:10]), "it has learnt something"
 
 
+def test_processes_that_share_one_model_and_a_plain_peer_hold_the_same_bits():
+    """After each of 50 updates, and in the optimizer's statistics after the last."""
+    steps, plan = 50, Plan(batch_norm=True)
+    with Peers() as peers:
+        peers.start("b", partial(train, min_peers=2, max_steps=steps), plan, 64)
+        start_island(peers, "a", plan, 64, inside="fsdp", min_peers=2, max_steps=steps)
+        found = peers.results()
+    (island, first), (_, second), plain = found["a0"], found["a1"], found["b"]
+    assert_equal_updates(island, plain)
+    assert_same_bits(island.state, plain.state)
+    for own, others in zip(island.optimizer["state"].values(), plain.optimizer["state"].values(), strict=True):
+        assert_same_bits(own, others)
+    assert [(update.step, update.num_peers) for update in island.updates] == [(step, 2) for step in range(1, steps + 1)]
+    pieces = [{one.weights for one in batches} for batches in (first, second)]
+    assert not pieces[0] & pieces[1]
+
+
 @pytest.mark.parametrize("averaging", ["overlap-fp16", "local-topk"])
 def test_in_every_mode_the_processes_compute_on_the_same_bits(averaging):
     outcomes, computed = train_islands("a", Plan(), 10, target=64, averaging=averaging)
