@@ -51,7 +51,8 @@ class Word(IntEnum):
     FORGET = 5
     """Drop your gradients."""
     LEND = 6
-    """(model): compute it on anything, for the first process needs your pieces of its weights."""
+    """(model, goes_back): compute it on anything, for the first process needs your pieces of its weights; 1 for: with a
+    backward pass, as if you trained."""
     LOOK = 7
     """Are your gradients finite?"""
     GIVE = 8
@@ -66,6 +67,8 @@ class Word(IntEnum):
     """(kind, number): your piece of it follows."""
     RENEW = 13
     """Forget the optimizer's statistics."""
+    KIND = 14
+    """On what kind of device do you compute?"""
 
 
 NUMBERS = 5
@@ -250,6 +253,10 @@ class Channel:
             raise
 
     # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def give_up(self) -> None:
+        """This process has left the others in the middle of something: whoever says a word next learns of it."""
+        self._broken = True
 
     @property
     def is_lost(self) -> bool:

@@ -12,6 +12,7 @@ from swarm.training.island.lost import IslandLost
 from swarm.training.island.sharded.pieces import local_of
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.clusters import free_port
+from tests.helpers.slow_joiners import count_followed_updates, download_states_slowly
 from tests.helpers.strategy_runs import Outcome, Plan, Record, Task, loader, patience, trainer_for, weights_of
 from tests.helpers.swarm_peers import Line, Peers, running_dht
 
@@ -66,7 +67,7 @@ def start_island(peers: Peers, name: str, plan: Plan, target: int, size: int = 2
 
 
 def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: int, plan: Plan, target: int, options):
-    """One process of an island.
+    """One process of an island. Options: those of `train`; inside; slow, to download states slowly.
 
     Returns its Outcome, None for all but the first or where another process was lost, and what it has computed.
     """
@@ -74,7 +75,7 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in (places | address).items()})
     given = {"min_peers": 1, "max_steps": -1, "averaging": "sync", "stop": lambda _: False, "inside": "ddp"}
-    options = given | options
+    options = given | {"slow": False} | options
     inside = options["inside"]
     task = WatchedTask(plan)
     batches = Share(name[0], rank, size)
@@ -85,6 +86,9 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
         strategy = SwarmStrategy(target, "test", inside=inside, averaging=options["averaging"])
         trainer_for(strategy, max_steps=options["max_steps"], devices=size).fit(task, batches)
         return None, task.computed
+    followed = count_followed_updates()
+    if options["slow"]:
+        download_states_slowly()
     with running_dht(initial_peers, line) as dht:
         strategy = SwarmStrategy(
             *(target, "test"),
@@ -101,4 +105,5 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
             return None, task.computed
         state = {name: value.clone() for name, value in weights_of(trainer).items()}
         optimizer = strategy.optimizer_state(trainer.optimizers[0])
-        return Outcome(str(dht.peer_id), record.updates, record.joined_at, state, optimizer), task.computed
+        own = str(dht.peer_id), record.updates, record.joined_at, state, optimizer
+        return Outcome(*own, followed=sum(followed)), task.computed

@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from recipe.training.replay import Replay
+from swarm.training.audit.work_log import Loss, NotingLog
+from swarm.training.gradient_buffer import Place
 from swarm.training.island.channel import Channel, Word
 from swarm.training.island.crew import Crew
+from swarm.training.island.notes import agree_on_kind
 from swarm.training.island.sharded.pieces import Pieces, local_of
 
 
@@ -29,11 +33,16 @@ class ShardedCrew(Crew):
         super().__init__(channel, model, optimizer, target_batch_size, max_step)
         self._roots, self._latest = roots, [((), {})] * len(roots)
         """What each model was given last."""
+        self._replay: Replay | None = None
         for number, root in enumerate(roots):
             root.register_forward_pre_hook(self._note(number), with_kwargs=True)
 
     def _vector_of(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> CrewSums:
         return CrewSums(Pieces(self._channel, model, optimizer), model)
+
+    def check_work(self, replay: Replay, loss: Loss) -> None:
+        """As of `Crew`; the first process asks for the kind of device when it has come so far."""
+        self._replay, self._work_log = replay, NotingLog(replay, self._vector, self)
 
     def _note(self, number: int):
         def note(module: nn.Module, inputs: tuple, named: dict[str, Any]) -> None:
@@ -53,7 +62,9 @@ class ShardedCrew(Crew):
             self._vector.drop()
             self._start_anew()
         elif word is Word.LEND:
-            self._lend(numbers[0])
+            self._lend(*numbers[:2])
+        elif word is Word.KIND:
+            agree_on_kind(self._channel, self._replay)
         elif word is Word.LOOK:
             self._channel.reduce_numbers(torch.tensor([0.0 if pieces.is_finite else 1.0]))
         elif word is Word.GIVE:
@@ -83,15 +94,27 @@ class ShardedCrew(Crew):
         if not adds:
             pieces.show_average()
 
-    @torch.no_grad()
-    def _lend(self, number: int) -> None:
-        """The first process evaluates: whatever is computed here, its weights are gathered for that."""
+    def _lend(self, number: int, goes_back: int) -> None:
+        """Whatever is computed here, the first process gets whole weights for what it computes, and nothing stays.
+
+        Args:
+            goes_back: 1 if it computes a gradient, which needs them a second time; 0 if it evaluates
+        """
         root, (inputs, named) = self._roots[number], self._latest[number]
+        buffers = [buffer.clone() for buffer in self._model.buffers()]
         trains = [module for module in root.modules() if module.training]
+        root.train(bool(goes_back))
+        with torch.set_grad_enabled(bool(goes_back)), self._channel.computing():
+            outputs = root(*inputs, **named)
+            if goes_back:
+                sum(one.sum() for one in tree_leaves(outputs) if torch.is_tensor(one) and one.requires_grad).backward()
+                self._vector.pieces.release()
         root.eval()
-        root(*inputs, **named)
         for module in trains:
             module.training = True
+        with torch.no_grad():
+            for buffer, before in zip(self._model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
 
 
 class CrewSums:
@@ -113,6 +136,19 @@ class CrewSums:
         """As of `GradientVector`."""
         flat = [buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers]
         return torch.cat(flat) if flat else torch.zeros(0)
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """Those whose gradients are averaged."""
+        return self.pieces.params
+
+    def watch(self, places: Sequence[Place]) -> None:
+        """As of `GradientVector`."""
+        self.pieces.own.watch(places)
+
+    def watched(self) -> torch.Tensor:
+        """As of `GradientVector`."""
+        return self.pieces.own.watched()
 
     def receive(self, samples: int) -> None:
         self.pieces.receive()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from swarm.training.gradient_buffer import GradientVector
+from recipe.training.replay import Replay
+from swarm.training.gradient_buffer import GradientVector, Place
 from swarm.training.island.channel import Channel, Word
 from swarm.training.island.lead import Lead
 from swarm.training.island.sharded.pieces import COUNT, STATISTICS, Pieces, is_divided, local_of, piece_of
@@ -35,6 +36,8 @@ class ShardedLead(Lead):
         self.pieces = Pieces(channel, model, optimizer)
         self._buffers = list(model.buffers())
         self._is_computing = False
+        self._goes_back = False
+        """Whether a backward pass follows on what the others are asked to compute along."""
         for number, root in enumerate(roots):
             self._borrow_for(root, number)
 
@@ -46,7 +49,7 @@ class ShardedLead(Lead):
         def begin(module: nn.Module, inputs: Any) -> None:
             if not self._is_computing:
                 self._channel.hold()
-                self._channel.tell(Word.LEND, number)
+                self._channel.tell(Word.LEND, number, int(self._goes_back))
 
         def end(module: nn.Module, inputs: Any, outputs: Any) -> None:
             if not self._is_computing:
@@ -54,6 +57,30 @@ class ShardedLead(Lead):
 
         root.register_forward_pre_hook(begin, prepend=True)
         root.register_forward_hook(end, always_call=True)
+
+    def kind_of(self, replay: Replay) -> str:
+        if replay.kind:
+            self._channel.tell(Word.KIND)
+        return super().kind_of(replay)
+
+    def gradient_of(self, loss: Callable[[], torch.Tensor], places: Sequence[Place]) -> torch.Tensor:
+        """As of `GradientVector`. The others compute along, and all forget what comes of it."""
+        self._channel.hold()
+        self._goes_back = True
+        try:
+            value = loss()
+            self.pieces.own.watch(places)
+            with self._channel.computing():
+                value.backward()
+        except Exception:  # the others wait for the rest of it
+            self._channel.give_up()
+            raise
+        finally:
+            numbers = self.pieces.own.watched()
+            self.pieces.release()
+            self._goes_back = False
+            self._channel.release()
+        return numbers.cpu()
 
     def begin_micro_batch(self, step: int, lineage: bytes) -> None:
         self._channel.hold()

@@ -13,6 +13,7 @@ from torch import nn
 
 from swarm.training.gradient_buffer import averaged_tensors
 from swarm.training.island.channel import Channel
+from swarm.training.island.sharded.own_gradients import OwnGradients
 
 WEIGHT = 0
 STATISTICS = (
@@ -57,6 +58,7 @@ class Pieces:
         """Those whose gradients are averaged."""
         self.sums: list[torch.Tensor | None] = [None] * len(self.params)
         """Of their gradients, over samples; None where nothing has come yet."""
+        self.own = OwnGradients(model, self.params)
 
     # ---- gradients --------------------------------------------------------------------------------------------------
 
