@@ -19,7 +19,7 @@ from swarm.training.joining.follower import Follower
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import MAX_UPDATES
 from swarm.training.strategy import SwarmStrategy
-from tests.helpers.slow_joiners import SLOW_SECONDS, count_followed_updates, download_states_slowly
+from tests.helpers.islands.slow_joiners import SLOW_SECONDS, count_followed_updates, download_states_slowly
 from tests.helpers.strategy_runs import Plan, Task, assert_same_bits, loader, patience, trainer_for
 from tests.helpers.swarm_peers import Peers, running_dht
 
