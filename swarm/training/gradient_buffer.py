@@ -75,6 +75,11 @@ class GradientVector:
         return self.params
 
     @property
+    def sizes(self) -> list[int]:
+        """Numbers in each parameter."""
+        return [param.numel() for param in self.params]
+
+    @property
     def own_tensors(self) -> list[torch.Tensor]:
         """What never leaves the trainer: all but the wire."""
         return [self._sum, self.average]
@@ -104,7 +109,7 @@ class GradientVector:
     def watch(self, places: Sequence[Place]) -> None:
         """Of the backward pass that comes next, `watched` is asked at these places."""
         if places is not self._places:
-            offsets = [0, *accumulate(param.numel() for param in self.params)]
+            offsets = [0, *accumulate(self.sizes)]
             index = [offsets[number] + place for number, place in places]
             self._places, self._index = places, torch.tensor(index, device=self._sum.device)
         self._before = self._sum[self._index] * self._unit

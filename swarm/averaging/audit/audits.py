@@ -26,22 +26,25 @@ from hivemind.utils import get_logger
 from hivemind.utils.crypto import RSAPrivateKey
 from msgspec import Meta
 
+from swarm.averaging.audit.given_work import GivenWork, PartWithPlaces, PlacesOf
 from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Evidence, Judge, OtherOrders, can_be_judged
 from swarm.averaging.audit.proofs import (
     MAX_PROOF_BYTES,
     Guilt,
     guilty,
     of_a_false_average,
+    of_other_work,
     of_two_receipts,
     short_name,
 )
-from swarm.averaging.audit.seals import Seals
+from swarm.averaging.audit.seals import Seals, SignedPart
 from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt
 from swarm.averaging.audit.work_audits import WorkAudits
 from swarm.averaging.shares import MAX_STRIPES
 from swarm.membership.backoff import Backoff, BlameBackoff
 from swarm.protocol.messages import MAX_GROUP_SIZE, NOWHERE, Blame, Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, Name, from_wire, to_wire
+from swarm.protocol.work import MAX_LIST_BYTES
 from swarm.runtime.async_utils import in_thread
 from swarm.runtime.token_bucket import TokenBuckets
 
@@ -115,6 +118,7 @@ class Audits:
         shunned: those who are not met; who is proven guilty joins them
         share: of the updates in which a reducer is audited
         largest: as of `WorkAudits`
+        places_of: which numbers lists of work are about
     """
 
     def __init__(
@@ -126,11 +130,13 @@ class Audits:
         shunned: BlameBackoff,
         share: float | None = None,
         largest: int = MAX_SAMPLES,
+        places_of: PlacesOf = lambda lineage: (),
     ):
         self._me, self._key, self._judge, self._ask, self._shunned = me, key, judge, ask, shunned
         self._share = AUDIT_SHARE if share is None else share
         self.work = WorkAudits(me, ask, largest)
         """What members have computed is checked, too."""
+        self._given_work = GivenWork(judge, places_of)
         self._lot = random.SystemRandom()
         self._rounds: deque[SealedRound] = deque(maxlen=KEPT_ROUNDS)
         self._present: SealedRound | None = None
@@ -240,6 +246,8 @@ class Audits:
         for peer, ticket in _members(ended.group):
             if peer != self._me and not ticket.client_mode and self._lot.random() < chance:
                 self._audit(peer, ended)
+        if (giver := self.work.to_compare(ended.group)) is not None and giver not in self._shunned:
+            self._go_and(("given", giver), self._compare_with_list(giver, ended))
 
     def _audit(self, reducer: PeerID, ended: SealedRound) -> None:
         stripe = self._lot.randrange(len(ended.seals))
@@ -291,6 +299,35 @@ class Audits:
         self._judge.check_commitments(group, receipt, evidence)
         return False
 
+    async def _compare_with_list(self, giver: PeerID, ended: SealedRound) -> None:
+        """Whether that member has given this reducer what it says that it has computed."""
+        if not (signed := await in_thread(self._signed_by, giver, ended)):
+            return
+        try:
+            listed = await self._ask(giver, to_wire("work", ended.group.group_id, 0), MAX_LIST_BYTES)
+            lie = await in_thread(self._find_other, ended.group, signed, listed)
+        except (OSError, ValueError) as error:  # who refuses lists is left out for that, too, when its turn comes
+            return logger.debug(f"what {giver} gave is not compared with its list: {error!r}")
+        if lie is not None:
+            part, given = lie
+            proof = of_other_work(ended.group, part.stripe, part.part_index, self._me, given, listed)
+            self._convict(Guilt(giver, Blame.GAVE_OTHER_WORK, ended.seals[part.stripe].stripe), proof)
+
+    def _signed_by(self, giver: PeerID, ended: SealedRound) -> list[tuple[PartWithPlaces, SignedPart]]:
+        """Parts that it has given to this reducer, and that tell something."""
+        parts = self._given_work.parts(ended.group, self._me, giver)
+        signed = [(part, ended.seals[part.stripe].signed_part(giver, part.part_index)) for part in parts]
+        return [(part, given) for part, given in signed if given is not None]
+
+    def _find_other(
+        self, group: Group, signed: list[tuple[PartWithPlaces, SignedPart]], listed: bytes
+    ) -> tuple[PartWithPlaces, SignedPart] | None:
+        """The first one that is something else than the list says."""
+        for part, given in signed:
+            if self._given_work.is_other(group, self._me, part, given, listed):
+                return part, given
+        return None
+
     def _suspect(self, reducer: PeerID) -> None:
         """It cannot be proven to others, so this peer alone leaves it out, for a while."""
         del self._unanswered[reducer]
@@ -298,7 +335,7 @@ class Audits:
 
     def _convict(self, guilt: Guilt, proof: bytes) -> bool:
         """Whether that is something new."""
-        peer, step = guilt.peer, self._steps.get(guilt.stripe)
+        peer, step = guilt.peer, self._steps.get(guilt.stripe) if guilt.what.is_undone else None
         is_earlier = step is not None and step < self._spoilt.get(peer, math.inf)
         if peer == self._me or (peer in self._proofs and not is_earlier):
             return False
@@ -336,7 +373,7 @@ class Audits:
         """Another member says that it can prove a lie."""
         try:
             proof = await self._ask(accuser, to_wire("proof", name, 0), MAX_PROOF_BYTES)
-            guilt = await in_thread(guilty, proof, self._judge)
+            guilt = await in_thread(guilty, proof, self._judge, self._given_work)
             if short_name(guilt.peer) != name:
                 raise ValueError("a proof against another peer")
         except (OSError, ValueError) as error:

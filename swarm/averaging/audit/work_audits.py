@@ -49,7 +49,9 @@ DOUBT_UPDATES = 16
 MAX_HINTS, HINTS_PER_UPDATE = 2.0, 1 / 50
 """Members that are checked because others doubt them: so many at once, and then so many in an update."""
 KEPT_LISTS, MOST_SHOWN = 4, 2
-"""Rounds whose lists a peer keeps, and how often it shows one to the same member."""
+"""Rounds whose lists a peer keeps, and how often it shows one to the same member: for both checks."""
+COMPARED_SHARE = 1 / 2
+"""Of the updates, in which a reducer compares what one member gave it with what that member says it has computed."""
 
 Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
 
@@ -157,6 +159,15 @@ class WorkAudits:
 
     # ---- checking others --------------------------------------------------------------------------------------------
 
+    def to_compare(self, group: Group) -> PeerID | None:
+        """Whose gift to this reducer is compared with its list: by lot, in half of the updates."""
+        listed = [
+            peer
+            for peer, ticket in zip(group.peer_ids, group.tickets, strict=True)
+            if peer != self._me and ticket.samples and ticket.work
+        ]
+        return self._lot.choice(listed) if listed and self._lot.random() < COMPARED_SHARE else None
+
     async def assign(self) -> Assignment | None:
         """After a round that has given an average: what this peer has to compute again, if anything."""
         group, self._group = self._group, None
@@ -176,6 +187,8 @@ class WorkAudits:
             listed = await in_thread(WorkList.from_bytes, data, ticket.work, ticket.samples, self._largest)
             if listed.kind and not self._own.kind:
                 raise ValueError("a kind of device, where devices draw nothing")
+            if listed.num_before and not self._own.has_earlier:
+                raise ValueError("micro-batches on earlier weights, where nobody has any")
         except ValueError as error:
             logger.debug(f"{peer} shows no work that fits its ticket: {error}")
             return self._find(peer, Blame.HIDES_ITS_WORK)

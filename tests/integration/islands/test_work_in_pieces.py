@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recipe.training.launched import Launched
-from swarm.protocol.work import Assignment, Line, WorkList, name_of
+from swarm.protocol.work import Assignment, Line, WorkList, name_of, places_in_vector
 from swarm.training.gradient_buffer import averaged_tensors
 from swarm.training.island.channel import Channel
 from swarm.training.island.sharded.crew import ShardedCrew
@@ -48,8 +48,8 @@ class Process(Trainer):
 def work(name: str, lines: list[Line]):
     """One process of two.
 
-    Returns what the first one has: its kind of device, its list as it travels, what it finds in these lines of Y, and
-    whether its sums are what they were before it looked. The other one returns None.
+    Returns what the first one has: its kind of device, its list as it travels and that list's samples, what it finds in
+    these lines of Y, whether its sums are what they were before it looked, and what it gives at the places of its list.
     """
     one = Process(name)
     if not one.channel.is_first:
@@ -77,8 +77,10 @@ def work(name: str, lines: list[Line]):
         log.check(Assignment(Y, line))
         found.append(log.own(work, SIZE).verdict.holds)
     is_as_before = all(torch.equal(own.to_local(), piece) for own, piece in zip(lead.pieces.sums, pieces, strict=True))
+    vector.to_wire(work.samples)
+    given = vector.wire[places_in_vector(vector.sizes, LINEAGE)].clone()
     lead.end()
-    return kind, listed, work.samples, found, is_as_before
+    return kind, listed, work.samples, found, is_as_before, given.tolist()
 
 
 def compute(one: Process) -> None:
@@ -97,7 +99,7 @@ def test_work_on_pieces_is_computed_again_by_others_and_they_look_at_that_of_oth
     large = Trainer(RECIPES[name], Y, micro_batch=32)
     large.compute()
     lines = [line, replace(line, first_position=40), *large.listed().lines]
-    (kind, listed, samples, found, is_as_before), _ = run_processes(SIZE, work, name, lines)
+    (kind, listed, samples, found, is_as_before, given), _ = run_processes(SIZE, work, name, lines)
     assert kind == checker.replay.kind
     own = WorkList.from_bytes(listed, name_of(listed), samples)
     assert [one.first_position for one in own.lines] == list(range(0, 48, 8)), "the processes take turns"
@@ -106,3 +108,5 @@ def test_work_on_pieces_is_computed_again_by_others_and_they_look_at_that_of_oth
         assert checker.finds(Y, one) is False
     assert found == [True, False, True if checker.replay.has_slices else None]
     assert is_as_before
+    said = torch.tensor([one.numbers for one in own.lines]).sum(0) / samples
+    torch.testing.assert_close(torch.tensor(given), said, rtol=1e-4, atol=1e-6)

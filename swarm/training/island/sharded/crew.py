@@ -138,9 +138,9 @@ class CrewSums:
         return torch.cat(flat) if flat else torch.zeros(0)
 
     @property
-    def params(self) -> list[nn.Parameter]:
-        """Those whose gradients are averaged."""
-        return self.pieces.params
+    def sizes(self) -> list[int]:
+        """As of `GradientVector`."""
+        return [param.numel() for param in self.pieces.params]
 
     def watch(self, places: Sequence[Place]) -> None:
         """As of `GradientVector`."""
