@@ -65,6 +65,12 @@ def test_a_model_in_pieces_needs_a_micro_batch():
     assert "give --batch-size" in refused(*["--inside fsdp"] * 2)
 
 
+def test_a_model_in_pieces_waits_for_each_average(tmp_path):
+    """Its processes learn from the first one how the run averages, and each of them could say that this does not do."""
+    options = f"--inside fsdp --batch-size 8 --averaging overlap --output-dir {tmp_path} --public-name peer --port 0"
+    assert "give --averaging sync" in refused(*[options] * 2)
+
+
 def train_in_pieces(optimizer: str) -> str:
     """What this process says of an optimizer that is not elementwise; "exit 2" if it leaves that to another one."""
     task = Task(Plan())
