@@ -24,10 +24,8 @@ def run(arguments: list[str]) -> int:
 def test_it_ends_at_the_same_weights_as_without_a_break(tmp_path):
     """Alone, so that nothing but its own samples counts."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    options = (
-        "--recipe digits --target-batch-size 64 --inside fsdp --batch-size 8 --run-id run --public-name peer --port 0"
-    )
-    options = [*options.split(), "--checkpoint-every-steps", "3", "--max-steps", "6"]
+    options = "--recipe digits --target-batch-size 32 --max-steps 4 --checkpoint-every-steps 2 --inside fsdp --batch-size 8"
+    options = [*options.split(), "--run-id", "run", "--public-name", "peer", "--port", "0"]
     assert run_processes(2, run, [*options, "--output-dir", str(whole)]) == [0, 0]
     shutil.copytree(whole, resumed)
     folder = resumed / "run" / "peer"
