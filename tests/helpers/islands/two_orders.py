@@ -59,7 +59,7 @@ def run(seed: int) -> tuple[float, bool]:
         batches = {place: [draw.randrange(NUM_SAMPLES) for _ in range(MICRO_BATCH)] for place in places}
         most = max(most, abs(one.update(batches) - other.update(batches)))
         pairs = zip(one.net.parameters(), other.net.parameters(), strict=True)
-        most = max(most, *(float((own - others).abs().max()) for own, others in pairs))
+        most = max(most, *(float((own.detach() - others.detach()).abs().max()) for own, others in pairs))
         differs |= any((own != others).any() for own, others in zip(one.positive, other.positive, strict=True))
     return most, differs
 

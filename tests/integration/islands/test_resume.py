@@ -24,8 +24,8 @@ def run(arguments: list[str]) -> int:
 def test_it_ends_at_the_same_weights_as_without_a_break(tmp_path):
     """Alone, so that nothing but its own samples counts."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    options = "--recipe digits --target-batch-size 32 --max-steps 4 --checkpoint-every-steps 2 --inside fsdp --batch-size 8"
-    options = [*options.split(), "--run-id", "run", "--public-name", "peer", "--port", "0"]
+    options = "--recipe digits --target-batch-size 32 --batch-size 8 --max-steps 4 --checkpoint-every-steps 2"
+    options = f"{options} --inside fsdp --run-id run --public-name peer --port 0".split()
     assert run_processes(2, run, [*options, "--output-dir", str(whole)]) == [0, 0]
     shutil.copytree(whole, resumed)
     folder = resumed / "run" / "peer"
