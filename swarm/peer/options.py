@@ -30,8 +30,8 @@ class MachineOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
     inside: Literal["ddp", "fsdp"] = "ddp"
-    """Of a peer that torchrun starts as several processes: each holds the whole model, and the first one the
-    optimizer's statistics (ddp), or weights, gradients and statistics are divided among them (fsdp)."""
+    """Of a peer that torchrun starts as several processes: each holds the whole model (ddp), or a piece of it (fsdp),
+    which needs --averaging sync and --batch-size."""
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set (not needed for digits)."""
     num_workers: Annotated[int, arg("PROCESSES")] = 0
