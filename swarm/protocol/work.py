@@ -28,6 +28,8 @@ MAX_LINES = 4096
 """Of one peer for one update; who computes more micro-batches puts neighbours into one line."""
 FEWEST_SHORTENED = MAX_LINES // 4
 """Lines that a list has at least after that. In fewer, many tiny micro-batches would cost who computes them again."""
+OUTSIZED = 8.0
+"""Times as large as those of a usual sample: few honest gradients are."""
 MAX_POSITION = 2**53
 MAX_KIND_BYTES = 64
 MAX_LIST_BYTES = MAX_LINES * (4 * NUM_PLACES + 32) + 2 * MAX_KIND_BYTES
@@ -92,6 +94,13 @@ class WorkList:
     def samples(self) -> int:
         """In all of them."""
         return sum(line.samples for line in self.lines)
+
+    @property
+    def outsized(self) -> list[int]:
+        """Numbers of the lines that have far more of all numbers than of all samples."""
+        sizes = [sum(map(abs, line.numbers)) for line in self.lines]
+        of_a_sample = sum(sizes) / self.samples
+        return [n for n, line in enumerate(self.lines) if sizes[n] > OUTSIZED * line.samples * of_a_sample]
 
     def to_bytes(self) -> bytes:
         """As it travels."""
@@ -170,10 +179,10 @@ def places(sizes: Sequence[int], lineage: bytes) -> list[tuple[int, int]]:
         sizes: numbers in each tensor
         lineage: of the weights
     """
-    if not sizes:
+    seed, filled = lineage.hex(), [number for number, size in enumerate(sizes) if size]
+    if not filled:
         return []
-    seed = lineage.hex()
-    tensors = sorted(range(len(sizes)), key=lambda number: stable_seed(seed, "tensor", number))
+    tensors = sorted(filled, key=lambda number: stable_seed(seed, "tensor", number))
     chosen = [tensors[number % len(tensors)] for number in range(NUM_PLACES)]
     return [(tensor, stable_seed(seed, "place", number) % sizes[tensor]) for number, tensor in enumerate(chosen)]
 

@@ -44,7 +44,6 @@ from swarm.averaging.shares import MAX_STRIPES
 from swarm.membership.backoff import Backoff, BlameBackoff
 from swarm.protocol.messages import MAX_GROUP_SIZE, NOWHERE, Blame, Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, Name, from_wire, to_wire
-from swarm.protocol.work import MAX_LIST_BYTES
 from swarm.runtime.async_utils import in_thread
 from swarm.runtime.token_bucket import TokenBuckets
 
@@ -72,6 +71,8 @@ KEPT_STEPS = 256
 HEAR_SECONDS = 5.0
 """For which a group that wants to go back waits for the proof, in a member that has not seen it yet."""
 MAX_REQUEST_BYTES = 64
+ANSWER_SECONDS = 4.0
+"""For which a list is waited for that is compared with what was given; nothing else waits meanwhile."""
 
 Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
 """What another peer shows for a request, at most so many bytes; raises an OSError if it shows nothing."""
@@ -143,6 +144,8 @@ class Audits:
         self._complete: SealedRound | None = None
         """The last one that has given an average to this peer."""
         self._proofs: dict[PeerID, bytes] = {}
+        self._undone: set[PeerID] = set()
+        """Of these, whose lies the swarm goes back for."""
         self._found: dict[PeerID, Blame] = {}
         self._steps: OrderedDict[bytes, int] = OrderedDict()
         """Of the rounds that this peer was in, by stripe. A liar can make up a round, to prove itself guilty of it."""
@@ -186,7 +189,7 @@ class Audits:
         if heard := [task for what, task in self._tasks.items() if what[0] == "proof"]:
             await asyncio.wait(heard, timeout=HEAR_SECONDS)
         named = {ticket.accuses for ticket in group.tickets if ticket.back_to == step}
-        elsewhere = {peer for peer in self._proofs.keys() - self._spoilt.keys() if short_name(peer) in named}
+        elsewhere = {peer for peer in self._undone - self._spoilt.keys() if short_name(peer) in named}
         return frozenset(elsewhere | {peer for peer, spoilt in self._spoilt.items() if spoilt >= step})
 
     def begin(self, group: Group) -> None:
@@ -246,8 +249,8 @@ class Audits:
         for peer, ticket in _members(ended.group):
             if peer != self._me and not ticket.client_mode and self._lot.random() < chance:
                 self._audit(peer, ended)
-        if (giver := self.work.to_compare(ended.group)) is not None and giver not in self._shunned:
-            self._go_and(("given", giver), self._compare_with_list(giver, ended))
+        if (member := self.work.draw_to_compare(ended.group)) is not None and member not in self._shunned:
+            self._go_and(("given", member), self._compare_with_list(member, ended))
 
     def _audit(self, reducer: PeerID, ended: SealedRound) -> None:
         stripe = self._lot.randrange(len(ended.seals))
@@ -299,32 +302,35 @@ class Audits:
         self._judge.check_commitments(group, receipt, evidence)
         return False
 
-    async def _compare_with_list(self, giver: PeerID, ended: SealedRound) -> None:
-        """Whether that member has given this reducer what it says that it has computed."""
-        if not (signed := await in_thread(self._signed_by, giver, ended)):
+    async def _compare_with_list(self, member: PeerID, ended: SealedRound) -> None:
+        """Whether a member has given this reducer what it says that it has computed."""
+        if not (signed := await in_thread(self._signed_by, member, ended)):
             return
+        shown = await self.work.fetch_list(member, ended.group, ANSWER_SECONDS)
+        if shown is None:
+            return
+        _, listed = shown
         try:
-            listed = await self._ask(giver, to_wire("work", ended.group.group_id, 0), MAX_LIST_BYTES)
-            lie = await in_thread(self._find_other, ended.group, signed, listed)
-        except (OSError, ValueError) as error:  # who refuses lists is left out for that, too, when its turn comes
-            return logger.debug(f"what {giver} gave is not compared with its list: {error!r}")
+            lie = await in_thread(self._first_difference, ended.group, signed, listed)
+        except ValueError as error:
+            return logger.debug(f"what {member} gave is not compared with its list: {error}")
         if lie is not None:
             part, given = lie
             proof = of_other_work(ended.group, part.stripe, part.part_index, self._me, given, listed)
-            self._convict(Guilt(giver, Blame.GAVE_OTHER_WORK, ended.seals[part.stripe].stripe), proof)
+            self._convict(Guilt(member, Blame.GAVE_OTHER_WORK, ended.seals[part.stripe].stripe), proof)
 
-    def _signed_by(self, giver: PeerID, ended: SealedRound) -> list[tuple[PartWithPlaces, SignedPart]]:
+    def _signed_by(self, member: PeerID, ended: SealedRound) -> list[tuple[PartWithPlaces, SignedPart]]:
         """Parts that it has given to this reducer, and that tell something."""
-        parts = self._given_work.parts(ended.group, self._me, giver)
-        signed = [(part, ended.seals[part.stripe].signed_part(giver, part.part_index)) for part in parts]
+        parts = self._given_work.parts(ended.group, self._me, member)
+        signed = [(part, ended.seals[part.stripe].signed_part(member, part.part_index)) for part in parts]
         return [(part, given) for part, given in signed if given is not None]
 
-    def _find_other(
+    def _first_difference(
         self, group: Group, signed: list[tuple[PartWithPlaces, SignedPart]], listed: bytes
     ) -> tuple[PartWithPlaces, SignedPart] | None:
-        """The first one that is something else than the list says."""
+        """The first part that is not what the list says; None if there is none."""
         for part, given in signed:
-            if self._given_work.is_other(group, self._me, part, given, listed):
+            if self._given_work.differs(group, self._me, part, given, listed):
                 return part, given
         return None
 
@@ -343,12 +349,15 @@ class Audits:
             self._found[peer] = guilt.what
             self._shunned.blame(peer, guilt.what)
         self._proofs[peer] = proof
+        if guilt.what.is_undone:
+            self._undone.add(peer)
         if is_earlier:
             self._spoilt[peer] = step
         if len(self._proofs) > KEPT_PROOFS:  # who has it remembers, and newcomers meet no peer that all leave out
             oldest = next(iter(self._proofs))
             self._proofs.pop(oldest)
             self._spoilt.pop(oldest, None)
+            self._undone.discard(oldest)
         return True
 
     async def _compare(self, peer: PeerID, own: SealedRound, name: bytes) -> None:
@@ -376,7 +385,7 @@ class Audits:
             guilt = await in_thread(guilty, proof, self._judge, self._given_work)
             if short_name(guilt.peer) != name:
                 raise ValueError("a proof against another peer")
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever is wrong with a stranger's proof
             logger.debug(f"{accuser} accuses somebody, and proves nothing: {error!r}")
             return self._not_heard.add(accuser, 60.0)
         if not self._convict(guilt, proof):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from hivemind.compression import NoCompression
+from hivemind.compression import CompressionBase, NoCompression
 from hivemind.p2p import PeerID
 
 from swarm.averaging.audit.judge import Judge
@@ -25,7 +25,11 @@ from swarm.protocol.work import WorkList
 DIFFERENCE = 1 / 4
 """Of the longer of both: up to there they are the same. Honest ones differ by a thousandth in fp16."""
 CANCELLED = 1e-3
-"""Of what the micro-batches have at a place, without their signs: where they cancel out, rounding is what is left."""
+"""Of what the micro-batches have at a place, without their signs: where they cancel out, rounding is what is left.
+
+A liar can say that they do, in lines that it has made up. These are far larger than others, and so they are computed
+again far more often (`WorkAudits`).
+"""
 SMALLEST = {NoCompression: 1e-12, Float16: 2.0**-20}
 """Size of numbers of which the codec leaves too little: sixteen times its smallest one. Others are coarser yet."""
 
@@ -49,6 +53,17 @@ class PartWithPlaces:
     places: Sequence[tuple[int, int]]
 
 
+def is_compared(codec: CompressionBase) -> bool:
+    """Whether numbers travel so exactly that what arrives can be held against who sent it."""
+    return type(codec) in SMALLEST
+
+
+def check_signature(group: Group, reducer: PeerID, stripe: int, given: SignedPart) -> None:
+    """Raises ValueError: the member has not signed that for this reducer, in this stripe of the round"""
+    name = stripe_of(group, 0, stripe).group_id
+    check_commitment(given.commitment, given.sender, name, reducer, root_of(given.hashes))
+
+
 class GivenWork:
     """Compares; knows no more than every member does.
 
@@ -63,7 +78,7 @@ class GivenWork:
     def parts(self, group: Group, reducer: PeerID, sender: PeerID) -> list[PartWithPlaces]:
         """A reducer's parts that tell something about this sender; none where the codec is too coarse for that."""
         judge = self._judge.of(group)
-        if type(judge.codec) not in SMALLEST:
+        if not is_compared(judge.codec):
             return []
         places = self._places_of(group.tickets[group.peer_ids.index(sender)].lineage)
         found = []
@@ -79,20 +94,18 @@ class GivenWork:
                     found.append(PartWithPlaces(stripe, part_index, len(part.numbers), inside))
         return found
 
-    def is_other(self, group: Group, reducer: PeerID, part: PartWithPlaces, given: SignedPart, listed: bytes) -> bool:
-        """Whether a member has given something else than it says that it has computed.
+    def differs(self, group: Group, reducer: PeerID, part: PartWithPlaces, given: SignedPart, listed: bytes) -> bool:
+        """Whether what a member has given is not what it says that it has computed.
 
         Args:
             group: as it was closed
             part: one of that reducer's
-            given: what the member gave for it
+            given: what the member gave for it, which it has signed
             listed: the member's list
 
         Raises:
-            ValueError: it has not signed that, it is not its list, or nothing can be said of it
+            ValueError: it is not what was signed, it is not its list, or nothing can be said of it
         """
-        stripe = stripe_of(group, 0, part.stripe).group_id
-        check_commitment(given.commitment, given.sender, stripe, reducer, root_of(given.hashes))
         if part.part_index >= len(given.hashes) or hash_of(given.tensor) != given.hashes[part.part_index]:
             raise ValueError("another part than the one that was signed")
         ticket = group.tickets[group.peer_ids.index(given.sender)]

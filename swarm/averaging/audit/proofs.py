@@ -15,7 +15,7 @@ import msgspec
 from hivemind.p2p import PeerID
 from msgspec import Meta
 
-from swarm.averaging.audit.given_work import GivenWork
+from swarm.averaging.audit.given_work import GivenWork, check_signature
 from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Commitment, Evidence, Judge, PartBytes, tensor_from
 from swarm.averaging.audit.seals import SignedPart
 from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Hashes, Receipt, StripeName
@@ -138,11 +138,12 @@ def _guilty_of_other_work(content: bytes, given_work: GivenWork) -> Guilt:
     group, reducer, sender = _group_of(nonce, members), PeerID(reducer), PeerID(sender)
     if reducer == sender or not {reducer, sender} <= {*group.peer_ids}:
         raise ValueError("a part of somebody who was not there")
+    given = SignedPart(sender, hashes, commitment, tensor_from(tensor))
+    check_signature(group, reducer, stripe, given)
     parts = given_work.parts(group, reducer, sender)
     part = next((part for part in parts if (part.stripe, part.part_index) == (stripe, part_index)), None)
     if part is None:
         raise ValueError("a part of which no list says anything")
-    given = SignedPart(sender, hashes, commitment, tensor_from(tensor))
-    if not given_work.is_other(group, reducer, part, given, listed):
+    if not given_work.differs(group, reducer, part, given, listed):
         raise ValueError("a part that is what its list says")
     return Guilt(sender, Blame.GAVE_OTHER_WORK, stripe_of(group, 0, stripe).group_id)

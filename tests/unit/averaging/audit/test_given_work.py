@@ -4,6 +4,7 @@ import asyncio
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import permutations
 
 import pytest
 import torch
@@ -13,10 +14,13 @@ from swarm.averaging.audit import work_audits
 from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.given_work import GivenWork
 from swarm.averaging.audit.proofs import guilty, of_other_work
+from swarm.averaging.audit.seals import Seals
+from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.membership.backoff import BlameBackoff
 from swarm.protocol.messages import NOWHERE, Blame, Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
-from swarm.protocol.work import Line, OwnWork, WorkList, name_of, places_in_vector
+from swarm.protocol.work import NUM_PLACES, Line, OwnWork, WorkList, name_of, places_in_vector
+from tests.helpers.attacks.sealed_exchange import Exchange
 from tests.helpers.attacks.sealed_rounds import SIZE, judge_of, key, peer, sealed_share
 
 NUMBERS = (0, 1, 2, 3)
@@ -67,7 +71,7 @@ def compared(codec="fp16", lie=None, group=GROUP, lists=LISTS) -> list[bool]:
     parts = given_work.parts(group, REDUCER, MEMBERS[LIAR])
     signed = [share.seals[REDUCER].signed_part(MEMBERS[LIAR], part.part_index) for part in parts]
     return [
-        given_work.is_other(group, REDUCER, part, given, lists[LIAR]) for part, given in zip(parts, signed, strict=True)
+        given_work.differs(group, REDUCER, part, given, lists[LIAR]) for part, given in zip(parts, signed, strict=True)
     ]
 
 
@@ -88,9 +92,11 @@ def test_what_rounding_does_is_no_lie():
     assert not any(compared(lie=lambda gradient: 1.01 * gradient))
 
 
-def with_lists(lists: list[bytes]) -> Group:
+def with_lists(lists: list[bytes], samples: int = 100) -> Group:
     """The group, whose members have named these."""
-    tickets = [replace(ticket, work=name_of(listed)) for ticket, listed in zip(TICKETS, lists, strict=True)]
+    tickets = [
+        replace(ticket, work=name_of(listed), samples=samples) for ticket, listed in zip(TICKETS, lists, strict=True)
+    ]
     return Group.close(bytes(LINEAGE_BYTES), MEMBERS, tuple(tickets))
 
 
@@ -105,6 +111,33 @@ def test_where_micro_batches_cancel_out_rounding_is_no_lie():
     """What is left of 1e6 and -1e6 in fp32 has an error of 0.06, which is as much as the sum of the gradients."""
     apart = [list_of(place, apart=1e6).to_bytes() for place in range(len(MEMBERS))]
     assert not any(compared("none", group=with_lists(apart), lists=apart))
+
+
+def test_what_earlier_rounds_have_left_out_is_no_lie():
+    """It would be one next to numbers that are zero, as of rows of an embedding that no micro-batch touches."""
+    zero = WorkList("", [Line(0, 1, (0.0,) * NUM_PLACES)]).to_bytes()
+    group = with_lists([zero] * len(MEMBERS), samples=1)
+    judge, seals = judge_of(), {}
+    feedbacks = {member: ErrorFeedback(judge.codec, SIZE) for member in MEMBERS}
+    for feedback in feedbacks.values():
+        feedback.left_out.fill_(30.0)
+
+    def seals_of(me, stripe):
+        seals[me] = Seals(me, stripe, key(next(number for number in NUMBERS if peer(number) == me)))
+        return seals[me]
+
+    async def run():
+        vectors = {member: torch.zeros(SIZE) for member in MEMBERS}
+        return await Exchange(group, vectors, "fp16", seals_of, feedbacks).run()
+
+    asyncio.run(run())
+    given_work, compared = GivenWork(judge, PLACES_OF), 0
+    for reducer, member in permutations(MEMBERS, 2):
+        for part in given_work.parts(group, reducer, member):
+            given = seals[reducer].signed_part(member, part.part_index)
+            assert not given_work.differs(group, reducer, part, given, zero)
+            compared += 1
+    assert compared
 
 
 def test_nothing_is_compared_where_numbers_travel_coarsely():
@@ -134,25 +167,24 @@ def test_everybody_can_check_the_proof():
     assert (found.peer, found.what) == (MEMBERS[LIAR], Blame.GAVE_OTHER_WORK)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"lie": None},
-        {"listed": LISTS[1]},
-        {"listed": b"no list"},
-        {"sender": MEMBERS[1]},
-        {"sender": REDUCER},
-        {"sender": peer(9)},
-        {"reducer": MEMBERS[1]},
-        {"reducer": peer(9)},
-        {"stripe": 1},
-        {"part_index": 63},
-        {"commitment": b"mine"},
-        {"hashes": [bytes(32)]},
-        {"group": Group.close(bytes([1] * LINEAGE_BYTES), MEMBERS, tuple(TICKETS))},
-    ],
-    ids=str,
-)
+FALSE_PROOFS = {
+    "it gave what it says": {"lie": None},
+    "another one's list": {"listed": LISTS[1]},
+    "no list": {"listed": b"no list"},
+    "another one's part": {"sender": MEMBERS[1]},
+    "the reducer's own part": {"sender": REDUCER},
+    "a part of a stranger": {"sender": peer(9)},
+    "another reducer": {"reducer": MEMBERS[1]},
+    "a stranger as reducer": {"reducer": peer(9)},
+    "another stripe": {"stripe": 1},
+    "a part that there is not": {"part_index": 63},
+    "its signature": {"commitment": b"mine"},
+    "other hashes": {"hashes": [bytes(32)]},
+    "another round": {"group": Group.close(bytes([1] * LINEAGE_BYTES), MEMBERS, tuple(TICKETS))},
+}
+
+
+@pytest.mark.parametrize("changes", FALSE_PROOFS.values(), ids=FALSE_PROOFS)
 def test_nobody_else_can_be_accused(changes):
     with pytest.raises(ValueError, match=r"part|list|sign|word|malformed|proof|unexpected|known|Expected|other"):
         guilty(proof_against_the_liar(**changes), judge_of(), GivenWork(judge_of(), PLACES_OF))
@@ -189,11 +221,11 @@ class Swarm:
         except ValueError as error:
             raise OSError from error
 
-    async def round(self, lie=None) -> None:
+    async def round(self, lie=None, step: int = 3) -> None:
         tickets = tuple(self.audits[member].sign(ticket) for member, ticket in zip(MEMBERS, TICKETS, strict=True))
         group = self.group = Group.close(bytes(LINEAGE_BYTES), MEMBERS, tickets)
         for member, listed in zip(MEMBERS, LISTS, strict=True):
-            self.audits[member].work.take(OwnWork(listed), 3)
+            self.audits[member].work.take(OwnWork(listed), step)
             self.audits[member].begin(group)
         make = lambda member, stripe: self.audits[member].seals_of(stripe)  # noqa: E731
         sealed_share(NUMBERS, self.judge, group, REDUCER, gradients=gives(lie), make=make)
@@ -239,3 +271,42 @@ def test_a_list_of_two_versions_of_the_weights_is_not_compared():
     mixed = [list_of(place, num_before=1).to_bytes() for place in range(len(MEMBERS))]
     with pytest.raises(ValueError, match="two versions"):
         compared(lie=torch.neg, group=with_lists(mixed), lists=mixed)
+
+
+def refuses_lists(swarm: Swarm):
+    """The liar answers nothing about its work."""
+
+    def refuse(caller, name):
+        raise ValueError("no")
+
+    swarm.audits[MEMBERS[LIAR]].work.answer = refuse
+
+
+def shows_another_list(swarm: Swarm):
+    swarm.audits[MEMBERS[LIAR]].work.answer = lambda caller, name: LISTS[1]
+
+
+def test_who_shows_no_list_or_another_one_is_left_out_for_that(monkeypatch):
+    monkeypatch.setattr(work_audits, "COMPARED_SHARE", 1.0)
+    for hide in (refuses_lists, shows_another_list):
+        swarm, found = Swarm(), {}
+        hide(swarm)
+
+        async def train(swarm=swarm, found=found):
+            for step in range(60):
+                await swarm.round(torch.neg, step)
+                found |= swarm.audits[REDUCER].found()
+
+        asyncio.run(train())
+        assert found == {MEMBERS[LIAR]: Blame.HIDES_ITS_WORK}
+
+
+def test_a_line_that_explains_a_lie_is_drawn_to_be_computed_again():
+    """It has one sample of a hundred, and all of the gradient that is not there."""
+    total = tuple((100 * computed(LIAR)[PLACES_OF(LINEAGE)]).tolist())
+    honest = [Line(3 * number, 3, tuple(one / 33 for one in total)) for number in range(33)]
+    made_up = Line(99, 1, tuple(-2 * one for one in total))
+    assert WorkList("", honest).outsized == []
+    assert WorkList("", [*honest, made_up]).outsized == [33]
+    small = replace(made_up, numbers=tuple(one / 33 for one in total))
+    assert WorkList("", [*honest, small]).outsized == [], "a sample may have three times as much as others"
