@@ -8,6 +8,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of all lanes on two cor
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from swarm.runtime.imports import quick_imports
+
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell starts what runs in the background deaf to Ctrl-C, and so would be every program that a test interrupts."""
 
@@ -19,6 +21,13 @@ LANES = (
 other programs, faults."""
 PLACES = (*LANES, "tests/integration/training/", "tests/")
 """What begins first, and what fills the lanes when the swarms are done."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Each worker imports all tests, and what these import."""
+    with quick_imports():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
