@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format bench scaling soak memory docs docs-serve docs-tools reference clean
+.PHONY: help setup demo test test-fast fuzz lint format bench scaling soak memory docs docs-serve docs-tools reference clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,10 @@ test: setup ## run all tests
 
 test-fast: setup ## run the unit tests: no swarm, no program, under two minutes
 	@$(RUN) -m pytest tests/unit
+
+TIMES ?= 10
+fuzz: setup ## what strangers send: 100,000 inputs over all parsers (TIMES=10), some minutes
+	@FUZZ_TIMES=$(TIMES) $(RUN) -m pytest -n 0 tests/unit/protocol/test_fuzz.py
 
 lint: setup ## check style
 	@$(VENV)/bin/ruff check .
