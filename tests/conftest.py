@@ -2,14 +2,18 @@
 
 import os
 import signal
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of all lanes on two cores would wait for each other
+# As containers set it: each worker would rewrite all tests, and each of a hundred programs compile all of ours.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from swarm.runtime.imports import quick_imports
 
+sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell starts what runs in the background deaf to Ctrl-C, and so would be every program that a test interrupts."""
 
