@@ -17,14 +17,15 @@ sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell starts what runs in the background deaf to Ctrl-C, and so would be every program that a test interrupts."""
 
-LANES = (
-    *("tests/e2e/lab/", "tests/e2e/attacks/", "tests/integration/swarms/", "tests/e2e/"),
-    "tests/integration/faults/",
-)
-"""Folders whose tests run one after the other, the longest first: the lab and what measures, attacks, forked swarms,
-other programs, faults."""
+LANES = ("tests/e2e/", "tests/e2e/lab/", "tests/integration/swarms/", "tests/e2e/attacks/", "tests/integration/faults/")
+"""Folders whose tests run one after the other, the longest first: programs, the lab and what measures, forked swarms,
+attacks, faults."""
 PLACES = (*LANES, "tests/integration/training/", "tests/")
 """What begins first, and what fills the lanes when the swarms are done."""
+
+
+def place_of(nodeid: str) -> str:
+    return max((place for place in PLACES if nodeid.startswith(place)), key=len)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -35,14 +36,15 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: [item.nodeid.startswith(place) for place in PLACES].index(True))
+    items.sort(key=lambda item: PLACES.index(place_of(item.nodeid)))
 
 
 class LaneScheduling(LoadScopeScheduling):
     """A worker takes a file, or all of one of the `LANES`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((lane for lane in LANES if nodeid.startswith(lane)), nodeid.split("::")[0])
+        place = place_of(nodeid)
+        return place if place in LANES else nodeid.split("::")[0]
 
 
 def pytest_xdist_make_scheduler(config, log) -> LaneScheduling:
