@@ -245,7 +245,7 @@ class Rounds:
         self, requests: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Another member checks an average, or a proof."""
-        return show_evidence(self._audits, self._options.line, requests, context)
+        return show_evidence(self._audits, self._options.admission, self._options.line, requests, context)
 
     # ---- what the trainer wants -------------------------------------------------------------------------------------
 
