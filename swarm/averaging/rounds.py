@@ -260,8 +260,13 @@ class Rounds:
         self._matchmaking.expect(peer_ids)
 
     def turn_away_removed(self) -> None:
-        """Members have been removed from the run: they come to no further round; the one that runs goes on."""
+        """Members have been removed from the run: they come to no further round; the one that runs goes on.
+
+        Whoever lets many in and is removed with all of them has what a stranger has of this peer's streams and memory.
+        """
         self._matchmaking.turn_away_removed()
+        limits = limits_of(self._p2p)
+        limits.forget(self._options.admission.removed(limits.known))
 
     def orders_changed(self) -> None:
         """The organiser has ordered something: who meets has to do so on the same orders."""

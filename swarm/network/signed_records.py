@@ -33,7 +33,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
-from swarm.protocol.certificates import EVERYTHING, Authority, NotSigned
+from swarm.protocol.certificates import IN_ROUNDS, Authority, NotSigned
 from swarm.protocol.signed_lists import MOST_BYTES, ORDERS, REMOVED
 from swarm.runtime.token_bucket import TokenBucket
 
@@ -186,7 +186,7 @@ class OwnedRecords(RSASignatureValidator):
             said = plain(self.strip_value(record))
             if (kind := self.kind_of_list(record.key)) is not None:
                 return self._is_newest(kind, said, admission)
-            admission.admit(said, owner, EVERYTHING)
+            admission.admit(said, owner, IN_ROUNDS)  # who only watches has nothing to tell
             return True
         except NotAMember:
             return False
@@ -199,6 +199,7 @@ class OwnedRecords(RSASignatureValidator):
         try:
             if admission.lists.take(kind, signed) and is_own:
                 self.list_numbers[kind].value = admission.lists.number(kind)
+                self.met.drop(admission.removed(self.met.peers))
         except NotSigned as error:
             if is_own and not self._has_complained:
                 self._has_complained = True

@@ -53,6 +53,15 @@ class StreamLimits:
         self._met.add(peers)
         self._wake()
 
+    @property
+    def known(self) -> tuple[PeerID, ...]:
+        """Who is no stranger."""
+        return self._met.peers
+
+    def forget(self, peers: Iterable[PeerID]) -> None:
+        """These are strangers from now on; what they use counts as strangers' use."""
+        self._met.drop(peers)
+
     def knows(self, peer: PeerID) -> bool:
         """Whether it has been in a group with this process."""
         return peer in self._met
