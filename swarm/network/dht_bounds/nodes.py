@@ -67,7 +67,7 @@ async def update_routing_table(self: DHTProtocol, node_id: DHTID | None, peer_id
         if before is not None and before != node_id and before in table:
             del table[before]
         if node_id not in table and not _handed_over.take():
-            if (silent := table.add_or_update_node(node_id, peer_id)) is not None:  # there is no room: is this one here?
+            if (silent := table.add_or_update_node(node_id, peer_id)) is not None:  # is it here?
                 await self.call_ping(silent[1])
             return
     await _update_routing_table(self, node_id, peer_id, responded)
