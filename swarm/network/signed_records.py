@@ -128,7 +128,8 @@ class OwnedRecords(RSASignatureValidator):
             if not self._may_be_checked(record, owner, admission):
                 return False
             is_good = self._checked[digest] = self._is_sound(record) and self._is_admitted(record, owner, admission)
-            if is_good and admission is self.own_run and admission.member(owner) is not None:
+            is_own = is_good and admission is self.own_run
+            if is_own and admission.member(owner) is not None and not admission.is_removed(owner):
                 self.met.add([owner])
             if len(self._checked) > MAX_CHECKED:
                 self._checked.popitem(last=False)

@@ -5,6 +5,7 @@ import asyncio
 import msgpack
 import pytest
 import torch
+from hivemind.compression import CompressionInfo
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hypothesis import example, given
@@ -63,7 +64,7 @@ sizes = some.integers(-(2**31), 2**31 - 1)
 @pytest.mark.parametrize("name", [*CODECS])
 def test_parts(name):
     codec, numbers = CODECS[name](), torch.linspace(-1, 1, 1000)
-    true = codec.compress(numbers)
+    true = codec.compress(numbers, CompressionInfo.from_tensor(numbers))
 
     @often(200)
     @given(
