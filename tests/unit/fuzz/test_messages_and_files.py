@@ -43,8 +43,8 @@ from swarm.protocol.work import NUM_PLACES, Line, WorkList, name_of
 from swarm.state_sync.download_messages import SLICE_BYTES, Offer, Wish
 from swarm.state_sync.serialization import pack, unpack
 from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
-from tests.helpers.fuzzing import TIMES, damaged, json_junk, junk, messages, often, refused
 from tests.helpers.owners import Organiser, subkey_of
+from tests.helpers.strangers.fuzzing import TIMES, damaged, json_junk, junk, messages, often, refused
 
 pytestmark = pytest.mark.timeout(300 * TIMES)
 NOW = 1_700_000_000.0

@@ -32,9 +32,9 @@ from swarm.network.home.upnp import GatewayRequester, UpnpRouter, location_in
 from swarm.network.signed_records import KINDS, RUNS_KEY, OwnedRecords
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import Authority, Signer
-from tests.helpers.fuzzing import TIMES, damaged, json_junk, junk, messages, often, refused
-from tests.helpers.home_routers import Gateway
 from tests.helpers.owners import Organiser
+from tests.helpers.strangers.fuzzing import TIMES, damaged, json_junk, junk, messages, often, refused
+from tests.helpers.strangers.home_routers import Gateway
 
 pytestmark = pytest.mark.timeout(300 * TIMES)
 KEYS = [RSAPrivateKey() for _ in range(2)]

@@ -25,7 +25,7 @@ from swarm.protocol.wire import to_wire
 from swarm.state_sync.average_log import averages_in
 from swarm.state_sync.training_state import SharedState
 from tests.helpers.attacks.sealed_rounds import group_of, judge_of, key, peer, sealed_share
-from tests.helpers.fuzzing import TIMES, damaged, junk, messages, often, refused
+from tests.helpers.strangers.fuzzing import TIMES, damaged, junk, messages, often, refused
 
 pytestmark = pytest.mark.timeout(300 * TIMES)
 

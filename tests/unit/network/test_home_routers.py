@@ -18,7 +18,7 @@ from swarm.network.home.open_ports import LEASE_SECONDS, OpenPorts
 from swarm.network.home.router import PortTaken, RouterRefuses
 from swarm.network.home.search import default_gateway
 from swarm.network.home.upnp import ANSWER_SECONDS, SEARCH_SECONDS, UpnpRouter
-from tests.helpers.home_routers import DEVICE, OUTSIDE, Gateway
+from tests.helpers.strangers.home_routers import DEVICE, OUTSIDE, Gateway
 
 pytestmark = pytest.mark.timeout(30)
 HOST, PORT = "127.0.0.1", 31337
