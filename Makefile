@@ -30,7 +30,7 @@ test: setup ## run all tests
 test-fast: setup ## run the unit tests: no swarm, no program, under two minutes
 	@$(RUN) -m pytest tests/unit
 
-FUZZ_TIMES ?= 8
+FUZZ_TIMES ?= 10
 fuzz: setup ## read over 100,000 damaged and false messages with every parser, a few minutes
 	@FUZZ_TIMES=$(FUZZ_TIMES) $(RUN) -m pytest tests/unit/fuzz
 
