@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 3.0
 """For a connection and a greeting, from the other side of the world or from a busy machine."""
+PATIENCE_SECONDS = 5.0
+"""With peers that are there and too busy to answer in time: they are asked once more."""
 MANIFEST_SECONDS = 4.0
 """In which peers that are there say what is trained."""
 
@@ -93,7 +95,8 @@ def calling(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT, 
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
     try:
-        dht = start_dht(NetworkOptions(initial_peers=tuple(addresses), client_mode=True, patience_seconds=0))
+        options = NetworkOptions(initial_peers=tuple(addresses), client_mode=True, patience_seconds=PATIENCE_SECONDS)
+        dht = start_dht(options)
     except InputError as error:  # the clock may be wrong, too: that must not keep the organiser from signing
         raise NotTold(str(error)) from None
     try:
