@@ -26,7 +26,7 @@ as any other peer: a newcomer downloads the state in slices, and sends parts bef
 BUFFERED_BYTES = 2**26
 """Of one peer: messages that are being read, or have been and wait for their handler."""
 STRANGERS_BYTES = 2**24
-"""Of all strangers together; while it is read, a message takes its size twice, in this process and in p2pd."""
+"""Of all strangers together. Twice as much took 43 MB of the averaging process, and 19 MB of p2pd."""
 REQUEST_SECONDS = 10.0
 """In which a request is complete."""
 MAX_REQUEST_BYTES = 2**16
