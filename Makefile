@@ -30,9 +30,9 @@ test: setup ## run all tests
 test-fast: setup ## run the unit tests: no swarm, no program, under two minutes
 	@$(RUN) -m pytest tests/unit
 
-TIMES ?= 10
-fuzz: setup ## what strangers send: 100,000 inputs over all parsers (TIMES=10), some minutes
-	@FUZZ_TIMES=$(TIMES) $(RUN) -m pytest -n 0 tests/unit/protocol/test_fuzz.py
+FUZZ_TIMES ?= 10
+fuzz: setup ## read over 100,000 damaged and false messages with every parser, a few minutes
+	@FUZZ_TIMES=$(FUZZ_TIMES) $(RUN) -m pytest tests/unit/fuzz
 
 lint: setup ## check style
 	@$(VENV)/bin/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import multiprocessing as mp
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -45,7 +46,7 @@ from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.signed_lists import ORDERS
-from swarm.protocol.work import Assignment, largest_micro_batch
+from swarm.protocol.work import Assignment, largest_micro_batch, places_in_vector
 from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
 from swarm.runtime.bell import Bell
@@ -191,7 +192,12 @@ class Rounds:
             )
             ask = partial(ask_for, p2p, options.namespace, options.line)
             largest = largest_micro_batch(options.target.samples)
-            self._audits = Audits(p2p.peer_id, options.key, judge, ask, self._shunned, largest=largest)
+            sizes = [math.prod(shape) for shape in options.shapes]
+            self._audits = Audits(
+                *(p2p.peer_id, options.key, judge, ask, self._shunned),
+                largest=largest,
+                places_of=partial(places_in_vector, sizes),
+            )
         self.groups = RunningGroups()
         self._running: asyncio.Task | None = None
 
@@ -245,7 +251,7 @@ class Rounds:
         self, requests: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Another member checks an average, or a proof."""
-        return show_evidence(self._audits, self._options.line, requests, context)
+        return show_evidence(self._audits, self._options.admission, self._options.line, requests, context)
 
     # ---- what the trainer wants -------------------------------------------------------------------------------------
 
@@ -260,8 +266,13 @@ class Rounds:
         self._matchmaking.expect(peer_ids)
 
     def turn_away_removed(self) -> None:
-        """Members have been removed from the run: they come to no further round; the one that runs goes on."""
+        """Members have been removed from the run: they come to no further round; the one that runs goes on.
+
+        Whoever lets many in and is removed with all of them has what a stranger has of this peer's streams and memory.
+        """
         self._matchmaking.turn_away_removed()
+        limits = limits_of(self._p2p)
+        limits.forget(self._options.admission.removed(limits.known))
 
     def orders_changed(self) -> None:
         """The organiser has ordered something: who meets has to do so on the same orders."""

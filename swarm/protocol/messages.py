@@ -84,12 +84,18 @@ class Blame(StrEnum):
     HIDES_ITS_WORK = "does not show what it has computed"
     NAMES_NO_WORK = "claims samples and does not say what it has computed"
     MADE_UP_WORK = "gave gradients that its samples do not give when they are computed again"
+    GAVE_OTHER_WORK = "gave other gradients than those that it says it has computed, which is proven"
     TOO_SLOW = "holds up every round for far too long"
     STUCK = "let this peer into its group and never began"
 
     @property
     def is_proven(self) -> bool:
         """Whether everybody can check it, so that all leave the peer out for good."""
+        return self in (Blame.MADE_UP_AN_AVERAGE, Blame.EQUIVOCATED, Blame.GAVE_OTHER_WORK)
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether the swarm goes back to before it. What one member gives is clipped; a false average is not."""
         return self in (Blame.MADE_UP_AN_AVERAGE, Blame.EQUIVOCATED)
 
 

@@ -12,12 +12,14 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated
 
 import msgspec
 from hivemind.p2p import PeerID
 from msgspec import Meta
 
+from recipe.data.sampler import stable_seed
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES, from_wire, to_wire
 
 NUM_PLACES = 32
@@ -26,6 +28,8 @@ MAX_LINES = 4096
 """Of one peer for one update; who computes more micro-batches puts neighbours into one line."""
 FEWEST_SHORTENED = MAX_LINES // 4
 """Lines that a list has at least after that. In fewer, many tiny micro-batches would cost who computes them again."""
+OUTSIZED = 8.0
+"""Times as large as those of a usual sample: few honest gradients are."""
 MAX_POSITION = 2**53
 MAX_KIND_BYTES = 64
 MAX_LIST_BYTES = MAX_LINES * (4 * NUM_PLACES + 32) + 2 * MAX_KIND_BYTES
@@ -90,6 +94,13 @@ class WorkList:
     def samples(self) -> int:
         """In all of them."""
         return sum(line.samples for line in self.lines)
+
+    @property
+    def outsized(self) -> list[int]:
+        """Numbers of the lines that have far more of all numbers than of all samples."""
+        sizes = [sum(map(abs, line.numbers)) for line in self.lines]
+        of_a_sample = sum(sizes) / self.samples
+        return [n for n, line in enumerate(self.lines) if sizes[n] > OUTSIZED * line.samples * of_a_sample]
 
     def to_bytes(self) -> bytes:
         """As it travels."""
@@ -158,6 +169,30 @@ def largest_micro_batch(target_batch_size: int) -> int:
     return max(target_batch_size, 2) if target_batch_size else MAX_SAMPLES
 
 
+def places(sizes: Sequence[int], lineage: bytes) -> list[tuple[int, int]]:
+    """Of the numbers of a gradient that are compared: (number of the tensor, place in it).
+
+    They are in as many tensors as possible, so that a large embedding, most rows of which no micro-batch touches, does
+    not take all of them. Nobody knows them before the round that has made these weights.
+
+    Args:
+        sizes: numbers in each tensor
+        lineage: of the weights
+    """
+    seed, filled = lineage.hex(), [number for number, size in enumerate(sizes) if size]
+    if not filled:
+        return []
+    tensors = sorted(filled, key=lambda number: stable_seed(seed, "tensor", number))
+    chosen = [tensors[number % len(tensors)] for number in range(NUM_PLACES)]
+    return [(tensor, stable_seed(seed, "place", number) % sizes[tensor]) for number, tensor in enumerate(chosen)]
+
+
+def places_in_vector(sizes: Sequence[int], lineage: bytes) -> list[int]:
+    """The same, in the vector of all these tensors."""
+    offsets = [0, *accumulate(sizes)]
+    return [offsets[tensor] + place for tensor, place in places(sizes, lineage)]
+
+
 def name_of(data: bytes) -> bytes:
     """Of a list as it travels, for the ticket."""
     return hashlib.sha256(data).digest()[:LINEAGE_BYTES]
@@ -202,6 +237,7 @@ class OwnWork:
         has_slices: whether it computes a larger one of another member in slices, which give the same
         kind: of its device, as of `WorkList`
         verdict: on what it was to compute last; None if there was nothing
+        has_earlier: whether members compute on the weights before the latest update, too, and keep them
     """
 
     listed: bytes = b""
@@ -210,3 +246,4 @@ class OwnWork:
     has_slices: bool = False
     kind: str = ""
     verdict: Verdict | None = None
+    has_earlier: bool = False

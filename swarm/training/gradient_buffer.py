@@ -59,6 +59,11 @@ class GradientVector:
         return self.params
 
     @property
+    def sizes(self) -> list[int]:
+        """Numbers in each parameter."""
+        return [param.numel() for param in self.params]
+
+    @property
     def own_tensors(self) -> list[torch.Tensor]:
         """What never leaves the trainer: all but the wire."""
         return [self._sum, self.average]
@@ -91,8 +96,7 @@ class GradientVector:
         Args:
             places: (number of the parameter, place in it)
         """
-        sizes = [param.numel() for param in self.params]
-        offsets = [0, *accumulate(sizes)]
+        offsets = [0, *accumulate(self.sizes)]
         return torch.tensor([offsets[number] + place for number, place in places], device=self._sum.device)
 
     def sum_at(self, index: torch.Tensor) -> torch.Tensor:

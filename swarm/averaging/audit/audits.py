@@ -26,16 +26,18 @@ from hivemind.utils import get_logger
 from hivemind.utils.crypto import RSAPrivateKey
 from msgspec import Meta
 
+from swarm.averaging.audit.given_work import GivenWork, PartWithPlaces, PlacesOf
 from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Evidence, Judge, OtherOrders, can_be_judged
 from swarm.averaging.audit.proofs import (
     MAX_PROOF_BYTES,
     Guilt,
     guilty,
     of_a_false_average,
+    of_other_work,
     of_two_receipts,
     short_name,
 )
-from swarm.averaging.audit.seals import Seals
+from swarm.averaging.audit.seals import Seals, SignedPart
 from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt
 from swarm.averaging.audit.work_audits import WorkAudits
 from swarm.averaging.shares import MAX_STRIPES
@@ -69,6 +71,8 @@ KEPT_STEPS = 256
 HEAR_SECONDS = 5.0
 """For which a group that wants to go back waits for the proof, in a member that has not seen it yet."""
 MAX_REQUEST_BYTES = 64
+ANSWER_SECONDS = 4.0
+"""For which a list is waited for that is compared with what was given; nothing else waits meanwhile."""
 
 Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
 """What another peer shows for a request, at most so many bytes; raises an OSError if it shows nothing."""
@@ -115,6 +119,7 @@ class Audits:
         shunned: those who are not met; who is proven guilty joins them
         share: of the updates in which a reducer is audited
         largest: as of `WorkAudits`
+        places_of: which numbers lists of work are about
     """
 
     def __init__(
@@ -126,17 +131,21 @@ class Audits:
         shunned: BlameBackoff,
         share: float | None = None,
         largest: int = MAX_SAMPLES,
+        places_of: PlacesOf = lambda lineage: (),
     ):
         self._me, self._key, self._judge, self._ask, self._shunned = me, key, judge, ask, shunned
         self._share = AUDIT_SHARE if share is None else share
         self.work = WorkAudits(me, ask, largest)
         """What members have computed is checked, too."""
+        self._given_work = GivenWork(judge, places_of)
         self._lot = random.SystemRandom()
         self._rounds: deque[SealedRound] = deque(maxlen=KEPT_ROUNDS)
         self._present: SealedRound | None = None
         self._complete: SealedRound | None = None
         """The last one that has given an average to this peer."""
         self._proofs: dict[PeerID, bytes] = {}
+        self._undone: set[PeerID] = set()
+        """Of these, whose lies the swarm goes back for."""
         self._found: dict[PeerID, Blame] = {}
         self._steps: OrderedDict[bytes, int] = OrderedDict()
         """Of the rounds that this peer was in, by stripe. A liar can make up a round, to prove itself guilty of it."""
@@ -180,7 +189,7 @@ class Audits:
         if heard := [task for what, task in self._tasks.items() if what[0] == "proof"]:
             await asyncio.wait(heard, timeout=HEAR_SECONDS)
         named = {ticket.accuses for ticket in group.tickets if ticket.back_to == step}
-        elsewhere = {peer for peer in self._proofs.keys() - self._spoilt.keys() if short_name(peer) in named}
+        elsewhere = {peer for peer in self._undone - self._spoilt.keys() if short_name(peer) in named}
         return frozenset(elsewhere | {peer for peer, spoilt in self._spoilt.items() if spoilt >= step})
 
     def begin(self, group: Group) -> None:
@@ -240,6 +249,8 @@ class Audits:
         for peer, ticket in _members(ended.group):
             if peer != self._me and not ticket.client_mode and self._lot.random() < chance:
                 self._audit(peer, ended)
+        if (member := self.work.draw_to_compare(ended.group)) is not None and member not in self._shunned:
+            self._go_and(("given", member), self._compare_with_list(member, ended))
 
     def _audit(self, reducer: PeerID, ended: SealedRound) -> None:
         stripe = self._lot.randrange(len(ended.seals))
@@ -291,6 +302,38 @@ class Audits:
         self._judge.check_commitments(group, receipt, evidence)
         return False
 
+    async def _compare_with_list(self, member: PeerID, ended: SealedRound) -> None:
+        """Whether a member has given this reducer what it says that it has computed."""
+        if not (signed := await in_thread(self._signed_by, member, ended)):
+            return
+        shown = await self.work.fetch_list(member, ended.group, ANSWER_SECONDS)
+        if shown is None:
+            return
+        _, listed = shown
+        try:
+            lie = await in_thread(self._first_difference, ended.group, signed, listed)
+        except ValueError as error:
+            return logger.debug(f"what {member} gave is not compared with its list: {error}")
+        if lie is not None:
+            part, given = lie
+            proof = of_other_work(ended.group, part.stripe, part.part_index, self._me, given, listed)
+            self._convict(Guilt(member, Blame.GAVE_OTHER_WORK, ended.seals[part.stripe].stripe), proof)
+
+    def _signed_by(self, member: PeerID, ended: SealedRound) -> list[tuple[PartWithPlaces, SignedPart]]:
+        """Parts that it has given to this reducer, and that tell something."""
+        parts = self._given_work.parts(ended.group, self._me, member)
+        signed = [(part, ended.seals[part.stripe].signed_part(member, part.part_index)) for part in parts]
+        return [(part, given) for part, given in signed if given is not None]
+
+    def _first_difference(
+        self, group: Group, signed: list[tuple[PartWithPlaces, SignedPart]], listed: bytes
+    ) -> tuple[PartWithPlaces, SignedPart] | None:
+        """The first part that is not what the list says; None if there is none."""
+        for part, given in signed:
+            if self._given_work.differs(group, self._me, part, given, listed):
+                return part, given
+        return None
+
     def _suspect(self, reducer: PeerID) -> None:
         """It cannot be proven to others, so this peer alone leaves it out, for a while."""
         del self._unanswered[reducer]
@@ -298,7 +341,7 @@ class Audits:
 
     def _convict(self, guilt: Guilt, proof: bytes) -> bool:
         """Whether that is something new."""
-        peer, step = guilt.peer, self._steps.get(guilt.stripe)
+        peer, step = guilt.peer, self._steps.get(guilt.stripe) if guilt.what.is_undone else None
         is_earlier = step is not None and step < self._spoilt.get(peer, math.inf)
         if peer == self._me or (peer in self._proofs and not is_earlier):
             return False
@@ -306,12 +349,15 @@ class Audits:
             self._found[peer] = guilt.what
             self._shunned.blame(peer, guilt.what)
         self._proofs[peer] = proof
+        if guilt.what.is_undone:
+            self._undone.add(peer)
         if is_earlier:
             self._spoilt[peer] = step
         if len(self._proofs) > KEPT_PROOFS:  # who has it remembers, and newcomers meet no peer that all leave out
             oldest = next(iter(self._proofs))
             self._proofs.pop(oldest)
             self._spoilt.pop(oldest, None)
+            self._undone.discard(oldest)
         return True
 
     async def _compare(self, peer: PeerID, own: SealedRound, name: bytes) -> None:
@@ -336,10 +382,10 @@ class Audits:
         """Another member says that it can prove a lie."""
         try:
             proof = await self._ask(accuser, to_wire("proof", name, 0), MAX_PROOF_BYTES)
-            guilt = await in_thread(guilty, proof, self._judge)
+            guilt = await in_thread(guilty, proof, self._judge, self._given_work)
             if short_name(guilt.peer) != name:
                 raise ValueError("a proof against another peer")
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever is wrong with a stranger's proof
             logger.debug(f"{accuser} accuses somebody, and proves nothing: {error!r}")
             return self._not_heard.add(accuser, 60.0)
         if not self._convict(guilt, proof):

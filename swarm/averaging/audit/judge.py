@@ -54,10 +54,10 @@ ROUNDING = 1e-4
 MAX_EVIDENCE_BYTES = 2**24
 """Of one part: those of all members, and hashes of the others."""
 
-_Part = Annotated[bytes, Meta(max_length=2**23)]
-_Commitment = Annotated[bytes, Meta(max_length=MAX_COMMITMENT_BYTES)]
-_Input = tuple[Hashes, _Commitment, _Part]
-_EVIDENCE = msgspec.msgpack.Decoder(tuple[Hashes, _Part, Annotated[list[_Input], Meta(max_length=MAX_GROUP_SIZE)]])
+PartBytes = Annotated[bytes, Meta(max_length=2**23)]
+Commitment = Annotated[bytes, Meta(max_length=MAX_COMMITMENT_BYTES)]
+_Input = tuple[Hashes, Commitment, PartBytes]
+_EVIDENCE = msgspec.msgpack.Decoder(tuple[Hashes, PartBytes, Annotated[list[_Input], Meta(max_length=MAX_GROUP_SIZE)]])
 
 
 class OtherOrders(ValueError):  # noqa: N818 (reads as what it says)
@@ -113,12 +113,13 @@ class Evidence:
         averages, average, inputs = from_wire(_EVIDENCE, data, MAX_EVIDENCE_BYTES)
         return cls(
             averages,
-            _tensor(average),
-            [(hashes, commitment, _tensor(part) if part else None) for hashes, commitment, part in inputs],
+            tensor_from(average),
+            [(hashes, commitment, tensor_from(part) if part else None) for hashes, commitment, part in inputs],
         )
 
 
-def _tensor(data: bytes) -> runtime_pb2.Tensor:
+def tensor_from(data: bytes) -> runtime_pb2.Tensor:
+    """A part as it travels; raises ValueError: it cannot be read"""
     try:
         return runtime_pb2.Tensor.FromString(data)
     except Exception as error:  # a stranger's bytes
@@ -212,12 +213,21 @@ class Judge:
             if counted.is_signed and peer != receipt.reducer:
                 check_commitment(commitment, peer, receipt.stripe, receipt.reducer, counted.root)
 
-    def _parts_of(self, group: Group, reducer: PeerID, stripe: int) -> list[Part]:
+    def stripes_of(self, group: Group, reducer: PeerID) -> list[tuple[int, int, list[Part]]]:
+        """Of the share of a reducer: (number of the stripe, where in the vector it begins, the parts in it)."""
         size = self.size_at(group.step)
         vector = torch.empty(size)  # never written, and so it takes no memory
         stripes = count_stripes(group, vector, self.codec)
-        vector = vector[size * stripe // stripes : size * (stripe + 1) // stripes]
-        return partition(vector, shares_of(group), stripes, self.codec).get(reducer, []) if stripe < stripes else []
+        found = []
+        for stripe in range(stripes):
+            begin, end = size * stripe // stripes, size * (stripe + 1) // stripes
+            parts = partition(vector[begin:end], shares_of(group), stripes, self.codec).get(reducer, [])
+            found.append((stripe, begin, parts))
+        return found
+
+    def _parts_of(self, group: Group, reducer: PeerID, stripe: int) -> list[Part]:
+        stripes = self.stripes_of(group, reducer)
+        return stripes[stripe][2] if stripe < len(stripes) else []
 
     def _inputs(
         self, group: Group, part_index: int, part: Part, receipt: Receipt, evidence: Evidence

@@ -1,7 +1,8 @@
-"""Proofs that a reducer has lied, which anybody of the run can check: what it has signed, and what that is about.
+"""Proofs that a member has lied, which anybody of the run can check: what it has signed, and what that is about.
 
-There are two kinds: two receipts of one reducer that contradict each other, and a receipt with all that one average was
-made of, of which another one comes when it is made again. Neither can be made without the key of who is accused.
+There are three kinds: two receipts of one reducer that contradict each other; a receipt with all that one average was
+made of, of which another one comes when it is made again; and a part that a member gave, with its list of what it has
+computed, which says something else. None can be made without the key of who is accused.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import msgspec
 from hivemind.p2p import PeerID
 from msgspec import Meta
 
-from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Evidence, Judge
-from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt, StripeName
-from swarm.averaging.shares import MAX_STRIPES
+from swarm.averaging.audit.given_work import GivenWork, check_signature
+from swarm.averaging.audit.judge import MAX_EVIDENCE_BYTES, Commitment, Evidence, Judge, PartBytes, tensor_from
+from swarm.averaging.audit.seals import SignedPart
+from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Hashes, Receipt, StripeName
+from swarm.averaging.shares import MAX_STRIPES, stripe_of
 from swarm.protocol.messages import MAX_GROUP_SIZE, MAX_TICKET_BYTES, Blame, Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, from_wire, to_wire
+from swarm.protocol.work import MAX_LIST_BYTES
 
 MAX_PROOF_BYTES = MAX_EVIDENCE_BYTES + 2**19
 """The group is in it as well."""
@@ -32,6 +36,11 @@ _KIND = msgspec.msgpack.Decoder(tuple[str, bytes])
 _TWO = msgspec.msgpack.Decoder(tuple[_Receipt, _Receipt])
 _MADE_UP = msgspec.msgpack.Decoder(
     tuple[StripeName, _Members, _Stripe, _Index, _Receipt, Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)]]
+)
+_PeerId = Annotated[bytes, Meta(max_length=64)]
+_List = Annotated[bytes, Meta(max_length=MAX_LIST_BYTES)]
+_GAVE_OTHER = msgspec.msgpack.Decoder(
+    tuple[StripeName, _Members, _Stripe, _Index, _PeerId, _PeerId, Hashes, Commitment, PartBytes, _List]
 )
 
 
@@ -67,12 +76,35 @@ def of_a_false_average(group: Group, stripe: int, part_index: int, receipt: Rece
         group: as it was closed
         evidence: as the reducer has shown it
     """
-    members = [(peer.to_bytes(), ticket.to_bytes()) for peer, ticket in zip(group.peer_ids, group.tickets, strict=True)]
-    return to_wire("a false average", to_wire(group.nonce, members, stripe, part_index, receipt.data, evidence))
+    content = to_wire(group.nonce, _members_of(group), stripe, part_index, receipt.data, evidence)
+    return to_wire("a false average", content)
 
 
-def guilty(proof: bytes, judge: Judge) -> Guilt:
+def of_other_work(
+    group: Group, stripe: int, part_index: int, reducer: PeerID, given: SignedPart, listed: bytes
+) -> bytes:
+    """Proof that a member gave something else than it says that it has computed.
+
+    Args:
+        group: as it was closed
+        reducer: to whom it gave that
+        listed: its list
+    """
+    tensor = given.tensor.SerializeToString()
+    peers = reducer.to_bytes(), given.sender.to_bytes()
+    signed = [*given.hashes], given.commitment, tensor, listed
+    return to_wire("other work", to_wire(group.nonce, _members_of(group), stripe, part_index, *peers, *signed))
+
+
+def _members_of(group: Group) -> list[tuple[bytes, bytes]]:
+    return [(peer.to_bytes(), ticket.to_bytes()) for peer, ticket in zip(group.peer_ids, group.tickets, strict=True)]
+
+
+def guilty(proof: bytes, judge: Judge, given_work: GivenWork | None = None) -> Guilt:
     """Whom it proves guilty, of what and when. It takes as long as to make one part of an average three times.
+
+    Args:
+        given_work: compares what was given with lists; None where nobody has lists
 
     Raises:
         ValueError: it proves nothing
@@ -83,12 +115,35 @@ def guilty(proof: bytes, judge: Judge) -> Guilt:
         if not one.contradicts(other):
             raise ValueError("two receipts that do not contradict each other")
         return Guilt(one.reducer, Blame.EQUIVOCATED, one.stripe)
+    if kind == "other work" and given_work is not None:
+        return _guilty_of_other_work(content, given_work)
     if kind != "a false average":
         raise ValueError("no proof of a known kind")
     nonce, members, stripe, part_index, signed, evidence = from_wire(_MADE_UP, content, MAX_PROOF_BYTES)
-    peer_ids = tuple(PeerID(peer) for peer, _ in members)
-    group = Group.close(nonce, peer_ids, tuple(Ticket.from_bytes(ticket) for _, ticket in members))
+    group = _group_of(nonce, members)
     receipt = Receipt.from_bytes(signed)
     if not judge.is_false(group, stripe, part_index, receipt, Evidence.from_bytes(evidence)):
         raise ValueError("an average that an honest reducer can have made")
     return Guilt(receipt.reducer, Blame.MADE_UP_AN_AVERAGE, receipt.stripe)
+
+
+def _group_of(nonce: bytes, members: list[tuple[bytes, bytes]]) -> Group:
+    peer_ids = tuple(PeerID(peer) for peer, _ in members)
+    return Group.close(nonce, peer_ids, tuple(Ticket.from_bytes(ticket) for _, ticket in members))
+
+
+def _guilty_of_other_work(content: bytes, given_work: GivenWork) -> Guilt:
+    nonce, members, stripe, part_index, *rest = from_wire(_GAVE_OTHER, content, MAX_PROOF_BYTES)
+    reducer, sender, hashes, commitment, tensor, listed = rest
+    group, reducer, sender = _group_of(nonce, members), PeerID(reducer), PeerID(sender)
+    if reducer == sender or not {reducer, sender} <= {*group.peer_ids}:
+        raise ValueError("a part of somebody who was not there")
+    given = SignedPart(sender, hashes, commitment, tensor_from(tensor))
+    check_signature(group, reducer, stripe, given)
+    parts = given_work.parts(group, reducer, sender)
+    part = next((part for part in parts if (part.stripe, part.part_index) == (stripe, part_index)), None)
+    if part is None:
+        raise ValueError("a part of which no list says anything")
+    if not given_work.differs(group, reducer, part, given, listed):
+        raise ValueError("a part that is what its list says")
+    return Guilt(sender, Blame.GAVE_OTHER_WORK, stripe_of(group, 0, stripe).group_id)

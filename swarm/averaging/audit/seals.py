@@ -7,7 +7,8 @@ takes no round trip of its own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from hivemind.compression import CompressionInfo, NoCompression
@@ -30,6 +31,23 @@ from swarm.protocol.wire import to_wire
 RAW = NoCompression()
 """In which a reducer keeps its own contribution, which it never encodes."""
 _NOTHING = runtime_pb2.Tensor()
+
+
+@dataclass(frozen=True)
+class SignedPart:
+    """Part of what a member has given to a reducer, and its word for all of it.
+
+    Args:
+        sender: who has given it
+        hashes: of all parts that it gave to this reducer in this stripe
+        commitment: its signature of them
+        tensor: the part, encoded
+    """
+
+    sender: PeerID
+    hashes: Sequence[bytes]
+    commitment: bytes
+    tensor: runtime_pb2.Tensor
 
 
 def seal_with(statement: bytes) -> runtime_pb2.Tensor:
@@ -154,6 +172,13 @@ class Seals:
         averages = root_of(self._averages[index][0] for index in sorted(self._averages))
         receipt = self.receipts[self._me] = Receipt.sign(self._key, self.stripe, averages, counted)
         return seal_with(receipt.data)
+
+    def signed_part(self, sender: PeerID, part_index: int) -> SignedPart | None:
+        """One part that another member has given to this reducer; None if it has not, or it was not kept."""
+        given, commitment = self._given.get(sender, []), self._commitments.get(sender)
+        if not self._keeps or commitment is None or part_index >= len(given):
+            return None
+        return SignedPart(sender, [part_hash for part_hash, _ in given], commitment, given[part_index][1])
 
     def show(self, part_index: int) -> bytes:
         """All that the average of one part was made of, for who has the receipt; may be called in a thread.

@@ -48,8 +48,12 @@ DOUBT_UPDATES = 16
 """For which it is said."""
 MAX_HINTS, HINTS_PER_UPDATE = 2.0, 1 / 50
 """Members that are checked because others doubt them: so many at once, and then so many in an update."""
-KEPT_LISTS, MOST_SHOWN = 4, 2
-"""Rounds whose lists a peer keeps, and how often it shows one to the same member."""
+KEPT_LISTS, MOST_SHOWN = 16, 2
+"""Rounds whose lists a peer keeps, and how often it shows one to the same member: for both checks."""
+OUTSIZED_SHARE = 1 / 2
+"""Of the audits of a list with lines that are far too large for their samples, in which it is one of these."""
+COMPARED_SHARE = 1 / 2
+"""Of the updates, in which a reducer compares what one member gave it with what that member says it has computed."""
 
 Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
 
@@ -157,6 +161,15 @@ class WorkAudits:
 
     # ---- checking others --------------------------------------------------------------------------------------------
 
+    def draw_to_compare(self, group: Group) -> PeerID | None:
+        """Of whom this reducer compares what it was given with the list: by lot, in half of the updates."""
+        listed = [
+            peer
+            for peer, ticket in zip(group.peer_ids, group.tickets, strict=True)
+            if peer != self._me and ticket.samples and ticket.work
+        ]
+        return self._lot.choice(listed) if listed and self._lot.random() < COMPARED_SHARE else None
+
     async def assign(self) -> Assignment | None:
         """After a round that has given an average: what this peer has to compute again, if anything."""
         group, self._group = self._group, None
@@ -165,23 +178,11 @@ class WorkAudits:
         peer = None if group is None else self._draw(group)
         if peer is None:
             return None
-        ticket = group.tickets[group.peer_ids.index(peer)]
-        try:
-            async with asyncio.timeout(SHOW_SECONDS):
-                data = await self._ask(peer, to_wire("work", group.group_id, 0), MAX_LIST_BYTES)
-        except (OSError, TimeoutError) as error:
-            logger.debug(f"{peer} does not show what it has computed: {error!r}")
-            return self._note_no_answer(peer)
-        try:
-            listed = await in_thread(WorkList.from_bytes, data, ticket.work, ticket.samples, self._largest)
-            if listed.kind and not self._own.kind:
-                raise ValueError("a kind of device, where devices draw nothing")
-        except ValueError as error:
-            logger.debug(f"{peer} shows no work that fits its ticket: {error}")
-            return self._find(peer, Blame.HIDES_ITS_WORK)
-        self._note_answer(peer)
-        # A sample of it is drawn: who makes up a large micro-batch hides it among no number of small ones.
-        number = self._lot.choices(range(len(listed.lines)), [line.samples for line in listed.lines])[0]
+        shown = await self.fetch_list(peer, group, SHOW_SECONDS)
+        if shown is None:
+            return None
+        listed, _ = shown
+        number = self._draw_line(listed)
         line, own = listed.lines[number], self._own
         is_too_dear = self._lot.random() * line.samples > own.largest  # dearer ones are drawn less often
         cannot_tell = listed.kind != own.kind or (line.samples > LARGEST * own.largest and not own.has_slices)
@@ -189,6 +190,50 @@ class WorkAudits:
             self._note(Verdict(peer, None))
             return None
         return Assignment(peer, line, number < listed.num_before)
+
+    def _draw_line(self, listed: WorkList) -> int:
+        """A sample is drawn: who makes up a large micro-batch hides it among no number of small ones.
+
+        Who gives something else than it has computed can make up one line, of few samples, that explains all of it. So
+        every other time it is one of those whose gradient is far too large for its samples, if there are any.
+        """
+        if (outsized := listed.outsized) and self._lot.random() < OUTSIZED_SHARE:
+            return self._lot.choice(outsized)
+        return self._lot.choices(range(len(listed.lines)), [line.samples for line in listed.lines])[0]
+
+    async def fetch_list(self, peer: PeerID, group: Group, timeout_seconds: float) -> tuple[WorkList, bytes] | None:
+        """What a member says that it has computed for this round; None if it does not, which is held against it.
+
+        Returns:
+            the list, and the same as it came
+        """
+        ticket = group.tickets[group.peer_ids.index(peer)]
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                data = await self._ask(peer, to_wire("work", group.group_id, 0), MAX_LIST_BYTES)
+        except (OSError, TimeoutError) as error:
+            logger.debug(f"{peer} does not show what it has computed: {error!r}")
+            self._note_no_answer(peer)
+            return None
+        try:
+            listed = await in_thread(WorkList.from_bytes, data, ticket.work, ticket.samples, self._largest)
+            self._check_kind_of(listed)
+        except ValueError as error:
+            logger.debug(f"{peer} shows no work that fits its ticket: {error}")
+            self._find(peer, Blame.HIDES_ITS_WORK)
+            return None
+        self._note_answer(peer)
+        return listed, data
+
+    def _check_kind_of(self, listed: WorkList) -> None:
+        """Raises ValueError: it is nothing that members of this run can have computed"""
+        own = self._own
+        if own is None or not own.listed:  # this peer computes nothing, and does not know
+            return
+        if listed.kind and not own.kind:
+            raise ValueError("a kind of device, where devices draw nothing")
+        if listed.num_before and not own.has_earlier:
+            raise ValueError("micro-batches on earlier weights, where nobody has any")
 
     def _note_lists(self, group: Group) -> None:
         """Who names none for its samples; all members see the same tickets."""

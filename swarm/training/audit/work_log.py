@@ -10,20 +10,19 @@ from typing import Protocol
 import torch
 from hivemind.utils import get_logger
 
-from recipe.data.sampler import stable_seed
 from recipe.errors import InputError
 from recipe.training.replay import Replay
 from recipe.training.task import Batch
 from swarm.protocol.messages import Ticket
 from swarm.protocol.work import (
     MAX_LINES,
-    NUM_PLACES,
     Assignment,
     Line,
     OwnWork,
     Verdict,
     WorkList,
     name_of,
+    places,
     shortened,
 )
 from swarm.training.audit.earlier_weights import EarlierWeights
@@ -90,7 +89,7 @@ class NotingLog(WorkLog):
         """Others on other weights."""
         if self._lineage != self._version.lineage:
             self._lineage = self._version.lineage
-            self._places = places(self._vector.params, self._lineage)
+            self._places = places(self._vector.sizes, self._lineage)
             self._index = self._vector.index_of(self._places)
 
     def begin_backward(self) -> None:
@@ -146,6 +145,7 @@ class CheckedLog(NotingLog):
             self._replay.has_slices,
             self._kind,
             verdict,
+            self._earlier is not None,
         )
 
     @property
@@ -166,7 +166,7 @@ class CheckedLog(NotingLog):
             lineage, weights = self._earlier.lineage, self._earlier.in_place()
         try:
             with weights:
-                found = self._numbers(peer, assignment.line, places(self._vector.params, lineage))
+                found = self._numbers(peer, assignment.line, places(self._vector.sizes, lineage))
             return distance(found, torch.tensor(assignment.line.numbers)) <= self._tolerance
         except (InputError, OSError, RuntimeError, MemoryError) as error:  # also where memory is short
             logger.debug(f"a micro-batch of {peer} cannot be computed again: {error!r}")
@@ -206,20 +206,6 @@ def listed_in(lines: list[Line], num_before: int, kind: str) -> WorkList:
     if len(lines) > MAX_LINES:
         before, after = shortened(before, MAX_LINES // 2), shortened(after, MAX_LINES // 2)
     return WorkList(kind, [*before, *after], len(before))
-
-
-def places(params: list[torch.nn.Parameter], lineage: bytes) -> list[tuple[int, int]]:
-    """Of the numbers of a gradient that are compared: (number of the tensor, place in it).
-
-    They are in as many tensors as possible, so that a large embedding, most rows of which no micro-batch touches, does
-    not take all of them. Nobody knows them before the round that has made these weights.
-    """
-    seed = lineage.hex()
-    tensors = sorted(range(len(params)), key=lambda number: stable_seed(seed, "tensor", number))
-    chosen = [tensors[number % len(tensors)] for number in range(NUM_PLACES)]
-    return [
-        (tensor, stable_seed(seed, "place", number) % params[tensor].numel()) for number, tensor in enumerate(chosen)
-    ]
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:

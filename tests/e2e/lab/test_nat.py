@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
-from tests.helpers.nat import INTERNET_IP, ROUTER_IP, Home, home_behind_router, why_not
+from tests.helpers.homes.nat import INTERNET_IP, ROUTER_IP, Home, home_behind_router, why_not
 
 REASON = why_not()
 pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(REASON is not None, reason=str(REASON))]

@@ -19,7 +19,8 @@ import torch
 from recipe.presets import preset
 from recipe.registry import build_data, build_task
 from recipe.training.replay import Replay
-from swarm.training.audit.work_log import distance, places
+from swarm.protocol.work import places
+from swarm.training.audit.work_log import distance
 
 MICRO_BATCH, EVERY = 32, 5
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -46,7 +47,9 @@ def measure(name: str, updates: int, micro_batches: int, **changes) -> dict[str,
     for step in range(updates):
         positions = range(step * micro_batches * MICRO_BATCH, (step + 1) * micro_batches * MICRO_BATCH, MICRO_BATCH)
         if step % EVERY == EVERY - 1:
-            compare(found, task, replay, places(params, step.to_bytes(16, "big")), positions[0])
+            compare(
+                found, task, replay, places([param.numel() for param in params], step.to_bytes(16, "big")), positions[0]
+            )
         for position in positions:
             with replay.of("x", position, MICRO_BATCH) as batch:
                 (task.training_step(batch, 0) / micro_batches).backward()

@@ -1,4 +1,4 @@
-"""A member gives samples and does not say what it has computed; all others compute again what is said."""
+"""A member does not say what it has computed, or gives something else; all others compute again what is said."""
 
 import os
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ import pytest
 from recipe.presets import preset
 from recipe.registry import build_data, build_task
 from recipe.training.replay import Replay
+from swarm.averaging.audit import work_audits
 from swarm.protocol.messages import Blame
 from swarm.training.audit import work_log
 from swarm.training.strategy import SwarmStrategy
@@ -52,12 +53,13 @@ class Outcome:
     checked: list[bool]
 
 
-def member(name, initial_peers, line, folder, lie=None):
+def member(name, initial_peers, line, folder, averaging="overlap", lie=None):
     """A peer that trains digits, and looks at another one in each update; what it prints goes to a file."""
     output = os.open(folder / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
         os.dup2(output, number)
     work_log.chance_of_an_audit = lambda num_micro_batches: 1.0
+    work_audits.COMPARED_SHARE = 1.0
     checked, check = [], work_log.CheckedLog.check
 
     def note_and_check(self, assignment):
@@ -71,7 +73,7 @@ def member(name, initial_peers, line, folder, lie=None):
         task, data = build_task(RECIPE), build_data(RECIPE, batch_size=16, identity=str(dht.peer_id))
         strategy = SwarmStrategy(
             *(RECIPE.target_batch_size, "test"),
-            **{"dht": dht, "name": name, "averaging": "overlap", "replay": Replay(task, data)},
+            **{"dht": dht, "name": name, "averaging": averaging, "replay": Replay(task, data)},
             options=patience(len(HONEST) + 1),
         )
         seen = Seen()
@@ -93,3 +95,20 @@ def test_who_does_not_say_what_it_has_computed_is_left_out_and_nobody_else(tmp_p
         assert 4 in outcome.sizes.values()
         assert True in outcome.checked
         assert False in outcome.checked
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16"])
+def test_who_gives_another_gradient_is_proven_guilty_and_nobody_else(tmp_path, codec):
+    """It turns its gradient around, which is as long as any other: no average is clipped by that."""
+    averaging = f"sync-{codec}"
+    with Peers(timeout_seconds=90) as peers:
+        for name in HONEST:
+            peers.start(name, member, tmp_path, averaging)
+        peers.start("mallory", partial(member, lie="reverse-1"), tmp_path, averaging)
+        found = peers.results(*HONEST)
+    for name, outcome in found.items():
+        said = (tmp_path / f"{name}.log").read_text()
+        assert f"mallory {Blame.GAVE_OTHER_WORK}: it is left out for good" in said
+        assert said.count("is left out") == 1, "and nobody else"
+        assert 4 in outcome.sizes.values()
+        assert outcome.sizes[UPDATES] == 3

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from swarm.averaging.robust_mean import weighted_mean
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
-from tests.helpers.nat import HOME_IP, INTERNET_IP, enter, home_behind_router, why_not
+from tests.helpers.homes.nat import HOME_IP, INTERNET_IP, enter, home_behind_router, why_not
 from tests.helpers.strategy_runs import (
     MICRO_BATCH,
     Outcome,

@@ -12,7 +12,7 @@ import pytest
 
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.peer.role import measured
-from tests.helpers.nat import (
+from tests.helpers.homes.nat import (
     HOME_IP,
     HOME_IPV6,
     INTERNET_IP,

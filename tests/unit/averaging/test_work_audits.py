@@ -91,7 +91,7 @@ class Members:
         self.silent: set[PeerID] = set()
         """Who name no list."""
         self.gives_nothing: set[PeerID] = set()
-        self.has_slices, self.shown_kind = False, ""
+        self.has_slices, self.has_earlier, self.shown_kind, self.num_before = False, False, "", 0
         self.client_modes: set[PeerID] = set()
         self.samples = dict.fromkeys(PEERS, SAMPLES)
 
@@ -106,10 +106,10 @@ class Members:
             computes = self.computes if peer == LIAR else lambda number: True
             listed[peer] = work_of(peer, self.step, computes, self.samples[peer])
             if peer == LIAR:
-                listed[peer] = replace(listed[peer], kind=self.shown_kind)
+                listed[peer] = replace(listed[peer], kind=self.shown_kind, num_before=self.num_before)
             data = listed[peer].to_bytes()
             chance = self.chances.get(peer, self.chance)
-            own = OwnWork(data, chance, self.samples[peer], self.has_slices, "", member.verdict)
+            own = OwnWork(data, chance, self.samples[peer], self.has_slices, "", member.verdict, self.has_earlier)
             member.audits.take(own, self.step)
             member.verdict = None
             for found, what in member.audits.found().items():
@@ -283,6 +283,26 @@ def test_a_list_that_its_ticket_does_not_name_is_held_against_it_at_once():
 
     members = run(scenario, chance=1.0, computes=lambda number: True)
     assert members.members[HONEST[0]].left_out[LIAR][0] is Blame.HIDES_ITS_WORK
+
+
+def test_who_claims_earlier_weights_where_nobody_keeps_them_is_left_out():
+    """Nobody could compute its work again."""
+
+    async def scenario(members):
+        members.num_before = MICRO_BATCHES
+        await members.until(lambda: members.who_left_out == ALL_LEAVE_OUT_THE_LIAR, 60)
+
+    members = run(scenario, chance=1.0, computes=lambda number: True)
+    assert members.members[HONEST[0]].left_out[LIAR][0] is Blame.HIDES_ITS_WORK
+
+
+def test_who_computes_on_earlier_weights_where_all_keep_them_is_not_left_out():
+    async def scenario(members):
+        members.num_before, members.has_earlier = MICRO_BATCHES, True
+        while members.step < 30:
+            await members.round()
+
+    assert not run(scenario, chance=1.0, computes=lambda number: True).who_left_out
 
 
 def test_it_is_said_before_it_is_acted_on():

@@ -11,9 +11,9 @@ from recipe.registry import build_data, build_task
 from recipe.training import pacing
 from recipe.training.replay import Replay
 from swarm.protocol.messages import Ticket
-from swarm.protocol.work import MAX_LINES, NUM_PLACES, Line
+from swarm.protocol.work import MAX_LINES, NUM_PLACES, Line, places, places_in_vector
 from swarm.training.audit.lot import chance_of_an_audit
-from swarm.training.audit.work_log import TOLERANCE, CheckedLog, distance, listed_in, places, signed
+from swarm.training.audit.work_log import TOLERANCE, CheckedLog, distance, listed_in, signed
 from swarm.training.gradient_buffer import averaged_tensors
 from tests.helpers.attacks.work_trainer import BATCH_NORM, LINEAGE, RECIPES, TEXTS, VIT, Trainer, X, Y
 
@@ -219,11 +219,14 @@ def test_who_is_short_of_memory_cannot_tell():
 
 def test_places_are_in_many_tensors_and_others_in_each_step():
     params = averaged_tensors(task := build_task(VIT), task.configure_optimizers()["optimizer"])[0]
-    chosen = places(params, LINEAGE)
-    assert chosen == places(params, LINEAGE)
+    sizes = [param.numel() for param in params]
+    chosen = places(sizes, LINEAGE)
+    assert chosen == places(sizes, LINEAGE)
     assert len({tensor for tensor, _ in chosen}) == min(NUM_PLACES, len(params))
-    assert all(0 <= place < params[tensor].numel() for tensor, place in chosen)
-    assert chosen != places(params, bytes(16))
+    assert all(0 <= place < sizes[tensor] for tensor, place in chosen)
+    assert chosen != places(sizes, bytes(16))
+    flat, vector = torch.cat([param.detach().flatten() for param in params]), places_in_vector(sizes, LINEAGE)
+    assert [float(flat[place]) for place in vector] == [float(params[t].flatten()[p]) for t, p in chosen]
 
 
 def test_a_peer_that_gives_nothing_has_no_list():
