@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format bench scaling soak memory docs docs-serve docs-tools reference clean
+.PHONY: help setup demo test test-fast fuzz lint format bench scaling soak memory docs docs-serve docs-tools reference clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,10 @@ test: setup ## run all tests
 
 test-fast: setup ## run the unit tests: no swarm, no program, under two minutes
 	@$(RUN) -m pytest tests/unit
+
+FUZZ_TIMES ?= 10
+fuzz: setup ## read over 100,000 damaged and false messages with every parser, a few minutes
+	@FUZZ_TIMES=$(FUZZ_TIMES) $(RUN) -m pytest tests/unit/fuzz
 
 lint: setup ## check style
 	@$(VENV)/bin/ruff check .

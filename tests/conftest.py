@@ -2,34 +2,49 @@
 
 import os
 import signal
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of all lanes on two cores would wait for each other
+# As containers set it: each worker would rewrite all tests, and each of a hundred programs compile all of ours.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from swarm.runtime.imports import quick_imports
+
+sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell starts what runs in the background deaf to Ctrl-C, and so would be every program that a test interrupts."""
 
-LANES = (
-    *("tests/e2e/lab/", "tests/e2e/attacks/", "tests/integration/swarms/", "tests/e2e/"),
-    "tests/integration/faults/",
-)
-"""Folders whose tests run one after the other, the longest first: the lab and what measures, attacks, forked swarms,
-other programs, faults."""
+LANES = ("tests/e2e/", "tests/e2e/lab/", "tests/integration/swarms/", "tests/e2e/attacks/", "tests/integration/faults/")
+"""Folders whose tests run one after the other, the longest first: programs, the lab and what measures, forked swarms,
+attacks, faults."""
 PLACES = (*LANES, "tests/integration/training/", "tests/")
 """What begins first, and what fills the lanes when the swarms are done."""
 
 
+def place_of(nodeid: str) -> str:
+    return max((place for place in PLACES if nodeid.startswith(place)), key=len)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Each worker imports all tests, and what these import."""
+    with quick_imports():
+        return (yield)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: [item.nodeid.startswith(place) for place in PLACES].index(True))
+    items.sort(key=lambda item: PLACES.index(place_of(item.nodeid)))
 
 
 class LaneScheduling(LoadScopeScheduling):
     """A worker takes a file, or all of one of the `LANES`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((lane for lane in LANES if nodeid.startswith(lane)), nodeid.split("::")[0])
+        place = place_of(nodeid)
+        return place if place in LANES else nodeid.split("::")[0]
 
 
 def pytest_xdist_make_scheduler(config, log) -> LaneScheduling:

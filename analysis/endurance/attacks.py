@@ -7,6 +7,9 @@ Each attack meets a swarm of its own, of paced peers on the loopback address. Ca
 which of the two comes first changes from pair to pair; between them the swarm has time to recover. The attackers are
 those of `tests/helpers/attacks/attackers.py`. A member that lies computes along, so that its swarm may well be faster
 than without it.
+
+Memory is what the resident sets of a peer's processes add up to, at its highest; of all peers and pairs the one counts
+that held most more than in the calm time beside it.
 """
 
 from __future__ import annotations
@@ -29,14 +32,28 @@ from rich.table import Table
 
 from analysis.campaigns.peer_processes import kill
 from analysis.campaigns.statistics import interval
-from analysis.endurance.honest_swarm import START_SECONDS, HonestSwarm, SwarmError, prepare, wait_until
+from analysis.endurance.honest_swarm import START_SECONDS, HonestSwarm, MemoryPeaks, SwarmError, prepare, wait_until
 from recipe.command_line import arg, at_least, exit_status
 from recipe.errors import InputError
 from recipe.run_folder import make_writable, write_json
 
 ATTACKS = (
-    *("claim", "silent-claim", "drip", "false-state", "near-state", "streams", "buffers", "records", "sound-records"),
-    *("manifests", "waiting", "knock", "relay", "callbacks", "nan", "overflow", "bad-average", "slow", "stuck"),
+    *("claim", "silent-claim", "drip", "false-state", "near-state", "streams", "buffers", "parts", "records"),
+    *(
+        "sound-records",
+        "large-messages",
+        "manifests",
+        "waiting",
+        "sybils",
+        "knock",
+        "relay",
+        "callbacks",
+        "nan",
+        "overflow",
+        "bad-average",
+        "slow",
+        "stuck",
+    ),
     *("ahead", "false-statistics", "flip", "reverse", "noise", "idle"),
     *("nested-store", "unknown-types", "nested-answers", "places", "many-keys"),
 )
@@ -47,8 +64,9 @@ SETTLE_SECONDS = 20.0
 """Records of an attacker that was killed are believed for 15 s."""
 RECOVERY_SECONDS = 120.0
 """A swarm that does not make an update of all its peers for so long has not got over the attack."""
-GOAL = 0.9
-COLUMNS = ("attack", "n", "without", "with", "ratio", "failed rounds", "named by", "problem")
+GOAL, MOST_MB = 0.9, 100.0
+"""Of the updates without the attack, and of memory that it takes from a peer."""
+COLUMNS = ("attack", "n", "without", "with", "ratio", "more MB", "failed rounds", "named by", "problem")
 
 
 @dataclass(frozen=True)
@@ -98,6 +116,8 @@ class Window:
     """Honest peers whose log names the attacker."""
     lines: list[str]
     """Of their logs, one from each of these."""
+    peak_mb: dict[str, float]
+    """The most memory that each honest peer held."""
 
 
 def updates_per_second(moments: Sequence[float], since: float, until: float) -> float:
@@ -137,18 +157,23 @@ def measure(attack: str, options: AttackOptions, say: Callable[[str], None]) -> 
 
 def _window(attack: str, attacked: bool, swarm: HonestSwarm, options: AttackOptions) -> Window:
     """Watches the swarm for a while, and then waits until all train together again."""
-    sizes = swarm.log_sizes()
+    sizes, peaks = swarm.log_sizes(), MemoryPeaks(swarm.peers)
+
+    def is_over(until: float) -> bool:
+        peaks.look()
+        return time.time() > until
+
     with _attacker(attack, swarm, options) if attacked else contextlib.nullcontext() as output:
         if output is not None:
             wait_until(lambda: any(word in _text(output) for word in BEGINS), swarm, START_SECONDS, "meet the attacker")
         since = time.time()
-        wait_until(lambda: time.time() - since > options.seconds, swarm, 2 * options.seconds, "train on")
+        wait_until(lambda: is_over(since + options.seconds), swarm, 2 * options.seconds, "train on")
         until = time.time()
     settled = until + (SETTLE_SECONDS if attacked else 0.0)
     wait_until(lambda: swarm.all_train_since(settled), swarm, RECOVERY_SECONDS, "train together again")
     lines = swarm.naming_lines(sizes, _ids(_text(output), swarm)) if output is not None else []
     rate = updates_per_second(swarm.moments(), since, until)
-    return Window(attacked, rate, swarm.failed_rounds(since, until), len(lines), lines)
+    return Window(attacked, rate, swarm.failed_rounds(since, until), len(lines), lines, peaks.megabytes)
 
 
 @contextlib.contextmanager
@@ -189,11 +214,13 @@ def row(found: dict[str, Any]) -> dict[str, str]:
     failed = [sum(window["failed_rounds"] for window in windows) for windows in (calm, attacked)]
     mean, half_width, n = interval(ratios(found))
     shown = "–" if n == 0 else f"{mean:.2f}" if n < 3 else f"{mean:.2f} ± {half_width:.2f}"
+    more = more_mb(found)
     values = (
         found["attack"],
         str(n),
         *("–" if np.isnan(value) else f"{value:.2f}" for value in means),
         shown,
+        "–" if more is None else f"{more:.0f}",
         f"{failed[1]} (calm {failed[0]})",
         f"{min(named)} to {max(named)}" if named else "–",
         found["problem"] or "",
@@ -207,6 +234,12 @@ def ratios(found: dict[str, Any]) -> list[float]:
     return [attacked / calm for attacked, calm in rates if calm > 0]
 
 
+def more_mb(found: dict[str, Any]) -> float | None:
+    """Megabytes that some peer held more than in the calm time of the same pair, at most; None without a pair."""
+    pairs = [(pair["attacked"]["peak_mb"], pair["calm"]["peak_mb"]) for pair in found["pairs"]]
+    return max((attacked[name] - calm[name] for attacked, calm in pairs for name in calm), default=None)
+
+
 def table(results: Sequence[dict[str, Any]]) -> Table:
     """A row for each attack."""
     shown = Table(title="Updates per second of the honest peers, without and with an attacker", title_justify="left")
@@ -218,7 +251,8 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if an attack ended the swarm or cost more than a tenth, 2 for bad input, 130."""
+    """Returns the exit status: 0, 1 if an attack ended the swarm, or cost more than a tenth of its updates or 100 MB of
+    a peer's memory, 2 for bad input, 130."""
     options = tyro.cli(AttackOptions, args=arguments, prog="python -m analysis attacks", description=__doc__)
     console = Console() if sys.stdout.isatty() else Console(width=150)
 
@@ -240,6 +274,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def is_held(found: dict[str, Any]) -> bool:
-    """Whether the swarm lived and made as many of its updates as it should."""
-    values = ratios(found)
-    return found["problem"] is None and bool(values) and sum(values) / len(values) >= GOAL
+    """Whether the swarm lived, made as many of its updates as it should, and held no more memory than it may."""
+    values, more = ratios(found), more_mb(found)
+    return found["problem"] is None and bool(values) and sum(values) / len(values) >= GOAL and more <= MOST_MB

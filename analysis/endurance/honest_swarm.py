@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,7 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.campaigns.peer_processes import kill
+import psutil
+
+from analysis.campaigns.peer_processes import kill, parts
 from recipe.run_folder import RunFolder, read_metrics
 from recipe.training.environment import describe_environment
 from recipe.training.pacing import VARIABLE
@@ -88,10 +91,33 @@ class HonestPeer:
         """Whether it was started and does not run any more."""
         return self.process is not None and self.process.poll() is not None
 
+    @property
+    def held_mb(self) -> float:
+        """Megabytes of memory that its processes hold; pages that they share count in each of them."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # one of them has just ended
+            return sum(process.memory_info().rss for _, process in parts(psutil.Process(self.process.pid))) / 1e6
+        return 0.0
+
     def last_words(self) -> str:
         """Why it ended."""
         lines = self.log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
         return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])[:200]
+
+
+class MemoryPeaks:
+    """The most that each peer has held whenever somebody has looked."""
+
+    def __init__(self, peers: Sequence[HonestPeer]) -> None:
+        self._peers, self._next = peers, 0.0
+        self.megabytes = {peer.name: 0.0 for peer in peers}
+
+    def look(self) -> None:
+        """Not more often than once a second."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 1.0
+        for peer in self._peers:
+            self.megabytes[peer.name] = max(self.megabytes[peer.name], peer.held_mb)
 
 
 class HonestSwarm:

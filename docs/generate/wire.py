@@ -179,7 +179,7 @@ def page() -> str:
 
 def _call(wire_name: str, module: str, name: str, text: str) -> tuple[str, str, str, str]:
     node = find(module, name)
-    request, answer = _kind(node.args.args[1].annotation), _kind(node.returns)
+    request, answer = _kind(node.args.args[-2].annotation), _kind(node.returns)  # the last one is its context
     return f"`{wire_name}`", f"{request} → {answer}", text, f"`{module}`"
 
 

@@ -251,7 +251,7 @@ class Rounds:
         self, requests: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Another member checks an average, or a proof."""
-        return show_evidence(self._audits, self._options.line, requests, context)
+        return show_evidence(self._audits, self._options.admission, self._options.line, requests, context)
 
     # ---- what the trainer wants -------------------------------------------------------------------------------------
 
@@ -266,8 +266,13 @@ class Rounds:
         self._matchmaking.expect(peer_ids)
 
     def turn_away_removed(self) -> None:
-        """Members have been removed from the run: they come to no further round; the one that runs goes on."""
+        """Members have been removed from the run: they come to no further round; the one that runs goes on.
+
+        Whoever lets many in and is removed with all of them has what a stranger has of this peer's streams and memory.
+        """
         self._matchmaking.turn_away_removed()
+        limits = limits_of(self._p2p)
+        limits.forget(self._options.admission.removed(limits.known))
 
     def orders_changed(self) -> None:
         """The organiser has ordered something: who meets has to do so on the same orders."""

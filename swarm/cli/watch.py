@@ -35,7 +35,6 @@ from swarm.cli.demo import wide_console
 from swarm.enrolment.join_line import whom_to_join
 from swarm.network.addresses import check_reachable
 from swarm.peer.status import percent, shown, shown_rate
-from swarm.protocol.orders import Orders
 from swarm.runtime.hivemind_version import check_hivemind_version
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
@@ -43,6 +42,7 @@ from swarm.runtime.log_filters import silence_libraries
 if TYPE_CHECKING:
     from swarm.membership.progress_record import PeerProgress
     from swarm.membership.run_manifest import RunManifest
+    from swarm.protocol.orders import Orders
 
 LOOK_SECONDS = 2.0
 LINE_SECONDS = 30.0
@@ -75,6 +75,12 @@ class WatchOptions:
         return self.addresses or self.initial_peers
 
 
+def _no_orders() -> Orders:
+    from swarm.protocol.orders import Orders
+
+    return Orders("")
+
+
 @dataclass
 class SwarmView:
     """What has been seen of a run.
@@ -85,7 +91,7 @@ class SwarmView:
     """
 
     manifest: RunManifest
-    orders: Orders = field(default_factory=lambda: Orders(""))
+    orders: Orders = field(default_factory=_no_orders)
     records: list[PeerProgress] = field(default_factory=list)
     first_step: int | None = None
     step: int = 0

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from recipe.errors import InputError
 from recipe.run_folder import check_name, write_json
+from swarm.enrolment.contact import CONTACT_FILE, FOLDER, Contact
 from swarm.enrolment.join_line import MAX_ADDRESSES, JoinLine
 from swarm.enrolment.organiser_key import make_key, passphrase_from, read_key
 from swarm.enrolment.registry import Registry
 from swarm.enrolment.tls import fingerprint_in
 from swarm.protocol.certificates import MAX_WARRANT_BYTES, Authority, Signer
 
-FOLDER = "organiser"
-"""Of all runs, in the folder of runs."""
-KEY_FILE, CONTACT_FILE, DEPUTIES_FOLDER = "organiser.key", "contact.json", "deputies"
+KEY_FILE, DEPUTIES_FOLDER = "organiser.key", "deputies"
 
 
 class OrganiserFolder:
@@ -124,7 +122,7 @@ class OrganiserFolder:
         Raises:
             InputError: no peer of this folder has started the run yet
         """
-        return Authority(self.run_id, bytes.fromhex(self._read_contact()["organiser"]))
+        return Authority(self.run_id, Contact.read(self.path).organiser)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -133,7 +131,7 @@ class OrganiserFolder:
         Raises:
             InputError: as `authority`
         """
-        return tuple(self._read_contact()["addresses"])
+        return Contact.read(self.path).addresses
 
     @property
     def enrolment_port(self) -> int:
@@ -142,7 +140,7 @@ class OrganiserFolder:
         Raises:
             InputError: as `authority`
         """
-        return int(self._read_contact()["enrolment_port"])
+        return Contact.read(self.path).enrolment_port
 
     def join_line(self, token: bytes = b"") -> JoinLine:
         """The line with which others join.
@@ -153,24 +151,12 @@ class OrganiserFolder:
         Raises:
             InputError: as `authority`
         """
-        contact = self._read_contact()
+        contact = Contact.read(self.path)
         return JoinLine(
             self.run_id,
-            bytes.fromhex(contact["organiser"]),
-            tuple(contact["addresses"])[:MAX_ADDRESSES],
+            contact.organiser,
+            contact.addresses[:MAX_ADDRESSES],
             token,
-            int(contact["enrolment_port"]),
+            contact.enrolment_port,
             fingerprint_in(self.path),
-        )
-
-    def _read_contact(self) -> dict:
-        try:
-            contact = json.loads(self._contact.read_text())
-            if len(bytes.fromhex(contact["organiser"])) == 32 and contact["addresses"] and contact["enrolment_port"]:
-                return contact
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            pass
-        raise InputError(
-            f"{self._contact} does not say where run {self.run_id} can be joined: give the --output-dir and the "
-            "--run-id with which it was started here, or start it first (swarm start)."
         )

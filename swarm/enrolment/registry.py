@@ -20,12 +20,12 @@ from filelock import FileLock
 from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
+from swarm.enrolment.contact import BOOKS_FILE
 from swarm.enrolment.join_line import TOKEN_BYTES
 from swarm.enrolment.messages import printable
 from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
 from swarm.protocol.certificates import MAX_REMOVED, Authority, Certificate, Removals, Right, Role, Signer
 
-FILE_NAME = "members.db"
 VERSION = 1
 BUSY_SECONDS = 10.0
 """For which a process waits while others write."""
@@ -105,11 +105,11 @@ class Registry:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time):
         self.folder, self._clock = folder, clock
-        self._path = folder / FILE_NAME
+        self._path = folder / BOOKS_FILE
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # The log of changes cannot be switched on while others write, so one process after the other may try.
-            with FileLock(folder / f"{FILE_NAME}.lock", timeout=BUSY_SECONDS, mode=0o600):
+            with FileLock(folder / f"{BOOKS_FILE}.lock", timeout=BUSY_SECONDS, mode=0o600):
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
                 self._prepare()
         except OSError as error:

@@ -29,6 +29,11 @@ class Acquaintances:
             del self._peers[next(iter(self._peers))]
         return new
 
+    def drop(self, peers: Iterable[PeerID]) -> None:
+        """These are strangers from now on."""
+        for peer in peers:
+            self._peers.pop(peer, None)
+
     @property
     def peers(self) -> tuple[PeerID, ...]:
         """All of them, the latest last."""

@@ -90,10 +90,15 @@ def parse_own_address(value: str, option: str) -> Endpoint:
         ) from None
 
 
-def reachable(address: str, timeout_seconds: float) -> str | None:
-    """Why nobody listens at a TCP address, or None if somebody does (UDP tells nothing, so it is None as well)."""
+def reachable(address: str, timeout_seconds: float, is_greeted: bool = False) -> str | None:
+    """Why nobody listens at a TCP address, or None if somebody does (UDP tells nothing, so it is None as well).
+
+    Args:
+        is_greeted: whoever listens has to say something first, as a peer does; the system of one that is frozen still
+            takes connections
+    """
     endpoint = _parse(address, own=False)
-    return None if endpoint.transport == "udp" else _trouble(endpoint, timeout_seconds)
+    return None if endpoint.transport == "udp" else _trouble(endpoint, timeout_seconds, is_greeted)
 
 
 def connects(host: str, port: int, timeout_seconds: float) -> str | None:
@@ -101,9 +106,9 @@ def connects(host: str, port: int, timeout_seconds: float) -> str | None:
     return _trouble(Endpoint("dns", host, "tcp", port), timeout_seconds)
 
 
-def _trouble(endpoint: Endpoint, timeout_seconds: float) -> str | None:
+def _trouble(endpoint: Endpoint, timeout_seconds: float, is_greeted: bool = False) -> str | None:
     try:
-        _connect(endpoint, timeout_seconds)
+        _connect(endpoint, timeout_seconds, is_greeted)
     except socket.gaierror:
         return "name not found"
     except TimeoutError:
@@ -121,8 +126,11 @@ class OthersAnswer(InputError):  # noqa: N818
     """Somebody listens at the addresses, but not the peers that are meant."""
 
 
-def check_reachable(addresses: Sequence[str], timeout_seconds: float = 5) -> list[str]:
+def check_reachable(addresses: Sequence[str], timeout_seconds: float = 5, is_greeted: bool = False) -> list[str]:
     """The addresses behind which something listens, all tried in parallel, in the given order.
+
+    Args:
+        is_greeted: as of `reachable`
 
     Raises:
         NobodyAnswers: there is none.
@@ -131,7 +139,9 @@ def check_reachable(addresses: Sequence[str], timeout_seconds: float = 5) -> lis
     for address in addresses:
         # Name look-ups know no timeout: a daemon thread can be left behind.
         probe = threading.Thread(
-            target=lambda a=address: answers.put((a, reachable(a, timeout_seconds))), name="reachable", daemon=True
+            target=lambda a=address: answers.put((a, reachable(a, timeout_seconds, is_greeted))),
+            name="reachable",
+            daemon=True,
         )
         probe.start()
     reasons: dict[str, str | None] = dict.fromkeys(addresses, "timed out")
@@ -334,7 +344,7 @@ def _is_peer_id(text: str) -> bool:
     return len(body) == 34 and body[:2] == b"\x12\x20"
 
 
-def _connect(endpoint: Endpoint, timeout_seconds: float) -> None:
+def _connect(endpoint: Endpoint, timeout_seconds: float, is_greeted: bool) -> None:
     """Open and close a TCP connection to the first answering address of the host, within the timeout in all."""
     deadline = time.monotonic() + timeout_seconds
     error: OSError = TimeoutError()
@@ -344,7 +354,10 @@ def _connect(endpoint: Endpoint, timeout_seconds: float) -> None:
         with socket.socket(family, kind, protocol) as probe:
             probe.settimeout(max(0.01, deadline - time.monotonic()))
             try:
-                return probe.connect(target)
+                probe.connect(target)
+                if is_greeted and not probe.recv(1):
+                    raise ConnectionResetError(errno.ECONNRESET, "hung up")
+                return
             except OSError as failure:
                 error = failure
     raise error

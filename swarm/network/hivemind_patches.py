@@ -11,8 +11,9 @@
 - A search would write what it finds into what others have stored on this node, and end with the first answer that is
   said to stay for ever.
 - A node would store whatever anybody gives it, and throw away a whole answer for one record in it that is not valid.
-- A message of 2 kB would end the process that decodes it; a node could take as many places in the DHT as it likes; and
-  a question could have any number of keys (`swarm.network.dht_bounds`).
+- A message of 2 kB would end the process that decodes it; a node could take as many places in the DHT as it likes,
+  be given all records again and again, and hold all calls that a process answers; and a question could have any number
+  of keys (`swarm.network.dht_bounds`).
 """
 
 from __future__ import annotations
@@ -42,15 +43,17 @@ from swarm.network.dht_storage import BoundedStorage, KnownKeys, store_requested
 from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.network.signed_records import MAX_LIFE_SECONDS, records_of
 from swarm.network.stream_limits import limits_of
-from swarm.runtime.token_bucket import TokenBuckets
 
 P2PD_CONFIG = Path(__file__).with_name("p2pd.json")
-_SERVICES = {"f": P2PD_CONFIG, "relay": False, "relayService": False, "natPortMap": False}
+CONNECTIONS, KEPT_CONNECTIONS = 1536, 1152
+"""Above the first number p2pd closes some, whoever's they are, down to the second; a group may have 1,024 members."""
+_SETTINGS = {"f": P2PD_CONFIG, "relay": False, "relayService": False, "natPortMap": False}
+_SETTINGS |= {"connHi": CONNECTIONS, "connLo": KEPT_CONNECTIONS}
 CALLS, ALL_CALLS = 64, 1024
 """That one caller, and all of them together, may have at a time without an answer yet."""
 STORES_AT_ONCE, STORES_PER_SECOND = 4096, 64.0
-"""Records that one caller may store; a member has a few each second."""
-_stored = TokenBuckets(STORES_AT_ONCE, STORES_PER_SECOND)
+"""Records that one caller may store, or in one call; a member has a few each second."""
+_stored = nodes.CallerLimits(STORES_AT_ONCE, STORES_PER_SECOND)
 
 
 class LiveCalls(dict):
@@ -130,18 +133,19 @@ async def _handle_some_calls(self: ControlClient, call_id: UUID, request: p2pd_p
             del running[request.peer]
 
 
-def _without_services(make_arguments):
+def _with_settings(make_arguments):
     """p2pd relays for anybody by default, at this volunteer's cost, and no argument of Hivemind's changes that.
 
     `-relayService=0` alone does nothing: p2pd starts a second relay whenever its configuration enables relays, which
     it does by default, and a flag can only switch them on. Calls over others' relays end with it; nobody here made any.
 
-    Ports of the router are opened by `swarm.network.home`, which measures them.
+    Ports of the router are opened by `swarm.network.home`, which measures them. 512 connections would be too few for a
+    large swarm, and few enough for a stranger to have p2pd close those of members.
     """
 
     @wraps(make_arguments)
     def repaired(*args, **kwargs) -> list[str]:
-        return make_arguments(*args, **{**kwargs, **_SERVICES})
+        return make_arguments(*args, **{**kwargs, **_SETTINGS})
 
     return repaired
 
@@ -198,13 +202,16 @@ _pings: set[asyncio.Task] = set()
 async def _store_some(self: DHTProtocol, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
     if not isinstance(self.storage, BoundedStorage):
         return await _store_all(self, request, context)
+    if len(request.keys) > STORES_AT_ONCE:
+        raise ValueError(f"{len(request.keys)} records at once")
     if request.peer:  # it wants to be in the routing table
         ping = asyncio.create_task(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
         _pings.add(ping)
         ping.add_done_callback(_pings.discard)
-    if not _stored.may(context.remote_id):
+    stored = _stored.of(self, context.remote_id)
+    if not stored.may(context.remote_id):
         raise ValueError("this peer has stored enough for now")
-    _stored.spend(context.remote_id, len(request.keys))
+    stored.spend(context.remote_id, len(request.keys))
     return dht_pb2.StoreResponse(store_ok=await store_requested(self, request), peer=self.node_info)
 
 
@@ -225,11 +232,12 @@ def repair_hivemind() -> None:
     P2P.receive_raw_data = staticmethod(_receive_raw_data)
     ControlClient._handle_persistent_request = _handle_some_calls
     P2P.add_protobuf_handler = _add_handler
-    P2P._make_process_args = staticmethod(_without_services(P2P._make_process_args))
+    P2P._make_process_args = staticmethod(_with_settings(P2P._make_process_args))
     DHTProtocol.create = classmethod(_with_bounded_storage(DHTProtocol.create.__func__))
     DHTProtocol.rpc_store = _store_some
     DHTProtocol._validate_dictionary = _drop_invalid
     DHTProtocol.update_routing_table = nodes.update_routing_table
     DHTProtocol.rpc_find = nodes.rpc_find
+    DHTProtocol.rpc_ping = nodes.rpc_ping
     MSGPackSerializer.loads = staticmethod(decoding.loads)
     _SearchState.add_candidate = _add_to_a_copy(_SearchState.add_candidate)

@@ -155,15 +155,15 @@ class ReachabilityService(ServicerBase):
 
     async def rpc_call_back(self, request: CallMe, context: P2PContext) -> Called:
         """Connect to the asker's own address, at the port that it names."""
+        if not self._of_peers.take(context.remote_id):  # first: to list all connections takes a while
+            return Called("", False)
         host = await self._host_of(context.remote_id)
-        if host is None or not self.may_call(context.remote_id, host):
+        if host is None or not self.may_call(host):
             return Called("", False)
         return Called(host, await _says(host, request.port, request.nonce))
 
-    def may_call(self, peer_id: PeerID, host: str) -> bool:
-        """Names are free and addresses are not: who has one of each cannot use up what is for all."""
-        if not self._of_peers.take(peer_id):
-            return False
+    def may_call(self, host: str) -> bool:
+        """Names are free and addresses are not: who has many names cannot use up what is for all."""
         address = ipaddress.ip_address(host)
         if not address.is_loopback:  # where a whole swarm may start
             network = host if address.version == 4 else ipaddress.ip_network((host, 64), strict=False)

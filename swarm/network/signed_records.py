@@ -33,7 +33,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
-from swarm.protocol.certificates import EVERYTHING, Authority, NotSigned
+from swarm.protocol.certificates import IN_ROUNDS, Authority, NotSigned
 from swarm.protocol.signed_lists import MOST_BYTES, ORDERS, REMOVED
 from swarm.runtime.token_bucket import TokenBucket
 
@@ -128,7 +128,8 @@ class OwnedRecords(RSASignatureValidator):
             if not self._may_be_checked(record, owner, admission):
                 return False
             is_good = self._checked[digest] = self._is_sound(record) and self._is_admitted(record, owner, admission)
-            if is_good and admission is self.own_run and admission.member(owner) is not None:
+            is_own = is_good and admission is self.own_run
+            if is_own and admission.member(owner) is not None and not admission.is_removed(owner):
                 self.met.add([owner])
             if len(self._checked) > MAX_CHECKED:
                 self._checked.popitem(last=False)
@@ -186,7 +187,7 @@ class OwnedRecords(RSASignatureValidator):
             said = plain(self.strip_value(record))
             if (kind := self.kind_of_list(record.key)) is not None:
                 return self._is_newest(kind, said, admission)
-            admission.admit(said, owner, EVERYTHING)
+            admission.admit(said, owner, IN_ROUNDS)  # who only watches has nothing to tell
             return True
         except NotAMember:
             return False
@@ -199,6 +200,7 @@ class OwnedRecords(RSASignatureValidator):
         try:
             if admission.lists.take(kind, signed) and is_own:
                 self.list_numbers[kind].value = admission.lists.number(kind)
+                self.met.drop(admission.removed(self.met.peers))
         except NotSigned as error:
             if is_own and not self._has_complained:
                 self._has_complained = True

@@ -1,14 +1,17 @@
 """A run that begins on a neutral node of the DHT: Hivemind's own program, which belongs to no run."""
 
 import re
+from functools import partial
 
 import pytest
 
+from swarm.membership import run_manifest
 from tests.helpers.cli import TINY, PeerProgram, Program, reaping, summary_of
 
 pytestmark = pytest.mark.timeout(300)
 
 OWN = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
+HASTY = "tests.helpers.programs.hasty_peer"
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def node(tmp_path):
 def test_a_run_begins_on_a_neutral_node_and_goes_on_when_the_second_peer_has_used_up_its_traffic(node, tmp_path):
     with reaping() as programs:
         given = ["--recipe", "digits", "--run-id", "new", "--initial-peers", node, *OWN, *TINY, "--min-peers", "2"]
-        programs.append(first := PeerProgram(tmp_path, "new", "first", *given, "--max-steps", "12"))
+        programs.append(first := PeerProgram(tmp_path, "new", "first", *given, "--max-steps", "12", module=HASTY))
         first.wait_until(lambda: "No peer trains run new there yet: this peer starts it." in first.output, "it starts")
         first.wait_until(lambda: "Started run new as first" in first.output, "it says so")
         joining = ["--initial-peers", node, *OWN, "--max-traffic-gb", "0.0003"]  # a few rounds
@@ -40,16 +43,12 @@ def test_a_run_begins_on_a_neutral_node_and_goes_on_when_the_second_peer_has_use
         assert 3e5 <= left["traffic_bytes"] < 1e7
 
 
-def test_only_who_names_recipe_and_run_begins_there(node, tmp_path):
-    with reaping() as programs:
-        for name, given in {"recipe": ["--recipe", "digits"], "nothing": []}.items():
-            options = ["--initial-peers", node, *OWN, *given, "--output-dir", str(tmp_path / name)]
-            programs.append(Program("swarm.peer", options, tmp_path / f"{name}.log"))
-        for program in programs:
-            assert program.wait(120) == 2, program.output
-            (sentence,) = (line for line in program.output.splitlines() if line.startswith("error: "))
-            assert "The initial peers know of no run" in sentence
-            assert "to start a run there, give --recipe and --run-id as well" in sentence
+def test_only_who_names_recipe_and_run_begins_there(node, refused, monkeypatch):
+    monkeypatch.setattr(run_manifest, "read_manifests", partial(run_manifest.read_manifests, timeout_seconds=3.0))
+    for given in (["--recipe", "digits"], []):
+        sentence = refused("--initial-peers", node, *OWN, *given)
+        assert "The initial peers know of no run" in sentence
+        assert "to start a run there, give --recipe and --run-id as well" in sentence
 
 
 def test_a_wrong_address_starts_nothing(refused):

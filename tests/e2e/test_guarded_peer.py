@@ -11,20 +11,22 @@ from tests.helpers.cli import TINY, PeerProgram, Program, reaping, summary_of
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("part", ["p2pd", "The DHT process"])
-def test_parts_are_looked_after_while_a_peer_waits_for_company(part, tmp_path):
+def test_parts_are_looked_after_while_a_peer_waits_for_company(tmp_path):
+    """One after the other: the second one is looked after in a peer that has started again."""
     with reaping() as programs:
         peer = PeerProgram(tmp_path, "lonely", "me", "--run-id", "lonely", "--min-peers", "2", *TINY)
         programs.append(peer)
         peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits for company")
         peer_id = peer.peer_id
-        program = psutil.Process(peer.process.pid)
-        (p2pd,) = (child for child in program.children(recursive=True) if "p2pd" in child.name())
-        (p2pd if part == "p2pd" else p2pd.parent()).kill()
-        peer.wait_until(lambda: f"{part} has died: this peer starts again." in peer.output, "it is noticed", 20)
-        peer.wait_until(lambda: peer.output.count("Run folder:") == 2, "it is there again")
-        peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits again")
-        assert peer.peer_id == peer_id
+        for starts, part in enumerate(("p2pd", "The DHT process"), 2):
+            children = psutil.Process(peer.process.pid).children(recursive=True)
+            (p2pd,) = (child for child in children if "p2pd" in child.name())
+            (p2pd if part == "p2pd" else p2pd.parent()).kill()
+            peer.wait_until(lambda: f"{part} has died: this peer starts again." in peer.output, "it is noticed", 20)  # noqa: B023
+            peer.wait_until(lambda: peer.output.count("Run folder:") == starts, "it is there again")  # noqa: B023
+            peer.folder.status.unlink(missing_ok=True)  # of its life before
+            peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits again")
+            assert peer.peer_id == peer_id
         peer.interrupt()
         assert peer.wait(15) == 0, peer.output
     assert summary_of(peer.folder)["outcome"] == "interrupted"

@@ -10,6 +10,7 @@ import torch
 from recipe.presets import preset
 from recipe.run_folder import RunFolder
 from tests.helpers.cli import Program, reaping
+from tests.helpers.clusters import rude_listener
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -59,8 +60,9 @@ def test_an_address_where_nobody_listens(refused):
 
 
 def test_an_address_where_somebody_else_listens(refused):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        error = refused("--initial-peers", ADDRESS.format(port=server.getsockname()[1]))
+    """One who hangs up; who says nothing is given five seconds, twice (`tests/integration/swarms/test_network.py`)."""
+    with rude_listener() as (_, port):
+        error = refused("--initial-peers", ADDRESS.format(port=port))
     assert "No peer with the expected id answers" in error
 
 

@@ -12,6 +12,7 @@ from hivemind.utils.asyncio import aiter_with_timeout, as_aiter
 
 from swarm.averaging.audit.audits import Audits
 from swarm.network.peer_service import PeerService
+from swarm.protocol.admission import Admission
 from swarm.runtime.async_utils import until_caller_hangs_up
 from swarm.runtime.line_use import LineUse
 
@@ -49,11 +50,17 @@ async def ask_for(p2p: P2P, namespace: str, line: LineUse, peer: PeerID, request
 
 
 async def show_evidence(
-    audits: Audits | None, line: LineUse, requests: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    audits: Audits | None,
+    admission: Admission,
+    line: LineUse,
+    requests: AsyncIterator[averaging_pb2.AveragingData],
+    context: P2PContext,
 ) -> AsyncIterator[averaging_pb2.AveragingData]:
-    """The other side of `ask_for`."""
+    """The other side of `ask_for`. Who was removed since a round is shown nothing of it: there are gradients in it."""
     try:
         request = await anext(requests)
+        if admission.is_removed(context.remote_id):
+            raise ValueError("it was removed from the run")
         if audits is None:
             raise ValueError("averages are not checked in this run")
         shown = await audits.answer(context.remote_id, request.group_id)
@@ -67,5 +74,7 @@ async def show_evidence(
         answer = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=piece)
         answer.weight = float(begin + PIECE_BYTES >= len(shown))
         await line.send(answer.ByteSize())
+        if admission.is_removed(context.remote_id):  # meanwhile
+            return
         yield answer
     await until_caller_hangs_up()

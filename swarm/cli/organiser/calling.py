@@ -1,8 +1,14 @@
-"""How the organiser's commands reach the peers of her run; they need no peer of hers."""
+"""How the organiser's commands reach the peers of her run; they need no peer of hers.
+
+Who is there is found out at all addresses side by side, while the libraries are still being imported: if nobody is, a
+person hears of it as soon as those are there, and no p2pd has been started.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,26 +20,83 @@ if TYPE_CHECKING:
     from swarm.network.dht_process import SwarmDHT
     from swarm.protocol.certificates import Authority
 
+LOOK_SECONDS = 3.0
+"""For a connection and a greeting, from the other side of the world or from a busy machine."""
+PATIENCE_SECONDS = 5.0
+"""With peers that are there and too busy to answer in time: they are asked once more."""
+MANIFEST_SECONDS = 4.0
+"""In which peers that are there say what is trained."""
+
 
 class NotTold(Exception):  # noqa: N818 (reads as what it says)
     """The swarm was not reached. The text is a sentence that says why."""
 
 
-@contextlib.contextmanager
-def calling(addresses: Sequence[str], authority: Authority) -> Iterator[tuple[SwarmDHT, RunManifest]]:
-    """A connection to the peers of the run, and what is trained there.
+class Lookout:
+    """Looks who is there, from now on, while this program does something else.
 
     Args:
         addresses: of peers of the run
+    """
+
+    def __init__(self, addresses: Sequence[str]):
+        self.addresses = tuple(addresses)
+        self._found: list[str] = []
+        self._why = ""
+        self._looking = threading.Thread(target=self._look, name="lookout", daemon=True)
+        self._looking.start()
+
+    def _look(self) -> None:
+        try:
+            self._found = check_reachable(self.addresses, LOOK_SECONDS, is_greeted=True)
+        except InputError as error:
+            self._why = str(error)
+
+    def found(self) -> list[str]:
+        """The addresses where a peer is.
+
+        Raises:
+            NotTold: there is none
+        """
+        self._looking.join()
+        if self._why:
+            raise NotTold(self._why)
+        return self._found
+
+
+class Deadline:
+    """Of several things in a row.
+
+    Args:
+        seconds: from now on, for all of them
+    """
+
+    def __init__(self, seconds: float):
+        self._at = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds; never none, which would mean for ever."""
+        return max(0.1, self._at - time.monotonic())
+
+
+@contextlib.contextmanager
+def calling(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT, RunManifest]]:
+    """A connection to the peers of the run, and what is trained there.
+
+    Args:
+        lookout: for peers of the run
         authority: the run
 
     Raises:
         NotTold: nobody answers, or nobody trains this run there
     """
+    addresses = lookout.found()
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 
     try:
-        dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(addresses)), client_mode=True))
+        options = NetworkOptions(initial_peers=tuple(addresses), client_mode=True, patience_seconds=PATIENCE_SECONDS)
+        dht = start_dht(options)
     except InputError as error:  # the clock may be wrong, too: that must not keep the organiser from signing
         raise NotTold(str(error)) from None
     try:
@@ -50,7 +113,7 @@ def _manifest(dht: SwarmDHT, addresses: Sequence[str], authority: Authority) -> 
 
     run_id = authority.run_id
     try:
-        found = read_manifests(dht, addresses, run_id, authority.organiser)
+        found = read_manifests(dht, addresses, run_id, authority.organiser, MANIFEST_SECONDS)
     except InputError as error:
         raise NotTold(str(error)) from None
     if run_id not in found:

@@ -24,7 +24,7 @@ import tyro
 
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
-from swarm.cli.organiser.calling import NotTold, calling
+from swarm.cli.organiser.calling import Lookout, NotTold, calling
 from swarm.cli.organiser.organiser_options import OrganiserOptions
 from swarm.network.addresses import parse_initial_peers
 
@@ -78,6 +78,7 @@ def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
 def _control(options: ControlOptions, say: Callable[[str], None]) -> None:
     options.check()
     given = None if options.initial_peers is None else parse_initial_peers(options.initial_peers)
+    lookout = Lookout(given or options.organiser.addresses)
     folder = options.organiser.opened()
     from swarm.protocol.orders import Order, What
 
@@ -93,7 +94,7 @@ def _control(options: ControlOptions, say: Callable[[str], None]) -> None:
         signer = folder.signer()
         check_right(signer, folder.authority, Right.CONTROL)
     try:
-        with calling(given or folder.addresses, folder.authority) as (dht, manifest):
+        with calling(lookout, folder.authority) as (dht, manifest):
             from swarm.membership.control.giving import give_order, situation
 
             if what is None:

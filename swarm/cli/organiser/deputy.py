@@ -20,7 +20,7 @@ import tyro
 
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
-from swarm.cli.organiser.calling import NotTold, calling
+from swarm.cli.organiser.calling import Lookout, NotTold, calling
 from swarm.cli.organiser.organiser_options import OrganiserOptions, date, listed
 from swarm.network.addresses import parse_initial_peers
 
@@ -90,7 +90,7 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
     if signer.warrant:
         raise InputError("A deputy cannot revoke another one: use the organiser's own key.")
     try:
-        with calling(given or folder.addresses, folder.authority) as (dht, manifest):
+        with calling(Lookout(given or folder.addresses), folder.authority) as (dht, manifest):
             from swarm.membership.control.revoking import revoke_deputy
 
             done = revoke_deputy(dht, manifest, signer, key)

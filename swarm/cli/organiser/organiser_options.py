@@ -11,6 +11,7 @@ from recipe.command_line import arg
 from recipe.errors import InputError
 from recipe.interrupts import raise_again
 from recipe.run_folder import check_name
+from swarm.enrolment.contact import BOOKS_FILE, CONTACT_FILE, FOLDER, Contact
 from swarm.runtime.hivemind_version import check_hivemind_version
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
@@ -44,6 +45,16 @@ class RunOptions:
         """
         return _opened(self, None)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the organiser's peer was last; known before anything slow is imported.
+
+        Raises:
+            InputError: there is no such run, or no peer has started it yet
+        """
+        folder = self.output_dir.expanduser() / FOLDER
+        return Contact.read(folder / _chosen(folder, self.run_id)).addresses
+
 
 @dataclass(frozen=True)
 class OrganiserOptions(RunOptions):
@@ -58,12 +69,12 @@ class OrganiserOptions(RunOptions):
 
 
 def _opened(options: RunOptions, key: Path | None) -> OrganiserFolder:
+    run_id = _chosen(options.output_dir.expanduser() / FOLDER, options.run_id)
     silence_libraries()
     check_hivemind_version()
     with quick_imports():
-        from swarm.enrolment.organiser_folder import FOLDER, OrganiserFolder
+        from swarm.enrolment.organiser_folder import OrganiserFolder
     raise_again()  # a passphrase may be asked for: whoever is killed then leaves a terminal that shows no letters
-    run_id = _chosen(options.output_dir.expanduser() / FOLDER, options.run_id)
     return OrganiserFolder(options.output_dir, run_id, key)
 
 
@@ -84,16 +95,13 @@ def _chosen(folder: Path, run_id: str | None) -> str:
 
 def _started_at(folder: Path) -> dict[str, float]:
     """By the name of a run: when the organiser's peer has started last; 0 if it never did."""
-    from swarm.enrolment.organiser_folder import CONTACT_FILE
-    from swarm.enrolment.registry import FILE_NAME
-
     found = {}
     try:
         for path in folder.iterdir():
             contact = path / CONTACT_FILE
             if contact.is_file():
                 found[path.name] = contact.stat().st_mtime
-            elif (path / FILE_NAME).is_file():
+            elif (path / BOOKS_FILE).is_file():
                 found[path.name] = 0.0
     except OSError:  # not there, or not a folder
         pass

@@ -10,7 +10,7 @@ You sign a new list of removed members. The peers of the run pass it on among th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +20,7 @@ import tyro
 
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
-from swarm.cli.organiser.calling import NotTold, calling
+from swarm.cli.organiser.calling import Deadline, Lookout, NotTold, calling
 from swarm.cli.organiser.organiser_options import OrganiserOptions, listed, short
 from swarm.network.addresses import parse_initial_peers
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from swarm.protocol.certificates import Authority, Signer
 
 ANSWER_SECONDS = 15.0
+"""In which the peers that are there have said what they know, and have the new list."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +119,12 @@ def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
 
 def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
     options.check()
-    addresses = None if options.initial_peers is None else parse_initial_peers(options.initial_peers)
-    folder = options.organiser.opened()
-    change = _change(options, folder)
+    given = None if options.initial_peers is None else parse_initial_peers(options.initial_peers)
+    lookout = None if options.offline else Lookout(given or options.organiser.addresses)
+    change = _change(options, options.organiser.opened())
     if options.close:
         change.registry.close_invitation_of(change.member.serial)
-    status = _make(options, change, addresses or folder.addresses, say)
+    status = _make(change, lookout, say)
     if not options.restore and (uses := change.registry.uses_left_of(change.member.serial)):
         people = "one more person" if uses == 1 else f"{uses:,} more people"
         say(
@@ -133,14 +134,14 @@ def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
     return status
 
 
-def _make(options: RemoveOptions, change: Change, addresses: Sequence[str], say: Callable[[str], None]) -> int:
-    """Sign the list and hand it out; the exit status."""
-    if options.offline:
+def _make(change: Change, lookout: Lookout | None, say: Callable[[str], None]) -> int:
+    """Sign the list and hand it out, if anybody is to be called; the exit status."""
+    if lookout is None:
         say(change.made())
         say("The new list is kept: it goes out with the next one, or when your peer starts.")
         return 0
     try:
-        num_peers = hand_out(change, addresses)
+        num_peers = hand_out(change, lookout)
     except NotTold as error:
         say(change.made())
         print(
@@ -202,11 +203,11 @@ def find_member(registry: Registry, who: str, run_id: str) -> Member:
 # ---- the swarm ------------------------------------------------------------------------------------------------------
 
 
-def hand_out(change: Change, addresses: Sequence[str]) -> int:
+def hand_out(change: Change, lookout: Lookout) -> int:
     """Sign the new list and give it to the peers of the run, after what they know was taken into the books.
 
     Args:
-        addresses: of peers of the run
+        lookout: for peers of the run
 
     Returns:
         how many peers it was handed to
@@ -219,10 +220,11 @@ def hand_out(change: Change, addresses: Sequence[str]) -> int:
     from swarm.protocol.signed_lists import REMOVED
 
     try:
-        with calling(addresses, change.authority) as (dht, manifest):
-            _keep_newest(dht, manifest, change)
-            peers = _who_trains(dht, manifest)[:MORE_RECEIVERS]
-            num_taken = push_list(dht, manifest.key_prefix, REMOVED, change.signed, tuple(peers))
+        with calling(lookout, change.authority) as (dht, manifest):
+            deadline = Deadline(ANSWER_SECONDS)
+            _keep_newest(dht, manifest, change, deadline)
+            peers = _who_trains(dht, manifest, deadline)[:MORE_RECEIVERS]
+            num_taken = push_list(dht, manifest.key_prefix, REMOVED, change.signed, tuple(peers), deadline.left)
     except (TimeoutError, CancelledError, OSError, RuntimeError):
         raise NotTold("The peers there are too busy to answer.") from None
     if peers and not num_taken:
@@ -230,22 +232,22 @@ def hand_out(change: Change, addresses: Sequence[str]) -> int:
     return num_taken
 
 
-def _keep_newest(dht: SwarmDHT, manifest: RunManifest, change: Change) -> None:
+def _keep_newest(dht: SwarmDHT, manifest: RunManifest, change: Change, deadline: Deadline) -> None:
     """A list that was signed on another machine must not be lost."""
     from swarm.protocol.certificates import NotSigned
     from swarm.protocol.signed_lists import REMOVED
 
-    dht.get(f"{manifest.key_prefix}.{REMOVED}", latest=True, return_future=True).result(ANSWER_SECONDS)
-    if signed := dht.newest_list(REMOVED, ANSWER_SECONDS):
+    dht.get(f"{manifest.key_prefix}.{REMOVED}", latest=True, return_future=True).result(deadline.left)
+    if signed := dht.newest_list(REMOVED, deadline.left):
         try:
             change.registry.keep_removals(signed, change.authority)
         except NotSigned:  # this machine's clock is behind
             pass
 
 
-def _who_trains(dht: SwarmDHT, manifest: RunManifest) -> list[PeerID]:
+def _who_trains(dht: SwarmDHT, manifest: RunManifest, deadline: Deadline) -> list[PeerID]:
     """Peers that can be called; the others ask for the list every few seconds."""
     from swarm.membership.progress_store import progress_records
 
-    records = progress_records(dht, manifest, timeout_seconds=ANSWER_SECONDS)
+    records = progress_records(dht, manifest, timeout_seconds=deadline.left)
     return [peer_id for peer_id, record in records.items() if not record.client_mode]

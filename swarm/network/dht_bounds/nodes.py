@@ -4,16 +4,23 @@
   records of it, and nobody else. So each peer has one place, and nobody gets that of another.
 - Who asks for many keys at once, or for the same again and again, would keep the node busy for minutes; and an answer
   of more than 4 MiB does not get through.
+- A newcomer is given the records that it should have, and may ask to be called back. Who is new again and again would
+  use up the line of whoever gives; and who is called back and does not answer, the calls that a process answers at a
+  time, so that it would hear no member any more.
+- Names cost a stranger nothing: what all of them use up is counted apart from what those use up who are known.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 
-from swarm.runtime.token_bucket import TokenBuckets
+from swarm.network.signed_records import records_of
+from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
 MAX_KEYS = 32
 """Of one question; a peer of ours asks for one or two."""
@@ -22,8 +29,32 @@ MAX_ANSWER_BYTES = 3 * 2**20 + 2**18
 BYTES_AT_ONCE, BYTES_PER_SECOND = 2**24, 2**20
 """That a peer gets in answers: members find each other in what is pushed to them, and a newcomer asks a few times."""
 
-_update_routing_table, _find = DHTProtocol.update_routing_table, DHTProtocol.rpc_find
-_answered = TokenBuckets(BYTES_AT_ONCE, BYTES_PER_SECOND)
+HAND_OVERS, HAND_OVERS_PER_SECOND = 64, 1.0
+"""Newcomers that are given records, of all: others find them by a search."""
+PINGS_OF_A_PEER, ALL_PINGS = 2, 128
+"""That are called back at a time."""
+
+
+class CallerLimits:
+    """How much each caller may use up: of those who are known, and of strangers, who crowd out each other only.
+
+    Args:
+        most, per_second: as of `TokenBuckets`
+    """
+
+    def __init__(self, most: float, per_second: float):
+        self._known, self._strangers = TokenBuckets(most, per_second), TokenBuckets(most, per_second)
+
+    def of(self, protocol: DHTProtocol, caller: PeerID) -> TokenBuckets:
+        """Those in which this caller's use is counted."""
+        records = records_of(protocol)
+        return self._known if records is not None and caller in records.met else self._strangers
+
+
+_update_routing_table, _find, _ping = DHTProtocol.update_routing_table, DHTProtocol.rpc_find, DHTProtocol.rpc_ping
+_answered = CallerLimits(BYTES_AT_ONCE, BYTES_PER_SECOND)
+_handed_over = TokenBucket(HAND_OVERS, HAND_OVERS_PER_SECOND)
+_called_back: Counter[PeerID] = Counter()
 
 
 async def update_routing_table(self: DHTProtocol, node_id: DHTID | None, peer_id: PeerID, responded: bool = True):
@@ -35,6 +66,10 @@ async def update_routing_table(self: DHTProtocol, node_id: DHTID | None, peer_id
         before = table.get(peer_id=peer_id)
         if before is not None and before != node_id and before in table:
             del table[before]
+        if node_id not in table and not _handed_over.take():
+            if (silent := table.add_or_update_node(node_id, peer_id)) is not None:  # is it here?
+                await self.call_ping(silent[1])
+            return
     await _update_routing_table(self, node_id, peer_id, responded)
 
 
@@ -46,7 +81,8 @@ async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2P
     """
     if len(request.keys) > MAX_KEYS or len(set(request.keys)) < len(request.keys):
         raise ValueError(f"a question for {len(request.keys)} keys")
-    if not _answered.may(context.remote_id):
+    answered = _answered.of(self, context.remote_id)
+    if not answered.may(context.remote_id):
         raise ValueError("this peer has had enough answers for now")
     response = await _find(self, request, context)
     num_bytes = 0
@@ -56,5 +92,25 @@ async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2P
             num_bytes -= len(result.value)
             result.type = dht_pb2.NOT_FOUND
             result.ClearField("value")
-    _answered.spend(context.remote_id, num_bytes)
+    answered.spend(context.remote_id, num_bytes)
     return response
+
+
+async def rpc_ping(self: DHTProtocol, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
+    """As Hivemind's, which waits for the caller if it wants to be called back.
+
+    Raises:
+        ValueError: too many wait for that
+    """
+    if not request.validate:
+        return await _ping(self, request, context)
+    caller = context.remote_id
+    if _called_back[caller] >= PINGS_OF_A_PEER or _called_back.total() >= ALL_PINGS:
+        raise ValueError("too many want to be called back at this moment")
+    _called_back[caller] += 1
+    try:
+        return await _ping(self, request, context)
+    finally:
+        _called_back[caller] -= 1
+        if not _called_back[caller]:
+            del _called_back[caller]

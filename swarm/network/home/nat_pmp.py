@@ -47,11 +47,7 @@ class NatPmpRouter:
 
     async def open(self, port: int, external_port: int, lease_seconds: int) -> tuple[int, int]:
         """As `Router.open`; the router may choose another port than the wanted one."""
-        answer = await self._map(port, external_port, lease_seconds)
-        inside, outside, seconds = struct.unpack("!HHI", answer)
-        if inside != port or not outside or not seconds:
-            raise RouterRefuses("its answer makes no sense")
-        return outside, seconds
+        return lease_in(await self._map(port, external_port, lease_seconds), port)
 
     async def close(self, port: int, external_port: int) -> None:
         """As `Router.close`."""
@@ -83,9 +79,33 @@ async def _answer(line: socket.socket, operation: int, num_bytes: int) -> bytes:
     """Raises RouterRefuses: it says no"""
     while True:
         data = await asyncio.get_running_loop().sock_recv(line, 64)
-        if len(data) < 4 or data[0] != 0 or data[1] != _ANSWER + operation:
-            continue  # not an answer to this
-        if result := int.from_bytes(data[2:4]):
-            raise RouterRefuses(_REASONS.get(result, f"it says error {result}"))
-        if len(data) == 8 + num_bytes:  # bytes 4 to 7 tell since when it runs
-            return data[8:]
+        if (answer := answer_in(data, operation, num_bytes)) is not None:
+            return answer
+
+
+def answer_in(data: bytes, operation: int, num_bytes: int) -> bytes | None:
+    """What follows the head of a datagram, `num_bytes` long; None if it is not an answer to this operation.
+
+    Raises:
+        RouterRefuses: it says no
+    """
+    if len(data) < 4 or data[0] != 0 or data[1] != _ANSWER + operation:
+        return None
+    if result := int.from_bytes(data[2:4]):
+        raise RouterRefuses(_REASONS.get(result, f"it says error {result}"))
+    return data[8:] if len(data) == 8 + num_bytes else None  # bytes 4 to 7 tell since when it runs
+
+
+def lease_in(answer: bytes, port: int) -> tuple[int, int]:
+    """The outer port and the seconds of the lease.
+
+    Args:
+        answer: 8 bytes, to the wish for this port
+
+    Raises:
+        RouterRefuses: it makes no sense
+    """
+    inside, outside, seconds = struct.unpack("!HHI", answer)
+    if inside != port or not outside or not seconds:
+        raise RouterRefuses("its answer makes no sense")
+    return outside, seconds

@@ -94,19 +94,27 @@ class UpnpRouter:
                 location = await _description(gateway, own_host, target)
         except (TimeoutError, OSError):
             return None
-        requester = GatewayRequester(gateway)
+        return await cls.at(location, own_host, GatewayRequester(gateway))
+
+    @classmethod
+    async def at(cls, location: str, own_host: str, requester: GatewayRequester) -> UpnpRouter | None:
+        """The router that describes itself there, if it is one and connected; never raises.
+
+        Args:
+            location: URL of the description
+        """
         try:
             device = await UpnpFactory(requester, non_strict=True).async_create_device(location)
+            services = [one for one in device.all_services if one.service_type.startswith(_CONNECTIONS)]
         except Exception as error:  # the library raises what it likes at descriptions that make no sense
-            logger.debug(f"the description of {gateway} cannot be used: {error!r}")
+            logger.debug(f"the description at {location} cannot be used: {error!r}")
             return None
-        for service in device.all_services:
-            if service.service_type.startswith(_CONNECTIONS):
-                router = cls(service, own_host, "", requester)
-                with contextlib.suppress(RouterRefuses, ValueError, KeyError):  # not connected by this one
-                    answer = await router._call("GetExternalIPAddress")
-                    router.external_host = str(ipaddress.IPv4Address(answer["NewExternalIPAddress"]))
-                    return router
+        for service in services:
+            router = cls(service, own_host, "", requester)
+            with contextlib.suppress(RouterRefuses, ValueError, KeyError):  # not connected by this one
+                answer = await router._call("GetExternalIPAddress")
+                router.external_host = str(ipaddress.IPv4Address(answer["NewExternalIPAddress"]))
+                return router
         return None
 
     async def open(self, port: int, external_port: int, lease_seconds: int) -> tuple[int, int]:
@@ -158,12 +166,12 @@ async def _description(gateway: str, own_host: str, target: tuple[str, int]) -> 
                 async with asyncio.timeout(REPEAT_SECONDS):
                     for _ in range(MAX_ANSWERS):
                         data, (host, port) = await loop.sock_recvfrom(line, MAX_DATAGRAM_BYTES)
-                        if host == gateway and (location := _location(data, (host, port))) is not None:
+                        if host == gateway and (location := location_in(data, (host, port))) is not None:
                             return location
 
 
-def _location(data: bytes, sender: tuple[str, int]) -> str | None:
-    """The URL in an answer, if it is one of the sender's own."""
+def location_in(data: bytes, sender: tuple[str, int]) -> str | None:
+    """The URL in an answer to the search, if it is one of the sender's own."""
     try:
         _, headers = decode_ssdp_packet(data, None, sender)
         location = headers.get("location", "")

@@ -2,19 +2,22 @@
 
 import contextlib
 import re
+import time
 
 import pytest
 
 from swarm.cli.organiser import remove
 from swarm.peer.membership.credentials import Credentials
 from tests.helpers.attacks import outsiders
-from tests.helpers.attacks.attacked_run import LOOPBACK, TOGETHER, Attacked, Seen
+from tests.helpers.attacks.attacked_run import LOOPBACK, TOGETHER, Attacked, Seen, rounds_of
+from tests.helpers.attacks.rounds_under_attack import failed_of
 from tests.helpers.cli import PACED, PeerProgram, reaping
 from tests.helpers.swarm_peers import Peers
 
 pytestmark = pytest.mark.timeout(300)
 ATTACK_SECONDS = 120.0
 """At most; it ends when the honest peers have made their updates."""
+STATE = re.compile(r"Took over step \d+ from .*: ([\d.]+) MB in")
 NOTHING = re.compile(r"got 0 bytes of the state, 0 answers, and \[('PROTOCOL_VIOLATION')?\] to knocks")
 
 
@@ -28,13 +31,26 @@ def attacker(_name, _initial_peers, line, kind, address, sizes, identity=None, c
     outsiders.attack(kind, [address], ATTACK_SECONDS, line.put, identity=identity, certificate=certificate, **sizes)
 
 
+def received_bytes(attacker) -> int:
+    """What its p2pd has read, from the network and from itself; it says so, and not the attacker."""
+    daemons = [process for process in attacker.processes() if "p2pd" in process.name()]
+    return sum(process.io_counters().read_chars for process in daemons)
+
+
 def assert_gets_nothing(run, peers, mallory) -> None:
     """It tries while the honest peers make updates, and some times more."""
     peers.until(lambda: any("to knocks" in message for message in mallory.messages))
+    before, tries = received_bytes(mallory), len(mallory.messages)
     run.trains_on()
-    mallory.messages.clear()
-    peers.until(lambda: len(mallory.messages) >= 2)
-    assert all(NOTHING.fullmatch(message) for message in mallory.messages), mallory.messages
+    peers.until(lambda: len(mallory.messages) >= tries + 3)
+    received, tries = received_bytes(mallory) - before, len(mallory.messages) - tries
+    state_bytes = 1e6 * float(STATE.search(run.peers[1].output)[1])
+    print(f"its p2pd received {received:,} bytes in {tries} tries; a state has {state_bytes:,.0f}")
+    assert received < tries * state_bytes / 4
+    assert all(NOTHING.fullmatch(message) for message in mallory.messages[1:]), mallory.messages
+    honest = {peer.peer_id for peer in run.peers}
+    for peer, seen in zip(run.peers, run.before, strict=True):
+        assert {member for line in rounds_of(peer)[seen.lines :] for member in line.get("members", ())} <= honest
     assert str(outsiders.FALSE_STEP) not in run.said(), "its records are not even read"
     assert len(run.said()) < 20_000, "said once, not each time"
 
@@ -53,10 +69,16 @@ def test_a_removed_member_gets_nothing(run):
         member = PeerProgram(run.folder, "live", "mallory", *options, **PACED)
         programs.append(member)
         member.wait_for_contribution()
+        peer_id = member.peer_id
         said = ["mallory", "--why", "it sent noise", "--output-dir", str(run.folder), "--run-id", "live"]
         assert remove.main(said) == 0
+        removed_at = time.time()
         assert member.wait(30) == 2
         assert "The organiser has removed this peer from the run: it sent noise." in member.output
+        for peer in run.peers:
+            since = [line for line in rounds_of(peer) if line["time"] > removed_at]
+            assert sum(peer_id in line.get("members", ()) for line in since) <= 1, "that was under way"
+            assert failed_of(line["outcome"] for line in since) == []
         certificate = Credentials.read(member.folder.membership).certificate
         identity = run.folder / "identities" / "mallory.key"
         run.begin_again()

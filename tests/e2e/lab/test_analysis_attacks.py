@@ -6,7 +6,7 @@ import math
 import pytest
 
 from analysis.endurance import attacks
-from analysis.endurance.attacks import AttackOptions, is_held, ratios, row, updates_per_second
+from analysis.endurance.attacks import AttackOptions, is_held, more_mb, ratios, row, updates_per_second
 from analysis.endurance.honest_swarm import first_naming
 from recipe.errors import InputError
 from recipe.training.pacing import VARIABLE
@@ -14,7 +14,7 @@ from recipe.training.pacing import VARIABLE
 
 def found(*rates: tuple[float, float], problem: str | None = None, named: int = 3, failed: int = 0) -> dict:
     """A result of pairs of (calm, attacked) updates per second."""
-    window = {"named_by": 0, "failed_rounds": 0, "lines": []}
+    window = {"named_by": 0, "failed_rounds": 0, "lines": [], "peak_mb": {"peer-1": 500.0, "peer-2": 400.0}}
     pairs = [
         {
             "calm": window | {"attacked": False, "updates_per_second": calm},
@@ -58,6 +58,19 @@ def test_a_swarm_that_lost_more_than_a_tenth_or_did_not_live_has_not_held():
     assert not is_held(found())
 
 
+def test_memory_is_of_the_peer_and_the_pair_where_the_attack_took_most():
+    result = found((1.0, 1.0), (1.0, 1.0))
+    assert (more_mb(result), row(result)["more MB"]) == (0.0, "0")
+    result["pairs"][0]["attacked"]["peak_mb"] = {"peer-1": 490.0, "peer-2": 480.0}
+    result["pairs"][1]["calm"]["peak_mb"] = {"peer-1": 300.0, "peer-2": 380.0}
+    result["pairs"][1]["attacked"]["peak_mb"] = {"peer-1": 330.0, "peer-2": 385.0}
+    assert more_mb(result) == 80.0
+    assert is_held(result)
+    result["pairs"][0]["attacked"]["peak_mb"]["peer-2"] = 501.0
+    assert not is_held(result), "101 MB"
+    assert row(found())["more MB"] == "–"
+
+
 def test_an_attacker_is_named_by_its_name_or_its_id():
     text = "step 3 · training\nNo state from mallory: it sent nothing\nQmBad sent a part that is not finite\n"
     assert first_naming(text, set()) == "No state from mallory: it sent nothing"
@@ -90,5 +103,7 @@ def test_a_swarm_is_measured_without_and_with_an_attacker(tmp_path, monkeypatch,
     assert result["problem"] is None
     assert len(result["pairs"]) == 1
     assert all(pair[name]["updates_per_second"] > 0 for pair in result["pairs"] for name in ("calm", "attacked"))
+    assert all(pair[name]["peak_mb"].keys() == {"peer-1", "peer-2"} for pair in result["pairs"] for name in pair)
+    assert all(min(pair[name]["peak_mb"].values()) > 100 for pair in result["pairs"] for name in pair), "with torch"
     assert all("mallory" in line for pair in result["pairs"] for line in pair["attacked"]["lines"])
     assert "claim 1/1:" in capsys.readouterr().out

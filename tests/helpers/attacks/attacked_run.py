@@ -16,6 +16,8 @@ FEW_FILES = ("bash", "-c", 'ulimit -Sn 1024; exec "$@"', "few")
 """Runs a peer with as many open files as a system usually allows."""
 SMALL = [*TINY[:-1], "1024"]
 """The model that makes a few updates a second, with half the samples for each."""
+WIDER = ["128" if word == "32" else word for word in SMALL]
+"""The same with a state of some megabytes, which is easily told from what peers otherwise say to each other."""
 TOGETHER = 10
 """Updates of both honest peers that a swarm has to make under attack."""
 
@@ -70,7 +72,7 @@ class Attacked:
                 "100000",
                 "--validate-every-steps",
                 "100000",
-                *SMALL,
+                *(WIDER if self._options else SMALL),
             ]
             first = PeerProgram(folder, "live", "first", *options, *LOOPBACK, prefix=FEW_FILES, **PACED)
             self._programs.append(first)

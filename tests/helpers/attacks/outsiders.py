@@ -45,6 +45,9 @@ from tests.helpers.attacks.tools import (
 )
 
 FALSE_STEP = 10**6
+NEARLY_ALL_BYTES, LARGE_BYTES = 7_900_000, 100_000_000
+"""Of a message that is as long as one may be, and of one that is longer."""
+KNOCKS, PARTS = "rpc_join_group", "rpc_aggregate_part"
 DRIP_BYTES_PER_SECOND = 24_000
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE = b"\x02\x08\x00"
@@ -156,18 +159,32 @@ async def streams(node: Outsider, count: int = 2000) -> None:
 
 async def buffers(node: Outsider, count: int = 200) -> None:
     """f2: sends 7.9 MB on each of so many streams, one byte short of what it announced."""
-    size = 7_900_000
-    await _hold_streams(node, count, P2P.MESSAGE_MARKER + (size + 1).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER), size)
+    await _hold_streams(node, count, _announced(NEARLY_ALL_BYTES + 1), NEARLY_ALL_BYTES)
 
 
-async def _hold_streams(node: Outsider, count: int, start: bytes, size: int = 0) -> None:
+async def parts(node: Outsider, count: int = 200) -> None:
+    """f2 where peers send each other parts of gradients, which are as long as a message may be."""
+    await _hold_streams(node, count, _announced(NEARLY_ALL_BYTES + 1), NEARLY_ALL_BYTES, PARTS)
+
+
+async def large_messages(node: Outsider, count: int = 200) -> None:
+    """f3: sends messages of 100 MB there."""
+    await _hold_streams(node, count, _announced(LARGE_BYTES), LARGE_BYTES, PARTS)
+
+
+def _announced(num_bytes: int) -> bytes:
+    """The beginning of a message of so many bytes."""
+    return P2P.MESSAGE_MARKER + num_bytes.to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER)
+
+
+async def _hold_streams(node: Outsider, count: int, start: bytes, size: int = 0, method: str = KNOCKS) -> None:
     """Open them, 50 at a time, and hold them; who is thrown out comes back, so often in all."""
     left, held, opened = 5 * count, [], 0
     body = memoryview(bytes(size))
 
     async def one() -> bool:
         try:
-            reader, writer = await asyncio.wait_for(node.open_stream("rpc_join_group"), 10)
+            reader, writer = await asyncio.wait_for(node.open_stream(method), 10)
         except Exception:  # no more is taken: that is what is found out
             return False
         held.append((reader, writer))
@@ -251,6 +268,11 @@ async def waiting(node: Outsider, at_once: int = 20) -> None:
         batch = [signed(signer, node.progress_key, said, expiration) for signer in signers]
         stored = await node.store(members, node.progress_key, batch, expiration)
         node.report(f"{stored} of {at_once} identities were stored")
+
+
+async def sybils(node: Outsider) -> None:
+    """g2: the same with fifty at a time."""
+    await waiting(node, 50)
 
 
 # ---- doors -----------------------------------------------------------------------------------------------------------
@@ -362,10 +384,13 @@ ATTACKS: dict[str, Callable[[Outsider], Awaitable[None]]] = {
     "next-state": next_state,
     "streams": streams,
     "buffers": buffers,
+    "parts": parts,
+    "large-messages": large_messages,
     "records": records,
     "sound-records": sound_records,
     "manifests": manifests,
     "waiting": waiting,
+    "sybils": sybils,
     "knock": knock,
     "thief": thief,
     "relay": relay,

@@ -1,9 +1,11 @@
 """A run by invitation: its members train with each other and nobody else. What others get: `tests/e2e/attacks`."""
 
 import time
+from collections import Counter
 from functools import partial
-from threading import Event
+from threading import Event, Thread
 
+import lightning as L
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -33,8 +35,54 @@ def admission_of(key: bytes, peer_id, serial: int) -> Admission:
     return Admission(Authority("run", signer.public_key), made.signed_by(signer))
 
 
-def train(name, initial_peers, line, key, serial=None, max_steps=-1, min_peers=1, until=lambda updates: False):
-    """A peer; without a serial number it has no certificate. It tells when it is removed, and then leaves."""
+class RemovesInRound(L.Callback):
+    """Hands out a list of removed members at the moment when a round of all three begins; nobody else ever does.
+
+    Args:
+        signed: the list; empty if this peer only counts its rounds
+    """
+
+    def __init__(self, dht, signed: bytes, record: Record):
+        self._dht, self._signed, self._record = dht, signed, record
+        self.rounds = Counter[int]()
+        """By step: more than one, if a round was in vain."""
+        self.removed_at: float | None = None
+        self.step = -1
+        """Of the round that was under way then."""
+
+    def on_train_start(self, trainer, pl_module):
+        averager = trainer.strategy.coordinator.averager
+        run_round = averager.run_round
+
+        def count_and_run(ticket, *arguments):
+            future = run_round(ticket, *arguments)
+            self.rounds[ticket.step] += 1
+            are_together = [update.num_peers for update in self._record.updates[-2:]] == [3, 3]
+            if self._signed and self.removed_at is None and are_together:
+                self.step, self.removed_at = ticket.step, time.monotonic()
+                Thread(target=push_list, args=(self._dht, NAMESPACE, REMOVED, self._signed), daemon=True).start()
+            return future
+
+        averager.run_round = count_and_run
+
+
+def train(
+    name,
+    initial_peers,
+    line,
+    key,
+    serial=None,
+    max_steps=-1,
+    min_peers=1,
+    until=lambda updates: False,
+    compute_seconds=0.02,
+    removes=b"",
+):
+    """A peer; without a serial number it has no certificate. It tells when it is removed, and then leaves.
+
+    Args:
+        removes: list that it hands out itself, in the middle of a round
+    """
     with running_dht(initial_peers, line) as dht:
         admission = OPEN if serial is None else admission_of(key, dht.peer_id, serial)
         removed = Event()
@@ -63,25 +111,16 @@ def train(name, initial_peers, line, key, serial=None, max_steps=-1, min_peers=1
         watch = MemberWatch(dht, admission, NAMESPACE, tell, lambda before: before, on_end)
         if serial is not None:
             watch.start()
-        record, task = Record(line, until), Task(Plan(compute_seconds=0.02))
-        trainer = trainer_for(strategy, [record], max_steps=max_steps)
+        record, task = Record(line, until), Task(Plan(compute_seconds=compute_seconds))
+        removal = RemovesInRound(dht, removes, record)
+        trainer = trainer_for(strategy, [record, removal], max_steps=max_steps)
         try:
             trainer.fit(task, loader(ord(name)))
         finally:
             watch.stop()
         state = {key: value.clone() for key, value in task.net.state_dict().items()}
         outcome = Outcome(str(dht.peer_id), record.updates, record.joined_at, state, {})
-        return outcome, said
-
-
-def remove(name, initial_peers, line, key, serial):
-    """The organiser: she removes a member and goes; when she has told the others, in seconds of this machine."""
-    signer = signer_of(key)
-    signed = Removals("run", 0, {}).with_removed([serial], "it sent noise").signed_by(signer)
-    with running_dht(initial_peers, line, client_mode=True) as dht:
-        dht.take_part(NAMESPACE, Authority("run", signer.public_key), b"")
-        push_list(dht, NAMESPACE, REMOVED, signed)
-        return time.monotonic()
+        return outcome, said, (removal.rounds[removal.step], removal.removed_at)
 
 
 @pytest.fixture
@@ -94,7 +133,7 @@ def test_members_train_together_and_an_outsider_does_not(key):
         peers.start("a", partial(train, max_steps=12, min_peers=2), key, 1)
         peers.start("b", partial(train, max_steps=12, min_peers=2), key, 2)
         peers.start("x", partial(train, max_steps=3), key, None)
-        (a, _), (b, _), (x, _) = (peers.results()[name] for name in "abx")
+        (a, *_), (b, *_), (x, *_) = (peers.results()[name] for name in "abx")
     assert_equal_updates(a, b)
     assert max(update.num_peers for update in a.updates) == 2
     assert {update.num_peers for update in x.updates} == {1}, "it trains by itself"
@@ -108,29 +147,29 @@ def test_a_forged_certificate_opens_nothing(key):
         peers.start("a", partial(train, max_steps=12, min_peers=2), key, 1)
         peers.start("b", partial(train, max_steps=12, min_peers=2), key, 2)
         peers.start("x", partial(train, max_steps=3), other, 3)
-        (a, _), (b, _), (x, _) = (peers.results()[name] for name in "abx")
+        (a, *_), (b, *_), (x, *_) = (peers.results()[name] for name in "abx")
     assert_equal_updates(a, b)
     assert x.peer_id not in set().union(*(update.peer_ids for update in a.updates))
 
 
-def test_a_removed_member_leaves_and_the_others_go_on(key):
-    """Also when the organiser has gone by then."""
+def test_a_removed_member_is_out_within_one_update_and_no_round_is_lost(key):
+    """The organiser is nowhere: what she has signed goes from one member to the others, while a round is under way."""
+    signed = Removals("run", 0, {}).with_removed([3], "it sent noise").signed_by(signer_of(key))
+    peer = partial(train, min_peers=3, compute_seconds=0.25)
     with Peers() as peers:
-        peers.start("a", partial(train, min_peers=3, until=_has_left), key, 1)
-        peers.start("b", partial(train, min_peers=3, until=_has_left), key, 2)
-        bad = peers.start("c", partial(train, min_peers=3), key, 3)
-        peers.until(lambda: any(num_peers == 3 for _, num_peers, _ in bad.messages))
-        peers.start("o", remove, key, 3)
-        (a, _), (b, _), (c, said), removed_at = (peers.results()[name] for name in "abco")
+        peers.start("a", partial(peer, until=_has_left, removes=signed), key, 1)
+        peers.start("b", partial(peer, until=_has_left), key, 2)
+        peers.start("c", peer, key, 3)
+        (a, _, (rounds, removed_at)), (b, *_), (c, said, _) = (peers.results()[name] for name in "abc")
     assert said == ["The organiser has removed this peer from the run: it sent noise."]
+    assert rounds == 1, "the round that was under way"
     assert_equal_updates(a, b)
-    late = [update.at - removed_at for update in a.updates if update.num_peers == 3 and update.at > removed_at]
-    print(f"{len(late)} more updates with it, the last {max(late, default=0):.2f} s after the removal")
-    assert max(late, default=0) < 10
-    assert c.peer_id not in a.updates[-1].peer_ids
+    under_way, *later = (update for update in a.updates if update.at > removed_at)
+    assert under_way.complete
+    assert [update.num_peers for update in later if c.peer_id in update.peer_ids] == []
 
 
 def _has_left(updates) -> bool:
-    """A third peer was there, and has not been for ten updates."""
+    """A third peer was there, and has not been for some updates."""
     numbers = [update.num_peers for update in updates]
-    return 3 in numbers and numbers[-10:] == [2] * 10
+    return 3 in numbers and numbers[-4:] == [2] * 4

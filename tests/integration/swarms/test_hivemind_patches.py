@@ -135,7 +135,7 @@ def test_strangers_traffic_is_not_relayed(monkeypatch):
         target = await P2P.create([str(address)], host_maddrs=None, no_listen=True, dht_mode="client")
         try:
             arguments = psutil.Process(target._child.pid).cmdline()
-            assert "-relayService=0" in arguments
+            assert {"-relayService=0", f"-connHi={repairs.CONNECTIONS}"} <= {*arguments}
             await Answers().add_p2p_handlers(target)
             ours = Answers.get_stub(stub._p2p, target.peer_id)
             assert await asyncio.wait_for(ours.rpc_call(DownloadData(metadata=b"x")), 10), "over its own connection"

@@ -3,18 +3,25 @@
 import asyncio
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from hivemind.proto.averaging_pb2 import AveragingData, MessageCode
+from hivemind.utils.asyncio import as_aiter
 
 from swarm.averaging.audit import audits as audits_module
 from swarm.averaging.audit.audits import KEPT_ROUNDS, UNANSWERED, Audits
+from swarm.averaging.audit.evidence_call import show_evidence
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
 from swarm.averaging.audit.statements import Receipt, root_of
 from swarm.membership.backoff import BlameBackoff
 from swarm.protocol.auto_mode import Pace, Plan
 from swarm.protocol.messages import MAX_LINE_KBPS, MAX_TICKET_BYTES, NOWHERE, Blame, Group, Ticket
+from swarm.protocol.signed_lists import REMOVED
 from swarm.protocol.wire import to_wire
+from swarm.runtime.line_use import LineUse
 from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, key, peer, sealed_share
+from tests.helpers.owners import Organiser
 
 MEMBERS = (0, 1, 2, 3)
 REFUSED = "read|no proof|signed|contradict|other|another|honest|bytes|known|decoded|unexpected|malformed"
@@ -262,6 +269,29 @@ def test_strangers_are_shown_nothing_and_members_not_too_often():
 
     _, shown = run(scenario, share=0.0)
     assert 1 < shown < 100
+
+
+def test_who_was_removed_since_is_shown_nothing():
+    """Of the last rounds, in which it was, everybody keeps gradients and averages."""
+    organiser, shown = Organiser(), []
+    here, other = (organiser.admission(peer(number)) for number in (0, 1))
+
+    async def ask(members, share):
+        request = as_aiter(AveragingData(group_id=to_wire("part", share.receipt.stripe, 0)))
+        context = SimpleNamespace(remote_id=peer(1))
+        answers = show_evidence(members.audits[LIAR], here, LineUse(), request, context)
+        shown.append(MessageCode.Name((await anext(answers)).code))
+        await answers.aclose()
+
+    async def scenario(members):
+        share = await members.round()
+        here.admit(other.show(b""), peer(1))
+        await ask(members, share)
+        here.lists.take(REMOVED, organiser.remove(other))
+        await ask(members, share)
+
+    run(scenario, share=0.0)
+    assert shown == ["AVERAGED_PART", "PROTOCOL_VIOLATION"]
 
 
 def test_a_reducer_keeps_what_it_was_given_for_a_few_rounds_only():

@@ -1,5 +1,8 @@
 """`swarm remove`: who is meant, what is signed, and what is said when nobody hears of it."""
 
+import socket
+import time
+
 import pytest
 
 from swarm.cli.organiser.remove import main
@@ -42,6 +45,18 @@ def test_a_list_that_nobody_gets_is_kept(her_run, capsys):
     error = capsys.readouterr().err
     assert error.startswith("error: The swarm has not heard of it. None of the --initial-peers can be reached: 127.0.0")
     assert "The new list is kept: it goes out when your peer starts, or when you run swarm remove again." in error
+    assert list_of(her_run) == {ada.serial: ""}
+
+
+def test_peers_that_take_calls_and_say_nothing_are_given_up_together(her_run, capsys):
+    """As frozen ones. Libraries are here already; a person's program imports them meanwhile."""
+    ada = her_run.add("ada")
+    with socket.create_server(("127.0.0.1", 0)) as frozen, socket.create_server(("127.0.0.1", 0)) as another:
+        addresses = [NOBODY.replace("/tcp/1/", f"/tcp/{server.getsockname()[1]}/") for server in (frozen, another)]
+        began = time.monotonic()
+        ran(her_run.options("ada", "--initial-peers", *addresses), status=1)
+        assert time.monotonic() - began < 6, "no p2pd was started for them"
+    assert capsys.readouterr().err.count("(timed out)") == len(addresses)
     assert list_of(her_run) == {ada.serial: ""}
 
 

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from swarm.desk.desk import Desk
+from swarm.desk.ledger import bookkeeper
 from swarm.desk.ledger.bookkeeper import Bookkeeper
 from swarm.desk.ledger.credits import Credits
 from swarm.ledger.collector import Collected
@@ -115,7 +116,8 @@ def swarm(tmp_path) -> Swarm:
 
 
 @pytest.fixture
-def books(swarm) -> Bookkeeper:
+def books(swarm, monkeypatch) -> Bookkeeper:
+    monkeypatch.setattr(bookkeeper, "NICE", 0)  # beside other tests it would yield to all of them
     return Bookkeeper(swarm.hand_over, swarm.folder, Credits(swarm.folder.with_name(f"{RUN}.credits.json"), RUN))
 
 

@@ -12,8 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
+from swarm.enrolment.contact import BOOKS_FILE
 from swarm.enrolment.organiser_key import make_deputy
-from swarm.enrolment.registry import FILE_NAME, NO_NAME, NotInvited, Registry
+from swarm.enrolment.registry import NO_NAME, NotInvited, Registry
 from swarm.protocol.certificates import (
     EVERYTHING,
     MAX_NAME_LENGTH,
@@ -248,7 +249,7 @@ def test_damaged_books(registry, tmp_path):
         path.unlink()
     with pytest.raises(InputError, match=r"cannot be used .*: see that the file is there"):
         registry.members()
-    (registry.folder / FILE_NAME).write_bytes(b"no database at all " * 100)
+    (registry.folder / BOOKS_FILE).write_bytes(b"no database at all " * 100)
     for use in (lambda: Registry(registry.folder), registry.members, registry.removals):
         with pytest.raises(InputError, match=r"are damaged .*: restore the file from a copy"):
             use()

@@ -1,6 +1,7 @@
 """Multiaddresses: what is accepted, what is refused and with which words, and what is printed."""
 
 import socket
+import threading
 import time
 
 import pytest
@@ -138,6 +139,26 @@ def test_reachable_says_why_not(listener):
     assert reachable(local(closed_port()), 5) == "connection refused"
     assert reachable(f"/dns/nobody.invalid/tcp/1/p2p/{RSA_ID}", 5) == "name not found"
     assert reachable(f"/ip4/127.0.0.1/udp/9/quic-v1/p2p/{RSA_ID}", 5) is None
+
+
+def test_who_has_to_say_something_first():
+    """As p2pd does; the system of a peer that is frozen only takes connections."""
+    said: list[bytes] = [b"\x13/multistream/1.0.0\n", b""]
+
+    def serve(server: socket.socket) -> None:
+        for words in said:
+            with server.accept()[0] as connection:
+                connection.sendall(words)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = local(server.getsockname()[1])
+        assert reachable(address, 0.3, is_greeted=True) == "timed out", "nobody has accepted"
+        server.settimeout(10)
+        server.accept()[0].close()
+        serving = threading.Thread(target=serve, args=(server,))
+        serving.start()
+        assert [reachable(address, 5, is_greeted=True) for _ in said] == [None, "hung up"]
+        serving.join()
 
 
 def test_slow_addresses_time_out_together(monkeypatch, listener):

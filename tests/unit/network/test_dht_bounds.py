@@ -7,15 +7,19 @@ import pytest
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import CompositeValidator
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
+from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.serializer import MSGPackSerializer
 from hypothesis import given
 from hypothesis import strategies as some
 
 from swarm.network.dht_bounds import decoding, nodes
+from swarm.network.dht_storage import BoundedStorage, KnownKeys
 from swarm.network.hivemind_patches import repair_hivemind
-from swarm.runtime.token_bucket import TokenBuckets
+from swarm.network.signed_records import OwnedRecords
+from swarm.runtime.token_bucket import TokenBucket
 from tests.helpers.attacks.dht_nodes import nested, of_unknown_types
 
 repair_hivemind()
@@ -72,9 +76,13 @@ def test_a_peer_stands_in_one_place_and_not_in_that_of_another():
     assert DHTID(39) not in table
 
 
+STRANGER_TO_ALL = SimpleNamespace(record_validator=None)
+"""A node that knows nobody."""
+
+
 def answer(keys: list[bytes], peer: PeerID) -> dht_pb2.FindResponse:
     request = dht_pb2.FindRequest(keys=keys, peer=dht_pb2.NodeInfo(node_id=bytes(20)))
-    return asyncio.run(nodes.rpc_find(None, request, SimpleNamespace(remote_id=peer)))
+    return asyncio.run(nodes.rpc_find(STRANGER_TO_ALL, request, SimpleNamespace(remote_id=peer)))
 
 
 def test_a_question_has_few_keys_and_an_answer_few_bytes(monkeypatch):
@@ -86,7 +94,7 @@ def test_a_question_has_few_keys_and_an_answer_few_bytes(monkeypatch):
         return dht_pb2.FindResponse(results=[result] * len(request.keys))
 
     monkeypatch.setattr(nodes, "_find", found)
-    monkeypatch.setattr(nodes, "_answered", TokenBuckets(3 * 2**20, 0.0))
+    monkeypatch.setattr(nodes, "_answered", nodes.CallerLimits(3 * 2**20, 0.0))
     keys = [bytes([number]) * 20 for number in range(100)]
     for too_many in (keys, [keys[0]] * 2):
         with pytest.raises(ValueError, match="a question for"):
@@ -101,6 +109,79 @@ def test_a_question_has_few_keys_and_an_answer_few_bytes(monkeypatch):
     assert answer(keys[:1], PEERS[1]).results[0].value, "another peer is answered"
 
 
+def test_who_is_new_again_and_again_is_given_all_records_a_few_times(monkeypatch):
+    """Each time they go over this peer's line, for a question of some bytes."""
+    monkeypatch.setattr(nodes, "_handed_over", TokenBucket(3, 0.0))
+    node, given = node_at(DHTID(0)), []
+    node.storage = {DHTID(7): SimpleNamespace(value=b"all records", expiration_time=2e9)}
+
+    async def call_store(peer, keys, *_, **__):
+        given.append((peer, keys))
+
+    async def run() -> None:
+        node.call_store = call_store
+        for place in range(100, 140):
+            await nodes.update_routing_table(node, DHTID(place), PEERS[1])
+        await nodes.update_routing_table(node, DHTID(500), PEERS[2])
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert [peer for peer, _ in given] == [PEERS[1]] * 3
+    assert node.routing_table.get(peer_id=PEERS[1]) == DHTID(139)
+    assert node.routing_table.get(peer_id=PEERS[2]) == DHTID(500), "it is known all the same"
+
+
+def test_who_wants_to_be_called_back_and_does_not_answer_holds_few_calls(monkeypatch):
+    """Of all calls that a process answers at a time, members need some."""
+    monkeypatch.setattr(nodes, "ALL_PINGS", 3)
+
+    async def run() -> list[list[bool]]:
+        silence = asyncio.Event()
+
+        async def ping(_self, request, _context):
+            if request.validate:
+                await silence.wait()
+            return dht_pb2.PingResponse()
+
+        monkeypatch.setattr(nodes, "_ping", ping)
+        call = lambda peer, validate=True: asyncio.ensure_future(  # noqa: E731
+            nodes.rpc_ping(None, dht_pb2.PingRequest(validate=validate), SimpleNamespace(remote_id=peer))
+        )
+        calls = [call(PEERS[0]) for _ in range(5)] + [call(PEERS[1]) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert (await call(PEERS[2], validate=False)) == dht_pb2.PingResponse(), "others are answered"
+        waiting = [not call.done() for call in calls]
+        silence.set()
+        await asyncio.gather(*calls, return_exceptions=True)
+        return [waiting, [(await call(PEERS[2])) == dht_pb2.PingResponse()]]
+
+    waiting, again = asyncio.run(run())
+    assert waiting == [True, True, False, False, False, True, False, False, False, False]
+    assert again == [True], "nothing stays counted"
+
+
+def test_names_of_strangers_crowd_out_strangers_and_nobody_else():
+    records = OwnedRecords(RSAPrivateKey())
+    records.met.add([PEERS[1]])
+    node = SimpleNamespace(record_validator=CompositeValidator([records]))
+    limits = nodes.CallerLimits(10, 0.0)
+    for number in range(5000):
+        name = PeerID(bytes([18, 32]) + number.to_bytes(32, "big"))
+        limits.of(node, name).spend(name, 100)
+    assert not limits.of(node, PEERS[0]).may(PEERS[0])
+    assert limits.of(node, PEERS[1]).may(PEERS[1]), "it has averaged with this peer"
+    limits.of(node, PEERS[1]).spend(PEERS[1], 100)
+    assert not limits.of(node, PEERS[1]).may(PEERS[1]), "and has a limit of its own"
+
+
+def test_a_call_stores_so_many_records_and_no_more():
+    node = SimpleNamespace(storage=BoundedStorage(KnownKeys(OwnedRecords(RSAPrivateKey()))))
+    request = dht_pb2.StoreRequest(keys=[bytes(20)] * 60_000)
+    with pytest.raises(ValueError, match="60000 records at once"):
+        asyncio.run(DHTProtocol.rpc_store(node, request, SimpleNamespace(remote_id=PEERS[0])))
+
+
 def test_hivemind_uses_them():
+    assert DHTProtocol.rpc_ping is nodes.rpc_ping
     assert DHTProtocol.rpc_find is nodes.rpc_find
     assert DHTProtocol.update_routing_table is nodes.update_routing_table

@@ -14,8 +14,9 @@ from hivemind.utils.crypto import RSAPrivateKey
 from recipe.presets import digits
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network.dht_storage import MAX_COPIES, BoundedStorage, KnownKeys, store_requested
-from swarm.network.signed_records import PROGRESS, REMOVED, OwnedRecords
+from swarm.network.signed_records import ADDRESSES, PROGRESS, REMOVED, OwnedRecords
 from swarm.protocol.admission import Admission
+from swarm.protocol.certificates import HELPER, Role
 from swarm.protocol.run_names import key_prefix
 from tests.helpers.owners import Organiser
 
@@ -84,6 +85,15 @@ def test_only_members_store_records(node, organiser, ada):
     assert run(node.is_given(ada, REMOVED, organiser.remove(member)))
     assert node.records.list_numbers[REMOVED].value == organiser.removals.number
     assert not run(node.is_given(ada, PROGRESS, member.show(b"hello again")))
+    assert ada.own not in node.records.met, "who was removed is a stranger again"
+
+
+def test_who_only_watches_has_nothing_to_tell(node, organiser, ada):
+    for kind in (PROGRESS, ADDRESSES):
+        assert not run(node.is_given(ada, kind, organiser.admission(ada.own, roles=Role.WATCH).show(b"hello")))
+    assert ada.own not in node.records.met
+    for roles in (Role.TRAIN | Role.WATCH, HELPER):
+        assert run(node.is_given(ada, PROGRESS, organiser.admission(ada.own, roles=roles).show(b"hello")))
 
 
 def test_a_newer_list_takes_the_place_of_all_copies_of_the_older_one(node, organiser):

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -47,8 +48,10 @@ GRAPH_FILE = ROOT / "docs" / "make_import_graph.py"
 _spec = importlib.util.spec_from_file_location("make_import_graph", GRAPH_FILE)
 graph = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(graph)
+room_graph = cache(graph.room_graph)
 
 
+@cache
 def imported_packages(path: Path) -> set[str]:
     packages = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -91,7 +94,7 @@ def test_only_swarm_imports_hivemind():
 def test_rooms_of_swarm_import_only_lower_floors(floor):
     lower = set().union(*FLOORS[floor + 1 :])
     for room in FLOORS[floor]:
-        upwards = graph.room_graph()[room].keys() - lower
+        upwards = room_graph()[room].keys() - lower
         assert not upwards, f"swarm/{room} imports {upwards}, which stand beside or above it"
 
 
@@ -113,7 +116,7 @@ def test_every_folder_of_swarm_is_a_room():
 
 
 def test_the_house_is_not_too_high():
-    assert max(graph.floors(graph.room_graph()).values()) <= MAX_FLOORS
+    assert max(graph.floors(room_graph()).values()) <= MAX_FLOORS
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import time
-from collections.abc import Callable
 from functools import partial
 
 import msgpack
@@ -12,7 +9,7 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from recipe.data.vision_data import VisionData
@@ -47,8 +44,9 @@ from swarm.state_sync.download_messages import SLICE_BYTES, Offer, Wish
 from swarm.state_sync.serialization import pack, unpack
 from swarm.state_sync.squeeze import CHUNK_BYTES, squeeze, unsqueeze
 from tests.helpers.owners import Organiser, subkey_of
+from tests.helpers.strangers.fuzzing import TIMES, damaged, json_junk, junk, messages, often, refused
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(300 * TIMES)
 NOW = 1_700_000_000.0
 TICKET = Ticket(
     7, 96, False, 1.5, bytes(LINEAGE_BYTES), (0.5,), True, pace=Pace(Plan(1, 0, 5, 5), 900, 2000), line_kbps=9000
@@ -57,72 +55,6 @@ WORK = WorkList("", [Line(7, 4, (0.5,) * NUM_PLACES)])
 PEERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(3)]
 NONCE = bytes(range(LINEAGE_BYTES))
 GROUP = Group.close(NONCE, tuple(PEERS), (TICKET,) * 3)
-
-scalars = some.one_of(
-    some.none(),
-    some.booleans(),
-    some.integers(-(2**63), 2**64 - 1),
-    some.floats(),
-    some.text(max_size=30),
-    some.binary(max_size=40),
-)
-junk = some.recursive(
-    scalars,
-    lambda inner: some.lists(inner, max_size=4) | some.dictionaries(some.text(max_size=9), inner, max_size=4),
-    max_leaves=6,
-)
-json_junk = some.recursive(
-    some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=30),
-    lambda inner: some.lists(inner, max_size=4) | some.dictionaries(some.text(max_size=9), inner, max_size=4),
-    max_leaves=6,
-)
-
-
-def often(inputs: int) -> Callable:
-    """The same inputs in every run, or a failure would come and go; so many times as many with FUZZ_TIMES set."""
-    inputs *= int(os.environ.get("FUZZ_TIMES", "1"))
-    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-    return settings(max_examples=inputs, deadline=None, derandomize=True, database=None, suppress_health_check=slow)
-
-
-@some.composite
-def damaged(draw, true: bytes) -> bytes:
-    """True bytes with some of them changed, cut out or repeated."""
-    data = bytearray(true)
-    for _ in range(draw(some.integers(1, 3))):
-        place = draw(some.integers(0, len(data)))
-        data[place : place + draw(some.integers(0, 3))] = draw(some.binary(max_size=3))
-    return bytes(data)
-
-
-@some.composite
-def falsified(draw, true: bytes) -> bytes:
-    """A true message of fields, some of which hold something else, are missing, or are there twice."""
-    fields = list(msgpack.unpackb(true))
-    for _ in range(draw(some.integers(1, 3))):
-        place = draw(some.integers(0, len(fields)))
-        fields[place : place + draw(some.integers(0, 1))] = draw(some.lists(junk, max_size=2))
-    return msgpack.packb(fields)
-
-
-def messages(true: bytes) -> some.SearchStrategy[bytes]:
-    return some.one_of(some.binary(max_size=300), junk.map(msgpack.packb), damaged(true), falsified(true))
-
-
-MAX_SECONDS = 2.0
-"""Of processor time for one input, so that only a parser that does far too much fails, not a busy machine."""
-
-
-def refused(parse: Callable, data: object, kind: type[Exception] = ValueError) -> bool:
-    began = time.thread_time()
-    try:
-        parse(data)
-    except kind:
-        return True
-    finally:
-        assert time.thread_time() - began < MAX_SECONDS
-    return False
-
 
 # ---- from the network ----------------------------------------------------------------------------------------------
 
@@ -152,18 +84,18 @@ def test_messages(name):
     parse, true = PARSERS[name]
     outcomes = []
 
-    @often(1500)
+    @often(300)
     @given(messages(true))
     @example(true)
     def check(data):
         outcomes.append(refused(parse, data))
 
     check()
-    assert len(outcomes) > 1000
+    assert len(outcomes) > 200
     assert {True, False} == set(outcomes), "some are read"
 
 
-@often(1500)
+@often(300)
 @given(
     some.lists(some.sampled_from([peer.to_bytes() for peer in PEERS]) | some.binary(max_size=40), max_size=5),
     some.lists(some.just(TICKET.to_bytes()) | messages(TICKET.to_bytes()), max_size=5),
@@ -180,7 +112,7 @@ def test_groups(peers, tickets, group_id):
         assert 2 <= len(peers) == len(set(peers)) == len(tickets) <= MAX_GROUP_SIZE
 
 
-@often(1000)
+@often(200)
 @given(messages(msgpack.packb([7])) | some.integers(-(2**63), 2**64 - 1).map(msgpack.packb))
 def test_steps(data):
     step = parse_step(averaging_pb2.MessageFromLeader(code=averaging_pb2.CANCELLED, gathered=[data]))
@@ -190,7 +122,7 @@ def test_steps(data):
 MANIFEST = json.loads(RunManifest(PROTOCOL, "run", digits()).to_bytes())
 
 
-@often(1000)
+@often(200)
 @given(some.sampled_from([*MANIFEST, *MANIFEST["recipe"]]), json_junk, damaged(json.dumps(MANIFEST).encode()))
 def test_manifests(field, value, data):
     manifest = json.loads(json.dumps(MANIFEST))
@@ -212,7 +144,7 @@ REVOKED_ORDERS = merged(
 SIGNED_MANIFEST = RunManifest(PROTOCOL, "run", digits()).signed_by(ORGANISER.signer)
 
 
-@often(1500)
+@often(300)
 @given(damaged(SHOWN) | messages(SHOWN))
 @example(SHOWN)
 def test_what_members_show(data):
@@ -222,7 +154,7 @@ def test_what_members_show(data):
     assert refused(lambda data: here.admit(data, PEERS[1]), data), "nor by anybody else"
 
 
-@often(1000)
+@often(200)
 @given(damaged(LIST) | messages(LIST))
 def test_lists_of_removed_members(data):
     here = Admission(ORGANISER.authority)
@@ -230,7 +162,7 @@ def test_lists_of_removed_members(data):
         assert here.lists.removals == Removals.read(LIST, ORGANISER.authority)
 
 
-@often(1000)
+@often(200)
 @given(damaged(REVOKED_ORDERS) | messages(REVOKED_ORDERS))
 def test_lists_of_orders_with_a_revoked_deputy(data):
     here = Admission(ORGANISER.authority, lists={ORDERS: SIGNED_ORDERS})
@@ -239,7 +171,7 @@ def test_lists_of_orders_with_a_revoked_deputy(data):
         assert here.lists.orders.revoked <= {bytes(32)}
 
 
-@often(1000)
+@often(200)
 @given(damaged(SIGNED_ORDERS) | messages(SIGNED_ORDERS))
 @example(SIGNED_ORDERS)
 def test_lists_of_orders(data):
@@ -248,7 +180,7 @@ def test_lists_of_orders(data):
         assert set(here.lists.orders.given) <= set(ORDERED.given)
 
 
-@often(1000)
+@often(200)
 @given(some.integers(0, 2**31), some.integers(0, 7), some.floats() | some.integers(-1, 2**40))
 def test_what_an_order_says(at_step, kind, value):
     """Signed, but by an organiser's program that is wrong."""
@@ -267,7 +199,7 @@ def test_what_an_order_says(at_step, kind, value):
         assert 1 <= order.at_step <= MAX_STEP
 
 
-@often(1000)
+@often(200)
 @given(some.sampled_from([*MANIFEST, "organiser", "signature"]), json_junk, damaged(SIGNED_MANIFEST.to_bytes()))
 def test_signed_manifests(field, value, data):
     changed = json.dumps(json.loads(SIGNED_MANIFEST.to_bytes()) | {field: value}).encode()
@@ -280,7 +212,7 @@ LEDGER_LINE = to_line(Update.of(1, bytes(32), NOW, GROUP, (7, bytes(16), bytes(1
 LEDGER_FIELDS = json.loads(LEDGER_LINE)
 
 
-@often(1500)
+@often(300)
 @given(
     damaged(LEDGER_LINE) | some.binary(max_size=300) | json_junk.map(json.dumps).map(str.encode),
     some.sampled_from([*LEDGER_FIELDS]),
@@ -309,7 +241,7 @@ def addresses(draw) -> str:
     return "/" + "/".join(draw(odd) if draw(some.integers(0, 11)) == 0 else part for part in parts)
 
 
-@often(1500)
+@often(300)
 @given(some.lists(addresses() | some.text(max_size=250), max_size=50))
 @example([f"/ip4/203.0.113.5/tcp/{port}/p2p/{PEERS[0].to_base58()}" for port in range(1, 100)])
 def test_addresses(texts):
@@ -325,7 +257,7 @@ class Entry:
         self.value = value
 
 
-@often(1000)
+@often(200)
 @given(some.dictionaries(some.binary(max_size=20) | some.just(subkey_of("anna")), junk, max_size=3) | junk, junk)
 def test_entries_of_the_dht(entries, value):
     if isinstance(entries, dict):
@@ -343,7 +275,7 @@ LAYOUT, CONTENT = pack(TENSORS)
 sizes = some.integers(-2, 8) | some.integers(0, 2**63) | junk
 
 
-@often(1000)
+@often(200)
 @given(
     some.just(LAYOUT)
     | some.lists(
@@ -360,7 +292,7 @@ def test_layouts(layout, length):
         assert sum(tensor.nbytes for tensor in unpack(layout, content)) == len(content)
 
 
-@often(1000)
+@often(200)
 @given(
     damaged(squeeze(CONTENT.numpy()[:24]).buffer) | some.binary(max_size=99),
     some.lists(some.integers(0, 2**32 - 1), max_size=2),
@@ -378,7 +310,7 @@ DEEP = 100_000 * b"["
 """More lists in lists than a parser can follow."""
 
 
-@often(500)
+@often(100)
 @given(some.lists(json_junk.map(json.dumps).map(str.encode) | some.binary(max_size=30) | some.just(DEEP), max_size=4))
 def test_files_of_lines(tmp_path, lines):
     path = tmp_path / "lines"
@@ -388,7 +320,7 @@ def test_files_of_lines(tmp_path, lines):
     assert Status.read(path) is None or isinstance(Status.read(path), Status)
 
 
-@often(300)
+@often(60)
 @given(
     some.lists(
         damaged(LEDGER_LINE) | json_junk.map(json.dumps).map(str.encode) | some.just(DEEP), min_size=1, max_size=4
@@ -402,7 +334,7 @@ def test_ledgers(tmp_path, lines):
     assert found.credits == {}
 
 
-@often(200)
+@often(40)
 @given(some.data())
 def test_checkpoints(tmp_path, data):
     content = {"global_step": 7, VisionData.__qualname__: {}, "state_dict": {"weight": torch.zeros(3)}}

@@ -1,0 +1,51 @@
+"""Where the organiser's peer was last, in a file of her folder. Imports nothing slow, so it can be read at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipe.errors import InputError
+
+FOLDER = "organiser"
+"""Of all runs, in the folder of runs."""
+CONTACT_FILE, BOOKS_FILE = "contact.json", "members.db"
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What a join line needs, beside an invitation.
+
+    Args:
+        organiser: public key
+        addresses: of a peer that newcomers can call
+        enrolment_port: where its host enrols them
+    """
+
+    organiser: bytes
+    addresses: tuple[str, ...]
+    enrolment_port: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Contact:
+        """As the organiser's peer has noted it.
+
+        Args:
+            folder: of the run, named after it
+
+        Raises:
+            InputError: no peer of this folder has started the run yet
+        """
+        path = folder / CONTACT_FILE
+        try:
+            noted = json.loads(path.read_text())
+            organiser, addresses = bytes.fromhex(noted["organiser"]), tuple(map(str, noted["addresses"]))
+            if len(organiser) == 32 and addresses and (port := int(noted["enrolment_port"])):
+                return cls(organiser, addresses, port)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            pass
+        raise InputError(
+            f"{path} does not say where run {folder.name} can be joined: give the --output-dir and the --run-id with "
+            "which it was started here, or start it first (swarm start)."
+        )
