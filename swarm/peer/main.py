@@ -35,7 +35,7 @@ from swarm.network.addresses import (
     join_commands,
 )
 from swarm.peer.bootstrap import resolve_bootstrap, unfolded
-from swarm.peer.island.launch import connected, is_island, offer, one_voice, settled, speaks
+from swarm.peer.island.launch import check_one_process, connected, is_island, offer, one_voice, settled, speaks
 from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions, own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed, trained_before
@@ -77,6 +77,7 @@ def run(read: Callable[[], PeerOptions]) -> int:
         with one_voice():
             options, line = unfolded(read())
         if not is_island():
+            check_one_process(options)
             options = resumed(options)
         if speaks():
             print("Starting; importing torch takes about 10 s …", flush=True)

@@ -29,6 +29,9 @@ class MachineOptions:
     """Micro-batch: samples that this device computes at once."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
+    inside: Literal["ddp", "fsdp"] = "ddp"
+    """Of a peer that torchrun starts as several processes: each holds the whole model (ddp), or a piece of it (fsdp),
+    which needs --averaging sync and --batch-size."""
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set (not needed for digits)."""
     num_workers: Annotated[int, arg("PROCESSES")] = 0

@@ -289,7 +289,8 @@ class Session:
         except Exception as error:
             if isinstance(error, IslandLost):
                 outcome = "starting again"
-                trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
+                if self.strategy.holds_all:
+                    trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
             if self.supervisor.found is None:
                 raise
             outcome = "starting again"  # it could not be otherwise without that process

@@ -45,7 +45,7 @@ class StateVersion:
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ):
         self.state, self.step, self._timeouts = state, step, timeouts
-        self._weights, self._sketch = weights, Sketch(weights)
+        self._weights, self._sketch = weights, Sketch(weights, state.read)
         self.lineage = os.urandom(LINEAGE_BYTES) if step else state.digest()
         self.changes = 0
         """How often the weights have changed: by an update, or because another peer's were taken over."""

@@ -41,11 +41,18 @@ class SharedState:
     optimizers: Sequence[torch.optim.Optimizer]
     anchors: Mapping[torch.Tensor, torch.Tensor] = field(default_factory=dict)
 
+    def _named(self) -> dict[str, torch.Tensor]:
+        return self.model.state_dict(keep_vars=True)
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The whole of one that is held, or that has come from elsewhere, without its history."""
+        return tensor.detach()
+
     @property
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """What travels of the model: each tensor once, however many names it has, and no frozen weights."""
         found: dict[int, tuple[str, torch.Tensor]] = {}
-        for name, tensor in self.model.state_dict(keep_vars=True).items():
+        for name, tensor in self._named().items():
             if not _is_frozen(tensor):
                 found.setdefault(id(tensor), (name, tensor))
         return dict(found.values())
@@ -57,10 +64,10 @@ class SharedState:
     @cached_property
     def frozen(self) -> bytes:
         """A digest of the frozen weights, which every peer has to have built alike; empty if there are none."""
-        weights = {name: one for name, one in self.model.state_dict(keep_vars=True).items() if _is_frozen(one)}
+        weights = {name: one for name, one in self._named().items() if _is_frozen(one)}
         digest = hashlib.sha256()
         for name, tensor in weights.items():
-            _add(digest, name, tensor)
+            _add(digest, name, self.read(tensor))
         return digest.digest()[:DIGEST_BYTES] if weights else b""
 
     @property
@@ -84,8 +91,8 @@ class SharedState:
     def digest(self) -> bytes:
         """Of the model's names, types, shapes and bytes: peers with the same one hold the same weights."""
         digest = hashlib.sha256()
-        for name, tensor in self.model.state_dict().items():
-            _add(digest, name, tensor)
+        for name, tensor in self._named().items():
+            _add(digest, name, self.read(tensor))
         return digest.digest()[:LINEAGE_BYTES]
 
     @torch.no_grad()
@@ -101,11 +108,11 @@ class SharedState:
         digest, model, optimized = hashlib.sha256(), self.named_tensors, self.optimized
         for (name, own), tensor in zip(model.items(), tensors, strict=False):
             if isinstance(own, nn.Parameter):
-                _add(digest, name, tensor)
+                _add(digest, name, self.read(tensor))
         of_optimizers = zip(statistics, tensors[len(model) :], strict=True)
         for (index, key), tensor in sorted(of_optimizers, key=lambda statistic: statistic[0]):
             if optimized[index][1] not in self.anchors:
-                _add(digest, (index, key), tensor)
+                _add(digest, (index, key), self.read(tensor))
         return digest.digest()[:DIGEST_BYTES]
 
     def places_of(self, weights: Sequence[torch.Tensor]) -> list[int]:
@@ -133,7 +140,7 @@ class SharedState:
             (description, tensors): the model's tensors first, then the optimizer's, in the described order
         """
         statistics, tensors = self.held()
-        copies = [tensor.to("cpu", copy=True) for tensor in tensors]
+        copies = [self.read(tensor).to("cpu", copy=True) for tensor in tensors]
         return {"step": step, "lineage": lineage, "statistics": statistics, "frozen": self.frozen}, copies
 
     @torch.no_grad()
@@ -188,7 +195,7 @@ class SharedState:
         difference, norm = 0.0, 0.0
         for own, new in zip(self.named_tensors.values(), tensors, strict=False):
             if own.is_floating_point():
-                held = self.anchors.get(own, own).detach()
+                held = self.read(self.anchors.get(own, own))
                 difference += float((new.to(held.device, torch.float32) - held.float()).square().sum())
                 norm += float(held.float().square().sum())
         return math.sqrt(difference / norm) if norm > 0 else 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -27,10 +27,11 @@ class Sketch:
 
     Args:
         weights: tensors, n numbers in all; the signs take n / 512 numbers
+        read: gives the whole of one of them
     """
 
-    def __init__(self, weights: Sequence[torch.Tensor]):
-        self._weights = list(weights)
+    def __init__(self, weights: Sequence[torch.Tensor], read: Callable[[torch.Tensor], torch.Tensor] = torch.detach):
+        self._weights, self._read = list(weights), read
 
     @torch.no_grad()
     def take(self, lineage: bytes) -> tuple[float, ...]:
@@ -46,7 +47,8 @@ class Sketch:
         total = torch.zeros(SIZE, dtype=torch.float64)
         for tensor in self._weights:
             rows = _signs(-(-tensor.numel() // _BLOCK), generator).to(device)
-            blocks = F.pad(tensor.detach().reshape(-1).float(), (0, -tensor.numel() % _BLOCK)).view(-1, _BLOCK)
+            flat = self._read(tensor).to(device).reshape(-1).float()
+            blocks = F.pad(flat, (0, -flat.numel() % _BLOCK)).view(-1, _BLOCK)
             total += ((blocks @ columns) * rows).sum(0).double().cpu()
         return tuple(total.tolist()) if torch.isfinite(total).all() else ()
 

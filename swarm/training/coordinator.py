@@ -41,6 +41,7 @@ from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
 from swarm.training.island.lead import ALONE, Island
+from swarm.training.island.sharded.pieces import local_of
 from swarm.training.joining.attester import Attester
 from swarm.training.joining.catch_up import CatchUp, Progress
 from swarm.training.joining.follower import Follower
@@ -124,7 +125,7 @@ class Coordinator:
         self._attester = Attester(self.version, self._gradients.weights[0].device)
         self._probation = Probation(self.version, self.tracker, self._attester)
         shapes = [param.shape for param in self._gradients.params]
-        of_trainer = [*model.parameters(), *model.buffers(), *self._gradients.own_tensors]
+        of_trainer = [*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors]
         self.averager = SwarmAverager(
             self._gradients.wire,
             dht,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 import torch
 from torch import nn
 
 from swarm.averaging.compression.fragments import Fragments
+
+Place = tuple[int, int]
+"""Of a number in a gradient: (number of the parameter, place in it)."""
 
 
 def averaged_tensors(
@@ -17,6 +20,15 @@ def averaged_tensors(
     """The parameters that the optimizer changes, and the model's float buffers."""
     params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     return params, [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+def numbers_at(
+    places: Sequence[Place], gradients: Mapping[int, torch.Tensor | None], device: torch.device
+) -> torch.Tensor:
+    """Of the gradients of these parameters, fp32, on this device; 0 where there is none."""
+    zero = torch.zeros((), device=device)
+    found = [zero if gradients.get(tensor) is None else gradients[tensor].flatten()[place] for tensor, place in places]
+    return torch.stack([number.float() for number in found])
 
 
 class GradientVector:
@@ -48,6 +60,10 @@ class GradientVector:
         self.views = self.views_of(self._sum)
         self.wire = torch.zeros(max(self.fragments.sizes), dtype=torch.float32).share_memory_()
         """Shape [n + m] for one fragment, fp32, shared memory: what travels."""
+        self._places: Sequence[Place] = ()
+        self._index = torch.empty(0, dtype=torch.long)
+        """Where these are in the sum."""
+        self._before = torch.empty(0)
         self._buffers_before: list[torch.Tensor] = []
         self.clears = 0
         """How often the sum has begun anew."""
@@ -90,18 +106,26 @@ class GradientVector:
             self._unit = samples
         return self._sum
 
-    def index_of(self, places: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Where these numbers are in the sum, int64, where the model is.
+    def watch(self, places: Sequence[Place]) -> None:
+        """Of the backward pass that comes next, `watched` is asked at these places."""
+        if places is not self._places:
+            offsets = [0, *accumulate(self.sizes)]
+            index = [offsets[number] + place for number, place in places]
+            self._places, self._index = places, torch.tensor(index, device=self._sum.device)
+        self._before = self._sum[self._index] * self._unit
 
-        Args:
-            places: (number of the parameter, place in it)
-        """
-        offsets = [0, *accumulate(self.sizes)]
-        return torch.tensor([offsets[number] + place for number, place in places], device=self._sum.device)
+    def watched(self) -> torch.Tensor:
+        """What that backward pass has added there: sums over samples, fp32, where the model is."""
+        return self._sum[self._index] * self._unit - self._before
 
-    def sum_at(self, index: torch.Tensor) -> torch.Tensor:
-        """Numbers of the sum, over samples."""
-        return self._sum[index] * self._unit
+    def gradient_of(self, loss: Callable[[], torch.Tensor], places: Sequence[Place]) -> torch.Tensor:
+        """Numbers of the gradient of a loss that is computed in here, fp32, on the CPU; nothing is added to the sum."""
+        tensors = sorted({tensor for tensor, _ in places})
+        # Not in `param.grad`: there the gradients of this peer are added up, and the average is.
+        loss = loss()
+        gradients = torch.autograd.grad(loss, [self.params[tensor] for tensor in tensors], allow_unused=True)
+        by_tensor = dict(zip(tensors, gradients, strict=True))
+        return numbers_at(places, by_tensor, loss.device).cpu()
 
     @property
     def unit(self) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from swarm.training.coordinator import Coordinator
 from swarm.training.island.channel import Channel
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
+from swarm.training.island.sharded.divided import Divided
 from swarm.training.local_steps import LocalCoordinator
 from swarm.training.options import CoordinatorOptions
 
@@ -62,8 +64,8 @@ class SwarmStrategy(SingleDeviceStrategy):
             equal on all peers
         max_step: at which the run is over; no peer is believed to be further
         keep_own: called with this peer's step before weights that it has trained are replaced by far others
-        inside: "ddp" if this peer is several processes of torchrun (`swarm.training.island.lead`), or a channel between
-            them; None for one process
+        inside: "ddp" if this peer is several processes of torchrun (`swarm.training.island.lead`), "fsdp" if these
+            share one model (`swarm.training.island.sharded`), or a channel between them; None for one process
         replay: makes any peer's micro-batches again, so that members can check each other's work; None for data and
             modules of which it does not know how. All peers of a run have one, or none has: who says nothing of its
             work is left out by those who have one
@@ -96,10 +98,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         if target_batch_size < 1:
             raise InputError(f"The target batch size is {target_batch_size}: it has to be at least 1 sample.")
         self.target_batch_size, self.name = target_batch_size, name
-        if inside == "fsdp":
-            raise InputError("Peers whose processes share one model (fsdp) are not built yet: set inside='ddp'.")
-        if not (inside is None or inside == "ddp" or isinstance(inside, Channel)):
-            raise InputError(f"There is no inside={inside!r}: set 'ddp', or None for a peer of one process.")
+        if not (inside in (None, "ddp", "fsdp") or isinstance(inside, Channel)):
+            raise InputError(f"There is no inside={inside!r}: set 'ddp', 'fsdp', or None for a peer of one process.")
         self._inside, self._replay = inside, replay
         self.options = options
         self.averaging = Averaging.named(averaging) if isinstance(averaging, str) else averaging
@@ -115,6 +115,9 @@ class SwarmStrategy(SingleDeviceStrategy):
         self.coordinator: Coordinator | Crew | None = None
         self.parallel_devices: list[torch.device] = []  # Lightning puts the devices of the Trainer here
         self._micro_batch_samples = 0
+        self.divides = inside.divides if isinstance(inside, Channel) else inside == "fsdp"
+        self._divided = Divided(self.averaging) if self.divides else None
+        """Where the processes of this peer share one model."""
 
     @property
     def root_device(self) -> torch.device:
@@ -133,6 +136,16 @@ class SwarmStrategy(SingleDeviceStrategy):
     def _trainer(self) -> Trainer:
         return self.lightning_module.trainer
 
+    @property
+    def _is_divided(self) -> bool:
+        """Whether each process of this peer holds a piece of what is trained; a model is tested as a whole."""
+        return self._divided is not None and self._trainer.state.fn == TrainerFn.FITTING
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether this process can write a checkpoint now."""
+        return self._divided is None or self._divided.is_whole
+
     # ---- life of the strategy ---------------------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
@@ -142,13 +155,36 @@ class SwarmStrategy(SingleDeviceStrategy):
             raise InputError(
                 "A peer of one process computes on one device: set devices=1, or inside='ddp' and use torchrun."
             )
-        if self._trainer.state.fn == TrainerFn.FITTING and self._inside == "ddp":
-            self._inside = Channel.connect("cpu" if self.root_device.type == "cpu" else "cuda")
+        if self._trainer.state.fn == TrainerFn.FITTING and self._inside in ("ddp", "fsdp"):
+            device = "cpu" if self.root_device.type == "cpu" else "cuda"
+            self._inside = Channel.connect(device, divides=self._inside == "fsdp")
         if not self.is_global_zero:
             return self._become_crew()
         if self.dht is None and self._trainer.state.fn == TrainerFn.FITTING:  # testing a model needs no swarm
             self.dht = start_dht(self.network)
             print(f"Other peers join with initial_peers={visible_addresses(self.dht)}", flush=True)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Where a model is divided, all processes agree that it can be: one of them says why not."""
+        if not self._is_divided:
+            return super().setup(trainer)
+        problem = ""
+        try:
+            super().setup(trainer)
+            self._divided.begin(trainer, self.optimizers[0], self._inside)
+        except InputError as error:
+            problem = str(error)
+        problem = next(filter(None, self._inside.exchange(problem)), "")
+        if problem and self._inside.is_first:
+            raise InputError(problem)
+        if problem:
+            raise SystemExit(2)
+
+    def model_to_device(self) -> None:
+        if self._is_divided:
+            self._divided.divide(self.lightning_module, self._inside)
+        else:
+            super().model_to_device()
 
     def _become_crew(self) -> None:
         """This process computes, and does nothing else; the first one says when that is over."""
@@ -215,13 +251,15 @@ class SwarmStrategy(SingleDeviceStrategy):
     def _join(self) -> None:
         if not self.is_global_zero:
             module, optimizer = self.lightning_module, self.optimizers[0]
-            self.coordinator = Crew(self._inside, module, optimizer, self.target_batch_size, self.max_step)
+            kind = Crew if self._divided is None else self._divided.crew
+            self.coordinator = kind(self._inside, module, optimizer, self.target_batch_size, self.max_step)
             return self._check_work()
         admission = self.options.admission if self.options is not None else OPEN
         if not admission.is_open:
             self.dht.take_part(self.namespace, admission.authority, admission.certificate)
         with keep_signal_handlers():
             kind = Coordinator if self.averaging.local_steps is None else LocalCoordinator
+            kind = kind if self._divided is None else self._divided.coordinator
             self.coordinator = kind(
                 self.dht,
                 self.namespace,
@@ -238,7 +276,7 @@ class SwarmStrategy(SingleDeviceStrategy):
                 plan=self.plan,
             )
         self.coordinator.version.keep_own = self.keep_own
-        if self._inside is not None:
+        if self._inside is not None and self._divided is None:
             self.coordinator.lead(Lead(self._inside), self.lightning_module)
         self._check_work()
         self.coordinator.join()
@@ -264,11 +302,26 @@ class SwarmStrategy(SingleDeviceStrategy):
         super().on_validation_end()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
+        if self._is_divided:
+            return self._divided.model_state(self.coordinator)
         state = super().lightning_module_state_dict()
         return state if self.coordinator is None else self.coordinator.shared(state)
 
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if self._is_divided:
+            return self._divided.optimizer_state(self.coordinator)
+        return super().optimizer_state(optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self._is_divided:
+            self._divided.load_optimizer(checkpoint["optimizer_states"][0])
+        else:
+            super().load_optimizer_state_dict(checkpoint)
+
     def leave(self) -> None:
         """Leave the swarm; the model keeps the last averaged weights."""
+        if self._divided is not None:
+            self._divided.keep(self.coordinator)
         coordinator, self.coordinator = self.coordinator, None  # whose processes nobody misses from now on
         if coordinator is not None:
             coordinator.leave()
@@ -297,7 +350,17 @@ class SwarmStrategy(SingleDeviceStrategy):
         return self._compute(*args, **kwargs)
 
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
-        return super().training_step(*args, **kwargs)
+        with self._computing():
+            return super().training_step(*args, **kwargs)
+
+    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Gradients that lie in pieces are sums over samples: each piece is of the micro-batches of all processes."""
+        loss = closure_loss if self._divided is None else closure_loss * self._micro_batch_samples
+        with self._computing():
+            return super().backward(loss, *args, **kwargs)
+
+    def _computing(self) -> AbstractContextManager:
+        return nullcontext() if self._divided is None else self._inside.computing()
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
         self.coordinator.begin_backward(self._micro_batch_samples)

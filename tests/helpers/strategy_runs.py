@@ -155,7 +155,7 @@ class Record(L.Callback):
             order=tuple(map(str, report.round.group.peer_ids)) if report.round else (),
             complete=report.round is None or report.round.complete,
             indices=pl_module.indices,
-            weights={name: tensor.clone() for name, tensor in pl_module.net.state_dict().items()},
+            weights={name: tensor.clone() for name, tensor in weights_of(trainer).items()},
             global_step=trainer.global_step,
             scheduler_step=trainer.lr_scheduler_configs[0].scheduler.last_epoch,
             learning_rate=trainer.optimizers[0].param_groups[0]["lr"],
@@ -163,6 +163,14 @@ class Record(L.Callback):
         self.updates.append(update)
         if self._line is not None:
             self._line.put((update.step, update.num_peers, update.at))
+
+
+def weights_of(trainer: L.Trainer) -> dict[str, torch.Tensor]:
+    """Of the model, whole also where its processes hold pieces of it."""
+    if trainer.strategy.divides:
+        state = trainer.strategy.lightning_module_state_dict()
+        return {name.removeprefix("net."): tensor for name, tensor in state.items()}
+    return trainer.lightning_module.net.state_dict()
 
 
 def trainer_for(strategy="auto", callbacks=(), **options) -> L.Trainer:
@@ -189,6 +197,7 @@ class Outcome:
 
     Args:
         sent: by step, what it gave to the last round that was to end it
+        followed: updates that it has made with averages of others, where that is counted
     """
 
     peer_id: str
@@ -197,6 +206,7 @@ class Outcome:
     state: dict
     optimizer: dict
     sent: dict[int, torch.Tensor] = field(default_factory=dict)
+    followed: int = 0
 
 
 def train(
@@ -254,17 +264,20 @@ def union(peers: list[list[list[int]]]) -> list[int]:
     return [index for batches in peers for batch in batches for index in batch]
 
 
-def replay(plan: Plan, steps: list[list[list[list[int]]]], together: bool):
+def replay(plan: Plan, steps: list[list[list[list[int]]]], together: bool, held: list[dict] | None = None):
     """The same updates in one process: `steps[i]` holds each peer's micro-batches of sample indices.
 
     `together`: one pass over the union. Otherwise each peer's micro-batches run through a model with statistics of
     its own (BatchNorm), whose means over samples all start the next step with.
+    `held`: weights after each step, with which the next one begins, whatever this process has come to.
 
     Yields (loss, weights, norm of the gradient before clipping).
     """
     samples, net = Samples(), plan.net()
     optimizer, scheduler = plan.update(net)
-    for peers in steps:
+    for number, peers in enumerate(steps):
+        if held and number:
+            net.load_state_dict(held[number - 1])
         total = sum(len(batch) for batches in peers for batch in batches)
         before = [buffer.clone() for buffer in net.buffers()]
         after = [torch.zeros_like(buffer, dtype=torch.float64) for buffer in before]

@@ -85,14 +85,17 @@ class Computing:
         self.data.deal_out(channel.rank, channel.size)
         self.data.load_state_dict({"position": plan["position"]})
         replay = None if self.task is None else Replay(self.task, self.data)
-        self._strategy = SwarmStrategy(
-            self.recipe.target_batch_size,
-            "",
-            averaging=Averaging.of(self.recipe),
-            inside=channel,
-            max_step=self.recipe.total_steps,
-            replay=replay,
-        )
+        try:
+            self._strategy = SwarmStrategy(
+                self.recipe.target_batch_size,
+                "",
+                averaging=Averaging.of(self.recipe),
+                inside=channel,
+                max_step=self.recipe.total_steps,
+                replay=replay,
+            )
+        except InputError as error:  # of the recipe, so the first process finds the same, and says it
+            raise SystemExit(2) from error
         self.has_begun = False
         """Whether a micro-batch was computed."""
 

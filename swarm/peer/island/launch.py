@@ -50,6 +50,15 @@ def one_voice() -> Iterator[None]:
         yield
 
 
+def check_one_process(options: PeerOptions) -> None:
+    """Raises InputError: it would have to be several"""
+    if options.machine.inside == "fsdp":
+        raise InputError(
+            "--inside fsdp divides a model among processes: start several with torchrun --nproc-per-node 2, or leave "
+            "it out."
+        )
+
+
 def connected(options: PeerOptions) -> Channel:
     """To the other processes, all of which are asked to do the same.
 
@@ -67,10 +76,14 @@ def connected(options: PeerOptions) -> Channel:
         device = launched.device(options.machine.device)
         if options.role.helps:
             raise InputError("A helper computes nothing: start it without torchrun.")
+        if options.machine.inside == "fsdp" and options.machine.batch_size is None:
+            raise InputError(
+                "A micro-batch is measured on a whole model, which --inside fsdp does without: give --batch-size."
+            )
     except InputError as error:
         problem = str(error)
     try:
-        channel = Channel(launched, device)
+        channel = Channel(launched, device, divides=options.machine.inside == "fsdp")
     except IslandLost as error:
         raise InputError(f"{error} Start all of them with torchrun, within two minutes.") from error
     agree(channel, {"problem": problem, "asked": asked(options) | {"--device": device.type}})
@@ -113,6 +126,7 @@ def asked(options: PeerOptions) -> dict[str, Any]:
     """What has to be equal on all processes."""
     recipe = {f"--{name.replace('_', '-')}": value for name, value in options.wanted_recipe.items()}
     return recipe | {
+        "--inside": options.machine.inside,
         "--initial-peers": sorted(parse_initial_peers(options.initial_peers)),
         "--recipe": options.recipe,
         "--run-id": options.run_id,

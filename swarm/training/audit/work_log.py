@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -27,7 +28,7 @@ from swarm.protocol.work import (
 )
 from swarm.training.audit.earlier_weights import EarlierWeights
 from swarm.training.audit.lot import chance_of_an_audit
-from swarm.training.gradient_buffer import GradientVector
+from swarm.training.gradient_buffer import GradientVector, Place
 from swarm.training.throughput import Noted, Work
 
 TOLERANCE, MIXED_TOLERANCE = 0.02, 0.2
@@ -81,24 +82,17 @@ class NotingLog(WorkLog):
 
     def __init__(self, replay: Replay, vector: GradientVector, version: Weights):
         self._replay, self._vector, self._version = replay, vector, version
-        self._lineage, self._places = b"", []
-        self._index = torch.empty(0, dtype=torch.long)
-        self._before = torch.empty(0)
-
-    def _choose_places(self) -> None:
-        """Others on other weights."""
-        if self._lineage != self._version.lineage:
-            self._lineage = self._version.lineage
-            self._places = places(self._vector.sizes, self._lineage)
-            self._index = self._vector.index_of(self._places)
+        self._lineage: bytes | None = None
+        self._places: list[Place] = []
 
     def begin_backward(self) -> None:
-        self._choose_places()
-        self._before = self._vector.sum_at(self._index)
+        if self._lineage != self._version.lineage:  # others on other weights
+            self._lineage = self._version.lineage
+            self._places = places(self._vector.sizes, self._lineage)
+        self._vector.watch(self._places)
 
     def note(self, samples: int) -> list[Noted]:
-        numbers = self._vector.sum_at(self._index) - self._before
-        return [Noted(self._replay.first_position, samples, numbers, self._lineage)]
+        return [Noted(self._replay.first_position, samples, self._vector.watched(), self._lineage)]
 
 
 class CheckedLog(NotingLog):
@@ -175,29 +169,16 @@ class CheckedLog(NotingLog):
             logger.debug(f"a micro-batch of {peer} cannot have been computed: {error!r}")
             return False
 
-    def _numbers(self, identity: str, line: Line, chosen: list[tuple[int, int]]) -> torch.Tensor:
+    def _numbers(self, identity: str, line: Line, chosen: list[Place]) -> torch.Tensor:
         """The sum of a line's gradients at these places, fp32, on the CPU."""
         samples, numbers = line.samples // line.micro_batches, torch.zeros(len(chosen))
         most = self._replay.micro_batch if self._replay.has_slices else samples
         for number in range(line.micro_batches):
             for one in self._replay.slices_of(identity, line.first_position + number * samples, samples, most):
                 with one as batch, torch.enable_grad():
-                    numbers += self._gradient(batch, chosen) * len(batch[1])
+                    mean = self._vector.gradient_of(partial(self._loss, batch), chosen)
+                    numbers += mean * len(batch[1])
         return numbers
-
-    def _gradient(self, batch: Batch, chosen: list[tuple[int, int]]) -> torch.Tensor:
-        """Of the mean loss."""
-        tensors = sorted({tensor for tensor, _ in chosen})
-        # Not in `param.grad`: there the gradients of this peer are added up, and the average is.
-        loss = self._loss(batch)
-        gradients = torch.autograd.grad(loss, [self._vector.params[tensor] for tensor in tensors], allow_unused=True)
-        by_tensor = dict(zip(tensors, gradients, strict=True))
-        zero = torch.zeros((), device=loss.device)
-        numbers = [
-            zero if by_tensor[tensor] is None else by_tensor[tensor].flatten()[place].float()
-            for tensor, place in chosen
-        ]
-        return torch.stack(numbers).cpu()
 
 
 def listed_in(lines: list[Line], num_before: int, kind: str) -> WorkList:

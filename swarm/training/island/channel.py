@@ -46,6 +46,30 @@ class Word(IntEnum):
     PLAN = 4
     """What is trained follows, in an `exchange`."""
 
+    # Where the processes share one model (`swarm.training.island.sharded`):
+
+    FORGET = 5
+    """Drop your gradients."""
+    LEND = 6
+    """(model, goes_back): compute it on anything, for the first process needs your pieces of its weights; 1 for: with a
+    backward pass, as if you trained."""
+    LOOK = 7
+    """Are your gradients finite?"""
+    GIVE = 8
+    """Send your gradients, which begin anew."""
+    TAKE = 9
+    """(adds): pieces of a gradient follow; 1 for: add them to yours, 0 for: they are those of an update."""
+    STEP = 10
+    """The settings of the optimizer follow, in an `exchange`: let it make a step."""
+    READ = 11
+    """(kind, number): send your piece of a weight or a statistic."""
+    WRITE = 12
+    """(kind, number): your piece of it follows."""
+    RENEW = 13
+    """Forget the optimizer's statistics."""
+    KIND = 14
+    """On what kind of device do you compute?"""
+
 
 NUMBERS = 5
 """With a word, at most."""
@@ -57,15 +81,16 @@ class Channel:
     Args:
         launched: who this process is
         device: where it computes
+        divides: the processes share one model, of which each holds a piece
 
     Raises:
         IslandLost: the others are not there
     """
 
-    def __init__(self, launched: Launched, device: torch.device):
-        self.rank, self.size, self.device = launched.rank, launched.size, device
+    def __init__(self, launched: Launched, device: torch.device, divides: bool = False):
+        self.rank, self.size, self.device, self.divides = launched.rank, launched.size, device, divides
         try:
-            store = meet(self.rank, self.size, MEET_SECONDS)
+            self._store = store = meet(self.rank, self.size, MEET_SECONDS)
             self._words = self._gloo(store, "words", SILENT_SECONDS)
             self._work = self._gloo(store, "work", WORK_SECONDS)
             self._tensors = self._work if device.type == "cpu" else self._nccl(store)
@@ -79,11 +104,12 @@ class Channel:
             threading.Thread(target=self._pulse, name="island", daemon=True).start()
 
     @classmethod
-    def connect(cls, wanted: str = "auto") -> Channel:
+    def connect(cls, wanted: str = "auto", divides: bool = False) -> Channel:
         """To the processes that torchrun has started with this one.
 
         Args:
             wanted: auto, cpu or cuda
+            divides: as of the class
 
         Raises:
             InputError: there are no others, or too few devices
@@ -92,7 +118,7 @@ class Channel:
         launched = Launched.from_environment()
         if launched.size < 2:
             raise InputError("An island needs two processes or more: start it with torchrun --nproc-per-node 2.")
-        return cls(launched, launched.device(wanted))
+        return cls(launched, launched.device(wanted), divides)
 
     @property
     def is_first(self) -> bool:
@@ -107,6 +133,13 @@ class Channel:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=WORK_SECONDS)
         return dist.ProcessGroupNCCL(dist.PrefixStore("tensors", store), self.rank, self.size, options)
+
+    def begin_default_group(self) -> None:
+        """`fully_shard` gathers weights and scatters gradients over torch's default group: it takes no other one."""
+        backend, timeout = ("gloo" if self.device.type == "cpu" else "nccl"), timedelta(seconds=WORK_SECONDS)
+        store = dist.PrefixStore("default", self._store)
+        with self._losses_told():
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
 
     # ---- words ------------------------------------------------------------------------------------------------------
 
@@ -183,7 +216,52 @@ class Channel:
                 if came.data_ptr() != own.data_ptr():
                     own.detach().copy_(came)
 
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        """To one process, which receives it; nothing, if it is empty."""
+        if tensor.numel():
+            with self.speaking():
+                self._work.send([tensor.cpu().contiguous()], rank, 0).wait()
+
+    @torch.no_grad()
+    def receive(self, into: torch.Tensor, rank: int) -> None:
+        """What one process sends."""
+        if into.numel():
+            is_here = into.device.type == "cpu" and into.is_contiguous()
+            came = into if is_here else torch.empty(into.shape, dtype=into.dtype)
+            with self.speaking():
+                self._work.recv([came], rank, 0).wait()
+            if came is not into:
+                into.copy_(came)
+
+    def hold(self) -> None:
+        """Until `release`, no other thread of this process says anything."""
+        self._lock.acquire()
+
+    def release(self) -> None:
+        """By the thread that holds it."""
+        self._lock.release()
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """What torch gathers and scatters while a divided model computes."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.divides and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                self._broken = True
+                raise IslandLost from error
+            raise
+
     # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def give_up(self) -> None:
+        """This process has left the others in the middle of something: whoever says a word next learns of it."""
+        self._broken = True
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process is known to be gone, or this one has ended."""
+        return self._broken
 
     @contextlib.contextmanager
     def _losses_told(self) -> Iterator[None]:
@@ -204,3 +282,5 @@ class Channel:
         with self._lock:
             self._broken = True
             self._words = self._work = self._tensors = None  # which closes the connections
+            if self.divides and dist.is_initialized():
+                dist.destroy_process_group()

@@ -34,7 +34,7 @@ class Crew:
         max_step: int,
     ):
         self._channel, self._model = channel, model
-        self._vector = GradientVector(*averaged_tensors(model, optimizer))
+        self._vector = self._vector_of(model, optimizer)
         self.control = RunControl(OPEN, target_batch_size, max_step)
         """No orders: what they change happens in the first process."""
         self.step = 0
@@ -46,6 +46,10 @@ class Crew:
         self._samples, self._loss_sum = 0, torch.zeros((), dtype=torch.float64)
         self._is_over = False
         self._has_weights = False
+
+    def _vector_of(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> GradientVector:
+        """Where gradients are added up."""
+        return GradientVector(*averaged_tensors(model, optimizer))
 
     def check_work(self, replay: Replay, loss: Loss) -> None:
         """Note what this process computes; the first one looks at the work of others."""
@@ -66,10 +70,14 @@ class Crew:
             if word is Word.COMPUTE:
                 self._begin(*numbers)
                 return True
-            if word is Word.GATHER:
-                self._hand_over(*numbers[:2])
             self._is_over = word is Word.END
+            if not self._is_over:
+                self._obey(word, numbers)
         return False
+
+    def _obey(self, word: Word, numbers: list[int]) -> None:
+        if word is Word.GATHER:
+            self._hand_over(*numbers[:2])
 
     def _begin(self, step: int, forget: int, weights: int, *lineage: int) -> None:
         self.step, self.lineage = step, lineage_from(lineage)
@@ -77,12 +85,18 @@ class Crew:
             self._vector.drop()
             self._start_anew()
         if weights:
-            self._channel.spread(tensors_of(self._model, is_first_time=not self._has_weights))
+            self._channel.spread(self._travelling())
             self._has_weights = True
+
+    def _travelling(self) -> list[torch.Tensor]:
+        return tensors_of(self._model, is_first_time=not self._has_weights)
+
+    def _hand_over_gradients(self, unit: int) -> None:
+        self._channel.reduce(self._vector.sum_in_units_of(unit))
 
     def _hand_over(self, unit: int, turns: int) -> None:
         with self._channel.speaking():
-            self._channel.reduce(self._vector.sum_in_units_of(unit))
+            self._hand_over_gradients(unit)
             self._channel.reduce_numbers(numbers_of(self._vector, self._samples, float(self._loss_sum)))
             if turns:
                 self._channel.reduce_numbers(table_of(self._noted, turns, self._channel))

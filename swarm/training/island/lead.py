@@ -101,12 +101,19 @@ class Lead(Island):
         with self._channel.speaking():
             self._channel.tell(Word.COMPUTE, step, int(forget), int(changed), *numbers_for(lineage))
             if changed:
-                self._channel.spread(tensors_of(self._model, is_first_time=self._shown is None))
+                self._channel.spread(self._travelling(is_first_time=self._shown is None))
         self._clears, self._shown = self._vector.clears, weights
 
     def _count_changes(self) -> int:
         """torch counts how often a tensor was changed in place, but not by a fused optimizer."""
         return self._updates + sum(parameter._version for parameter in self._model.parameters())
+
+    def _travelling(self, is_first_time: bool) -> list[torch.Tensor]:
+        """What the others get when it has changed."""
+        return tensors_of(self._model, is_first_time)
+
+    def _add_gradients(self, vector: GradientVector) -> None:
+        self._channel.reduce(vector.sum_in_units_of(vector.unit))
 
     def note_update(self) -> None:
         self._updates += 1
@@ -122,7 +129,7 @@ class Lead(Island):
         turns = self._turns if noted else 0
         with self._channel.speaking():
             self._channel.tell(Word.GATHER, vector.unit, turns)
-            self._channel.reduce(vector.sum_in_units_of(vector.unit))
+            self._add_gradients(vector)
             self._own_buffers = vector.buffers
             numbers = numbers_of(vector, self._own, 0.0)
             self._channel.reduce_numbers(numbers)

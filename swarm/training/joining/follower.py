@@ -440,7 +440,8 @@ class Follower:
             InputError: they are not finite, and nobody is there
         """
         donors = self._tracker.swarm.donors(min_step=self._version.step - RECORDS_LAG)
-        if not self._tracker.others and not all(torch.isfinite(weight).all() for weight in self._gradients.weights):
+        weights = map(self._version.state.read, self._gradients.weights)
+        if not self._tracker.others and not all(torch.isfinite(weight).all() for weight in weights):
             raise InputError(
                 "The weights are not finite any more, and nobody is there who could replace them: start again, which "
                 "goes on from the newest checkpoint that is sound; if it comes to this again, lower --learning-rate."

@@ -9,9 +9,11 @@ from hashlib import sha256
 import torch
 
 from swarm.training.island.lost import IslandLost
+from swarm.training.island.sharded.pieces import local_of
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.clusters import free_port
-from tests.helpers.strategy_runs import Outcome, Plan, Record, Task, loader, patience, trainer_for
+from tests.helpers.islands.slow_joiners import count_followed_updates, download_states_slowly
+from tests.helpers.strategy_runs import Outcome, Plan, Record, Task, loader, patience, trainer_for, weights_of
 from tests.helpers.swarm_peers import Line, Peers, running_dht
 
 
@@ -21,7 +23,7 @@ class Computed:
 
     Args:
         step: of the weights
-        weights: digest of all of them
+        weights: digest of all that this process holds
         indices: of the samples
     """
 
@@ -52,7 +54,7 @@ class WatchedTask(Task):
 
     def training_step(self, batch, batch_idx):
         step = self.trainer.strategy.coordinator.step
-        weights = sha256(b"".join(one.detach().numpy().tobytes() for one in self.net.parameters())).digest()
+        weights = sha256(b"".join(local_of(one).numpy().tobytes() for one in self.net.parameters())).digest()
         self.computed.append(Computed(step, weights, batch[2].tolist()))
         return super().training_step(batch, batch_idx)
 
@@ -65,27 +67,32 @@ def start_island(peers: Peers, name: str, plan: Plan, target: int, size: int = 2
 
 
 def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: int, plan: Plan, target: int, options):
-    """One process of an island.
+    """One process of an island. Options: those of `train`; inside; slow, to download states slowly.
 
     Returns its Outcome, None for all but the first or where another process was lost, and what it has computed.
     """
     places = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in (places | address).items()})
-    options = {"min_peers": 1, "max_steps": -1, "averaging": "sync", "stop": lambda _: False} | options
+    given = {"min_peers": 1, "max_steps": -1, "averaging": "sync", "stop": lambda _: False, "inside": "ddp"}
+    options = given | {"slow": False} | options
+    inside = options["inside"]
     task = WatchedTask(plan)
     batches = Share(name[0], rank, size)
     if rank:
         torch.manual_seed(0)
         for parameter in task.net.parameters():  # whatever a process begins with, it gets the first one's weights
             torch.nn.init.normal_(parameter)
-        strategy = SwarmStrategy(target, "test", inside="ddp", averaging=options["averaging"])
+        strategy = SwarmStrategy(target, "test", inside=inside, averaging=options["averaging"])
         trainer_for(strategy, max_steps=options["max_steps"], devices=size).fit(task, batches)
         return None, task.computed
+    followed = count_followed_updates()
+    if options["slow"]:
+        download_states_slowly()
     with running_dht(initial_peers, line) as dht:
         strategy = SwarmStrategy(
             *(target, "test"),
-            **{"dht": dht, "name": name, "inside": "ddp", "averaging": options["averaging"]},
+            **{"dht": dht, "name": name, "inside": inside, "averaging": options["averaging"]},
             options=patience(options["min_peers"]),
         )
         record = Record(line, options["stop"])
@@ -96,6 +103,7 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
             trainer.fit(task, batches)
         except IslandLost:
             return None, task.computed
-        state = {key: value.clone() for key, value in task.net.state_dict().items()}
-        optimizer = trainer.optimizers[0].state_dict()
-        return Outcome(str(dht.peer_id), record.updates, record.joined_at, state, optimizer), task.computed
+        state = {name: value.clone() for name, value in weights_of(trainer).items()}
+        optimizer = strategy.optimizer_state(trainer.optimizers[0])
+        own = str(dht.peer_id), record.updates, record.joined_at, state, optimizer
+        return Outcome(*own, followed=sum(followed)), task.computed

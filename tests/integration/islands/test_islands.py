@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.islands.processes import start_island
-from tests.helpers.strategy_runs import Plan, assert_equal_updates, assert_same_bits, replay, train
+from tests.helpers.strategy_runs import Plan, Update, assert_equal_updates, assert_same_bits, replay, train
 from tests.helpers.swarm_peers import Peers
 
 pytestmark = pytest.mark.timeout(120)
@@ -62,16 +62,66 @@ def test_two_islands_equal_one_process_on_the_union_of_their_samples():
     assert mean(losses[-10:]) < 0.9 * mean(losses[:10]), "it has learnt something"
 
 
+def are_two_again(updates) -> bool:
+    """The last five were made by two peers, after one that was not, if this peer knows of one."""
+    return len(updates) >= 5 and all(update.num_peers == 2 for update in updates[-5:])
+
+
+def test_processes_that_share_one_model_and_a_plain_peer_hold_the_same_bits():
+    """After each of 50 updates, and in the optimizer's statistics after the last. Each update is that of one process on
+    the union of their samples, from the same weights: over 50 updates, one ReLU at its edge makes more of rounding."""
+    steps, plan = 50, Plan(batch_norm=True)
+    with Peers() as peers:
+        peers.start("b", partial(train, min_peers=2, max_steps=steps), plan, 64)
+        start_island(peers, "a", plan, 64, inside="fsdp", min_peers=2, max_steps=steps)
+        found = peers.results()
+    (island, first), (_, second), plain = found["a0"], found["a1"], found["b"]
+    assert_equal_updates(island, plain)
+    assert_same_bits(island.state, plain.state)
+    for own, others in zip(island.optimizer["state"].values(), plain.optimizer["state"].values(), strict=True):
+        assert_same_bits(own, others)
+    assert [(update.step, update.num_peers) for update in island.updates] == [(step, 2) for step in range(1, steps + 1)]
+    pieces = [{one.weights for one in batches} for batches in (first, second)]
+    assert not pieces[0] & pieces[1]
+    contributions = [
+        [*([one.indices for one in batches if one.step == update.step - 1] for batches in (first, second)), plain_own]
+        for update, plain_own in zip(island.updates, (same.indices for same in plain.updates), strict=True)
+    ]
+    expected = replay(plan, contributions, together=False, held=[update.weights for update in island.updates])
+    differences = [difference_between(update, *own) for update, own in zip(island.updates, expected, strict=True)]
+    print(f"losses: {max(loss for loss, _ in differences):.1e}, weights: {max(other for _, other in differences):.1e}")
+    assert max(max(both) for both in differences) < TOLERANCE
+
+
+def difference_between(update: Update, loss: float, weights: dict, norm: float) -> tuple[float, float]:
+    """Of the losses, and of the weights that it is largest in."""
+    shared = [name for name in weights if "num_batches_tracked" not in name]
+    largest = max(float((update.weights[name] - weights[name]).abs().max()) for name in shared)
+    return abs(update.loss - loss), largest
+
+
+def test_islands_whose_processes_share_a_model_hand_over_its_state_take_it_over_and_make_up_for_updates():
+    """The second one downloads a state so slowly that the first one goes on meanwhile."""
+    plan = Plan(batch_norm=True, compute_seconds=0.03)
+    with Peers(timeout_seconds=90) as peers:
+        start_island(peers, "a", plan, 64, inside="fsdp", stop=are_two_again)
+        peers.until(lambda: len(peers["a0"].messages) >= 3)
+        start_island(peers, "c", plan, 64, inside="fsdp", stop=are_two_again, slow=True)
+        found = peers.results()
+    first, joiner = found["a0"][0], found["c0"][0]
+    assert joiner.joined_at[0] >= 3
+    assert joiner.followed >= 1
+    assert_equal_updates(first, joiner)
+    assert_same_bits(first.state, joiner.state)
+    for own, others in zip(joiner.optimizer["state"].values(), first.optimizer["state"].values(), strict=True):
+        assert_same_bits(own, others)
+
+
 @pytest.mark.parametrize("averaging", ["overlap-fp16", "local-topk"])
 def test_in_every_mode_the_processes_compute_on_the_same_bits(averaging):
     outcomes, computed = train_islands("a", Plan(), 10, target=64, averaging=averaging)
     assert_one_state(computed, "a")
     assert outcomes["a"].updates[-1].loss < outcomes["a"].updates[0].loss
-
-
-def are_two_again(updates) -> bool:
-    """The last five were made by two peers, after one that was not, if this peer knows of one."""
-    return len(updates) >= 5 and all(update.num_peers == 2 for update in updates[-5:])
 
 
 def are_two_after_one(updates) -> bool:

@@ -6,12 +6,16 @@ import os
 from dataclasses import replace
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
 
 from recipe.errors import InputError
 from swarm.peer.island import launch
 from swarm.peer.main import main
 from swarm.peer.options import PeerOptions, parse_options
+from swarm.training.strategy import SwarmStrategy
 from tests.helpers.clusters import run_processes
+from tests.helpers.strategy_runs import MICRO_BATCH, Plan, Samples, Task, trainer_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -50,6 +54,45 @@ def test_processes_with_other_addresses_are_refused():
 
 def test_a_helper_is_one_process(tmp_path):
     assert "A helper computes nothing" in refused(*["--role helper --port 31337"] * 2)
+
+
+def test_processes_of_which_one_only_shares_its_model_are_refused():
+    said = refused("--inside fsdp --batch-size 8", "--batch-size 8")
+    assert "Process 1 of this island has --inside 'ddp' and process 0 has 'fsdp'" in said
+
+
+def test_a_model_in_pieces_needs_a_micro_batch():
+    assert "give --batch-size" in refused(*["--inside fsdp"] * 2)
+
+
+def test_a_model_in_pieces_waits_for_each_average(tmp_path):
+    """Its processes learn from the first one how the run averages, and each of them could say that this does not do."""
+    options = f"--inside fsdp --batch-size 8 --averaging overlap --output-dir {tmp_path} --public-name peer --port 0"
+    assert "give --averaging sync" in refused(*[options] * 2)
+
+
+def train_in_pieces(optimizer: str) -> str:
+    """What this process says of an optimizer that is not elementwise; "exit 2" if it leaves that to another one."""
+    task = Task(Plan())
+    task.configure_optimizers = lambda: getattr(torch.optim, optimizer)(task.parameters())
+    strategy = SwarmStrategy(64, "test", inside="fsdp")
+    try:
+        trainer_for(strategy, devices=2).fit(task, DataLoader(Samples(), MICRO_BATCH, sampler=of_this_process()))
+    except InputError as error:
+        return str(error)
+    except SystemExit as end:
+        return f"exit {end.code}"
+    return ""
+
+
+def of_this_process() -> DistributedSampler:
+    return DistributedSampler(Samples(), int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]))
+
+
+def test_an_optimizer_that_cannot_be_divided_is_refused_once():
+    said, other = run_processes(2, train_in_pieces, "Adafactor")
+    assert said.startswith("The optimizer Adafactor cannot be divided among processes: take one of SGD, Adam, AdamW,")
+    assert other == "exit 2"
 
 
 def test_an_option_that_does_not_exist_is_refused_once():
@@ -95,6 +138,11 @@ def test_a_machine_with_several_gpus_is_offered_an_island(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/venv/bin/swarm", "join", "swarm://line"])
     command = launch.offer(4).splitlines()[-1].strip()
     assert command == "torchrun --standalone --nproc-per-node 4 --max-restarts 9 -m swarm join swarm://line"
+
+
+def test_one_process_has_nobody_to_share_its_model_with():
+    with pytest.raises(InputError, match="start several with torchrun"):
+        launch.check_one_process(parse_options(["--inside", "fsdp"]))
 
 
 def test_options_that_each_machine_has_of_its_own_may_differ():

@@ -1,6 +1,5 @@
 """A newcomer whose line is slower than the swarm makes the updates that it has missed, on a state that it has once."""
 
-import asyncio
 import time
 from itertools import cycle
 
@@ -13,7 +12,6 @@ from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS
 from swarm.averaging.striped_allreduce import StripedAllReduce
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.average_log import MAX_AVERAGES, AverageLog
-from swarm.state_sync.pull import Pull
 from swarm.training.averaging_mode import Averaging
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining import listener as listener_module
@@ -21,11 +19,9 @@ from swarm.training.joining.follower import Follower
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import MAX_UPDATES
 from swarm.training.strategy import SwarmStrategy
+from tests.helpers.islands.slow_joiners import SLOW_SECONDS, count_followed_updates, download_states_slowly
 from tests.helpers.strategy_runs import Plan, Task, assert_same_bits, loader, patience, trainer_for
 from tests.helpers.swarm_peers import Peers, running_dht
-
-SLOW_SECONDS = 1.5
-"""Some updates of a swarm that needs 0.2 s for each."""
 
 
 def test_more_than_the_last_average_is_kept_only_for_those_who_follow():
@@ -77,25 +73,15 @@ def take_part(name, initial_peers, line, plan, averaging, num_peers, min_peers=1
         the swarm's weights after each update, and the step at which it joined; its optimizer; how many updates it made
         up for; how often it downloaded a state
     """
-    downloads, followed = [], []
-    pull, follow, fetch = Pull.run, Follower.follow, Follower.download
-
-    async def pull_slowly(self):
-        await pull(self)
-        if self.download.average_of is None:
-            await asyncio.sleep(SLOW_SECONDS)
-
-    def count_updates(self, *arguments):
-        followed.append((yield from follow(self, *arguments)))
-        return followed[-1]
+    downloads, fetch = [], Follower.download
 
     def count_downloads(self, *arguments, **wishes):
         downloads.append(arguments)
         return (yield from fetch(self, *arguments, **wishes))
 
-    Follower.follow, Follower.download = count_updates, count_downloads
+    Follower.download, followed = count_downloads, count_followed_updates()
     if slow:
-        Pull.run = pull_slowly
+        download_states_slowly()
     with running_dht(initial_peers, line) as dht:
         strategy = SwarmStrategy(64, "following", dht=dht, name=name, options=patience(min_peers), averaging=averaging)
         task, weights = Task(plan), Weights(line, num_peers, 4 if max_steps < 0 else max_steps)

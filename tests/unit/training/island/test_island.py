@@ -257,9 +257,11 @@ def test_the_processes_of_a_peer_share_its_part_of_the_target_batch():
 
 
 def test_what_an_island_cannot_be_is_refused():
-    with pytest.raises(InputError, match="not built yet"):
-        SwarmStrategy(64, "test", inside="fsdp")
+    for averaging in ("overlap-fp16", "local-fp16", "auto"):
+        with pytest.raises(InputError, match="wait for each average: give --averaging sync"):
+            SwarmStrategy(64, "test", inside="fsdp", averaging=averaging)
     with pytest.raises(InputError, match="There is no inside='ring'"):
         SwarmStrategy(64, "test", inside="ring")
-    with pytest.raises(InputError, match="A helper computes nothing"):
-        HelperStrategy(64, "test", inside="ddp")
+    for inside in ("ddp", "fsdp"):
+        with pytest.raises(InputError, match="A helper computes nothing"):
+            HelperStrategy(64, "test", inside=inside)

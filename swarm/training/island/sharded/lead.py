@@ -1,0 +1,223 @@
+"""The first process of an island whose processes share one model: it reads and writes what the others hold of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from recipe.training.replay import Replay
+from swarm.training.gradient_buffer import GradientVector, Place
+from swarm.training.island.channel import Channel, Word
+from swarm.training.island.lead import Lead
+from swarm.training.island.sharded.pieces import COUNT, STATISTICS, Pieces, is_divided, local_of, piece_of
+
+
+class ShardedLead(Lead):
+    """Of the first of several processes.
+
+    All of what it does with the others happens while these listen, also what another thread asks for: from a word that
+    lets all compute until all have, this process's lock is held.
+
+    Args:
+        channel: to the others
+        model: divided
+        roots: the models in it, each of which all processes compute together
+        optimizer: over the pieces of this process
+    """
+
+    def __init__(
+        self, channel: Channel, model: nn.Module, roots: Sequence[nn.Module], optimizer: torch.optim.Optimizer
+    ):
+        super().__init__(channel)
+        self.module = model
+        self.pieces = Pieces(channel, model, optimizer)
+        self._buffers = list(model.buffers())
+        self._is_computing = False
+        self._goes_back = False
+        """Whether a backward pass follows on what the others are asked to compute along."""
+        for number, root in enumerate(roots):
+            self._borrow_for(root, number)
+
+    # ---- what is computed together ----------------------------------------------------------------------------------
+
+    def _borrow_for(self, root: nn.Module, number: int) -> None:
+        """The others compute along where this process validates or tests, which needs their pieces."""
+
+        def begin(module: nn.Module, inputs: Any) -> None:
+            if not self._is_computing:
+                self._channel.hold()
+                self._channel.tell(Word.LEND, number, int(self._goes_back))
+
+        def end(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            if not self._is_computing:
+                self._channel.release()
+
+        root.register_forward_pre_hook(begin, prepend=True)
+        root.register_forward_hook(end, always_call=True)
+
+    def kind_of(self, replay: Replay) -> str:
+        if replay.kind:
+            self._channel.tell(Word.KIND)
+        return super().kind_of(replay)
+
+    def gradient_of(self, loss: Callable[[], torch.Tensor], places: Sequence[Place]) -> torch.Tensor:
+        """As of `GradientVector`. The others compute along, and all forget what comes of it."""
+        self._channel.hold()
+        self._goes_back = True
+        try:
+            value = loss()
+            self.pieces.own.watch(places)
+            with self._channel.computing():
+                value.backward()
+        except Exception:  # the others wait for the rest of it
+            self._channel.give_up()
+            raise
+        finally:
+            numbers = self.pieces.own.watched()
+            self.pieces.release()
+            self._goes_back = False
+            self._channel.release()
+        return numbers.cpu()
+
+    def begin_micro_batch(self, step: int, lineage: bytes) -> None:
+        self._channel.hold()
+        self._is_computing = True
+        super().begin_micro_batch(step, lineage)
+
+    def add_up(self, samples: int, loss: torch.Tensor | float) -> tuple[int, torch.Tensor | float]:
+        total = super().add_up(samples, loss)
+        self._is_computing = False
+        self._channel.release()
+        return total
+
+    def end(self) -> None:
+        super().end()
+        if self._is_computing:  # something has failed meanwhile; who waits for the others now learns of it
+            self._is_computing = False
+            self._channel.release()
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the others are there and listen."""
+        return not self._is_computing and self._channel.is_heard and not self._channel.is_lost
+
+    def _count_changes(self) -> int:
+        """Of the buffers: weights never travel."""
+        return self._updates
+
+    def _travelling(self, is_first_time: bool) -> list[torch.Tensor]:
+        return self._buffers
+
+    def _add_gradients(self, vector: GradientVector) -> None:
+        """They stay where they are until a round needs them."""
+
+    # ---- gradients --------------------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """The sums of all begin anew."""
+        self._own = self._others = self._turns = 0
+        self.pieces.forget()
+        self._channel.tell(Word.FORGET)
+
+    def is_finite(self) -> bool:
+        """Whether the sums are, on all processes."""
+        unsound = torch.tensor([0.0 if self.pieces.is_finite else 1.0])
+        with self._channel.speaking():
+            self._channel.tell(Word.LOOK)
+            self._channel.reduce_numbers(unsound)
+        return not unsound
+
+    @torch.no_grad()
+    def collect(self, views: Sequence[torch.Tensor]) -> None:
+        """The sums of all, which begin anew.
+
+        Args:
+            views: where they go, on the CPU
+        """
+        with self._channel.speaking():
+            self._channel.tell(Word.GIVE)
+            for number, view in enumerate(views):
+                self._read(self.pieces.sum_of(number), view)
+        self.pieces.forget()
+
+    @torch.no_grad()
+    def hand_out(self, views: Sequence[torch.Tensor], factor: float | torch.Tensor, adds: bool) -> None:
+        """Each process gets its pieces, times a factor.
+
+        Args:
+            views: of what is handed out, on the CPU
+            adds: to the sums; else in place of them, as gradients of the next update
+        """
+        with self._channel.speaking():
+            self._channel.tell(Word.TAKE, int(adds))
+            for number, view in enumerate(views):
+                own, *others = self._cut(view)
+                for rank, piece in enumerate(others, 1):
+                    self._channel.send(piece * factor, rank)
+                self.pieces.put(number, own * factor, adds)
+        if not adds:
+            self.pieces.show_average()
+
+    def note_update(self) -> None:
+        with self._channel.speaking():
+            self._channel.tell(Word.STEP)
+            self._channel.exchange(self.pieces.settings)
+        super().note_update()
+
+    # ---- weights and statistics -------------------------------------------------------------------------------------
+
+    def read(self, kind: int, number: int) -> torch.Tensor:
+        """The whole of a weight or a statistic, on the CPU."""
+        with self._channel.speaking():
+            tensor = self.pieces.tensor(kind, number)
+            if not is_divided(tensor):
+                return tensor.detach()
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+            self._channel.tell(Word.READ, kind, number)
+            self._read(local_of(tensor), whole)
+        return whole
+
+    @torch.no_grad()
+    def write(self, kind: int, number: int, whole: torch.Tensor) -> None:
+        """All processes take over their pieces of a weight or a statistic."""
+        with self._channel.speaking():
+            self._channel.tell(Word.WRITE, kind, number)
+            own, *others = [whole.reshape(())] * self._channel.size if kind == COUNT else self._cut(whole)
+            into = local_of(self.pieces.tensor_for(kind, number))
+            for rank, piece in enumerate(others, 1):
+                self._channel.send(piece.to("cpu", into.dtype), rank)
+            into.copy_(own)
+
+    def write_statistic(self, number: int, name: str, whole: torch.Tensor) -> None:
+        """The same, where it has a name."""
+        self.write(1 + STATISTICS.index(name), number, whole)
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Take over the whole `state_dict` of an optimizer."""
+        self.pieces.optimizer.load_state_dict(state | {"state": {}})
+        self.renew()
+        for number, statistics in state["state"].items():
+            for name, value in statistics.items():
+                if isinstance(value, torch.Tensor):
+                    self.write_statistic(number, name, value)
+
+    def renew(self) -> None:
+        """All statistics are forgotten, and written anew."""
+        self._channel.tell(Word.RENEW)
+        self.pieces.renew()
+
+    def note_written(self) -> None:
+        """The others get the buffers as well."""
+        super().note_update()
+
+    def _cut(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        return [piece_of(whole, rank, self._channel.size) for rank in range(self._channel.size)]
+
+    def _read(self, own: torch.Tensor, whole: torch.Tensor) -> None:
+        first, *others = self._cut(whole)
+        first.copy_(own)
+        for rank, piece in enumerate(others, 1):
+            self._channel.receive(piece, rank)

@@ -1,0 +1,72 @@
+"""The gradient of this process's micro-batch alone, at a few places.
+
+While a block is computed, whole weights lie where this process's pieces lay. Their gradients are of its own
+micro-batch. Only when the block's backward pass is over, torch adds them to those of the other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from swarm.training.gradient_buffer import Place
+
+
+class OwnGradients:
+    """Of one process.
+
+    Args:
+        model: divided
+        params: the pieces of those whose gradients are averaged
+    """
+
+    def __init__(self, model: nn.Module, params: Sequence[nn.Parameter]):
+        self._device = params[0].device
+        self._whole: dict[int, torch.Tensor] = {}
+        """Weights that were computed last, by number; torch keeps them, and empties them in between."""
+        self._seen, self._handles = torch.empty(0), list[RemovableHandle]()
+        for block, weights in _weights_by_block(model, params).items():
+            block.register_forward_pre_hook(partial(self._find, weights))  # after the one that makes them whole
+
+    def _find(self, weights: list[tuple[nn.Module, str, int]], block: nn.Module, inputs: tuple) -> None:
+        for module, name, number in weights:
+            self._whole[number] = getattr(module, name)
+
+    def watch(self, places: Sequence[Place]) -> None:
+        """The backward pass of what was computed last comes next."""
+        self._seen = torch.zeros(len(places), device=self._device)
+        for number in {number for number, _ in places} & self._whole.keys():
+            rows = [row for row, (tensor, _) in enumerate(places) if tensor == number]
+            at = [places[row][1] for row in rows]
+            self._handles.append(self._whole[number].register_hook(partial(self._see, rows, at)))
+
+    def _see(self, rows: list[int], at: list[int], gradient: torch.Tensor) -> None:
+        self._seen[rows] += gradient.detach().flatten()[at].float()
+
+    def watched(self) -> torch.Tensor:
+        """What it has given at these places, fp32, on the device."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        return self._seen
+
+
+def _weights_by_block(
+    model: nn.Module, params: Sequence[nn.Parameter]
+) -> dict[nn.Module, list[tuple[nn.Module, str, int]]]:
+    """(module, name in it, number) of those that are made whole together with each block."""
+    from torch.distributed.fsdp import FSDPModule  # which takes long to import
+
+    numbers = {id(param): number for number, param in enumerate(params)}
+    blocks = [module for module in model.modules() if isinstance(module, FSDPModule)]  # outer ones come first
+    block_of = {module: block for block in blocks for module in block.modules()}
+    found: dict[nn.Module, list[tuple[nn.Module, str, int]]] = {block: [] for block in blocks}
+    for module, block in block_of.items():
+        for name, param in module.named_parameters(recurse=False):
+            if id(param) in numbers:
+                found[block].append((module, name, numbers[id(param)]))
+    return found

@@ -1,0 +1,33 @@
+"""A newcomer whose line is slow, and how much it makes up for with averages; of the process that calls these."""
+
+import asyncio
+
+from swarm.state_sync.pull import Pull
+from swarm.training.joining.follower import Follower
+
+SLOW_SECONDS = 1.5
+"""Some updates of a swarm that needs 0.2 s for each."""
+
+
+def download_states_slowly() -> None:
+    """Averages come as fast as ever."""
+    pull = Pull.run
+
+    async def pull_slowly(self):
+        await pull(self)
+        if self.download.average_of is None:
+            await asyncio.sleep(SLOW_SECONDS)
+
+    Pull.run = pull_slowly
+
+
+def count_followed_updates() -> list[int]:
+    """How many updates this peer makes with averages of others, each time that it does so."""
+    followed, follow = [], Follower.follow
+
+    def count_updates(self, *arguments):
+        followed.append((yield from follow(self, *arguments)))
+        return followed[-1]
+
+    Follower.follow = count_updates
+    return followed

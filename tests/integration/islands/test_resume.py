@@ -1,0 +1,43 @@
+"""A peer whose processes share one model goes on from a checkpoint that it has written, as the program does."""
+
+import shutil
+
+import pytest
+import torch
+
+from recipe.run_folder import read_metrics
+from swarm.peer.main import main
+from tests.helpers.clusters import run_processes
+from tests.helpers.strategy_runs import assert_same_bits
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def run(arguments: list[str]) -> int:
+    """One process of an island; its exit status."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return end.code
+
+
+def test_it_ends_at_the_same_weights_as_without_a_break(tmp_path):
+    """Alone, so that nothing but its own samples counts."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    options = "--recipe digits --target-batch-size 32 --batch-size 8 --max-steps 4 --checkpoint-every-steps 2"
+    options = f"{options} --inside fsdp --run-id run --public-name peer --port 0".split()
+    assert run_processes(2, run, [*options, "--output-dir", str(whole)]) == [0, 0]
+    shutil.copytree(whole, resumed)
+    folder = resumed / "run" / "peer"
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if checkpoint.name != "step=2.ckpt":
+            checkpoint.unlink()
+    (folder / "metrics.jsonl").unlink()
+    assert run_processes(2, run, [*options, "--output-dir", str(resumed)]) == [0, 0]
+    assert [line["step"] for line in read_metrics(folder / "metrics.jsonl") if "train/loss" in line] == [3, 4]
+    own, expected = (
+        torch.load(path / "run" / "peer" / "checkpoints" / "last.ckpt", weights_only=False) for path in (resumed, whole)
+    )
+    assert_same_bits(own["state_dict"], expected["state_dict"])
+    for one, other in zip(*(state["optimizer_states"][0]["state"].values() for state in (own, expected)), strict=True):
+        assert_same_bits(one, other)
