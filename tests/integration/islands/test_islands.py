@@ -5,7 +5,6 @@ from functools import partial
 from statistics import mean
 
 import pytest
-import torch
 
 from tests.helpers.islands.processes import start_island
 from tests.helpers.strategy_runs import Plan, Update, assert_equal_updates, assert_same_bits, replay, train
@@ -50,14 +49,11 @@ def test_two_islands_equal_one_process_on_the_union_of_their_samples():
     assert [update.samples for update in updates] == [
         sum(len(batch) for batches in step for batch in batches) for step in contributions
     ]
-    expected = list(replay(plan, contributions, together=False))
-    differences = []
-    for update, (loss, weights, _) in zip(updates, expected, strict=True):
-        torch.testing.assert_close(update.loss, loss, rtol=0, atol=TOLERANCE)
-        shared = [name for name in weights if "num_batches_tracked" not in name]
-        differences += [float((update.weights[name] - weights[name]).abs().max()) for name in shared]
-    print(f"weights: {max(differences):.1e}")
-    assert max(differences) < TOLERANCE
+    # From the weights that the islands had: over 50 updates, one ReLU at its edge makes more of rounding.
+    expected = replay(plan, contributions, together=False, held=[update.weights for update in updates])
+    differences = [difference_between(update, *own) for update, own in zip(updates, expected, strict=True)]
+    print(f"losses: {max(loss for loss, _ in differences):.1e}, weights: {max(other for _, other in differences):.1e}")
+    assert max(max(both) for both in differences) < TOLERANCE
     losses = [update.loss for update in updates]
     assert mean(losses[-10:]) < 0.9 * mean(losses[:10]), "it has learnt something"
 
