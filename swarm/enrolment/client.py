@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+LOOK_SECONDS = 6.0
+"""For a connection. With what this program imports before, a person hears within ten seconds that nobody is there."""
 MAX_SENTENCE_LENGTH = 400
 """Of what a server says."""
 _OPTIONS = (
@@ -135,16 +137,17 @@ class _Enrolment:
     def _look_at_all(self):
         """Who is at the endpoints, first come first served."""
         found: queue.Queue[_Found] = queue.Queue()
-        endpoints = self._line.server_endpoints
+        endpoints, until = self._line.server_endpoints, time.monotonic() + LOOK_SECONDS
+        seconds = min(LOOK_SECONDS, self._left())
         for host, port in endpoints:
             # Name look-ups know no timeout: a daemon thread can be left behind.
             looker = threading.Thread(
-                target=lambda h=host, p=port: found.put(_look(h, p, self._left())), name="enrolment", daemon=True
+                target=lambda h=host, p=port: found.put(_look(h, p, seconds)), name="enrolment", daemon=True
             )
             looker.start()
         for _ in endpoints:
             try:
-                yield found.get(timeout=self._left())
+                yield found.get(timeout=max(0.001, min(until - time.monotonic(), self._left())))
             except queue.Empty:
                 return
 
