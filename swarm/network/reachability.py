@@ -155,12 +155,16 @@ class ReachabilityService(ServicerBase):
 
     async def rpc_call_back(self, request: CallMe, context: P2PContext) -> Called:
         """Connect to the asker's own address, at the port that it names."""
-        if not self._of_peers.take(context.remote_id):  # first: to list all connections takes a while
+        if not self.may_ask(context.remote_id):  # first: to list all connections takes a while
             return Called("", False)
         host = await self._host_of(context.remote_id)
         if host is None or not self.may_call(host):
             return Called("", False)
         return Called(host, await _says(host, request.port, request.nonce))
+
+    def may_ask(self, peer_id: PeerID) -> bool:
+        """Whether this name has not asked too often."""
+        return self._of_peers.take(peer_id)
 
     def may_call(self, host: str) -> bool:
         """Names are free and addresses are not: who has many names cannot use up what is for all."""

@@ -164,13 +164,17 @@ def test_only_the_nonce_counts_and_only_so_often():
 def test_one_outsider_does_not_use_up_what_is_for_all():
     peers = [peer_of(subkey_of(f"{number}")) for number in range(200)]
     service = ReachabilityService(None)
-    assert [service.may_call(peers[0], "127.0.0.1") for _ in range(CALLS_OF_A_PEER + 1)][-2:] == [True, False]
-    called = sum(service.may_call(peer, "203.0.113.5") for peer in peers)
+
+    def is_called(peer, host: str) -> bool:
+        return service.may_ask(peer) and service.may_call(host)
+
+    assert [is_called(peers[0], "127.0.0.1") for _ in range(CALLS_OF_A_PEER + 1)][-2:] == [True, False]
+    called = sum(is_called(peer, "203.0.113.5") for peer in peers)
     assert called == CALLS_OF_A_HOST, "under however many names"
-    others = [service.may_call(peer_of(subkey_of(f"honest {host}")), f"198.51.100.{host}") for host in range(10)]
+    others = [is_called(peer_of(subkey_of(f"honest {host}")), f"198.51.100.{host}") for host in range(10)]
     assert all(others)
     called += sum(others) + CALLS_OF_A_PEER
-    called += sum(service.may_call(peer, f"192.0.2.{number}") for number, peer in enumerate(peers[100:]))
+    called += sum(is_called(peer, f"192.0.2.{number}") for number, peer in enumerate(peers[100:]))
     assert called == CALLS_PER_MINUTE
 
 
