@@ -217,7 +217,7 @@ class WorkAudits:
             return None
         try:
             listed = await in_thread(WorkList.from_bytes, data, ticket.work, ticket.samples, self._largest)
-            self._check_kind_of(listed)
+            self._check_fits_run(listed)
         except ValueError as error:
             logger.debug(f"{peer} shows no work that fits its ticket: {error}")
             self._find(peer, Blame.HIDES_ITS_WORK)
@@ -225,8 +225,8 @@ class WorkAudits:
         self._note_answer(peer)
         return listed, data
 
-    def _check_kind_of(self, listed: WorkList) -> None:
-        """Raises ValueError: it is nothing that members of this run can have computed"""
+    def _check_fits_run(self, listed: WorkList) -> None:
+        """Raises ValueError: no member of this run can have such a list"""
         own = self._own
         if own is None or not own.listed:  # this peer computes nothing, and does not know
             return
