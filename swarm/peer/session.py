@@ -143,7 +143,7 @@ class Session:
         if channel is not None:
             channel.tell(Word.PLAN)
             plan = {"recipe": self.recipe.to_json(), "identity": identity, "position": self.data.samples_trained}
-            channel.exchange(plan)
+            channel.exchange(plan, listen=False)  # they prepare themselves
             self.data.deal_out(channel.rank, channel.size)
         self.task = build_task(self.recipe)
         self.started_from = None if joins or earlier is not None else options.start_from
@@ -200,7 +200,7 @@ class Session:
         if self.channel is None:
             return found
         answer = {"problem": "", "asked": {"the data": self.data.digest}, "samples": found.samples}
-        answers = agree(self.channel, answer | {"device": self.devices[0]})
+        answers = agree(self.channel, answer | {"device": self.devices[0]}, listen=not self.channel.divides)
         self.devices = [answer["device"] for answer in answers]
         return replace(found, samples=agreed_samples(answers))
 

@@ -90,16 +90,17 @@ def connected(options: PeerOptions) -> Channel:
     return channel
 
 
-def agree(channel: Channel, answer: dict[str, Any]) -> list[dict[str, Any]]:
+def agree(channel: Channel, answer: dict[str, Any], listen: bool = True) -> list[dict[str, Any]]:
     """What each process has to say, by rank.
 
     Args:
         answer: of this process: a "problem" in words, if there is one, and what is "asked" of it
+        listen: as of `Channel.exchange`
 
     Raises:
         InputError, SystemExit: as of `connected`
     """
-    answers = channel.exchange(answer)
+    answers = channel.exchange(answer, listen)
     complaint = next((found for rank, one in enumerate(answers) if (found := difference(rank, one, answers[0]))), "")
     if complaint and channel.is_first:
         raise InputError(complaint)

@@ -21,6 +21,8 @@ from recipe.errors import InputError
 from recipe.training.launched import Launched, meet
 from swarm.training.island.lost import IslandLost
 
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+"""Of torch: what carries tensors between the processes of an island, by the kind of device that they are on."""
 MEET_SECONDS = 120.0
 """For which the processes wait for each other at the start."""
 WORK_SECONDS = 600.0
@@ -93,7 +95,7 @@ class Channel:
             self._store = store = meet(self.rank, self.size, MEET_SECONDS)
             self._words = self._gloo(store, "words", SILENT_SECONDS)
             self._work = self._gloo(store, "work", WORK_SECONDS)
-            self._tensors = self._work if device.type == "cpu" else self._nccl(store)
+            self._tensors = self._nccl(store) if BACKENDS[device.type] == "nccl" else self._work
         except (RuntimeError, ValueError, TimeoutError) as error:
             raise IslandLost(f"The {self.size} processes of this island have not found each other.") from error
         self._lock = threading.RLock()
@@ -136,7 +138,7 @@ class Channel:
 
     def begin_default_group(self) -> None:
         """`fully_shard` gathers weights and scatters gradients over torch's default group: it takes no other one."""
-        backend, timeout = ("gloo" if self.device.type == "cpu" else "nccl"), timedelta(seconds=WORK_SECONDS)
+        backend, timeout = BACKENDS[self.device.type], timedelta(seconds=WORK_SECONDS)
         store = dist.PrefixStore("default", self._store)
         with self._losses_told():
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
@@ -152,9 +154,11 @@ class Channel:
     def tell(self, word: Word, *numbers: int) -> None:
         """Of the first process, while the others listen."""
         with self.speaking():
-            said = torch.tensor([word, *numbers, *[0] * NUMBERS][: 1 + NUMBERS])
-            self._words.broadcast(said, 0).wait()
+            self._say(word, *numbers).wait()
             self.is_heard = word not in (Word.COMPUTE, Word.END)
+
+    def _say(self, word: Word, *numbers: int) -> dist.Work:
+        return self._words.broadcast(torch.tensor([word, *numbers, *[0] * NUMBERS][: 1 + NUMBERS]), 0)
 
     def hear(self) -> tuple[Word, list[int]]:
         """The next word of the first process that means something to the others."""
@@ -167,15 +171,22 @@ class Channel:
                 return Word(word), numbers
 
     def _pulse(self) -> None:
+        """The others may be on their way to listen, and do something together with this process before: so it does not
+        wait until they have heard it."""
+        last: dist.Work | None = None
         while not self._closing.wait(PULSE_SECONDS):
-            with self._lock, contextlib.suppress(IslandLost):  # whoever speaks next learns of it
-                if self.is_heard and not self._broken:
-                    self.tell(Word.WAIT)
+            with contextlib.suppress(IslandLost), self.speaking():  # whoever speaks next learns of it
+                if self.is_heard and (last is None or last.is_completed()):
+                    last = self._say(Word.WAIT)
 
     # ---- what all of them do together --------------------------------------------------------------------------------
 
-    def exchange(self, value: Any) -> list[Any]:
-        """What each process gives, by rank, as JSON can say it. The others listen from then on."""
+    def exchange(self, value: Any, listen: bool = True) -> list[Any]:
+        """What each process gives, by rank, as JSON can say it.
+
+        Args:
+            listen: the others listen from then on, and not only after a while
+        """
         content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         with self.speaking():
             sizes = torch.zeros(self.size, dtype=torch.int64)
@@ -184,7 +195,7 @@ class Channel:
             contents = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8)
             contents[self.rank, : len(content)] = content
             self._work.allreduce(contents).wait()
-            self.is_heard = True
+            self.is_heard = listen
         rows = zip(contents, sizes.tolist(), strict=True)
         return [json.loads(bytes(row[:size].tolist())) for row, size in rows]
 
@@ -202,19 +213,23 @@ class Channel:
             self._work.reduce(numbers, 0).wait()
 
     def reduce(self, tensor: torch.Tensor) -> None:
-        """Many numbers, on the device: the first process has their sum, in place."""
+        """Many numbers: the first process has their sum, in place."""
         with self.speaking():
-            self._tensors.reduce(tensor, 0).wait()
+            self._carrier_of(tensor).reduce(tensor, 0).wait()
 
     def spread(self, tensors: Sequence[torch.Tensor]) -> None:
         """The first process's values are those of all, in place."""
         with self.speaking(), torch.no_grad():
             whole = [tensor.detach().contiguous() for tensor in tensors]
-            for work in [self._tensors.broadcast(one, 0) for one in whole]:
+            for work in [self._carrier_of(one).broadcast(one, 0) for one in whole]:
                 work.wait()
             for own, came in zip(tensors, whole, strict=True):
                 if came.data_ptr() != own.data_ptr():
                     own.detach().copy_(came)
+
+    def _carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        """NCCL takes nothing that lies on the CPU, as a model does before it is divided."""
+        return self._work if tensor.device.type == "cpu" else self._tensors
 
     def send(self, tensor: torch.Tensor, rank: int) -> None:
         """To one process, which receives it; nothing, if it is empty."""
@@ -281,6 +296,8 @@ class Channel:
         self._closing.set()
         with self._lock:
             self._broken = True
+            if hasattr(self._tensors, "abort"):  # else NCCL prints a warning in the end
+                self._tensors.abort()
             self._words = self._work = self._tensors = None  # which closes the connections
             if self.divides and dist.is_initialized():
                 dist.destroy_process_group()

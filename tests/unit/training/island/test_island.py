@@ -1,6 +1,7 @@
 """The first process of an island and another one, as two threads of this process that talk through torch's gloo."""
 
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from unittest.mock import MagicMock
@@ -20,7 +21,7 @@ from swarm.training.coordinator import Coordinator
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.helper import HelperStrategy
 from swarm.training.island import channel as channels
-from swarm.training.island.channel import Channel
+from swarm.training.island.channel import Channel, Word
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
 from swarm.training.island.lost import IslandLost
@@ -30,6 +31,7 @@ from swarm.training.throughput import Noted
 
 SAMPLES, OTHERS_SAMPLES = 4, 6
 LINEAGE = bytes(range(240, 256))
+PULSE_SECONDS = 0.01
 
 
 def net() -> nn.Sequential:
@@ -95,12 +97,24 @@ class Two:
 def two(monkeypatch):
     store = dist.HashStore()
     monkeypatch.setattr(channels, "meet", lambda rank, size, seconds: store)
+    monkeypatch.setattr(channels, "PULSE_SECONDS", PULSE_SECONDS)
     with ThreadPoolExecutor(2) as pool:
         made = [pool.submit(Channel, Launched(rank, 2, rank, 2), torch.device("cpu")) for rank in (0, 1)]
         first, other = (one.result(20) for one in made)
         yield Two(first, other, pool)
         first.close()
         other.close()
+
+
+def test_who_does_not_listen_yet_can_still_do_something_with_the_first_process(two):
+    """It says every few seconds that it is there, and must not wait until that is heard: both would wait for ever."""
+    first, other = two.channels
+    assert two.both(lambda: first.exchange(1), lambda: other.exchange(2)) == ([1, 2], [1, 2])
+    time.sleep(20 * PULSE_SECONDS)
+    weights, others = torch.ones(3), torch.zeros(3)
+    two.both(lambda: first.spread([weights]), lambda: other.spread([others]))
+    assert torch.equal(others, weights)
+    assert two.both(lambda: first.tell(Word.GATHER, 1), other.hear) == (None, (Word.GATHER, [1, 0, 0, 0, 0]))
 
 
 def test_gradients_losses_and_buffers_are_those_of_all_samples(two):
