@@ -36,7 +36,9 @@ def test_an_order_is_late_where_an_update_was_made_without_it(control, step, is_
     assert ("hears of it at step 8 only" in caplog.text) == is_late
 
 
-@pytest.mark.parametrize("signed", [b"", b"nonsense", LIST.signed_by(Organiser().signer)])
+@pytest.mark.parametrize(
+    "signed", [b"", b"nonsense", LIST.signed_by(Organiser().signer)], ids=["nothing", "nonsense", "by a stranger"]
+)
 def test_what_the_organiser_has_not_signed_changes_nothing(control, signed):
     control.take(signed)
     assert not control.look(5)
