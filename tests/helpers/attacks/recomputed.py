@@ -3,13 +3,14 @@
     python -m tests.helpers.attacks.recomputed            # digits, 60 updates; half a minute
     python -m tests.helpers.attacks.recomputed docstrings --updates 40
 
-A model is trained in this process. Every few updates a micro-batch is computed again in other ways, and compared at the
-places that members compare.
+A model is trained in this process, on the CPU. Every few updates a micro-batch is computed again in other ways, and
+compared at the places that members compare. Where there is a GPU, a copy of the model computes there, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,9 +48,8 @@ def measure(name: str, updates: int, micro_batches: int, **changes) -> dict[str,
     for step in range(updates):
         positions = range(step * micro_batches * MICRO_BATCH, (step + 1) * micro_batches * MICRO_BATCH, MICRO_BATCH)
         if step % EVERY == EVERY - 1:
-            compare(
-                found, task, replay, places([param.numel() for param in params], step.to_bytes(16, "big")), positions[0]
-            )
+            chosen = places([param.numel() for param in params], step.to_bytes(16, "big"))
+            compare(found, task, data, chosen, positions[0])
         for position in positions:
             with replay.of("x", position, MICRO_BATCH) as batch:
                 (task.training_step(batch, 0) / micro_batches).backward()
@@ -60,11 +60,20 @@ def measure(name: str, updates: int, micro_batches: int, **changes) -> dict[str,
     return found
 
 
-def compare(found: dict[str, list[float]], task, replay: Replay, chosen: list[tuple[int, int]], position: int) -> None:
+def compare(found: dict[str, list[float]], task, data, chosen: list[tuple[int, int]], position: int) -> None:
+    replay = Replay(task, data)
+
     def computed(change: Callable[[Batch], Batch] = lambda batch: batch, at: int = position, mixed: bool = False):
         with replay.of("x", at, MICRO_BATCH) as batch, torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             loss = task.training_step(change(batch), 0)
         return gradient(task, loss, chosen)
+
+    def on_gpu(mixed: bool = False, tf32: bool = False):
+        there = copy.deepcopy(task).to("cuda")
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        with Replay(there, data).of("x", position, MICRO_BATCH) as batch, torch.autocast("cuda", torch.bfloat16, mixed):
+            loss = there.training_step(batch, 0)
+        return gradient(there, loss, chosen).cpu()
 
     true = computed()
     threads = torch.get_num_threads()
@@ -74,6 +83,11 @@ def compare(found: dict[str, list[float]], task, replay: Replay, chosen: list[tu
     with torch.backends.mkldnn.flags(enabled=False):
         found["honest: without oneDNN"].append(distance(computed(), true))
     found["honest: bf16-mixed, not float32"].append(distance(computed(mixed=True), true))
+    if torch.cuda.is_available():
+        found["honest: a GPU, float32"].append(distance(on_gpu(), true))
+        found["honest: a GPU, TF32"].append(distance(on_gpu(tf32=True), true))
+        found["honest: a GPU, bf16-mixed"].append(distance(on_gpu(mixed=True), true))
+        found["honest: both in bf16-mixed"].append(distance(on_gpu(mixed=True), computed(mixed=True)))
     found["liar: half of the samples"].append(distance(computed(half), true))
     found["liar: the micro-batch before"].append(distance(computed(at=max(0, position - MICRO_BATCH)), true))
 
