@@ -71,7 +71,7 @@ def prepare_task(name: str, recipe: Recipe, options: ComputeOptions, communicati
         if options.sync_batchnorm:
             task.model = nn.SyncBatchNorm.convert_sync_batchnorm(task.model)
     if options.compile:
-        task.model.compile()
+        task.compile_model()
     return task
 
 

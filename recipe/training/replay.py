@@ -102,7 +102,9 @@ class Replay:
         drop_paths = [module for module in task.modules() if isinstance(module, PortableDropPath)]
         metrics, buffers = task.train_metrics, [buffer.clone() for buffer in task.buffers()]
         devices = [task.device] if task.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        # To compile for another size of a micro-batch would keep the others waiting.
+        eager = torch.compiler.set_stance("force_eager") if task.is_compiled else contextlib.nullcontext()
+        with torch.random.fork_rng(devices), eager:
             task.train_metrics = copy.deepcopy(metrics)
             self._seed(identity, first_position)
             for module in drop_paths:

@@ -19,6 +19,7 @@ from torchmetrics.classification import (
 from recipe.config import Recipe
 from recipe.data.sampler import PADDING
 from recipe.optimizer import build_optimizer, build_scheduler
+from recipe.training.compiler import check_compiler
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -56,6 +57,19 @@ class ClassificationTask(L.LightningModule):
         self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
         self.test_confusion = MulticlassConfusionMatrix(recipe.num_classes, ignore_index=PADDING, validate_args=False)
         self.confusion: torch.Tensor | None = None
+        self.is_compiled = False
+
+    def compile_model(self) -> None:
+        """Compute with `torch.compile` from now on, with the random numbers that are drawn without it.
+
+        The parameters keep their names.
+
+        Raises:
+            InputError: there is no compiler.
+        """
+        check_compiler()
+        self.model.compile(options={"fallback_random": True})
+        self.is_compiled = True
 
     @property
     def num_parameters(self) -> int:

@@ -22,7 +22,7 @@ from recipe.training.heap import keep_heap
 from recipe.training.loggers import JsonlLogger, PatientTensorBoardLogger
 from recipe.training.pacing import paced_samples_per_second
 
-_QUIET_LINES = re.compile(r"[GTH]PU available|💡|`Trainer.fit` stopped|LOCAL_RANK|Using bfloat16")
+_QUIET_LINES = re.compile(r"[GTH]PU available|💡|`Trainer.fit` stopped|LOCAL_RANK|Using bfloat16|Tensor Cores")
 _QUIET_WARNINGS = (
     ".*does not have many workers.*",  # small images lie in memory
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # Lightning's own use of torch

@@ -39,6 +39,7 @@ from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import preset
 from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
+from recipe.training.compiler import check_compiler
 from recipe.training.trainer import build_trainer
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 from swarm.runtime.processes import descendants, die_with_parent
@@ -67,6 +68,8 @@ class BenchOptions:
     """Threads of torch."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where both compute."""
+    compile: bool = False
+    """Both compile the model with torch.compile."""
     overrides: Annotated[RecipeOverrides, tyro.conf.arg(name="recipe"), tyro.conf.FlagConversionOff] = field(
         default_factory=RecipeOverrides
     )
@@ -78,6 +81,8 @@ class BenchOptions:
         at_least(self, 1, "updates", "batch_size", "micro_batches", "threads")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise InputError("torch finds no GPU: leave --device cuda out, or install a driver.")
+        if self.compile:
+            check_compiler()
         self.trained()
 
     def trained(self) -> Recipe:
@@ -161,7 +166,10 @@ def train(options: BenchOptions, folder: Path, turns: TakeTurns, dht) -> None:
         accumulate_grad_batches=options.micro_batches if dht is None else 1,
     )
     trainer.limit_val_batches = 0
-    trainer.fit(build_task(recipe), build_data(recipe, batch_size=options.batch_size, identity="bench"))
+    task = build_task(recipe)
+    if options.compile:
+        task.compile_model()
+    trainer.fit(task, build_data(recipe, batch_size=options.batch_size, identity="bench"))
 
 
 def _strategy(recipe: Recipe, dht) -> SwarmStrategy:

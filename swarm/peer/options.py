@@ -13,6 +13,7 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
 from recipe.presets import PRESETS, preset
+from recipe.training.compiler import check_compiler
 
 MAX_INVITE_DAYS = 3650
 MIN_UPLOAD_MBPS = 4.0
@@ -32,6 +33,9 @@ class MachineOptions:
     inside: Literal["ddp", "fsdp"] = "ddp"
     """Of a peer that torchrun starts as several processes: each holds the whole model (ddp), or a piece of it (fsdp),
     which needs --averaging sync and --batch-size."""
+    compile: bool = False
+    """Compile the model with torch.compile: faster on GPUs, but the first micro-batch takes a minute or so. Not with
+    --inside fsdp."""
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set (not needed for digits)."""
     num_workers: Annotated[int, arg("PROCESSES")] = 0
@@ -47,6 +51,10 @@ class MachineOptions:
         """Raises InputError: a value cannot work"""
         at_least(self, 1, "batch_size", "checkpoint_every_steps")
         at_least(self, 0, "num_workers")
+        if self.compile:
+            check_compiler()
+        if self.compile and self.inside == "fsdp":
+            raise InputError("--compile does not go with --inside fsdp: leave one of them out.")
 
 
 @dataclass(frozen=True)

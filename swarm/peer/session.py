@@ -156,6 +156,8 @@ class Session:
         self.devices = [device_name(self._torch_device)]
         """On which this peer computes, one of each of its processes."""
         self.micro_batch = self._choose_micro_batch()
+        if machine.compile and not self.helps:
+            self.task.compile_model()
         self.data.batch_size = self.micro_batch.samples
         self._begin_folder()
         entry.keep(self.admission, self.manifest, self.folder)

@@ -84,6 +84,8 @@ class Computing:
         self.data.batch_size = agreed_samples(answers)
         self.data.deal_out(channel.rank, channel.size)
         self.data.load_state_dict({"position": plan["position"]})
+        if options.machine.compile:
+            self.task.compile_model()
         replay = None if self.task is None else Replay(self.task, self.data)
         try:
             self._strategy = SwarmStrategy(

@@ -78,6 +78,26 @@ def test_who_computes_with_bfloat16_gives_nearly_the_same():
     assert checker.finds(X, replace(micro_batch, first_position=8)) is False
 
 
+def test_whose_model_is_compiled_computes_again_without_compiling():
+    """Others wait meanwhile, and a micro-batch of another size would have to be compiled first."""
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    worker, checker = Trainer(VIT, X), Trainer(VIT, Y, micro_batch=6)
+    checker.task.model.compile(backend=backend)
+    checker.task.is_compiled = True
+    worker.compute()
+    checker.compute()
+    before = len(compiled)
+    assert before
+    (micro_batch,) = worker.listed().lines
+    assert checker.finds(X, micro_batch)
+    assert len(compiled) == before
+
+
 def test_a_micro_batch_may_change_its_size_in_mid_step():
     worker, checker = Trainer(VIT, X), Trainer(VIT, Y)
     worker.compute()
