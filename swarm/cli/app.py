@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 
 from recipe.interrupts import end_silently
@@ -97,6 +98,12 @@ def _print_completion(arguments: list[str]) -> int:
 
 def program() -> None:
     """What the installed command runs."""
-    status = main()
-    sys.stdout.flush()
+    try:
+        try:
+            status = main()
+        except SystemExit as end:  # a help was printed
+            status = int(end.code or 0)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads along, such as head, has seen enough
+        status = 128 + signal.SIGPIPE
     os._exit(status)  # everything is written and every child has ended; taking torch apart would cost seconds

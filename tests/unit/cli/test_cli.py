@@ -1,5 +1,6 @@
 """The command `swarm`: its words, its help, and what it refuses."""
 
+import signal
 import subprocess
 import sys
 
@@ -87,3 +88,13 @@ def test_a_swarm_of_one_machine_is_by_invitation_only_if_that_is_asked_for(words
 def test_the_installed_command_runs():
     shown = subprocess.run([sys.executable, "-m", "swarm"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("usage: swarm COMMAND")
+
+
+def test_who_reads_along_may_stop_reading():
+    """As head does after some lines."""
+    command = subprocess.Popen(
+        [sys.executable, "-m", "swarm", "ledger", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    command.stdout.close()
+    _, said = command.communicate(timeout=60)
+    assert (command.returncode, said) == (128 + signal.SIGPIPE, b"")
