@@ -27,6 +27,15 @@ NEVER_NEGATIVE = {
 """Statistics that count or add up squares: an optimizer takes their root, or a power of them."""
 
 
+COUNTS = ("step", "mu_product")
+"""Statistics that torch keeps on the CPU, even where the parameter is on a GPU."""
+
+
+def counts_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether such an optimizer wants its counts where its parameters are."""
+    return bool(optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
+
+
 @dataclass
 class SharedState:
     """The tensors of a model and its optimizers, seen as one list.
@@ -166,8 +175,8 @@ class SharedState:
             optimizer.state[param] = {}
         for (index, key), new in zip(description["statistics"], tensors[len(model_tensors) :], strict=True):
             optimizer, param = optimized[index]
-            # Adam's step counter stays on the CPU, statistics of the parameter's shape go where the parameter is
-            optimizer.state[param][key] = new.clone() if new.numel() == 1 else new.to(param.device, copy=True)
+            device = "cpu" if key in COUNTS and not counts_on_device(optimizer) else param.device
+            optimizer.state[param][key] = new.to(device, copy=True)
         return description["step"], description["lineage"]
 
     @torch.no_grad()

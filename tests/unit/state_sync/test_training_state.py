@@ -48,6 +48,22 @@ def assert_equal(one, other) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(("options", "where_counts_are"), [({}, "cpu"), ({"capturable": True}, "meta")])
+def test_statistics_come_to_where_the_optimizer_looks_for_them(options, where_counts_are):
+    """On a GPU, for which torch's device without numbers stands here; also those of a parameter of one number."""
+    donor = nn.Sequential(nn.Linear(2, 1), nn.PReLU())
+    joiner = copy.deepcopy(donor).to("meta")
+    optimizer = torch.optim.AdamW(donor.parameters())
+    donor(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = SharedState(joiner, [torch.optim.AdamW(joiner.parameters(), **options)])
+    state.take(*SharedState(donor, [optimizer]).export(1, LINEAGE))
+    for _, param in state.optimized:
+        of_param = state.optimizers[0].state[param]
+        assert of_param["step"].device.type == where_counts_are
+        assert {of_param[key].device.type for key in ("exp_avg", "exp_avg_sq")} == {"meta"}
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_two_models_go_on_alike(optimizer):
     donor, joiner = make(1, optimizer), make(2, optimizer)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from swarm.state_sync.training_state import counts_on_device
 from swarm.training.gradient_buffer import averaged_tensors
 from swarm.training.island.channel import Channel
 from swarm.training.island.sharded.own_gradients import OwnGradients
@@ -22,7 +23,7 @@ STATISTICS = (
 )
 """What elementwise optimizers keep for each weight. In a word, they are numbered from 1."""
 COUNT = 1 + STATISTICS.index("step")
-"""A number of which each process has its own; it stays on the CPU, where AdamW wants it."""
+"""A number of which each process has its own."""
 
 
 def is_divided(tensor: torch.Tensor) -> bool:
@@ -126,7 +127,9 @@ class Pieces:
         """Where a weight or a statistic is to be written."""
         if kind != WEIGHT:
             param = self.optimized[number]
-            made = torch.zeros(()) if kind == COUNT else torch.zeros_like(param).detach()
+            is_elsewhere = kind == COUNT and not counts_on_device(self.optimizer)
+            where = "cpu" if is_elsewhere else local_of(param).device
+            made = torch.zeros((), device=where) if kind == COUNT else torch.zeros_like(param).detach()
             self.optimizer.state[param][STATISTICS[kind - 1]] = made
         return self.tensor(kind, number)
 
