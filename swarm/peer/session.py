@@ -157,7 +157,7 @@ class Session:
         """On which this peer computes, one of each of its processes."""
         self.micro_batch = self._choose_micro_batch()
         if machine.compile and not self.helps:
-            self.task.compile_model()
+            self.task.compile_model(self._torch_device)
         self.data.batch_size = self.micro_batch.samples
         self._begin_folder()
         entry.keep(self.admission, self.manifest, self.folder)
@@ -202,7 +202,7 @@ class Session:
         if self.channel is None:
             return found
         answer = {"problem": "", "asked": {"the data": self.data.digest}, "samples": found.samples}
-        answers = agree(self.channel, answer | {"device": self.devices[0]}, listen=not self.channel.divides)
+        answers = agree(self.channel, answer | {"device": self.devices[0]}, listen=False)
         self.devices = [answer["device"] for answer in answers]
         return replace(found, samples=agreed_samples(answers))
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from hivemind import DHT
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.data import extract_batch_size
@@ -190,6 +191,8 @@ class SwarmStrategy(SingleDeviceStrategy):
         """This process computes, and does nothing else; the first one says when that is over."""
         self._trainer.limit_val_batches = 0
         self._trainer.fit_loop.max_epochs = self._trainer.fit_loop.epoch_loop.max_steps = -1
+        decides = (Checkpoint, EarlyStopping, Timer)
+        self._trainer.callbacks = [one for one in self._trainer.callbacks if not isinstance(one, decides)]
         warnings.filterwarnings("ignore", message=".training_step. returned .None.")
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -253,7 +256,8 @@ class SwarmStrategy(SingleDeviceStrategy):
             module, optimizer = self.lightning_module, self.optimizers[0]
             kind = Crew if self._divided is None else self._divided.crew
             self.coordinator = kind(self._inside, module, optimizer, self.target_batch_size, self.max_step)
-            return self._check_work()
+            self._check_work()
+            return self._begin_to_listen()
         admission = self.options.admission if self.options is not None else OPEN
         if not admission.is_open:
             self.dht.take_part(self.namespace, admission.authority, admission.certificate)
@@ -279,9 +283,18 @@ class SwarmStrategy(SingleDeviceStrategy):
         if self._inside is not None and self._divided is None:
             self.coordinator.lead(Lead(self._inside), self.lightning_module)
         self._check_work()
+        self._begin_to_listen()
         self.coordinator.join()
         self._adopt_step(completed=self.coordinator.step)
         self._trainer.should_stop |= self.stop_requested.is_set()
+
+    def _begin_to_listen(self) -> None:
+        """The other processes of an island wait from here on for a word of the first one, which may take long to join.
+
+        Where they share one model, they have done so since it was divided.
+        """
+        if self._inside is not None and self._divided is None:
+            self._inside.exchange(None)
 
     def _check_work(self) -> None:
         """Where the recipe allows it, this peer says what it computes, and looks at what others have."""
@@ -303,13 +316,13 @@ class SwarmStrategy(SingleDeviceStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         if self._is_divided:
-            return self._divided.model_state(self.coordinator)
+            return self._divided.model_state(self.coordinator) if self.is_global_zero else {}
         state = super().lightning_module_state_dict()
         return state if self.coordinator is None else self.coordinator.shared(state)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         if self._is_divided:
-            return self._divided.optimizer_state(self.coordinator)
+            return self._divided.optimizer_state(self.coordinator) if self.is_global_zero else {}
         return super().optimizer_state(optimizer)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -84,8 +84,6 @@ class Computing:
         self.data.batch_size = agreed_samples(answers)
         self.data.deal_out(channel.rank, channel.size)
         self.data.load_state_dict({"position": plan["position"]})
-        if options.machine.compile:
-            self.task.compile_model()
         replay = None if self.task is None else Replay(self.task, self.data)
         try:
             self._strategy = SwarmStrategy(
@@ -109,9 +107,13 @@ class Computing:
         machine = self._options.machine
         if machine.batch_size:
             check_samples(self.task.model, machine.batch_size, self.recipe.model)
-            return machine.batch_size
-        size, num_samples = self._channel.size, self.data.num_train_samples
-        return measure_for_recipe(self.task.model, self.recipe, machine.device, num_samples, size).samples
+            samples = machine.batch_size
+        else:
+            size, num_samples = self._channel.size, self.data.num_train_samples
+            samples = measure_for_recipe(self.task.model, self.recipe, machine.device, num_samples, size).samples
+        if machine.compile:
+            self.task.compile_model(self._channel.device)
+        return samples
 
     def train(self) -> None:
         """Until the first process leaves."""

@@ -28,7 +28,8 @@ MEET_SECONDS = 120.0
 WORK_SECONDS = 600.0
 """For which the first process waits for a micro-batch of another one, whose first may be compiled."""
 SILENT_SECONDS = 60.0
-"""After so long without a word of the first process, the others take it for lost."""
+"""After so long without a word of the first process, the others take it for lost. It waits longer for them: gloo would
+cut all of a group's connections where one word was not heard in time."""
 PULSE_SECONDS = 5.0
 """From one word to the next while the first process has nothing to say."""
 
@@ -93,7 +94,7 @@ class Channel:
         self.rank, self.size, self.device, self.divides = launched.rank, launched.size, device, divides
         try:
             self._store = store = meet(self.rank, self.size, MEET_SECONDS)
-            self._words = self._gloo(store, "words", SILENT_SECONDS)
+            self._words = self._gloo(store, "words", WORK_SECONDS if self.is_first else SILENT_SECONDS)
             self._work = self._gloo(store, "work", WORK_SECONDS)
             self._tensors = self._nccl(store) if BACKENDS[device.type] == "nccl" else self._work
         except (RuntimeError, ValueError, TimeoutError) as error:
@@ -224,7 +225,7 @@ class Channel:
             for work in [self._carrier_of(one).broadcast(one, 0) for one in whole]:
                 work.wait()
             for own, came in zip(tensors, whole, strict=True):
-                if came.data_ptr() != own.data_ptr():
+                if came.data_ptr() != own.data_ptr() and not self.is_first:
                     own.detach().copy_(came)
 
     def _carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from swarm.training.island.lost import IslandLost
 from swarm.training.island.sharded.pieces import local_of
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.clusters import free_port
-from tests.helpers.islands.slow_joiners import count_followed_updates, download_states_slowly
+from tests.helpers.islands.slow_joiners import count_followed_updates, download_states_slowly, join_slowly
 from tests.helpers.strategy_runs import Outcome, Plan, Record, Task, loader, patience, trainer_for, weights_of
 from tests.helpers.swarm_peers import Line, Peers, running_dht
 
@@ -67,7 +68,8 @@ def start_island(peers: Peers, name: str, plan: Plan, target: int, size: int = 2
 
 
 def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: int, plan: Plan, target: int, options):
-    """One process of an island. Options: those of `train`; inside; slow, to download states slowly.
+    """One process of an island. Options: those of `train`; inside; slow, to download states slowly; silent_seconds, of
+    `join_slowly`; folder, for checkpoints.
 
     Returns its Outcome, None for all but the first or where another process was lost, and what it has computed.
     """
@@ -75,8 +77,12 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in (places | address).items()})
     given = {"min_peers": 1, "max_steps": -1, "averaging": "sync", "stop": lambda _: False, "inside": "ddp"}
-    options = given | {"slow": False} | options
-    inside = options["inside"]
+    options = given | {"slow": False, "silent_seconds": None, "folder": None} | options
+    inside, callbacks = options["inside"], []
+    if options["silent_seconds"] is not None:
+        join_slowly(options["silent_seconds"])
+    if options["folder"] is not None:
+        callbacks.append(ModelCheckpoint(options["folder"], every_n_train_steps=5, save_top_k=-1))
     task = WatchedTask(plan)
     batches = Share(name[0], rank, size)
     if rank:
@@ -84,7 +90,7 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
         for parameter in task.net.parameters():  # whatever a process begins with, it gets the first one's weights
             torch.nn.init.normal_(parameter)
         strategy = SwarmStrategy(target, "test", inside=inside, averaging=options["averaging"])
-        trainer_for(strategy, max_steps=options["max_steps"], devices=size).fit(task, batches)
+        trainer_for(strategy, callbacks, max_steps=options["max_steps"], devices=size).fit(task, batches)
         return None, task.computed
     followed = count_followed_updates()
     if options["slow"]:
@@ -97,7 +103,7 @@ def compute(name: str, initial_peers, line: Line, rank: int, size: int, port: in
         )
         record = Record(line, options["stop"])
         trainer = trainer_for(
-            strategy, [record], max_steps=options["max_steps"], devices=size, gradient_clip_val=plan.clip
+            strategy, [record, *callbacks], max_steps=options["max_steps"], devices=size, gradient_clip_val=plan.clip
         )
         try:
             trainer.fit(task, batches)

@@ -1,8 +1,11 @@
 """A newcomer whose line is slow, and how much it makes up for with averages; of the process that calls these."""
 
 import asyncio
+import time
 
 from swarm.state_sync.pull import Pull
+from swarm.training.coordinator import Coordinator
+from swarm.training.island import channel
 from swarm.training.joining.follower import Follower
 
 SLOW_SECONDS = 1.5
@@ -19,6 +22,18 @@ def download_states_slowly() -> None:
             await asyncio.sleep(SLOW_SECONDS)
 
     Pull.run = pull_slowly
+
+
+def join_slowly(silent_seconds: float) -> None:
+    """The first process takes longer to join than the others wait for a word of it."""
+    channel.SILENT_SECONDS, channel.PULSE_SECONDS = silent_seconds, silent_seconds / 10
+    join = Coordinator.join
+
+    def join_late(self):
+        time.sleep(1.5 * silent_seconds)
+        join(self)
+
+    Coordinator.join = join_late
 
 
 def count_followed_updates() -> list[int]:

@@ -63,14 +63,21 @@ def are_two_again(updates) -> bool:
     return len(updates) >= 5 and all(update.num_peers == 2 for update in updates[-5:])
 
 
-def test_processes_that_share_one_model_and_a_plain_peer_hold_the_same_bits():
+def test_the_others_wait_while_the_first_process_joins_for_long():
+    outcomes, computed = train_islands("a", Plan(), 3, target=64, silent_seconds=4.0)
+    assert_one_state(computed, "a")
+    assert [update.step for update in outcomes["a"].updates] == [1, 2, 3]
+
+
+def test_processes_that_share_one_model_and_a_plain_peer_hold_the_same_bits(tmp_path):
     """After each of 50 updates, and in the optimizer's statistics after the last. Each update is that of one process on
     the union of their samples, from the same weights: over 50 updates, one ReLU at its edge makes more of rounding."""
     steps, plan = 50, Plan(batch_norm=True)
     with Peers() as peers:
         peers.start("b", partial(train, min_peers=2, max_steps=steps), plan, 64)
-        start_island(peers, "a", plan, 64, inside="fsdp", min_peers=2, max_steps=steps)
+        start_island(peers, "a", plan, 64, inside="fsdp", min_peers=2, max_steps=steps, folder=tmp_path)
         found = peers.results()
+    assert len([*tmp_path.glob("*.ckpt")]) == steps / 5, "the first process writes them, and the other does not try to"
     (island, first), (_, second), plain = found["a0"], found["a1"], found["b"]
     assert_equal_updates(island, plain)
     assert_same_bits(island.state, plain.state)

@@ -33,6 +33,8 @@ class ShardedCrew(Crew):
         super().__init__(channel, model, optimizer, target_batch_size, max_step)
         self._roots, self._latest = roots, [((), {})] * len(roots)
         """What each model was given last."""
+        self._mixed: torch.dtype | None = None
+        """The format of this process's last micro-batch; None: that of the weights."""
         self._replay: Replay | None = None
         for number, root in enumerate(roots):
             root.register_forward_pre_hook(self._note(number), with_kwargs=True)
@@ -47,6 +49,8 @@ class ShardedCrew(Crew):
     def _note(self, number: int):
         def note(module: nn.Module, inputs: tuple, named: dict[str, Any]) -> None:
             self._latest[number] = tree_map_only(torch.Tensor, torch.Tensor.detach, (inputs, named))
+            kind = self._channel.device.type
+            self._mixed = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
         return note
 
@@ -104,7 +108,8 @@ class ShardedCrew(Crew):
         buffers = [buffer.clone() for buffer in self._model.buffers()]
         trains = [module for module in root.modules() if module.training]
         root.train(bool(goes_back))
-        with torch.set_grad_enabled(bool(goes_back)), self._channel.computing():
+        mixed = torch.autocast(self._channel.device.type, self._mixed, enabled=self._mixed is not None)
+        with torch.set_grad_enabled(bool(goes_back)), self._channel.computing(), mixed:
             outputs = root(*inputs, **named)
             if goes_back:
                 sum(one.sum() for one in tree_leaves(outputs) if torch.is_tensor(one) and one.requires_grad).backward()

@@ -71,6 +71,8 @@ class Divided:
         check_optimizer(optimizer)
         if hook := next((hook for hook in CHANGE_GRADIENTS if is_overridden(hook, module)), None):
             raise InputError(f"{hook} would see pieces of gradients only: leave it out, or take inside='ddp'.")
+        if any(param.dtype != torch.float32 for param in module.parameters()):
+            raise InputError("Processes that share one model need weights in float32: set precision='bf16-mixed'.")
         if trainer.gradient_clip_algorithm == "value":
             raise InputError("Gradients in pieces are clipped by norm: set gradient_clip_algorithm='norm'.")
         self._clip, trainer.gradient_clip_val = trainer.gradient_clip_val, None  # the norm is that of the whole

@@ -43,6 +43,8 @@ def divide(module: nn.Module, device: torch.device, size: int) -> list[FSDPModul
     Raises:
         InputError: there are parameters that cannot be cut
     """
+    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        raise InputError(f"inside='fsdp' needs torch 2.8 or newer, and this is {torch.__version__}: install that.")
     if any(True for _ in module.parameters(recurse=False)):
         raise InputError("Weights of the LightningModule itself cannot be divided: put them into a module of its own.")
     mesh = init_device_mesh(device.type, (size,))

@@ -59,9 +59,10 @@ class ShardedLead(Lead):
         root.register_forward_hook(end, always_call=True)
 
     def kind_of(self, replay: Replay) -> str:
-        if replay.kind:
-            self._channel.tell(Word.KIND)
-        return super().kind_of(replay)
+        with self._channel.speaking():
+            if replay.kind:
+                self._channel.tell(Word.KIND)
+            return super().kind_of(replay)
 
     def gradient_of(self, loss: Callable[[], torch.Tensor], places: Sequence[Place]) -> torch.Tensor:
         """As of `GradientVector`. The others compute along, and all forget what comes of it."""
