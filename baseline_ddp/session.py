@@ -126,7 +126,7 @@ class Session:
         self.largest_batch = self._find_batch() if options.compute.batch_size == "auto" else None
         self.data.batch_size = self.plan.micro_batch
         self.communication = Stopwatch()
-        self.task = prepare_task(strategy_name, recipe, options.compute, self.communication)
+        self.task = prepare_task(strategy_name, recipe, options.compute, self.communication, device)
         if not options.compute.sync_batchnorm:
             check_samples(self.task.model, self.plan.micro_batch, recipe.model)
         self.split = StepSplit(DataClock(), self.communication)

@@ -63,15 +63,17 @@ def cluster_environment(name: str) -> ClusterEnvironment:
     return LightningEnvironment() if name == "single" else TorchElasticEnvironment()
 
 
-def prepare_task(name: str, recipe: Recipe, options: ComputeOptions, communication: Stopwatch) -> ClassificationTask:
-    """The recipe's task, as the strategy needs it."""
+def prepare_task(
+    name: str, recipe: Recipe, options: ComputeOptions, communication: Stopwatch, device: torch.device
+) -> ClassificationTask:
+    """The recipe's task, as the strategy needs it on this device."""
     task = build_task(recipe, options.channels_last)
     if name == "fsdp":
         task.divide = Sharding(communication)
         if options.sync_batchnorm:
             task.model = nn.SyncBatchNorm.convert_sync_batchnorm(task.model)
     if options.compile:
-        task.compile_model()
+        task.compile_model(device)
     return task
 
 

@@ -1,14 +1,41 @@
 """What `torch.compile` needs of a machine."""
 
+from __future__ import annotations
+
 import os
 import shutil
+from typing import TYPE_CHECKING
 
 from recipe.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
 
 
 def check_compiler() -> None:
-    """Raises InputError: torch would find no C++ compiler, which it needs on CPUs and GPUs alike."""
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", ""), *COMPILERS) if name):
+    """Quickly, without torch.
+
+    Raises:
+        InputError: torch would find no compiler, which it needs for CPUs and for GPUs.
+    """
+    given = [os.environ[name] for name in ("CC", "CXX") if os.environ.get(name)]
+    if not any(shutil.which(name) for name in (*given, *COMPILERS)):
         raise InputError("--compile needs a C++ compiler: install g++, or leave --compile out.")
+
+
+def try_compiler(device: torch.device) -> None:
+    """Compile a small function; it takes some seconds.
+
+    Raises:
+        InputError: that fails.
+    """
+    import torch
+
+    check_compiler()
+    try:
+        torch.compile(lambda numbers: numbers.sin() + 1)(torch.ones(8, device=device))
+    except Exception as error:  # of torch, Triton or a compiler
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise InputError(f"--compile does not work on this machine ({reason[:200]}): leave it out.") from error

@@ -102,9 +102,7 @@ class Replay:
         drop_paths = [module for module in task.modules() if isinstance(module, PortableDropPath)]
         metrics, buffers = task.train_metrics, [buffer.clone() for buffer in task.buffers()]
         devices = [task.device] if task.device.type == "cuda" else []
-        # To compile for another size of a micro-batch would keep the others waiting.
-        eager = torch.compiler.set_stance("force_eager") if task.is_compiled else contextlib.nullcontext()
-        with torch.random.fork_rng(devices), eager:
+        with torch.random.fork_rng(devices), self._uncompiled():
             task.train_metrics = copy.deepcopy(metrics)
             self._seed(identity, first_position)
             for module in drop_paths:
@@ -118,6 +116,12 @@ class Replay:
                 with torch.no_grad():
                     for buffer, before in zip(task.buffers(), buffers, strict=True):
                         buffer.copy_(before)
+
+    @contextlib.contextmanager
+    def _uncompiled(self) -> Iterator[None]:
+        """To compile for another size of a micro-batch would keep the others waiting."""
+        with torch.compiler.set_stance("force_eager") if self._task.is_compiled else contextlib.nullcontext():
+            yield
 
     def _seed(self, identity: str, position: int) -> None:
         seed = stable_seed(self._data.recipe.seed, identity, position, "model")

@@ -19,7 +19,7 @@ from torchmetrics.classification import (
 from recipe.config import Recipe
 from recipe.data.sampler import PADDING
 from recipe.optimizer import build_optimizer, build_scheduler
-from recipe.training.compiler import check_compiler
+from recipe.training.compiler import try_compiler
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -59,15 +59,18 @@ class ClassificationTask(L.LightningModule):
         self.confusion: torch.Tensor | None = None
         self.is_compiled = False
 
-    def compile_model(self) -> None:
+    def compile_model(self, device: torch.device) -> None:
         """Compute with `torch.compile` from now on, with the random numbers that are drawn without it.
 
         The parameters keep their names.
 
+        Args:
+            device: on which it will be computed.
+
         Raises:
-            InputError: there is no compiler.
+            InputError: nothing can be compiled for it here.
         """
-        check_compiler()
+        try_compiler(device)
         self.model.compile(options={"fallback_random": True})
         self.is_compiled = True
 

@@ -168,7 +168,7 @@ def train(options: BenchOptions, folder: Path, turns: TakeTurns, dht) -> None:
     trainer.limit_val_batches = 0
     task = build_task(recipe)
     if options.compile:
-        task.compile_model()
+        task.compile_model(torch.device(options.device))
     trainer.fit(task, build_data(recipe, batch_size=options.batch_size, identity="bench"))
 
 

@@ -110,7 +110,7 @@ def shard_sizes() -> tuple[bool, bool]:
 
     dist.reduce_scatter_tensor = counted
     with Processes.from_environment().connected(torch.device("cpu"), 30, 30):
-        task = prepare_task("fsdp", RECIPE, ComputeOptions(), Stopwatch())
+        task = prepare_task("fsdp", RECIPE, ComputeOptions(), Stopwatch(), torch.device("cpu"))
         whole = task.num_parameters
         trainer = L.Trainer(
             accelerator="cpu",

@@ -162,7 +162,7 @@ def test_a_compiled_model_learns_the_same(tmp_path):
     weights = torch.load(tmp_path / "compiled/run/it/checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert (
         weights.keys()
-        == prepare_task("single", replace(RECIPE, depth=2), ComputeOptions(), Stopwatch()).state_dict().keys()
+        == prepare_task("single", replace(RECIPE, depth=2), ComputeOptions(), Stopwatch(), CPU).state_dict().keys()
     )
 
 
