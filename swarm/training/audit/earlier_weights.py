@@ -54,6 +54,8 @@ class EarlierWeights:
                 yield
             finally:
                 self._swap()
+                if self._params[0].device.type == "cuda":  # who reads them next does so in another stream
+                    torch.cuda.current_stream(self._params[0].device).synchronize()
 
     @torch.no_grad()
     def _swap(self) -> None:
