@@ -339,10 +339,13 @@ def _check_time(begin: int, end: int, now: float, what: str) -> None:
     now = now or time.time()
     said = f"{what} " if what else ""
     if now < begin:
-        raise NotSigned(f"{said}begins on {_date(begin)}, and it is {_date(now)} here (are both clocks right?)")
+        raise NotSigned(
+            f"{said}begins on {shown_date(begin)}, and it is {shown_date(now)} here (are both clocks right?)"
+        )
     if now > end:
-        raise NotSigned(f"{said}has ended on {_date(end)}")
+        raise NotSigned(f"{said}has ended on {shown_date(end)}")
 
 
-def _date(seconds: float) -> str:
+def shown_date(seconds: float) -> str:
+    """As a person reads it."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -27,6 +27,7 @@ from swarm.protocol.certificates import (
     Certificate,
     NotSigned,
     Signer,
+    shown_date,
 )
 from swarm.protocol.signed_lists import REMOVED
 
@@ -143,9 +144,10 @@ def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, 
         try:
             answer = _ask(line, key, name, kept if has is not None else None)
         except TryLater as error:
+            ended = "" if has is None else f"This peer's certificate ended on {shown_date(has.end)}. "
             raise TryLater(
-                f"{error} If nobody can reach it: the organiser can make a certificate for {peer_id} (swarm invite "
-                f"--peer-id), which goes with --public-name {name}."
+                f"{ended}{error} If nobody can reach it: the organiser can make a certificate for {peer_id} "
+                f"(swarm invite --peer-id), which goes with --public-name {name}."
             ) from None
         kept = replace(kept or Credentials(bare, b""), certificate=answer.certificate)
         kept = kept.with_list(REMOVED, answer.removals)

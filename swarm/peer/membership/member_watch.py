@@ -15,7 +15,7 @@ from swarm.network.dht_process import SwarmDHT
 from swarm.network.record_push import push_list
 from swarm.network.signed_records import LISTS
 from swarm.protocol.admission import Admission
-from swarm.protocol.certificates import NotSigned
+from swarm.protocol.certificates import NotSigned, shown_date
 
 LOOK_SECONDS = 0.1
 """A look reads a number in shared memory: a removed member is out before a fast swarm has made many updates."""
@@ -130,7 +130,7 @@ class MemberWatch(threading.Thread):
         except InputError as error:
             if time.monotonic() >= self._say_at:
                 self._say_at = time.monotonic() + SAY_AGAIN_SECONDS
-                end = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self._admission.own.end))
+                end = shown_date(self._admission.own.end)
                 logger.warning("This peer's certificate, which ends on %s, could not be renewed: %s", end, error)
             return
         self._admission.certificate = certificate

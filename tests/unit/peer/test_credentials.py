@@ -105,3 +105,9 @@ def test_the_certificate_of_another_organiser_is_not_used(organiser, line, ident
     Credentials(theirs, other.certificate(peer_id)).write(folder.membership)
     with pytest.raises(InputError, match="Nobody answers where one could enrol"):
         become_member(line, identity, "ada", folder)
+
+
+def test_who_cannot_renew_hears_that_its_certificate_has_ended(organiser, line, identity, peer_id, folder):
+    Credentials(line, organiser.certificate(peer_id, end=-5)).write(folder.membership)
+    with pytest.raises(InputError, match=r"This peer's certificate ended on 20.* UTC\. Nobody answers .* --peer-id\)"):
+        become_member(line, identity, "ada", folder)
