@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
+
+from recipe.interrupts import run_to_end
 
 COMMANDS = {
     "run": ("experiments_cli", "Run", "Run an experiment: swarms and DDP on an emulated internet."),
@@ -53,6 +54,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    os._exit(status)  # everything is written and every child has ended; taking torch apart would cost seconds
+    run_to_end(main)

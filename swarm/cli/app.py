@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
-import signal
 import sys
 
-from recipe.interrupts import end_silently
+from recipe.interrupts import end_silently, run_to_end
 
 COMMANDS = {
     "join": ("train", "join", "JoinOptions", "Join a swarm: swarm join ADDRESS"),
@@ -98,12 +96,4 @@ def _print_completion(arguments: list[str]) -> int:
 
 def program() -> None:
     """What the installed command runs."""
-    try:
-        try:
-            status = main()
-        except SystemExit as end:  # a help was printed
-            status = int(end.code or 0)
-        sys.stdout.flush()
-    except BrokenPipeError:  # who reads along, such as head, has seen enough
-        status = 128 + signal.SIGPIPE
-    os._exit(status)  # everything is written and every child has ended; taking torch apart would cost seconds
+    run_to_end(main)

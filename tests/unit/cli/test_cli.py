@@ -98,3 +98,11 @@ def test_who_reads_along_may_stop_reading():
     command.stdout.close()
     _, said = command.communicate(timeout=60)
     assert (command.returncode, said) == (128 + signal.SIGPIPE, b"")
+
+
+def test_another_pipe_that_breaks_is_an_error_like_any_other():
+    raises = "def main():\n    raise BrokenPipeError('between processes')\n"
+    program = f"from recipe.interrupts import run_to_end\n{raises}run_to_end(main)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "between processes" in done.stderr
