@@ -119,7 +119,10 @@ class Replay:
 
     @contextlib.contextmanager
     def _uncompiled(self) -> Iterator[None]:
-        """To compile for another size of a micro-batch would keep the others waiting."""
+        """To compile for another size of a micro-batch would keep the others waiting.
+
+        A stance counts as soon as it is made, so it is made in here.
+        """
         with torch.compiler.set_stance("force_eager") if self._task.is_compiled else contextlib.nullcontext():
             yield
 

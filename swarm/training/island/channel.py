@@ -297,8 +297,8 @@ class Channel:
         self._closing.set()
         with self._lock:
             self._broken = True
-            if hasattr(self._tensors, "abort"):  # else NCCL prints a warning in the end
-                self._tensors.abort()
+            if self._tensors is not self._work and hasattr(self._tensors, "abort"):
+                self._tensors.abort()  # else NCCL prints a warning in the end
             self._words = self._work = self._tensors = None  # which closes the connections
             if self.divides and dist.is_initialized():
                 dist.destroy_process_group()

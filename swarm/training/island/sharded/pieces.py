@@ -127,9 +127,10 @@ class Pieces:
         """Where a weight or a statistic is to be written."""
         if kind != WEIGHT:
             param = self.optimized[number]
-            is_elsewhere = kind == COUNT and not counts_on_device(self.optimizer)
-            where = "cpu" if is_elsewhere else local_of(param).device
-            made = torch.zeros((), device=where) if kind == COUNT else torch.zeros_like(param).detach()
+            if kind == COUNT:
+                made = torch.zeros((), device=param.device if counts_on_device(self.optimizer) else "cpu")
+            else:
+                made = torch.zeros_like(param).detach()
             self.optimizer.state[param][STATISTICS[kind - 1]] = made
         return self.tensor(kind, number)
 
