@@ -1,4 +1,7 @@
-"""Notices within a second or two that a process has died which a peer cannot do without, and starts the peer again."""
+"""Notices within a second or two that a process has died which a peer cannot do without, and starts the peer again.
+
+It also says when one of them runs out of files.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,18 @@ from pathlib import Path
 
 import lightning as L
 import psutil
+from hivemind.utils import get_logger
 
+from swarm.peer.open_files import OpenFiles
 from swarm.peer.stale_files import remember, sweep_earlier
 from swarm.peer.startup_timer import STARTED
 from swarm.runtime.processes import descendants, kill
 
+logger = get_logger(__name__)
+
 LOOK_SECONDS = 1.0
+FILES_SECONDS = 10.0
+"""From one look at open files to the next."""
 MAX_RESTARTS = 5
 LONG_SECONDS = 600.0
 """Who has trained for so long may restart as often again."""
@@ -43,6 +52,7 @@ class Supervisor(L.Callback):
         self._processes, self._on_death, self._note, self._leaves = processes, on_death, note, leaves
         sweep_earlier(note)
         self._closing = threading.Event()
+        self._files = OpenFiles()
         self.found: str | None = None
         """Name of the process that has died."""
 
@@ -76,10 +86,15 @@ class Supervisor(L.Callback):
         return self.found
 
     def _watch(self) -> None:
+        count_files_at = 0.0
         while not (self._closing.wait(LOOK_SECONDS) or self._leaves.is_set()):
             if self.look() is not None:
                 self._remember()
                 return self._on_death(self.found)
+            if time.monotonic() >= count_files_at:
+                count_files_at = time.monotonic() + FILES_SECONDS
+                for sentence in self._files.look(self._processes()):
+                    logger.warning(sentence)
 
 
 def _is_alive(process: psutil.Process) -> bool:
