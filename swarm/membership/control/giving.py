@@ -142,7 +142,10 @@ class Situation:
             if at_step > planned:
                 raise InputError(f"The run ends at step {planned}: extend it from an earlier step on.")
         elif at_step >= planned:
-            raise InputError(f"The run ends at step {planned}: choose an earlier step, or extend it first.")
+            raise InputError(
+                f"The run ends at step {planned}, and this order would count from step {at_step} on, when all peers "
+                f"have it: extend the run first (swarm control extend {2 * at_step}), or give an earlier --at-step."
+            )
         if order.what is What.PAUSE and self.orders.is_paused(at_step):
             raise InputError(f"The run is paused at step {at_step} already: swarm control resume lets it go on.")
         if order.what is What.RESUME and not self.orders.is_paused(at_step):

@@ -63,11 +63,11 @@ def test_an_extension_late_in_the_run_counts_at_its_end():
     [
         ([], (What.PAUSE, 0, 11), "give --at-step 12 or more"),
         ([], (What.PAUSE, 0, 3), "The swarm is at step 10"),
-        ([], (What.END, 0, TOTAL), f"The run ends at step {TOTAL}: choose an earlier step"),
+        ([], (What.END, 0, TOTAL), f"The run ends at step {TOTAL}, and this order would count from step {TOTAL} on"),
         (
             [Order(20, What.END)],
             (What.END, 0, 30),
-            "The run ends at step 20: choose an earlier step, or extend it first",
+            "The run ends at step 20, and this order",
         ),
         ([], (What.EXTEND, TOTAL, None), "updates already: extend it to more than that"),
         ([], (What.EXTEND, 2 * TOTAL, TOTAL + 1), "extend it from an earlier step on"),
