@@ -7,6 +7,7 @@ Lightning nor torchmetrics knows of them: to both, each process trains alone.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import threading
 from collections.abc import Iterator, Sequence
@@ -74,6 +75,8 @@ class Word(IntEnum):
     """On what kind of device do you compute?"""
 
 
+CLOSE_SECONDS = 30.0
+"""For which a process that ends waits until the others have heard its last word."""
 NUMBERS = 5
 """With a word, at most."""
 
@@ -101,6 +104,7 @@ class Channel:
             raise IslandLost(f"The {self.size} processes of this island have not found each other.") from error
         self._lock = threading.RLock()
         self._closing, self._broken = threading.Event(), False
+        self._last_word: dist.Work | None = None
         self.is_heard = False
         """Of the first process: the others wait for a word of it."""
         if self.is_first:
@@ -153,13 +157,17 @@ class Channel:
             yield
 
     def tell(self, word: Word, *numbers: int) -> None:
-        """Of the first process, while the others listen."""
+        """Of the first process, while the others listen: it goes on when all have heard it."""
         with self.speaking():
-            self._say(word, *numbers).wait()
-            self.is_heard = word not in (Word.COMPUTE, Word.END)
+            self.say(word, *numbers).wait()
 
-    def _say(self, word: Word, *numbers: int) -> dist.Work:
-        return self._words.broadcast(torch.tensor([word, *numbers, *[0] * NUMBERS][: 1 + NUMBERS]), 0)
+    def say(self, word: Word, *numbers: int) -> dist.Work:
+        """The same, and it does not wait; `close` does, for a few seconds."""
+        with self.speaking():
+            said = torch.tensor([word, *numbers, *[0] * NUMBERS][: 1 + NUMBERS])
+            self._last_word = self._words.broadcast(said, 0)
+            self.is_heard = word not in (Word.COMPUTE, Word.END)
+            return self._last_word
 
     def hear(self) -> tuple[Word, list[int]]:
         """The next word of the first process that means something to the others."""
@@ -174,11 +182,10 @@ class Channel:
     def _pulse(self) -> None:
         """The others may be on their way to listen, and do something together with this process before: so it does not
         wait until they have heard it."""
-        last: dist.Work | None = None
         while not self._closing.wait(PULSE_SECONDS):
             with contextlib.suppress(IslandLost), self.speaking():  # whoever speaks next learns of it
-                if self.is_heard and (last is None or last.is_completed()):
-                    last = self._say(Word.WAIT)
+                if self.is_heard and (self._last_word is None or self._last_word.is_completed()):
+                    self.say(Word.WAIT)
 
     # ---- what all of them do together --------------------------------------------------------------------------------
 
@@ -297,8 +304,18 @@ class Channel:
         self._closing.set()
         with self._lock:
             self._broken = True
+            if not self._last_word_is_out():
+                # A group of gloo that is let go of waits as long as for any work. This one goes with the process.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._words))
             if self._tensors is not self._work and hasattr(self._tensors, "abort"):
                 self._tensors.abort()  # else NCCL prints a warning in the end
             self._words = self._work = self._tensors = None  # which closes the connections
             if self.divides and dist.is_initialized():
                 dist.destroy_process_group()
+
+    def _last_word_is_out(self) -> bool:
+        if self._last_word is None:
+            return True
+        with contextlib.suppress(RuntimeError):  # too late, or the others are gone
+            self._last_word.wait(timedelta(seconds=CLOSE_SECONDS))
+        return self._last_word.is_completed()

@@ -145,7 +145,7 @@ class Lead(Island):
     def end(self) -> None:
         if self._channel.is_heard:  # else they compute, and notice that nobody is there any more
             with contextlib.suppress(IslandLost):
-                self._channel.tell(Word.END)
+                self._channel.say(Word.END)
         self._channel.close()
 
 

@@ -31,7 +31,7 @@ from swarm.training.throughput import Noted
 
 SAMPLES, OTHERS_SAMPLES = 4, 6
 LINEAGE = bytes(range(240, 256))
-PULSE_SECONDS = 0.01
+PULSE_SECONDS, CLOSE_SECONDS = 0.01, 0.1
 
 
 def net() -> nn.Sequential:
@@ -42,7 +42,7 @@ class Two:
     """Both processes, and what they compute on."""
 
     def __init__(self, first: Channel, other: Channel, pool: ThreadPoolExecutor):
-        self._pool, self.channels = pool, (first, other)
+        self.pool, self.channels = pool, (first, other)
         self.net, self.other_net = net(), net()
         optimizer, other_optimizer = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (self.net, self.other_net))
         self.vector = GradientVector(*averaged_tensors(self.net, optimizer))
@@ -55,7 +55,7 @@ class Two:
 
     def both(self, one, other):
         """Run the first process's part and the other one's at once; what they return."""
-        waits = self._pool.submit(other)
+        waits = self.pool.submit(other)
         return one(), waits.result(10)
 
     def begin(self, step: int = 0) -> bool:
@@ -98,6 +98,7 @@ def two(monkeypatch):
     store = dist.HashStore()
     monkeypatch.setattr(channels, "meet", lambda rank, size, seconds: store)
     monkeypatch.setattr(channels, "PULSE_SECONDS", PULSE_SECONDS)
+    monkeypatch.setattr(channels, "CLOSE_SECONDS", CLOSE_SECONDS)
     with ThreadPoolExecutor(2) as pool:
         made = [pool.submit(Channel, Launched(rank, 2, rank, 2), torch.device("cpu")) for rank in (0, 1)]
         first, other = (one.result(20) for one in made)
@@ -115,6 +116,15 @@ def test_who_does_not_listen_yet_can_still_do_something_with_the_first_process(t
     two.both(lambda: first.spread([weights]), lambda: other.spread([others]))
     assert torch.equal(others, weights)
     assert two.both(lambda: first.tell(Word.GATHER, 1), other.hear) == (None, (Word.GATHER, [1, 0, 0, 0, 0]))
+
+
+@pytest.mark.parametrize("word", [Word.WAIT, Word.END])
+def test_who_ends_does_not_wait_for_ever_until_its_last_word_is_heard(two, word):
+    """The others may hang, and a group of gloo ends its work first, however long that takes."""
+    first, _ = two.channels
+    said = first.say(word)
+    two.pool.submit(first.close).result(10)
+    assert not said.is_completed()
 
 
 def test_gradients_losses_and_buffers_are_those_of_all_samples(two):
