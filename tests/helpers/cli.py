@@ -20,6 +20,7 @@ from recipe.run_folder import RunFolder
 from swarm.network.addresses import environment_without_peers
 from swarm.peer.status import Status
 from swarm.runtime.processes import die_with_parent, kill
+from tests.helpers.programs.forked import ForkedProgram
 
 START_SECONDS = 180
 """A process imports for 10 s, and far longer when others compute on the same two cores."""
@@ -31,6 +32,8 @@ PACED = {"PACED_SAMPLES_PER_SECOND": "2000"}
 """Environment of peers that train on and on: they leave the processor to those that have just started."""
 
 _MARK = "SWARM_TEST_PROCESS"
+_STARTS_FOR_REAL = {"HIVEMIND_LOGLEVEL", "OMP_NUM_THREADS"}
+"""Environment variables that libraries read while they are imported."""
 Value = TypeVar("Value")
 
 
@@ -44,9 +47,12 @@ def wait_until(condition: Callable[[], Value], seconds: float, what: str) -> Val
 
 
 class Program:
-    """A process of ours; everything that it starts inherits a mark by which it is found, even as an orphan.
+    """A process of ours; what it starts is found by its session, or by a mark that it inherits, even as an orphan.
 
-    `prefix` is a command that runs it elsewhere, such as `ip netns exec`; `python` another environment's.
+    Args:
+        prefix: a command that runs it elsewhere, such as `ip netns exec`
+        python: another environment's
+        forks: it has begun already (`tests.helpers.programs.forked`); else it starts as for people
     """
 
     def __init__(
@@ -58,17 +64,22 @@ class Program:
         prefix: tuple[str, ...] = (),
         python: str = sys.executable,
         cwd: Path | None = None,
+        forks: bool = False,
         **environment: str,
     ):
         self.log, self.mark = log, uuid.uuid4().hex
         self.started = time.monotonic()
+        own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment = {**environment_without_peers(), **own, **environment}
+        if forks:
+            self.process = ForkedProgram(module, arguments, log, nice, environment)
+            return
         parent = os.getpid()
 
         def prepare() -> None:
             die_with_parent(signal.SIGTERM, parent)
             os.nice(nice)
 
-        own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*prefix, python, "-m", module, *arguments],
@@ -78,7 +89,7 @@ class Program:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=prepare,
-                env={**environment_without_peers(), **own, **environment},
+                env=environment,
             )
 
     @property
@@ -92,7 +103,15 @@ class Program:
     def alive(self) -> list[psutil.Process]:
         """Every process of this program's family, whoever is its parent now; without torch's manager of shared memory,
         which goes by itself two seconds after the last who used it."""
-        return [process for process in psutil.process_iter() if _has_mark(process, self.mark)]
+        return [process for process in psutil.process_iter() if self._is_own(process)]
+
+    def _is_own(self, process: psutil.Process) -> bool:
+        try:
+            if process.name() == "torch_shm_manager" or process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            return os.getsid(process.pid) == self.process.pid or process.environ().get(_MARK) == self.mark
+        except (psutil.Error, ProcessLookupError):
+            return False
 
     def wait_until(self, condition: Callable[[], Value], what: str, seconds: float = START_SECONDS) -> Value:
         """Poll until the condition holds; fails at once, with the output, when the program has ended."""
@@ -144,7 +163,10 @@ class PeerProgram(Program):
         self.name, self.folder = name, RunFolder(output_dir / run_id / name)
         own = ["--output-dir", str(output_dir), "--public-name", name, "--no-port-mapping"]  # nor the tester's router
         self.folder.status.unlink(missing_ok=True)
-        super().__init__(module, [*own, *arguments], output_dir / f"{name}.log", nice, prefix, **environment)
+        forks = not prefix and _STARTS_FOR_REAL.isdisjoint(environment)
+        super().__init__(
+            module, [*own, *arguments], output_dir / f"{name}.log", nice, prefix, forks=forks, **environment
+        )
 
     @property
     def status(self) -> Status:
@@ -191,15 +213,6 @@ def live_peer(output_dir: Path) -> Iterator[PeerProgram]:
         programs.append(peer)
         assert peer.address
         yield peer
-
-
-def _has_mark(process: psutil.Process, mark: str) -> bool:
-    try:
-        if process.name() == "torch_shm_manager" or process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        return process.environ().get(_MARK) == mark
-    except psutil.Error:
-        return False
 
 
 def summary_of(folder: RunFolder) -> dict:

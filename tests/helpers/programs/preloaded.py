@@ -14,6 +14,8 @@ with quick_imports():
         "recipe.training.task",
         "recipe.training.trainer",
         "swarm.training.strategy",
+        "swarm.peer.main",
+        "swarm.peer.session",
         # What training imports only when it comes to that.
         "recipe.tasks.images",
         "timm",
