@@ -13,7 +13,6 @@ Functions are named by module, so they have to be at the top level of theirs.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import time
@@ -25,12 +24,10 @@ from typing import Any
 
 import psutil
 import torch
-from hivemind.utils.asyncio import _AsyncContextWrapper
-from hivemind.utils.mpfuture import MPFuture
 
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
 from swarm.runtime.processes import descendants, kill
-from tests.helpers.programs.fork_server import FORK_SERVER
+from tests.helpers.programs.fork_server import FORK_SERVER, have_own_locks
 
 _helper_runs: list[bool] = []
 
@@ -244,9 +241,7 @@ def _run(function: Callable, name: str, initial_peers: tuple[str, ...], connecti
     os.setsid()  # by this its processes are found even when they are orphans
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    # Siblings inherit the locks that hivemind makes when it is imported; one that is killed would keep the others out.
-    MPFuture.reset_backend()
-    _AsyncContextWrapper.EXECUTOR_LOCK = multiprocessing.Lock()
+    have_own_locks()
     line = Line(connection)
     try:
         result = function(name, initial_peers, line, *args)

@@ -20,7 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from swarm.runtime.processes import die_with_parent
+from tests.helpers.paths import ROOT
+from tests.helpers.programs.fork_server import have_own_locks
 
+START_SECONDS = 180.0
 REQUEST_BYTES = 1 << 17
 
 
@@ -33,10 +36,20 @@ class ForkedProgram:
 
     def __init__(self, module: str, arguments: list[str], log: Path, nice: int, environment: dict[str, str]):
         self._keeper, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = {"module": module, "arguments": arguments, "nice": nice, "environment": environment}
-        with its_end, log.open("wb") as output:
-            socket.send_fds(_server(), [json.dumps(request).encode()], [its_end.fileno(), output.fileno()])
-        self.pid, self.returncode = self._told(), None
+        request = {
+            "module": module,
+            "arguments": arguments,
+            "nice": nice,
+            "environment": environment,
+            "cwd": os.getcwd(),
+        }
+        try:
+            with its_end, log.open("wb") as output:
+                socket.send_fds(_server(), [json.dumps(request).encode()], [its_end.fileno(), output.fileno()])
+            self.pid, self.returncode = self._told(START_SECONDS), None
+        except (OSError, EOFError):
+            _server.cache_clear()  # it has died; the next test has another one
+            raise
 
     def poll(self) -> int | None:
         """The exit status, if it has ended."""
@@ -51,9 +64,8 @@ class ForkedProgram:
             subprocess.TimeoutExpired: it is still running after so many seconds
         """
         if self.returncode is None:
-            self._keeper.settimeout(timeout)
             try:
-                self.returncode = self._told()
+                self.returncode = self._told(timeout)
             except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0) from None
         return self.returncode
@@ -67,18 +79,26 @@ class ForkedProgram:
         """As the kernel does where memory runs out."""
         self.send_signal(signal.SIGKILL)
 
-    def _told(self) -> int:
-        return int(self._keeper.recv(64) or -signal.SIGKILL)
+    def _told(self, seconds: float | None) -> int:
+        self._keeper.settimeout(seconds)
+        if not (said := self._keeper.recv(64)):
+            raise EOFError("who forks programs has died")
+        return int(said)
 
 
 @functools.cache
 def _server() -> socket.socket:
     """Of this test process, to which it listens; it goes when that does."""
     ours, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "HIVEMIND_LOGLEVEL": "WARNING"}  # as peers set it
+    as_in_peers = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "HIVEMIND_LOGLEVEL": "WARNING"}
     with its_end:
-        command = [sys.executable, "-m", __name__, str(its_end.fileno())]
-        subprocess.Popen(command, pass_fds=[its_end.fileno()], env=environment, start_new_session=True)
+        subprocess.Popen(
+            [sys.executable, "-m", __name__, str(its_end.fileno())],
+            cwd=ROOT,
+            pass_fds=[its_end.fileno()],
+            env=os.environ | as_in_peers,
+            start_new_session=True,
+        )
     return ours
 
 
@@ -102,16 +122,20 @@ def _asked(control: socket.socket) -> tuple[dict, int]:
         tester, keeper = socket.socket(fileno=files[0]), os.getpid()
         if program := os.fork():
             _keep(program, tester)
-        tester.close()
         os.setsid()
         die_with_parent(signal.SIGTERM, keeper)
+        tester.send(str(os.getpid()).encode())
+        tester.close()
         return json.loads(request), files[1]
 
 
 def _keep(program: int, tester: socket.socket) -> None:
-    tester.send(str(program).encode())
-    _, status = os.waitpid(program, 0)
-    tester.send(str(os.waitstatus_to_exitcode(status)).encode())
+    """Tell its status, and let nobody else have its number before the test is done with it."""
+    end = os.waitid(os.P_PID, program, os.WEXITED | os.WNOWAIT)
+    status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+    with contextlib.suppress(OSError):  # the test is over
+        tester.send(str(status).encode())
+        tester.recv(1)
     os._exit(0)
 
 
@@ -123,9 +147,11 @@ def _become(request: dict, log: int) -> None:
         os.dup2(file, number)
     os.close(nothing)
     os.close(log)
+    os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
     np.random.seed()
+    have_own_locks()
     sys.argv[1:] = request["arguments"]
     sys.orig_argv = [sys.executable, "-m", request["module"], *request["arguments"]]
 
