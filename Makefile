@@ -27,11 +27,11 @@ demo: setup ## three volunteers train a ViT together on this machine
 test: setup ## run all tests
 	@$(RUN) -m pytest
 
-test-fast: setup ## run the unit tests: no swarm, no program, under two minutes
+test-fast: setup ## run the unit tests, under two minutes
 	@$(RUN) -m pytest tests/unit
 
 FUZZ_TIMES ?= 10
-fuzz: setup ## read over 100,000 damaged and false messages with every parser, a few minutes
+fuzz: setup ## parsers of strangers' bytes read over 100,000 damaged and false messages, a few minutes
 	@FUZZ_TIMES=$(FUZZ_TIMES) $(RUN) -m pytest tests/unit/fuzz
 
 lint: setup ## check style
@@ -56,12 +56,15 @@ memory: setup ## whether two peers' memory grows over 2,000 rounds
 	@$(RUN) -m analysis memory
 
 MERMAID := 11.9.0
+# Where links to files that are no pages lead: to `origin`, if that is on the web.
+REPOSITORY ?= $(shell git remote get-url origin 2> /dev/null | \
+	sed -nE 's,^(https://|ssh://git@|git@)([A-Za-z0-9.-]+)[:/]([^:@]+)$$,https://\2/\3,p' | sed -E 's,(\.git)?/?$$,/blob/HEAD,')
 docs: docs-tools reference ## write the reference pages and build the site into build/site
-	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@SWARM_DOCS_REPOSITORY=$(REPOSITORY) NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo "The site: build/site/index.html"
 
 docs-serve: docs-tools reference ## show the site at http://127.0.0.1:8000 and follow changes
-	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
+	@SWARM_DOCS_REPOSITORY=$(REPOSITORY) NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
 
 reference: setup # what docs/ has from the code
 	@$(RUN) docs/make_reference.py

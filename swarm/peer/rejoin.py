@@ -27,7 +27,7 @@ from swarm.runtime.imports import quick_imports
 RETURN_SECONDS, RETRY_SECONDS = 600.0, 2.0
 """How long, and how often, a peer tries to come back."""
 ALONE_SECONDS = 30.0
-"""After once to twice as long, by chance, who has trained before goes on alone."""
+"""A peer with a checkpoint goes on alone after a random 30 to 60 s."""
 
 
 def trained_before(options: PeerOptions) -> tuple[str, Recipe] | None:

@@ -50,7 +50,6 @@ class Snapshot:
     version: int | None
     ready: asyncio.Future
     average_of: int | None = None
-    used_at: float = field(default_factory=time.monotonic)
 
     @property
     def content(self) -> Content | None:
@@ -92,7 +91,7 @@ class Upload:
         """A piece is sent."""
         self.sent.add(index)
         self.sent_bytes += num_bytes
-        self.moved_at = self.snapshot.used_at = time.monotonic()
+        self.moved_at = time.monotonic()
 
     @property
     def is_complete(self) -> bool:

@@ -49,7 +49,7 @@ EVERY_UPDATE = "global update"  # a scheduler interval that Lightning never acts
 
 
 class SwarmStrategy(SingleDeviceStrategy):
-    """Collaborative averaging to a target batch size, on one device per peer.
+    """Collaborative averaging to a target batch size, on one device for each process; a peer can be several (`inside`).
 
     Args:
         target_batch_size: samples over all peers per global update; equal on all peers

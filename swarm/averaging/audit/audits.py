@@ -330,7 +330,7 @@ class Audits:
     ) -> tuple[PartWithPlaces, SignedPart] | None:
         """The first part that is not what the list says; None if there is none."""
         for part, given in signed:
-            if self._given_work.differs(group, self._me, part, given, listed):
+            if self._given_work.differs(group, part, given, listed):
                 return part, given
         return None
 

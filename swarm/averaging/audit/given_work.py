@@ -94,12 +94,12 @@ class GivenWork:
                     found.append(PartWithPlaces(stripe, part_index, len(part.numbers), inside))
         return found
 
-    def differs(self, group: Group, reducer: PeerID, part: PartWithPlaces, given: SignedPart, listed: bytes) -> bool:
+    def differs(self, group: Group, part: PartWithPlaces, given: SignedPart, listed: bytes) -> bool:
         """Whether what a member has given is not what it says that it has computed.
 
         Args:
             group: as it was closed
-            part: one of that reducer's
+            part: one of a reducer's
             given: what the member gave for it, which it has signed
             listed: the member's list
 

@@ -144,6 +144,6 @@ def _guilty_of_other_work(content: bytes, given_work: GivenWork) -> Guilt:
     part = next((part for part in parts if (part.stripe, part.part_index) == (stripe, part_index)), None)
     if part is None:
         raise ValueError("a part of which no list says anything")
-    if not given_work.differs(group, reducer, part, given, listed):
+    if not given_work.differs(group, part, given, listed):
         raise ValueError("a part that is what its list says")
     return Guilt(sender, Blame.GAVE_OTHER_WORK, stripe_of(group, 0, stripe).group_id)

@@ -1,6 +1,7 @@
 """What members of a round send each other, and show each other afterwards, is read or refused."""
 
 import asyncio
+from functools import partial
 
 import msgpack
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from swarm.averaging.audit.audits import Audits
+from swarm.averaging.audit.given_work import GivenWork
 from swarm.averaging.audit.judge import Evidence
-from swarm.averaging.audit.proofs import guilty, of_two_receipts
+from swarm.averaging.audit.proofs import guilty, of_other_work, of_two_receipts
 from swarm.averaging.audit.statements import Receipt, check_commitment, commit, root_of
 from swarm.averaging.compression.codec import CODECS
 from swarm.averaging.matchmaking_messages import orders_reply, parse_knock, parse_orders, to_knock
@@ -22,9 +24,10 @@ from swarm.membership.backoff import BlameBackoff
 from swarm.protocol.messages import RoundFailed
 from swarm.protocol.order_book import MAX_BOOK_BYTES
 from swarm.protocol.wire import to_wire
+from swarm.protocol.work import NUM_PLACES, Line, WorkList, name_of, places_in_vector
 from swarm.state_sync.average_log import averages_in
 from swarm.state_sync.training_state import SharedState
-from tests.helpers.attacks.sealed_rounds import group_of, judge_of, key, peer, sealed_share
+from tests.helpers.attacks.sealed_rounds import SIZE, group_of, judge_of, key, peer, sealed_share
 from tests.helpers.strangers.fuzzing import TIMES, damaged, junk, messages, often, refused
 
 pytestmark = pytest.mark.timeout(300 * TIMES)
@@ -93,6 +96,17 @@ def test_parts(name):
 STRIPE, ROOT = bytes(16), root_of([bytes(32)])
 
 
+def proof_of_other_work(judge) -> tuple[GivenWork, bytes]:
+    """What compares, and a proof that the last of three members gave something else than its list says."""
+    given_work = GivenWork(judge, partial(places_in_vector, [SIZE]))
+    listed = WorkList("", [Line(0, 100, (1e3,) * NUM_PLACES)]).to_bytes()
+    group = group_of((0, 1, 2), work=name_of(listed))
+    share = sealed_share((0, 1, 2), judge, group)
+    part = given_work.parts(group, share.reducer, liar := group.peer_ids[2])[0]
+    given = share.seals[share.reducer].signed_part(liar, part.part_index)
+    return given_work, of_other_work(group, part.stripe, part.part_index, share.reducer, given, listed)
+
+
 @pytest.fixture(scope="module")
 def signed():
     """Readers of what members sign, and what is true."""
@@ -101,6 +115,7 @@ def signed():
     shown = share.seals[share.reducer].show(0)
     false = Receipt.sign(key(0), share.receipt.stripe, root_of([]), share.receipt.counted)
     same = Receipt.sign(key(0), share.receipt.stripe, ROOT, share.receipt.counted)
+    given_work, other_work = proof_of_other_work(judge)
     return {
         "receipt": (Receipt.from_bytes, share.receipt.data),
         "commitment": (
@@ -110,10 +125,18 @@ def signed():
         "evidence": (Evidence.from_bytes, shown),
         "two receipts": (lambda data: guilty(data, judge), of_two_receipts(false, same)),
         "false average": (lambda data: guilty(data, judge), msgpack.packb(["a false average", shown])),
+        "other work": (lambda data: guilty(data, judge, given_work), other_work),
+        "content of other work": (
+            lambda data: guilty(msgpack.packb(["other work", data]), judge, given_work),
+            msgpack.unpackb(other_work)[1],
+        ),
     }
 
 
-@pytest.mark.parametrize("name", ["receipt", "commitment", "evidence", "two receipts", "false average"])
+SIGNED = ("receipt", "commitment", "evidence", "two receipts", "false average", "other work", "content of other work")
+
+
+@pytest.mark.parametrize("name", SIGNED)
 def test_what_is_signed(signed, name):
     parse, true = signed[name]
 

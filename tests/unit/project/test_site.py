@@ -47,8 +47,6 @@ def test_other_links_stay_as_they_are(hooks, link):
 
 
 def test_it_builds_without_warnings(tmp_path):
-    if missing := [page for page in PAGES if page not in OF_THE_ROOT and not (ROOT / "docs" / page).exists()]:
-        pytest.skip(f"pages are not written yet: {', '.join(missing)}")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
