@@ -275,7 +275,7 @@ class Coordinator:
         elif self._probation.refuters and (donor := self._follower.find_witness()) is not None:
             has_changed = self.catch_up(donor)
         else:
-            has_changed = self.tracker.swarm.latest_step > self.step and self.catch_up()
+            has_changed = self.tracker.swarm.seconded_step > self.step and self.catch_up()
         return has_changed or self._catching_up.is_behind
 
     def lead(self, island: Island, model: torch.nn.Module) -> None:
