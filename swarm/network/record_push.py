@@ -7,6 +7,7 @@ have. In a swarm where every node knows every other one, that is known already, 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 from swarm.network.signed_records import MAX_LIFE_SECONDS, peer_of, plain, records_of
 
 MORE_RECEIVERS = 64
+AGAIN_SECONDS = 1.0
+"""From one attempt to the next to have somebody take a list."""
 MEMBERS = 8
 """That get a record wherever they are: in a swarm of nine, all the others."""
 
@@ -113,3 +116,18 @@ def push_list(
     """
     push = Push(f"{prefix}.{kind}", dht.owner, signed, get_dht_time() + MAX_LIFE_SECONDS - 60, to)
     return dht.run_coroutine(push, return_future=True).result(timeout_seconds)
+
+
+def push_until_taken(
+    dht: Any, prefix: str, kind: str, signed: bytes, to: Sequence[PeerID], timeout_seconds: float = 10
+) -> int:
+    """As `push_list`, again and again while none of these peers takes it.
+
+    Strangers may just have used up the patience that a peer has with strangers, of whom the organiser is one.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        taken = push_list(dht, prefix, kind, signed, to, deadline - time.monotonic())
+        if taken or not to or time.monotonic() + 2 * AGAIN_SECONDS > deadline:
+            return taken
+        time.sleep(AGAIN_SECONDS)

@@ -216,7 +216,7 @@ def hand_out(change: Change, lookout: Lookout) -> int:
         NotTold: they have not got it; whether it was signed is open
         InputError: it cannot be signed or kept
     """
-    from swarm.network.record_push import MORE_RECEIVERS, push_list
+    from swarm.network.record_push import MORE_RECEIVERS, push_until_taken
     from swarm.protocol.signed_lists import REMOVED
 
     try:
@@ -224,7 +224,7 @@ def hand_out(change: Change, lookout: Lookout) -> int:
             deadline = Deadline(ANSWER_SECONDS)
             _keep_newest(dht, manifest, change, deadline)
             peers = _who_trains(dht, manifest, deadline)[:MORE_RECEIVERS]
-            num_taken = push_list(dht, manifest.key_prefix, REMOVED, change.signed, tuple(peers), deadline.left)
+            num_taken = push_until_taken(dht, manifest.key_prefix, REMOVED, change.signed, tuple(peers), deadline.left)
     except (TimeoutError, CancelledError, OSError, RuntimeError):
         raise NotTold("The peers there are too busy to answer.") from None
     if peers and not num_taken:

@@ -19,7 +19,7 @@ from recipe.errors import InputError
 from swarm.membership.progress_record import AVERAGING, TRAINING, PeerProgress, step_of_most
 from swarm.membership.progress_store import progress_records
 from swarm.membership.run_manifest import RunManifest
-from swarm.network.record_push import MORE_RECEIVERS, push_list
+from swarm.network.record_push import MORE_RECEIVERS, push_until_taken
 from swarm.network.signed_records import ORDERS
 from swarm.protocol.admission import Admission
 from swarm.protocol.certificates import NotSigned, Signer
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 15.0
 TRIES = 3
 """To hand over a list: who has heard of something meanwhile takes only what has that in it, too."""
+PUSH_SECONDS = 5.0
+"""For one of these, in which it is handed over again while nobody takes it."""
 TOO_BUSY = "The peers there are too busy to answer: look with swarm control show, and try again."
 FASTEST = 64
 """Times the usual pace, that a peer is believed to have: a GPU beside laptops."""
@@ -216,8 +218,9 @@ def hand_over(dht: SwarmDHT, manifest: RunManifest, signed: bytes, to: Sequence[
     for _ in range(TRIES):
         lists = newest_lists(dht, manifest)
         lists.take(ORDERS, signed)
+        all_orders, receivers = lists.signed(ORDERS), tuple(to[:MORE_RECEIVERS])
         try:
-            taken = push_list(dht, manifest.key_prefix, ORDERS, lists.signed(ORDERS), tuple(to[:MORE_RECEIVERS]))
+            taken = push_until_taken(dht, manifest.key_prefix, ORDERS, all_orders, receivers, PUSH_SECONDS)
         except (TimeoutError, CancelledError, OSError, RuntimeError):
             raise InputError(TOO_BUSY) from None
         if taken:
