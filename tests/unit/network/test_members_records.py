@@ -121,6 +121,16 @@ def test_who_uses_up_the_patience_with_strangers_keeps_no_member_out(node, organ
     assert stranger.own not in node.records.met, "which makes nobody known"
 
 
+def test_lists_that_somebody_makes_up_keep_none_of_the_organiser_out(node, organiser):
+    """She hands it out as a stranger."""
+    forger, stranger = OwnedRecords(RSAPrivateKey()), OwnedRecords(RSAPrivateKey())
+    forged = Organiser("run")
+    member = organiser.admission(forger.own)
+    for _ in range(800):
+        assert not run(node.is_given(forger, REMOVED, forged.remove(member)))
+    assert run(node.is_given(stranger, REMOVED, organiser.remove(member)))
+
+
 def test_members_of_another_run_are_strangers(node, ada):
     """An organiser's key costs nothing: who makes one up does not become known everywhere by that."""
     other = Organiser("other")
