@@ -208,10 +208,9 @@ async def _store_some(self: DHTProtocol, request: dht_pb2.StoreRequest, context:
         ping = asyncio.create_task(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
         _pings.add(ping)
         ping.add_done_callback(_pings.discard)
-    stored = _stored.of(self, context.remote_id)
-    if not stored.may(context.remote_id):
+    if not _stored.may(self, context.remote_id):
         raise ValueError("this peer has stored enough for now")
-    stored.spend(context.remote_id, len(request.keys))
+    _stored.spend(self, context.remote_id, len(request.keys))
     return dht_pb2.StoreResponse(store_ok=await store_requested(self, request), peer=self.node_info)
 
 

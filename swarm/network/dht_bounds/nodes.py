@@ -28,6 +28,8 @@ MAX_ANSWER_BYTES = 3 * 2**20 + 2**18
 """Of all values in an answer; what does not fit has to be asked for alone."""
 BYTES_AT_ONCE, BYTES_PER_SECOND = 2**24, 2**20
 """That a peer gets in answers: members find each other in what is pushed to them, and a newcomer asks a few times."""
+ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND = 2**26, 2**18
+"""That all strangers together get: 2 Mbit/s of a home line, after what some dozens of newcomers need at once."""
 
 HAND_OVERS, HAND_OVERS_PER_SECOND = 64, 1.0
 """Newcomers that are given records, of all: others find them by a search."""
@@ -40,19 +42,35 @@ class CallerLimits:
 
     Args:
         most, per_second: as of `TokenBuckets`
+        of_all: what all strangers share beside that, if anything
     """
 
-    def __init__(self, most: float, per_second: float):
+    def __init__(self, most: float, per_second: float, of_all: TokenBucket | None = None):
         self._known, self._strangers = TokenBuckets(most, per_second), TokenBuckets(most, per_second)
+        self._of_all = of_all
 
-    def of(self, protocol: DHTProtocol, caller: PeerID) -> TokenBuckets:
-        """Those in which this caller's use is counted."""
+    def may(self, protocol: DHTProtocol, caller: PeerID) -> bool:
+        """Whether this caller has anything left."""
+        if self._is_known(protocol, caller):
+            return self._known.may(caller)
+        return (self._of_all is None or self._of_all.left > 0) and self._strangers.may(caller)
+
+    def spend(self, protocol: DHTProtocol, caller: PeerID, amount: float) -> None:
+        """It has used up so much."""
+        if self._is_known(protocol, caller):
+            self._known.spend(caller, amount)
+            return
+        self._strangers.spend(caller, amount)
+        if self._of_all is not None:
+            self._of_all.spend(amount)
+
+    def _is_known(self, protocol: DHTProtocol, caller: PeerID) -> bool:
         records = records_of(protocol)
-        return self._known if records is not None and caller in records.met else self._strangers
+        return records is not None and caller in records.met
 
 
 _update_routing_table, _find, _ping = DHTProtocol.update_routing_table, DHTProtocol.rpc_find, DHTProtocol.rpc_ping
-_answered = CallerLimits(BYTES_AT_ONCE, BYTES_PER_SECOND)
+_answered = CallerLimits(BYTES_AT_ONCE, BYTES_PER_SECOND, TokenBucket(ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND))
 _handed_over = TokenBucket(HAND_OVERS, HAND_OVERS_PER_SECOND)
 _called_back: Counter[PeerID] = Counter()
 
@@ -81,8 +99,7 @@ async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2P
     """
     if len(request.keys) > MAX_KEYS or len(set(request.keys)) < len(request.keys):
         raise ValueError(f"a question for {len(request.keys)} keys")
-    answered = _answered.of(self, context.remote_id)
-    if not answered.may(context.remote_id):
+    if not _answered.may(self, context.remote_id):
         raise ValueError("this peer has had enough answers for now")
     response = await _find(self, request, context)
     num_bytes = 0
@@ -92,7 +109,7 @@ async def rpc_find(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2P
             num_bytes -= len(result.value)
             result.type = dht_pb2.NOT_FOUND
             result.ClearField("value")
-    answered.spend(context.remote_id, num_bytes)
+    _answered.spend(self, context.remote_id, num_bytes)
     return response
 
 

@@ -109,6 +109,20 @@ def test_a_question_has_few_keys_and_an_answer_few_bytes(monkeypatch):
     assert answer(keys[:1], PEERS[1]).results[0].value, "another peer is answered"
 
 
+def test_strangers_together_get_so_much_of_a_line_and_who_is_known_gets_its_own(monkeypatch):
+    async def found(_self, request, _context):
+        return dht_pb2.FindResponse(results=[dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=bytes(2**20))])
+
+    monkeypatch.setattr(nodes, "_find", found)
+    monkeypatch.setattr(nodes, "_answered", nodes.CallerLimits(2**24, 0.0, TokenBucket(2**21, 0.0)))
+    for peer in PEERS[:2]:
+        answer([bytes(20)], peer)
+    with pytest.raises(ValueError, match="enough answers"):
+        answer([bytes(20)], PEERS[2])
+    monkeypatch.setattr(nodes, "records_of", lambda _protocol: SimpleNamespace(met=[PEERS[2]]))
+    assert answer([bytes(20)], PEERS[2]).results
+
+
 def test_who_is_new_again_and_again_is_given_all_records_a_few_times(monkeypatch):
     """Each time they go over this peer's line, for a question of some bytes."""
     monkeypatch.setattr(nodes, "_handed_over", TokenBucket(3, 0.0))
@@ -167,11 +181,11 @@ def test_names_of_strangers_crowd_out_strangers_and_nobody_else():
     limits = nodes.CallerLimits(10, 0.0)
     for number in range(5000):
         name = PeerID(bytes([18, 32]) + number.to_bytes(32, "big"))
-        limits.of(node, name).spend(name, 100)
-    assert not limits.of(node, PEERS[0]).may(PEERS[0])
-    assert limits.of(node, PEERS[1]).may(PEERS[1]), "it has averaged with this peer"
-    limits.of(node, PEERS[1]).spend(PEERS[1], 100)
-    assert not limits.of(node, PEERS[1]).may(PEERS[1]), "and has a limit of its own"
+        limits.spend(node, name, 100)
+    assert not limits.may(node, PEERS[0])
+    assert limits.may(node, PEERS[1]), "it has averaged with this peer"
+    limits.spend(node, PEERS[1], 100)
+    assert not limits.may(node, PEERS[1]), "and has a limit of its own"
 
 
 def test_a_call_stores_so_many_records_and_no_more():
