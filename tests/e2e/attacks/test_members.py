@@ -118,13 +118,15 @@ def test_a_member_that_spoils_rounds_is_left_out(tmp_path, lie):
     assert "mallory" in said, "the liar is named"
 
 
-def test_who_has_trained_is_not_held_up_by_a_member_that_says_it_is_ahead(tmp_path):
-    """It has been in a group, so its word counts for more than a stranger's; its state would come slowly."""
+@pytest.mark.parametrize("lie", ["ahead", "made-up-state"])
+def test_who_has_trained_is_not_misled_by_a_member_that_says_it_is_ahead(tmp_path, lie):
+    """It has been in a group, so its word counts for more than a stranger's; its state would come slowly, or be of no
+    use."""
     plan = Plan(compute_seconds=0.03)
     with Peers(timeout_seconds=75) as peers:
         for name in ("a", "b"):
             peers.start(name, member, tmp_path, plan, 3)
-        peers.start("mallory", partial(member, lie="ahead", max_steps=10**6), tmp_path, plan, 3)
+        peers.start("mallory", partial(member, lie=lie, max_steps=10**6), tmp_path, plan, 3)
         found = peers.results("a", "b")
     (a, a_rounds), (b, b_rounds) = found["a"], found["b"]
     for outcome, rounds in ((a, a_rounds), (b, b_rounds)):

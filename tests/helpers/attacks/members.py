@@ -39,6 +39,8 @@ from tests.helpers.attacks.tools import check_address, listening_host
 SLOW_SECONDS = 0.8
 DRIP_SECONDS = 5.0
 AHEAD, AHEAD_FROM = 20, 3
+MADE_UP = b"made up by a liar"[:16]
+"""A lineage: out of which updates weights came."""
 """So many updates, from that step on; all others have been in a group by then."""
 
 
@@ -177,6 +179,26 @@ def ahead() -> None:
     PeerProgress.to_bytes, StateServer.rpc_download_state = to_bytes, drip
 
 
+def made_up_state() -> None:
+    """a4: after some updates it says that it is 20 ahead, and hands over weights x -1 as those of that step. It alone
+    names the updates out of which they came."""
+    honest_record, honest_export = PeerProgress.to_bytes, SharedState.export
+
+    def to_bytes(self) -> bytes:
+        if self.phase != TRAINING or self.step < AHEAD_FROM:
+            return honest_record(self)
+        return honest_record(replace(self, step=self.step + AHEAD, lineage=MADE_UP, attested=None))
+
+    def export(self, step: int, lineage: bytes):
+        if step < AHEAD_FROM:
+            return honest_export(self, step, lineage)
+        description, tensors = honest_export(self, step + AHEAD, MADE_UP)
+        num_model_tensors = len(self.model_tensors)
+        return description, [*(-one for one in tensors[:num_model_tensors]), *tensors[num_model_tensors:]]
+
+    PeerProgress.to_bytes, SharedState.export = to_bytes, export
+
+
 def false_statistics() -> None:
     """e2: hands over a state whose tensors are all x -1, the optimizer's step among them; says it was here first."""
     _hand_over_negated(lambda number, num_model_tensors: True)
@@ -280,6 +302,7 @@ LIES: dict[str, Callable[[], None]] = {
     "slow": slow,
     "stuck": stuck,
     "ahead": ahead,
+    "made-up-state": made_up_state,
     "false-statistics": false_statistics,
     "flip": flip,
     "idle": idle,
