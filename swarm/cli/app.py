@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+from recipe.errors import InputError
 from recipe.interrupts import end_silently, run_to_end
 
 COMMANDS = {
@@ -72,7 +73,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: there is no command {name!r}: give one of {words}.", file=sys.stderr)
         return 2
     module, function, *_ = COMMANDS[name]
-    return getattr(importlib.import_module(f"swarm.cli.{module}"), function)(rest)
+    try:
+        command = getattr(importlib.import_module(f"swarm.cli.{module}"), function)
+    except InputError as error:  # another Hivemind is installed
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return command(rest)
 
 
 def _print_completion(arguments: list[str]) -> int:
