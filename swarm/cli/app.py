@@ -21,7 +21,7 @@ COMMANDS = {
         "Invite people into your run: print the line with which they join.",
     ),
     "members": ("organiser.members", "main", "MembersOptions", "See who is a member of your run, and who is invited."),
-    "remove": ("organiser.remove", "main", "RemoveOptions", "Remove a member from your run, or take it back."),
+    "remove": ("organiser.remove", "main", "RemoveOptions", "Remove a member, or readmit one."),
     "control": ("organiser.control", "main", "ControlOptions", "Pause your run, end it, or steer it in other ways."),
     "enrol": ("organiser.enrol", "main", "EnrolOptions", "Let people become members while your own peer does not run."),
     "doctor": ("doctor", "program", "DoctorOptions", "See whether this machine can join, and what to do if not."),

@@ -81,7 +81,7 @@ def _run(options: DeskOptions) -> int:
     check_hivemind_version()
     given, line = whom_to_join(options.addresses or None)
     if not given:
-        raise InputError("Whom to ask is not known: give a join line, or an ADDRESS as a running peer prints it.")
+        raise InputError("No address was given: swarm desk ADDRESS, or a join line.")
     if not 0 < options.still_minutes < math.inf:
         raise InputError(f"--still-minutes is {options.still_minutes:g}: it has to be above 0.")
     if options.ledger_mib < 0:

@@ -151,8 +151,7 @@ class RunManifest:
         recipe = Recipe.from_json(json.dumps(content["recipe"]))
         if recipe.fingerprint != content["fingerprint"]:
             raise InputError(
-                "The swarm's recipe means something else to this version of the program: use the version its first "
-                "peer runs."
+                "This version reads the swarm's recipe differently: install the version of the run's first peer."
             )
         classes = content.get("classes", "")
         if not isinstance(classes, str) or len(classes) > MAX_DIGEST_LENGTH:

@@ -80,7 +80,7 @@ def run(read: Callable[[], PeerOptions]) -> int:
             check_one_process(options)
             options = resumed(options)
         if speaks():
-            print("Starting; importing torch takes about 10 s …", flush=True)
+            print("Starting; importing torch takes 5 s or more …", flush=True)
         silence_libraries()
         yield_cores()
         check_hivemind_version()
@@ -334,7 +334,7 @@ class Peer:
             f"\n{verb} run {session.manifest.run_id} as {self.name}: {recipe.model} on {recipe.dataset}, "
             f"{recipe.target_batch_size} samples per update, {session.total_steps} updates."
         )
-        if addresses:
+        if addresses and session.manifest.authority is None:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
         print(self.reachability)
         print(HELPS if session.helps else f"Micro-batch: {session.micro_batch}.")
@@ -371,7 +371,7 @@ class Peer:
     def _print_invitation(self, addresses: tuple[str, ...], line: JoinLine, what: str) -> None:
         swarm, run = program("swarm"), f"--run-id {line.run_id} --output-dir {self.options.machine.output_dir}"
         print(f"{swarm} join {line}\n")
-        print(f"# {what} Who has joined, another line, and the door:")
+        print(f"# {what} To list, invite or remove members:")
         print(f"# {swarm} members {run}\n# {swarm} invite {run}\n# {swarm} remove NAME {run}")
         if warning := closed_ports(addresses, self.options.connection.public_ip, line.enrolment_port):
             print(warning)
