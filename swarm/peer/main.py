@@ -36,7 +36,7 @@ from swarm.network.addresses import (
 )
 from swarm.peer.bootstrap import resolve_bootstrap, unfolded
 from swarm.peer.island.launch import check_one_process, connected, is_island, offer, one_voice, settled, speaks
-from swarm.peer.membership.entry import Entry
+from swarm.peer.membership.entry import Entry, open_door
 from swarm.peer.options import PeerOptions, own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed, trained_before
 from swarm.peer.startup_timer import StartupTimer
@@ -349,6 +349,8 @@ class Peer:
         if self.options.start_from is not None:
             weights = session.started_from or "not those of --start-from, but the run's, which is there already"
             print(f"Weights to start from: {weights}.")
+        if warning := open_door(session.manifest, [*addresses, *self.initial_peers], self.joins):
+            print(warning)
         print(session.averaging.protection)
         print(session.averaging.protection_of_work(recipe.dataset not in OWN_DATA))
         print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
