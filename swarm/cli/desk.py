@@ -129,7 +129,7 @@ def _watch_and_serve(
     alive = check_reachable([*given, *remembered])
     dht = start_dht(NetworkOptions(initial_peers=tuple(alive), client_mode=True))
     try:
-        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id)
+        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id, organiser)
         card = run_card(manifest, given, line, invitation)
         if signer is not None:
             _check_deputy(signer, manifest)

@@ -176,7 +176,7 @@ def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Ite
         return
     try:
         run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
-        manifest = choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id)
+        manifest = choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id, organiser)
         recipe = manifest.recipe
         yield Check("run manifest", "ok", f"run {manifest.run_id}: {recipe.model} on {recipe.dataset}")
         model = build_model(replace(recipe, pretrained=False))

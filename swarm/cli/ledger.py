@@ -177,7 +177,7 @@ def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
     run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
     dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(given)), client_mode=True))
     try:
-        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id)
+        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id, organiser)
         records = progress_records(dht, manifest, Admission(manifest.authority))
         if not records:
             raise InputError(f"Nobody trains run {manifest.run_id} now: verify the run folders of its peers.")

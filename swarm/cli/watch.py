@@ -264,7 +264,7 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
         raise InputError("No address was given: swarm watch ADDRESS, or a join line.")
     dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(peers)), client_mode=True))
     try:
-        view = SwarmView(choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id))
+        view = SwarmView(choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id, organiser))
         admission = Admission(view.manifest.authority)
         if view.manifest.authority is not None:
             dht.take_part(view.manifest.key_prefix, view.manifest.authority, b"")

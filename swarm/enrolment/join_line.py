@@ -33,6 +33,8 @@ _WORDS = b"/dns4//dns6//udp/31337/quic-v1/p2p/12D3KooW/dns//ip6//ip4/192.168./tc
 """What addresses are made of, so that the line need not repeat it. Whoever changes it has to count up `VERSION`."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """As `swarm.protocol.run_names` has it, which needs hivemind."""
+_PART = re.compile(r"[A-Za-z0-9_-]{61,}")
+"""As much of a line as no peer id has letters; nothing that is no part of a line looks like that."""
 _RAW = -15
 """zlib without its header and checksum: the line has its own."""
 _QUOTES = "'\"`<>“”„‘’‚«»"
@@ -141,6 +143,11 @@ def whom_to_join(
     """
     text = environment.get(VARIABLE, "") if values is None else " ".join(values)
     if not is_join_line(text):
+        if _PART.fullmatch(_INVISIBLE.sub("", text[: 2 * MAX_LINE_LENGTH]).strip(_QUOTES)):
+            raise InputError(
+                f"That is only a part of a join line: paste the whole line, from {SCHEME} to its end, or ask for it "
+                "again."
+            )
         return parse_initial_peers(values, environment), None
     line = JoinLine.parse(text)
     return list(line.addresses), line
@@ -148,7 +155,7 @@ def whom_to_join(
 
 def is_join_line(text: str) -> bool:
     """Whether somebody means this to be one; `JoinLine.parse` says whether it is sound."""
-    return len(text) <= MAX_LINE_LENGTH and _squeezed(text).startswith(SCHEME)
+    return SCHEME in _INVISIBLE.sub("", text[:MAX_LINE_LENGTH])
 
 
 def _squeezed(text: str) -> str:

@@ -74,7 +74,8 @@ class OrganiserFolder:
         if not self.key.exists():
             raise InputError(
                 f"The organiser's key {self.key} is not there: give --organiser-key FILE, or the --output-dir and the "
-                "--run-id with which the run was started."
+                "--run-id with which the run was started; if it is lost, restore it from a copy, or start another run "
+                "with --start-from CHECKPOINT and send new join lines."
             )
         return read_key(self.key, lambda: passphrase_from(os.environ, f"Passphrase of {self.key}: "))
 

@@ -250,13 +250,21 @@ def read_manifests(
     }  # of one name, what most say comes last
 
 
-def choose_manifest(manifests: Mapping[str, RunManifest], run_id: str | None) -> RunManifest:
+def choose_manifest(manifests: Mapping[str, RunManifest], run_id: str | None, organiser: bytes = b"") -> RunManifest:
     """The run to join: the one with that id, or the only one.
+
+    Args:
+        organiser: public key of whose runs these are; empty where that is open
 
     Raises:
         InputError: there is none, or the choice is open.
     """
     names = ", ".join(sorted(manifests))
+    if organiser and run_id not in manifests:
+        raise InputError(
+            f"The peers there know of no run {run_id} of this organiser: ask her whether it runs, and for a new join "
+            "line."
+        )
     if not manifests:
         raise InputError(
             "The initial peers know of no run: check that training has started there, or ask for another address; to "

@@ -223,7 +223,7 @@ class Peer:
             self.joins = False
             return self._entry.new_manifest(PROTOCOL, recipe)
         self.joins = True
-        manifest = choose_manifest(manifests, run_id)
+        manifest = choose_manifest(manifests, run_id, b"" if self._entry.line is None else organiser)
         check_overrides(manifest, vars(own_recipe(self.options)) if self.options.recipe else self.options.wanted_recipe)
         return manifest
 

@@ -104,6 +104,16 @@ def test_bad_input_is_refused(her_run, refusal, arguments, sentence):
     assert her_run.folder.registry.removals() == b""
 
 
+def test_a_key_that_is_lost(her_run, refusal):
+    her_run.add("ada")
+    her_run.folder.key.unlink()
+    sentence = refusal(main, her_run.options("ada", "--offline"))
+    assert sentence.endswith(
+        "if it is lost, restore it from a copy, or start another run with --start-from CHECKPOINT "
+        "and send new join lines."
+    )
+
+
 def test_keys_that_cannot_sign(her_run, refusal, tmp_path):
     her_run.add("ada")
     make_key(tmp_path / "other.key", None)

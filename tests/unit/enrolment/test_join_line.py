@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from recipe.errors import InputError
-from swarm.enrolment.join_line import MAX_CONTENT_BYTES, MAX_LINE_LENGTH, SCHEME, JoinLine, is_join_line
+from swarm.enrolment.join_line import MAX_CONTENT_BYTES, MAX_LINE_LENGTH, SCHEME, JoinLine, is_join_line, whom_to_join
 from tests.helpers.paths import ROOT
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -126,7 +126,23 @@ def test_other_texts_are_no_join_lines(text):
 def test_long_texts_are_not_looked_at():
     text = SCHEME + "A" * MAX_LINE_LENGTH
     assert "longer than any join line" in refusal(text)
-    assert not is_join_line(text)
+    with pytest.raises(InputError, match="longer than any join line: paste only the line"):
+        whom_to_join([text])
+
+
+def test_a_line_with_words_before_it_is_meant_to_be_one():
+    with pytest.raises(InputError, match="which begins with swarm://: paste the line"):
+        whom_to_join(["swarm", "join", str(LINE)])
+
+
+@pytest.mark.parametrize("words", [1, 3], ids=["in one piece", "broken again"])
+def test_the_second_half_of_a_line_is_no_address(words):
+    half = str(LINE)[len(str(LINE)) // 2 :]
+    pieces = [half[start::words] for start in range(words)]
+    with pytest.raises(InputError, match="only a part of a join line: paste the whole line, from swarm://"):
+        whom_to_join(pieces)
+    with pytest.raises(InputError, match="is a peer id without the host"):
+        whom_to_join([PEER])
 
 
 @pytest.mark.parametrize(
