@@ -85,6 +85,8 @@ def _enrol(options: EnrolOptions, say: Callable[[str], None], wait: Callable[[],
                 say(_where(folder, port, named))
                 invitations = registry.invitations()
                 say(_how_many(len(invitations), sum(invitation.uses_left for invitation in invitations)))
+                if why := registry.why_peers_refuse_the_list:
+                    say(f"warning: {why}")
                 say("Ctrl-C ends it.")
                 sys.stdout.flush()  # it may be a file, and the next line may come tomorrow
                 wait()

@@ -213,6 +213,8 @@ def organisers_own(
     if member.why_removed is not None:
         raise InputError(f"This peer was removed from the run: swarm remove {name} --restore lets it in again.")
     folder.note_contact(signer.public_key, addresses, port)
+    if why := registry.why_peers_refuse_the_list:
+        print(f"warning: {why}", flush=True)
 
     authority = folder.authority
 
