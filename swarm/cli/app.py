@@ -23,7 +23,12 @@ COMMANDS = {
     "members": ("organiser.members", "main", "MembersOptions", "See who is a member of your run, and who is invited."),
     "remove": ("organiser.remove", "main", "RemoveOptions", "Remove a member, or readmit one."),
     "control": ("organiser.control", "main", "ControlOptions", "Pause your run, end it, or steer it in other ways."),
-    "enrol": ("organiser.enrol", "main", "EnrolOptions", "Let people become members while your own peer does not run."),
+    "enrol": (
+        "organiser.enrol",
+        "main",
+        "EnrolOptions",
+        "Renew certificates and let people in while your peer is off.",
+    ),
     "doctor": ("doctor", "program", "DoctorOptions", "See whether this machine can join, and what to do if not."),
     "deputy": ("organiser.deputy", "main", "DeputyOptions", "Let somebody else sign in your place, for a time."),
     "login": ("organiser.login", "main", "LoginOptions", "Log in at the desk of your run, to give orders there."),

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from recipe.errors import InputError
 from swarm.network.addresses import VARIABLE, parse_initial_peers
+from swarm.network.known_peers import peer_of_address
 from swarm.protocol.wire import from_wire, to_wire
 
 SCHEME = "swarm://"
@@ -59,9 +60,9 @@ class JoinLine:
     Args:
         run_id: of the run
         organiser: her public key, 32 bytes
-        addresses: multiaddresses of peers, one to eight
+        addresses: multiaddresses of peers, one to eight, those of the organiser's peer first
         token: an invitation, 16 bytes; empty for a line that invites nobody
-        enrolment_port: TCP port of the enrolment server at the hosts of the addresses; 0 where there is none
+        enrolment_port: TCP port of the enrolment server at the hosts of the first peer; 0 where there is none
         fingerprint: of the enrolment server's TLS certificate, 16 bytes; empty where there is none
 
     Raises:
@@ -120,8 +121,12 @@ class JoinLine:
 
     @property
     def server_endpoints(self) -> list[tuple[str, int]]:
-        """Hosts and ports where the enrolment server may be; a relay's host is none of them."""
-        hosts = [address.split("/")[2] for address in self.addresses if "/p2p-circuit/" not in address]
+        """Hosts and ports where the enrolment server may be: those of the first peer, which is the organiser's.
+
+        A relay's host is none of them.
+        """
+        hers = [address for address in self.addresses if peer_of_address(address) == peer_of_address(self.addresses[0])]
+        hosts = [address.split("/")[2] for address in hers if "/p2p-circuit/" not in address]
         return [(host, self.enrolment_port) for host in dict.fromkeys(hosts)] if self.enrolment_port else []
 
     @property

@@ -214,6 +214,13 @@ def test_endpoints_are_the_hosts_of_the_addresses_with_the_enrolment_port():
     assert line.enrolment_endpoints == line.server_endpoints == endpoints
 
 
+def test_nobody_enrols_at_the_hosts_of_other_members():
+    other = ADDRESSES[0].replace("203.0.113.5", "198.51.100.7").replace(PEER, f"{PEER[:-1]}P")
+    line = JoinLine("run", bytes(32), (*ADDRESSES[:1], other), bytes(16), 31338, bytes(16))
+    assert JoinLine.parse(str(line)).addresses == (ADDRESSES[0], other)
+    assert line.enrolment_endpoints == [("203.0.113.5", 31338)]
+
+
 def test_nobody_enrols_without_a_port_or_an_invitation():
     without_port = JoinLine("run", bytes(32), ADDRESSES, bytes(16))
     assert without_port.enrolment_endpoints == without_port.server_endpoints == []
