@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
             _tell(error)
         return 2
     if os.environ.get("RANK", "0") == "0":
-        print("Starting; importing torch takes about 10 s …", flush=True)
+        print("Starting; importing torch takes 5 s or more …", flush=True)
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of lost connections come with stack traces
     # These import torch, after everything that can be refused without it.

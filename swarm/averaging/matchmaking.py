@@ -501,8 +501,8 @@ class Matchmaking:
         if time.monotonic() > self._said_shunned_at + SAY_AGAIN_SECONDS:
             self._said_shunned_at = time.monotonic()
             logger.warning(
-                f"{leader} leaves this peer out for a while: what it sent could not be used, or it is far too slow for "
-                "this swarm (`swarm doctor` measures its line), or its certificate does not count there"
+                f"{leader} leaves this peer out for a while: what it sent could not be used, or its line is far too "
+                "slow for this swarm (`swarm doctor` says what it sends), or its certificate does not count there"
             )
 
     def _send_guests_to(self, leader: PeerID) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+from recipe.errors import InputError
 from recipe.interrupts import end_silently, run_to_end
 
 COMMANDS = {
@@ -20,9 +21,14 @@ COMMANDS = {
         "Invite people into your run: print the line with which they join.",
     ),
     "members": ("organiser.members", "main", "MembersOptions", "See who is a member of your run, and who is invited."),
-    "remove": ("organiser.remove", "main", "RemoveOptions", "Remove a member from your run, or take it back."),
+    "remove": ("organiser.remove", "main", "RemoveOptions", "Remove a member, or readmit one."),
     "control": ("organiser.control", "main", "ControlOptions", "Pause your run, end it, or steer it in other ways."),
-    "enrol": ("organiser.enrol", "main", "EnrolOptions", "Let people become members while your own peer does not run."),
+    "enrol": (
+        "organiser.enrol",
+        "main",
+        "EnrolOptions",
+        "Renew certificates and let people in while your peer is off.",
+    ),
     "doctor": ("doctor", "program", "DoctorOptions", "See whether this machine can join, and what to do if not."),
     "deputy": ("organiser.deputy", "main", "DeputyOptions", "Let somebody else sign in your place, for a time."),
     "login": ("organiser.login", "main", "LoginOptions", "Log in at the desk of your run, to give orders there."),
@@ -72,7 +78,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: there is no command {name!r}: give one of {words}.", file=sys.stderr)
         return 2
     module, function, *_ = COMMANDS[name]
-    return getattr(importlib.import_module(f"swarm.cli.{module}"), function)(rest)
+    try:
+        command = getattr(importlib.import_module(f"swarm.cli.{module}"), function)
+    except InputError as error:  # another Hivemind is installed
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return command(rest)
 
 
 def _print_completion(arguments: list[str]) -> int:

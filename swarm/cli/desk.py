@@ -81,7 +81,7 @@ def _run(options: DeskOptions) -> int:
     check_hivemind_version()
     given, line = whom_to_join(options.addresses or None)
     if not given:
-        raise InputError("Whom to ask is not known: give a join line, or an ADDRESS as a running peer prints it.")
+        raise InputError("No address was given: swarm desk ADDRESS, or a join line.")
     if not 0 < options.still_minutes < math.inf:
         raise InputError(f"--still-minutes is {options.still_minutes:g}: it has to be above 0.")
     if options.ledger_mib < 0:
@@ -129,7 +129,7 @@ def _watch_and_serve(
     alive = check_reachable([*given, *remembered])
     dht = start_dht(NetworkOptions(initial_peers=tuple(alive), client_mode=True))
     try:
-        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id)
+        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id, organiser)
         card = run_card(manifest, given, line, invitation)
         if signer is not None:
             _check_deputy(signer, manifest)

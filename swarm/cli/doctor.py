@@ -58,7 +58,7 @@ class DoctorOptions:
     addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "those of --initial-peers")]] = ()
     """Addresses of peers that are there."""
     initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
-    """The same."""
+    """Addresses of peers, as an option."""
     run_id: Annotated[str | None, arg("NAME")] = None
     """The run, where several share the addresses."""
     port: Annotated[int, arg("PORT")] = 0
@@ -97,7 +97,7 @@ def diagnose(options: DoctorOptions) -> Iterator[Check]:
         return
     if not peers:
         yield check_shared_memory(0)
-        yield Check("swarm", "warning", "not looked at", "give --initial-peers ADDRESS")
+        yield Check("swarm", "warning", "not looked at", "swarm doctor ADDRESS, or a join line")
         return
     yield Check("addresses", "ok", f"{len(peers)} well-formed")
     probes = [_probed(address) for address in peers[:MAX_ADDRESSES]]
@@ -176,7 +176,7 @@ def _run(peers: list[str], line: JoinLine | None, options: DoctorOptions) -> Ite
         return
     try:
         run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
-        manifest = choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id)
+        manifest = choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id, organiser)
         recipe = manifest.recipe
         yield Check("run manifest", "ok", f"run {manifest.run_id}: {recipe.model} on {recipe.dataset}")
         model = build_model(replace(recipe, pretrained=False))
@@ -217,7 +217,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     passed = (
         "This machine can join."
         if options.given
-        else "Nothing here stands in the way of joining: give --initial-peers to check the way to the swarm."
+        else "Nothing here stands in the way of joining. To check the way to the swarm: swarm doctor ADDRESS."
     )
     console.print("Joining would fail." if fails else passed, style="red" if fails else "green")
     return int(fails)

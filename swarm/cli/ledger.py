@@ -162,7 +162,7 @@ def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
     check_hivemind_version()
     given, line = whom_to_join(options.given or None)
     if not given:
-        raise InputError("Whom to ask is not known: give a join line, or an ADDRESS as a running peer prints it.")
+        raise InputError("No address was given: swarm ledger fetch ADDRESS, or a join line.")
     if options.most_mib < 1:
         raise InputError(f"--most-mib is {options.most_mib}: it has to be at least 1.")
     folder = options.to.expanduser()
@@ -177,7 +177,7 @@ def _fetch(options: LedgerOptions, say: Callable[[str], None]) -> int:
     run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
     dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(given)), client_mode=True))
     try:
-        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id)
+        manifest = choose_manifest(read_manifests(dht, given, run_id, organiser), run_id, organiser)
         records = progress_records(dht, manifest, Admission(manifest.authority))
         if not records:
             raise InputError(f"Nobody trains run {manifest.run_id} now: verify the run folders of its peers.")

@@ -61,7 +61,7 @@ class WatchOptions:
     addresses: tyro.conf.Positional[Annotated[tuple[str, ...], arg("ADDRESS ...", "those of --initial-peers")]] = ()
     """Addresses of peers that are there."""
     initial_peers: Annotated[tuple[str, ...] | None, arg("ADDRESS ...", "the variable INITIAL_PEERS")] = None
-    """The same."""
+    """Addresses of peers, as an option."""
     run_id: Annotated[str | None, arg("NAME")] = None
     """The run, where several share the addresses."""
     seconds: Annotated[float | None, arg("SECONDS", "until Ctrl-C")] = None
@@ -261,10 +261,10 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
     peers, line = whom_to_join(options.given)
     run_id, organiser = (options.run_id, b"") if line is None else (line.run_id, line.organiser)
     if not peers:
-        raise InputError("Whom to ask is not known: give --initial-peers ADDRESS, as a running peer prints it.")
+        raise InputError("No address was given: swarm watch ADDRESS, or a join line.")
     dht = start_dht(NetworkOptions(initial_peers=tuple(check_reachable(peers)), client_mode=True))
     try:
-        view = SwarmView(choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id))
+        view = SwarmView(choose_manifest(read_manifests(dht, peers, run_id, organiser), run_id, organiser))
         admission = Admission(view.manifest.authority)
         if view.manifest.authority is not None:
             dht.take_part(view.manifest.key_prefix, view.manifest.authority, b"")

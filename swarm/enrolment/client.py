@@ -234,9 +234,11 @@ def _check_clock(certificate: bytes) -> None:
     """The certificate is the right one, but TLS would refuse it on a machine that lives in another year."""
     known, now = x509.load_der_x509_certificate(certificate), datetime.now(UTC)
     if not known.not_valid_before_utc <= now <= known.not_valid_after_utc:
+        begin, end = known.not_valid_before_utc, known.not_valid_after_utc
         raise InputError(
-            f"It is {now:%Y-%m-%d} on this machine, when the enrolment server's certificate does not count: set the "
-            "clock right, switch on NTP, and try again."
+            f"It is {now:%Y-%m-%d} on this machine, and the enrolment server's certificate counts from "
+            f"{begin:%Y-%m-%d} to {end:%Y-%m-%d}: set this clock right (NTP); if it is right, the organiser's was off "
+            "when the certificate was made, so ask her to set hers, delete tls.pem and send a new join line."
         )
 
 

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from recipe.errors import InputError
 from swarm.network.addresses import VARIABLE, parse_initial_peers
+from swarm.network.known_peers import peer_of_address
 from swarm.protocol.wire import from_wire, to_wire
 
 SCHEME = "swarm://"
@@ -33,6 +34,8 @@ _WORDS = b"/dns4//dns6//udp/31337/quic-v1/p2p/12D3KooW/dns//ip6//ip4/192.168./tc
 """What addresses are made of, so that the line need not repeat it. Whoever changes it has to count up `VERSION`."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """As `swarm.protocol.run_names` has it, which needs hivemind."""
+_PART = re.compile(r"[A-Za-z0-9_-]{61,}")
+"""As much of a line as no peer id has letters; nothing that is no part of a line looks like that."""
 _RAW = -15
 """zlib without its header and checksum: the line has its own."""
 _QUOTES = "'\"`<>“”„‘’‚«»"
@@ -57,9 +60,9 @@ class JoinLine:
     Args:
         run_id: of the run
         organiser: her public key, 32 bytes
-        addresses: multiaddresses of peers, one to eight
+        addresses: multiaddresses of peers, one to eight, those of the organiser's peer first
         token: an invitation, 16 bytes; empty for a line that invites nobody
-        enrolment_port: TCP port of the enrolment server at the hosts of the addresses; 0 where there is none
+        enrolment_port: TCP port of the enrolment server at the hosts of the first peer; 0 where there is none
         fingerprint: of the enrolment server's TLS certificate, 16 bytes; empty where there is none
 
     Raises:
@@ -118,8 +121,12 @@ class JoinLine:
 
     @property
     def server_endpoints(self) -> list[tuple[str, int]]:
-        """Hosts and ports where the enrolment server may be; a relay's host is none of them."""
-        hosts = [address.split("/")[2] for address in self.addresses if "/p2p-circuit/" not in address]
+        """Hosts and ports where the enrolment server may be: those of the first peer, which is the organiser's.
+
+        A relay's host is none of them.
+        """
+        hers = [address for address in self.addresses if peer_of_address(address) == peer_of_address(self.addresses[0])]
+        hosts = [address.split("/")[2] for address in hers if "/p2p-circuit/" not in address]
         return [(host, self.enrolment_port) for host in dict.fromkeys(hosts)] if self.enrolment_port else []
 
     @property
@@ -141,6 +148,11 @@ def whom_to_join(
     """
     text = environment.get(VARIABLE, "") if values is None else " ".join(values)
     if not is_join_line(text):
+        if _PART.fullmatch(_INVISIBLE.sub("", text[: 2 * MAX_LINE_LENGTH]).strip(_QUOTES)):
+            raise InputError(
+                f"That is only a part of a join line: paste the whole line, from {SCHEME} to its end, or ask for it "
+                "again."
+            )
         return parse_initial_peers(values, environment), None
     line = JoinLine.parse(text)
     return list(line.addresses), line
@@ -148,7 +160,7 @@ def whom_to_join(
 
 def is_join_line(text: str) -> bool:
     """Whether somebody means this to be one; `JoinLine.parse` says whether it is sound."""
-    return len(text) <= MAX_LINE_LENGTH and _squeezed(text).startswith(SCHEME)
+    return SCHEME in _INVISIBLE.sub("", text[:MAX_LINE_LENGTH])
 
 
 def _squeezed(text: str) -> str:

@@ -13,8 +13,13 @@ from swarm.enrolment.join_line import MAX_ADDRESSES, JoinLine
 from swarm.enrolment.organiser_key import make_key, passphrase_from, read_key
 from swarm.enrolment.registry import Registry
 from swarm.enrolment.tls import fingerprint_in
+from swarm.network.addresses import check_reachable, is_loopback, is_public
+from swarm.network.known_peers import MAX_REMEMBERED, books_of, peer_of_address, read_book
 from swarm.protocol.certificates import MAX_WARRANT_BYTES, Authority, Signer
 
+LOOK_SECONDS = 3.0
+MAX_OTHERS = 2
+"""Members whom a join line names beside the organiser's peer: a QR code of it still fits a terminal."""
 KEY_FILE, DEPUTIES_FOLDER = "organiser.key", "deputies"
 
 
@@ -74,7 +79,8 @@ class OrganiserFolder:
         if not self.key.exists():
             raise InputError(
                 f"The organiser's key {self.key} is not there: give --organiser-key FILE, or the --output-dir and the "
-                "--run-id with which the run was started."
+                "--run-id with which the run was started; if it is lost, restore it from a copy, or start another run "
+                "with --start-from CHECKPOINT and send new join lines."
             )
         return read_key(self.key, lambda: passphrase_from(os.environ, f"Passphrase of {self.key}: "))
 
@@ -142,11 +148,29 @@ class OrganiserFolder:
         """
         return Contact.read(self.path).enrolment_port
 
-    def join_line(self, token: bytes = b"") -> JoinLine:
+    def others_there(self) -> list[str]:
+        """An address of each of up to two members whom peers of this machine have met, and who answer now.
+
+        Raises:
+            InputError: as `authority`
+        """
+        hers = self.addresses
+        own, stay_here = set(map(peer_of_address, hers)), all(map(is_loopback, hers))
+        met = [address for book in books_of(self.path.parent.parent, self.run_id) for address in read_book(book)]
+        others = [at for at in dict.fromkeys(met) if peer_of_address(at) not in own and is_loopback(at) == stay_here]
+        try:
+            answering = check_reachable(others[:MAX_REMEMBERED], LOOK_SECONDS, is_greeted=True)
+        except InputError:
+            return []
+        found = {peer_of_address(address): address for address in sorted(answering, key=is_public)}
+        return [found[peer] for peer in dict.fromkeys(map(peer_of_address, answering))][:MAX_OTHERS]
+
+    def join_line(self, token: bytes = b"", others: Sequence[str] = ()) -> JoinLine:
         """The line with which others join.
 
         Args:
             token: of an invitation
+            others: addresses of further peers, through which people join while the organiser's own does not run
 
         Raises:
             InputError: as `authority`
@@ -155,7 +179,7 @@ class OrganiserFolder:
         return JoinLine(
             self.run_id,
             contact.organiser,
-            contact.addresses[:MAX_ADDRESSES],
+            (*contact.addresses[: MAX_ADDRESSES - len(others)], *others),
             token,
             contact.enrolment_port,
             fingerprint_in(self.path),

@@ -24,7 +24,8 @@ from swarm.enrolment.contact import BOOKS_FILE
 from swarm.enrolment.join_line import TOKEN_BYTES
 from swarm.enrolment.messages import printable
 from swarm.enrolment.organiser_key import CLOCK_SECONDS, check_right
-from swarm.protocol.certificates import MAX_REMOVED, Authority, Certificate, Removals, Right, Role, Signer
+from swarm.protocol import certificates
+from swarm.protocol.certificates import MAX_REMOVED, Authority, Certificate, Removals, Right, Role, Signer, shown_date
 
 VERSION = 1
 BUSY_SECONDS = 10.0
@@ -305,6 +306,27 @@ class Registry:
         with self._books() as books:
             return _newest(books)[1]
 
+    @property
+    def why_peers_refuse_the_list(self) -> str:
+        """A sentence, if it was made while this machine's clock was more than a day ahead; else empty."""
+        with self._books() as books:
+            return self._from_the_future(books)
+
+    def begin_list_anew(self) -> None:
+        """The next list that is signed is numbered by this clock, which has to be right; the members stay removed."""
+        with self._books() as books:
+            books.execute("DELETE FROM removal_list")
+
+    def _from_the_future(self, books: sqlite3.Connection) -> str:
+        made_at = _newest(books)[0] / 1000
+        if made_at <= self._clock() + certificates.CLOCK_SECONDS:
+            return ""
+        return (
+            f"The list of removed members in {self._path} was made on {shown_date(made_at)}, in the future, so peers "
+            "refuse it: set this machine's clock right (NTP); if it is right, `swarm remove NAME` with a removed "
+            "member's name makes the list anew as soon as a peer answers."
+        )
+
     def keep_removals(self, signed: bytes, authority: Authority) -> bool:
         """Whether this list, which came from elsewhere, is newer than the one here; then it counts.
 
@@ -324,6 +346,8 @@ class Registry:
     def _sign(self, signer: Signer, authority: Authority, change: Callable[[Removals], Removals]) -> bytes:
         check_right(signer, authority, Right.REMOVE, self._clock())
         with self._books() as books:
+            if why := self._from_the_future(books):
+                raise InputError(why)
             everybody = change(Removals(authority.run_id, _newest(books)[0], _removed(books)))
             list_ = self._without_ended(books, everybody) if len(everybody.removed) > MAX_REMOVED else everybody
             signed = list_.signed_by(signer)

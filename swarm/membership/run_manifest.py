@@ -151,8 +151,7 @@ class RunManifest:
         recipe = Recipe.from_json(json.dumps(content["recipe"]))
         if recipe.fingerprint != content["fingerprint"]:
             raise InputError(
-                "The swarm's recipe means something else to this version of the program: use the version its first "
-                "peer runs."
+                "This version reads the swarm's recipe differently: install the version of the run's first peer."
             )
         classes = content.get("classes", "")
         if not isinstance(classes, str) or len(classes) > MAX_DIGEST_LENGTH:
@@ -251,13 +250,21 @@ def read_manifests(
     }  # of one name, what most say comes last
 
 
-def choose_manifest(manifests: Mapping[str, RunManifest], run_id: str | None) -> RunManifest:
+def choose_manifest(manifests: Mapping[str, RunManifest], run_id: str | None, organiser: bytes = b"") -> RunManifest:
     """The run to join: the one with that id, or the only one.
+
+    Args:
+        organiser: public key of whose runs these are; empty where that is open
 
     Raises:
         InputError: there is none, or the choice is open.
     """
     names = ", ".join(sorted(manifests))
+    if organiser and run_id not in manifests:
+        raise InputError(
+            f"The peers there know of no run {run_id} of this organiser: ask her whether it runs, and for a new join "
+            "line."
+        )
     if not manifests:
         raise InputError(
             "The initial peers know of no run: check that training has started there, or ask for another address; to "

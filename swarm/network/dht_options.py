@@ -1,5 +1,11 @@
 """The DHT process of a peer: how it starts, what it says when it cannot, and how it ends."""
 
+# ruff: noqa: E402 (nothing of another Hivemind is imported, and none is repaired)
+
+from swarm.runtime.hivemind_version import check_hivemind_version
+
+check_hivemind_version()
+
 import contextlib
 import ipaddress
 import shutil

@@ -193,7 +193,7 @@ class BoundedStorage(DHTLocalStorage):
             return True
         if not self._has_complained:
             self._has_complained = True
-            logger.warning("More strangers than there is room for want to store records on this node; it refuses them")
+            logger.warning("Unknown peers fill this node's DHT storage; new records of unknown peers are refused")
         return False
 
     def _entries(self, key: DHTID) -> DictionaryDHTValue | None:

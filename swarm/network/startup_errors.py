@@ -13,6 +13,23 @@ if TYPE_CHECKING:
     from swarm.network.dht_options import NetworkOptions
 
 
+class ClockIsOff(InputError):  # noqa: N818
+    """This machine's clock and the swarm's differ.
+
+    Args:
+        ahead_seconds: of this one
+    """
+
+    def __init__(self, ahead_seconds: float):
+        direction = "ahead of" if ahead_seconds > 0 else "behind"
+        super().__init__(
+            f"This machine's clock is {abs(ahead_seconds):.0f} s {direction} the swarm's, 3 s are allowed: switch on "
+            "NTP (`timedatectl set-ntp true`; on a virtual machine or WSL, on its host), look at `timedatectl`, and "
+            "try again."
+        )
+        self.ahead_seconds = ahead_seconds
+
+
 def was_too_slow(error: Exception, seconds: float) -> bool:
     """Whether p2pd or a handshake (libp2p gives it 5 s) timed out, as they do now and then on a busy machine."""
     symptoms = ("failed to start in", "did not answer in time")
@@ -28,7 +45,7 @@ def explained(error: Exception, options: NetworkOptions, peers: Sequence[str]) -
     """The sentence for a person, or the error itself where there is nothing they gave that they could change."""
     text = str(error)
     if clocks := re.search(r"local: ([\d.]+), peer: ([\d.]+)", text):
-        return InputError(_clock_sentence(float(clocks[1]) - float(clocks[2])))
+        return ClockIsOff(float(clocks[1]) - float(clocks[2]))
     sentences = {
         "bootstrap peers": f"No peer with the expected id answers at {' '.join(peers)}: it may have restarted under a "
         "new one, so ask for its present address (a fixed --identity-path keeps the id).",
@@ -52,11 +69,3 @@ def explained(error: Exception, options: NetworkOptions, peers: Sequence[str]) -
         return error
     kind = OthersAnswer if found in ("bootstrap peers", "responded to a ping") else InputError
     return kind(sentences[found])
-
-
-def _clock_sentence(ahead_seconds: float) -> str:
-    direction = "ahead of" if ahead_seconds > 0 else "behind"
-    return (
-        f"This machine's clock is {abs(ahead_seconds):.0f} s {direction} the swarm's, 3 s are allowed: switch on NTP "
-        "(`timedatectl set-ntp true`; on a virtual machine or WSL, on its host), look at `timedatectl`, and try again."
-    )

@@ -36,7 +36,7 @@ from swarm.network.addresses import (
 )
 from swarm.peer.bootstrap import resolve_bootstrap, unfolded
 from swarm.peer.island.launch import check_one_process, connected, is_island, offer, one_voice, settled, speaks
-from swarm.peer.membership.entry import Entry
+from swarm.peer.membership.entry import Entry, open_door
 from swarm.peer.options import PeerOptions, own_recipe, parse_options
 from swarm.peer.rejoin import come_back, resumed, trained_before
 from swarm.peer.startup_timer import StartupTimer
@@ -80,7 +80,7 @@ def run(read: Callable[[], PeerOptions]) -> int:
             check_one_process(options)
             options = resumed(options)
         if speaks():
-            print("Starting; importing torch takes about 10 s …", flush=True)
+            print("Starting; importing torch takes 5 s or more …", flush=True)
         silence_libraries()
         yield_cores()
         check_hivemind_version()
@@ -223,7 +223,7 @@ class Peer:
             self.joins = False
             return self._entry.new_manifest(PROTOCOL, recipe)
         self.joins = True
-        manifest = choose_manifest(manifests, run_id)
+        manifest = choose_manifest(manifests, run_id, b"" if self._entry.line is None else organiser)
         check_overrides(manifest, vars(own_recipe(self.options)) if self.options.recipe else self.options.wanted_recipe)
         return manifest
 
@@ -334,7 +334,7 @@ class Peer:
             f"\n{verb} run {session.manifest.run_id} as {self.name}: {recipe.model} on {recipe.dataset}, "
             f"{recipe.target_batch_size} samples per update, {session.total_steps} updates."
         )
-        if addresses:
+        if addresses and session.manifest.authority is None:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
         print(self.reachability)
         print(HELPS if session.helps else f"Micro-batch: {session.micro_batch}.")
@@ -349,6 +349,8 @@ class Peer:
         if self.options.start_from is not None:
             weights = session.started_from or "not those of --start-from, but the run's, which is there already"
             print(f"Weights to start from: {weights}.")
+        if warning := open_door(session.manifest, [*addresses, *self.initial_peers], self.joins):
+            print(warning)
         print(session.averaging.protection)
         print(session.averaging.protection_of_work(recipe.dataset not in OWN_DATA))
         print("Ctrl-C leaves cleanly; the others train on.\n", flush=True)
@@ -371,7 +373,7 @@ class Peer:
     def _print_invitation(self, addresses: tuple[str, ...], line: JoinLine, what: str) -> None:
         swarm, run = program("swarm"), f"--run-id {line.run_id} --output-dir {self.options.machine.output_dir}"
         print(f"{swarm} join {line}\n")
-        print(f"# {what} Who has joined, another line, and the door:")
+        print(f"# {what} To list, invite or remove members:")
         print(f"# {swarm} members {run}\n# {swarm} invite {run}\n# {swarm} remove NAME {run}")
         if warning := closed_ports(addresses, self.options.connection.public_ip, line.enrolment_port):
             print(warning)

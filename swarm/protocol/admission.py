@@ -157,6 +157,11 @@ class Admission:
         certificate = self._members.get(peer)
         return certificate is not None and certificate.serial in self.lists.removals.removed
 
+    def has_left(self, peer: PeerID) -> bool:
+        """Whether it was a member and is none any more: it was removed, or its certificate has ended."""
+        certificate = self._members.get(peer)
+        return self.is_removed(peer) or (certificate is not None and get_dht_time() > certificate.end)
+
     def removed(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """Those of these who may not take part any more."""
         return [peer for peer in peers if self.is_removed(peer)]

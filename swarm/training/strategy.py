@@ -5,7 +5,13 @@ Everything else about the Trainer stays as it is. One *optimizer step* of Lightn
 swarm, however many micro-batches this peer needs for its part.
 """
 
+# ruff: noqa: E402 (nothing of another Hivemind is imported)
+
 from __future__ import annotations
+
+from swarm.runtime.hivemind_version import check_hivemind_version
+
+check_hivemind_version()
 
 import os
 import threading

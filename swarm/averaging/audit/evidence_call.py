@@ -56,11 +56,11 @@ async def show_evidence(
     requests: AsyncIterator[averaging_pb2.AveragingData],
     context: P2PContext,
 ) -> AsyncIterator[averaging_pb2.AveragingData]:
-    """The other side of `ask_for`. Who was removed since a round is shown nothing of it: there are gradients in it."""
+    """The other side of `ask_for`. Who is no member any more is shown nothing: it would be gradients."""
     try:
         request = await anext(requests)
-        if admission.is_removed(context.remote_id):
-            raise ValueError("it was removed from the run")
+        if admission.has_left(context.remote_id):
+            raise ValueError("it was removed from the run, or its certificate has ended")
         if audits is None:
             raise ValueError("averages are not checked in this run")
         shown = await audits.answer(context.remote_id, request.group_id)
@@ -74,7 +74,7 @@ async def show_evidence(
         answer = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=piece)
         answer.weight = float(begin + PIECE_BYTES >= len(shown))
         await line.send(answer.ByteSize())
-        if admission.is_removed(context.remote_id):  # meanwhile
+        if admission.has_left(context.remote_id):  # meanwhile
             return
         yield answer
     await until_caller_hangs_up()

@@ -24,12 +24,17 @@ LOOK_SECONDS = 3.0
 """For a connection and a greeting, from the other side of the world or from a busy machine."""
 PATIENCE_SECONDS = 5.0
 """With peers that are there and too busy to answer in time: they are asked once more."""
+WRONG_CLOCK_SECONDS = 3600.0
 MANIFEST_SECONDS = 4.0
 """In which peers that are there say what is trained."""
 
 
 class NotTold(Exception):  # noqa: N818 (reads as what it says)
     """The swarm was not reached. The text is a sentence that says why."""
+
+
+class WrongClock(NotTold):
+    """Its clock is off by more than an hour: what this machine would sign now could keep later lists from counting."""
 
 
 class Lookout:
@@ -82,7 +87,7 @@ class Deadline:
 
 @contextlib.contextmanager
 def calling(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT, RunManifest]]:
-    """A connection to the peers of the run, and what is trained there.
+    """A connection to the peers of the run, and what is trained there. Their clocks and this one agree within 3 s.
 
     Args:
         lookout: for peers of the run
@@ -90,14 +95,18 @@ def calling(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT, 
 
     Raises:
         NotTold: nobody answers, or nobody trains this run there
+        WrongClock: the clocks are more than an hour apart
     """
     addresses = lookout.found()
     from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
+    from swarm.network.startup_errors import ClockIsOff
 
     try:
         options = NetworkOptions(initial_peers=tuple(addresses), client_mode=True, patience_seconds=PATIENCE_SECONDS)
         dht = start_dht(options)
-    except InputError as error:  # the clock may be wrong, too: that must not keep the organiser from signing
+    except ClockIsOff as error:  # a little: that must not keep the organiser from signing
+        raise (WrongClock if abs(error.ahead_seconds) > WRONG_CLOCK_SECONDS else NotTold)(str(error)) from None
+    except InputError as error:
         raise NotTold(str(error)) from None
     try:
         manifest = _manifest(dht, addresses, authority)

@@ -1,9 +1,10 @@
-"""Let people become members of your run while your own peer does not run, until Ctrl-C.
+"""Renew members' certificates, and let people become members, while your own peer does not run, until Ctrl-C.
 
     swarm enrol
     swarm enrol --run-id digits-20260728-140312
 
-Your own peer does the same as long as it runs. Members get their new certificates here, too.
+Your own peer does the same as long as it runs. Newcomers also need a running peer that their line names:
+one of swarm invite names other members, that of swarm start only your peer.
 """
 
 from __future__ import annotations
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
     from swarm.enrolment.organiser_folder import OrganiserFolder
 
 HOST = "0.0.0.0"
+NEEDS_A_PEER = (
+    "Members renew their certificates here. Newcomers also need a running peer that their line names: while yours is "
+    "off, send them a line of swarm invite, made while other members run."
+)
 
 
 @dataclass(frozen=True)
 class EnrolOptions:
-    """Let people become members of your run while your own peer does not run, until Ctrl-C."""
+    """Renew members' certificates, and let people become members, while your own peer does not run, until Ctrl-C. Who
+    joins needs a line that names a peer that runs: swarm invite names other members, swarm start only your peer."""
 
     port: Annotated[int | None, arg("PORT", "the one that your join lines name")] = None
     """TCP port to listen on; 0 takes any free one."""
@@ -85,6 +91,9 @@ def _enrol(options: EnrolOptions, say: Callable[[str], None], wait: Callable[[],
                 say(_where(folder, port, named))
                 invitations = registry.invitations()
                 say(_how_many(len(invitations), sum(invitation.uses_left for invitation in invitations)))
+                if why := registry.why_peers_refuse_the_list:
+                    say(f"warning: {why}")
+                say(NEEDS_A_PEER)
                 say("Ctrl-C ends it.")
                 sys.stdout.flush()  # it may be a file, and the next line may come tomorrow
                 wait()

@@ -4,7 +4,8 @@
     swarm invite --uses 30 --days 7                      # one line for a whole group
     swarm invite --peer-id QmYyQSo1c1... --name ada      # a certificate, for who cannot reach your machine
 
-Whoever has the line can use it. It is shown once: only a digest of it is kept.
+Whoever has the line can use it. It is shown once: only a digest of it is kept. Beside your peer it names up to two
+other members that answer now: through them people join while your peer is off and swarm enrol runs.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _invite(options: InviteOptions, say: Callable[[str], None]) -> None:
         _certify(options, folder, registry, say)
         return
     token = registry.invite(options.name, options.days, options.uses, role_of(options.roles))
-    line = str(folder.join_line(token))
+    line = str(folder.join_line(token, folder.others_there()))
     if draw is not None:
         say(draw(line))
     say(f"swarm join {line}\n")
@@ -154,7 +155,7 @@ def _certify(options: InviteOptions, folder: OrganiserFolder, registry: Registry
     member = _enrolled(options, registry, PeerID.from_base58(options.peer_id))
     text = base64.b64encode(registry.certify(member, signer, authority, options.days)).decode()
     end = time.time() + options.days * DAY_SECONDS
-    say(f"swarm join {folder.join_line()} --certificate {text}\n")
+    say(f"swarm join {folder.join_line(others=folder.others_there())} --certificate {text}\n")
     say(
         f"{member.name} ({short(member.peer_id)}) is a member of run {folder.run_id} (roles: "
         f"{roles_shown(member.roles)}): with this line its volunteer joins until {date(end)}, and no other peer can "

@@ -10,6 +10,7 @@ peer of this machine took part.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -174,6 +175,8 @@ def main(
         registry = folder.registry
         samples = samples_given(options.run.output_dir.expanduser() / folder.run_id)
         books = Books(folder.run_id, registry.members(), registry.invitations(), samples)
+        if why := registry.why_peers_refuse_the_list:
+            print(f"warning: {why}", file=sys.stderr)
         if options.json:
             say(json.dumps(books.as_json(), indent=2))
         else:

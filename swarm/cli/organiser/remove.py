@@ -20,7 +20,7 @@ import tyro
 
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
-from swarm.cli.organiser.calling import Deadline, Lookout, NotTold, calling
+from swarm.cli.organiser.calling import Deadline, Lookout, NotTold, WrongClock, calling
 from swarm.cli.organiser.organiser_options import OrganiserOptions, listed, short
 from swarm.network.addresses import parse_initial_peers
 
@@ -142,6 +142,11 @@ def _make(change: Change, lookout: Lookout | None, say: Callable[[str], None]) -
         return 0
     try:
         num_peers = hand_out(change, lookout)
+    except WrongClock as error:
+        said = str(error)
+        raise InputError(
+            f"Nothing was signed, for peers may never take a list with a wrong date, and {said[:1].lower()}{said[1:]}"
+        ) from None
     except NotTold as error:
         say(change.made())
         print(
@@ -222,6 +227,8 @@ def hand_out(change: Change, lookout: Lookout) -> int:
     try:
         with calling(lookout, change.authority) as (dht, manifest):
             deadline = Deadline(ANSWER_SECONDS)
+            if change.registry.why_peers_refuse_the_list:  # and this clock is right, as theirs are
+                change.registry.begin_list_anew()
             _keep_newest(dht, manifest, change, deadline)
             peers = _who_trains(dht, manifest, deadline)[:MORE_RECEIVERS]
             num_taken = push_until_taken(dht, manifest.key_prefix, REMOVED, change.signed, tuple(peers), deadline.left)

@@ -144,10 +144,12 @@ def become_member(line: JoinLine, identity: Path, name: str, folder: RunFolder, 
         try:
             answer = _ask(line, key, name, kept if has is not None else None)
         except TryLater as error:
-            ended = "" if has is None else f"This peer's certificate ended on {shown_date(has.end)}. "
+            said = str(error).rstrip(".")
+            if has is not None:
+                said = f"This peer's certificate ended on {shown_date(has.end)}, and {said[:1].lower()}{said[1:]}"
             raise TryLater(
-                f"{ended}{error} If nobody can reach it: the organiser can make a certificate for {peer_id} "
-                f"(swarm invite --peer-id), which goes with --public-name {name}."
+                f"{said}; or ask for a certificate for {peer_id} (swarm invite --peer-id), which goes with "
+                f"--public-name {name}."
             ) from None
         kept = replace(kept or Credentials(bare, b""), certificate=answer.certificate)
         kept = kept.with_list(REMOVED, answer.removals)
@@ -211,6 +213,8 @@ def organisers_own(
     if member.why_removed is not None:
         raise InputError(f"This peer was removed from the run: swarm remove {name} --restore lets it in again.")
     folder.note_contact(signer.public_key, addresses, port)
+    if why := registry.why_peers_refuse_the_list:
+        print(f"warning: {why}", flush=True)
 
     authority = folder.authority
 

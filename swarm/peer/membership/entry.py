@@ -12,7 +12,9 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from swarm.enrolment.join_line import JoinLine
+from swarm.network.addresses import is_loopback
 from swarm.peer.options import PeerOptions
+from swarm.peer.status import program
 
 SEARCH_SECONDS = 15.0
 OPEN_USES = 100_000
@@ -295,6 +297,22 @@ class Entry:
         """Nobody is let in any more."""
         if self._enrolment is not None:
             self._enrolment.stop()
+
+
+def open_door(manifest, addresses: Sequence[str], joins: bool) -> str:
+    """What a person should know of a run without members; empty of others, and of those of this machine only.
+
+    Args:
+        addresses: of peers of the run, this one's as well
+        joins: whether somebody else has started it
+    """
+    if manifest.authority is not None or all(map(is_loopback, addresses)):
+        return ""
+    who = "its organiser has to start" if joins else "start"
+    return (
+        f"This run is open: whoever has an address of it can join, and spoil it. To close the door, {who} another run "
+        f"by invitation: {program('swarm')} start, with --start-from CHECKPOINT to keep the weights."
+    )
 
 
 def _is_free(port: int) -> bool:

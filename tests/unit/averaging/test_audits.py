@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from swarm.averaging.audit.evidence_call import show_evidence
 from swarm.averaging.audit.proofs import guilty, of_a_false_average, of_two_receipts, short_name
 from swarm.averaging.audit.statements import Receipt, root_of
 from swarm.membership.backoff import BlameBackoff
+from swarm.protocol import admission
 from swarm.protocol.auto_mode import Pace, Plan
 from swarm.protocol.messages import MAX_LINE_KBPS, MAX_TICKET_BYTES, NOWHERE, Blame, Group, Ticket
 from swarm.protocol.signed_lists import REMOVED
@@ -271,10 +273,11 @@ def test_strangers_are_shown_nothing_and_members_not_too_often():
     assert 1 < shown < 100
 
 
-def test_who_was_removed_since_is_shown_nothing():
+@pytest.mark.parametrize("removed", [True, False], ids=["removed", "certificate ended"])
+def test_who_is_no_member_any_more_is_shown_nothing(monkeypatch, removed):
     """Of the last rounds, in which it was, everybody keeps gradients and averages."""
     organiser, shown = Organiser(), []
-    here, other = (organiser.admission(peer(number)) for number in (0, 1))
+    here, other = (organiser.admission(peer(number), end=60) for number in (0, 1))
 
     async def ask(members, share):
         request = as_aiter(AveragingData(group_id=to_wire("part", share.receipt.stripe, 0)))
@@ -287,7 +290,10 @@ def test_who_was_removed_since_is_shown_nothing():
         share = await members.round()
         here.admit(other.show(b""), peer(1))
         await ask(members, share)
-        here.lists.take(REMOVED, organiser.remove(other))
+        if removed:
+            here.lists.take(REMOVED, organiser.remove(other))
+        else:
+            monkeypatch.setattr(admission, "get_dht_time", lambda: time.time() + 120)
         await ask(members, share)
 
     run(scenario, share=0.0)

@@ -55,7 +55,7 @@ def test_an_invitation_is_shown_if_the_organiser_says_so():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give a join line, or an ADDRESS"),
+        ([], "No address was given: swarm desk ADDRESS, or a join line"),
         ([ADDRESS, "--still-minutes", "0"], "has to be above 0"),
         ([ADDRESS, "--still-minutes", "nan"], "has to be above 0"),
         ([ADDRESS, "--alert", "nonsense://ada:secret@example.org"], "--alert number 1 is no URL"),

@@ -1,17 +1,23 @@
 """`swarm invite`: the line that is printed can be used, and what cannot be made is refused."""
 
 import base64
+import contextlib
 import os
+import socket
 import sys
+import threading
 import time
 import types
+from collections.abc import Iterator
 
 import pytest
 from hivemind.p2p import PeerID
 
+from recipe.run_folder import RunFolder
 from swarm.cli.organiser.invite import main
 from swarm.cli.organiser.organiser_options import date, roles_shown
 from swarm.enrolment.join_line import JoinLine
+from swarm.network.known_peers import write_book
 from swarm.protocol.certificates import EVERYTHING, HELPER, Certificate, Role
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -45,6 +51,37 @@ def test_the_line_makes_somebody_a_helper(her_run):
     member = her_run.folder.registry.use_invitation(JoinLine.parse(line).token, peer_id, "")
     assert member.roles == HELPER
     assert roles_shown(member.roles) == "helper"
+
+
+def test_the_line_names_other_members_who_answer(her_run):
+    """Through them people join while her own peer is off and `swarm enrol` runs."""
+    ids = [PEER[:-1] + letter for letter in "ABCD"]
+    with contextlib.ExitStack() as stack:
+        ports = [stack.enter_context(a_peer()) for _ in range(3)]
+        there = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}" for port, peer in zip(ports, ids, strict=False)]
+        gone = f"/ip4/127.0.0.1/tcp/1/p2p/{ids[3]}"
+        folder = RunFolder.create(her_run.output_dir, "digits", "first")
+        write_book(folder.peers, [gone, f"/ip4/127.0.0.1/tcp/{ports[0]}/p2p/{PEER}", *there])
+        (line,), _ = invited(her_run.options())
+    found = JoinLine.parse(line)
+    assert found.addresses == (*her_run.folder.addresses, *there[:2])
+    assert len(found.enrolment_endpoints) == 1
+
+
+@contextlib.contextmanager
+def a_peer() -> Iterator[int]:
+    """The port of something that greets whoever calls, as a peer does."""
+
+    def greet() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with server.accept()[0] as line:
+                    line.send(b"hello")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=greet, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_line_for_many(her_run):

@@ -2,12 +2,23 @@
 
 import socket
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+from hivemind.p2p import PeerID
 
+from swarm.cli.organiser import calling, control, members, remove
 from swarm.cli.organiser.remove import main
 from swarm.enrolment.organiser_key import make_deputy, make_key
-from swarm.protocol.certificates import Removals, Right
+from swarm.membership import progress_store
+from swarm.network import dht_options, record_push
+from swarm.network.startup_errors import ClockIsOff
+from swarm.peer.membership.credentials import organisers_own
+from swarm.protocol import certificates
+from swarm.protocol.certificates import NotSigned, Removals, Right
+
+DAY = 24 * 3600
 
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
@@ -60,6 +71,70 @@ def test_peers_that_take_calls_and_say_nothing_are_given_up_together(her_run, ca
     assert list_of(her_run) == {ada.serial: ""}
 
 
+def clocks_differ(monkeypatch, ahead_seconds: float) -> None:
+    """Somebody is at the address, and says what time it is."""
+
+    def start_dht(_options):
+        raise ClockIsOff(ahead_seconds)
+
+    monkeypatch.setattr(calling, "check_reachable", lambda addresses, *_, **__: list(addresses))
+    monkeypatch.setattr(dht_options, "start_dht", start_dht)
+
+
+def swarm_answers(monkeypatch) -> None:
+    """Its clock is this one, and nobody trains there."""
+    nothing = SimpleNamespace(result=lambda _: None)
+    dht = SimpleNamespace(get=lambda *_, **__: nothing, newest_list=lambda *_: b"")
+    manifest = SimpleNamespace(key_prefix="digits")
+    monkeypatch.setattr(remove, "calling", lambda *_: nullcontext((dht, manifest)))
+    monkeypatch.setattr(progress_store, "progress_records", lambda *_, **__: {})
+    monkeypatch.setattr(record_push, "push_list", lambda *_: 0)
+
+
+@pytest.mark.parametrize("days", [2, -2])
+def test_nothing_is_signed_while_the_clock_is_off(her_run, refusal, monkeypatch, days):
+    her_run.add("ada")
+    clocks_differ(monkeypatch, days * DAY)
+    sentence = refusal(main, her_run.options("ada"))
+    assert sentence.startswith(
+        "Nothing was signed, for peers may never take a list with a wrong date, and this machine's"
+    )
+    assert f"172800 s {'ahead of' if days > 0 else 'behind'} the swarm's" in sentence
+    assert "switch on NTP" in sentence
+    assert her_run.folder.registry.removals() == b""
+    assert "172800 s" in refusal(control.main, her_run.options("pause"))
+
+
+def test_a_clock_that_is_off_by_a_minute_keeps_nobody_from_signing(her_run, monkeypatch):
+    ada = her_run.add("ada")
+    clocks_differ(monkeypatch, 60)
+    ran(her_run.options("ada"), status=1)
+    assert list_of(her_run) == {ada.serial: ""}
+
+
+def test_a_list_from_the_future(her_run, refusal, monkeypatch, capsys):
+    """Made while the clock was three days ahead; since then it is right."""
+    ada, ben = her_run.add("ada"), her_run.add("ben")
+    registry = her_run.folder.registry
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "time", SimpleNamespace(time=lambda: time.time() + 3 * DAY))
+        registry.remove([ada.serial], "noise", her_run.signer, her_run.folder.authority)
+    with pytest.raises(NotSigned, match="in the future"):
+        list_of(her_run)
+    for words in (["ben", "--offline"], ["ada"]):
+        sentence = refusal(main, her_run.options(*words))
+        assert sentence == registry.why_peers_refuse_the_list
+        assert "in the future, so peers refuse it: set this machine's clock right (NTP); if it is right" in sentence
+    assert members.main(her_run.options("--json"), lambda _: None) == 0
+    assert capsys.readouterr().err == f"warning: {sentence}\n"
+    organisers_own(her_run.folder, her_run.signer, [NOBODY], 31338, PeerID(b"\x12\x20" + bytes(32)), "first")
+    assert capsys.readouterr().out == f"warning: {sentence}\n", "her peer says so, too"
+    swarm_answers(monkeypatch)
+    assert "Nobody trains there now" in ran(her_run.options("ben"))[1]
+    assert list_of(her_run) == {ada.serial: "noise", ben.serial: ""}
+    assert registry.why_peers_refuse_the_list == ""
+
+
 def test_several_members_of_one_name(her_run, refusal):
     first, second = her_run.add("ada"), her_run.add("ada")
     ran(her_run.options(str(first.peer_id), "--offline"))
@@ -102,6 +177,16 @@ def test_bad_input_is_refused(her_run, refusal, arguments, sentence):
     her_run.add("ada")
     assert refusal(main, her_run.options(*arguments)).startswith(sentence)
     assert her_run.folder.registry.removals() == b""
+
+
+def test_a_key_that_is_lost(her_run, refusal):
+    her_run.add("ada")
+    her_run.folder.key.unlink()
+    sentence = refusal(main, her_run.options("ada", "--offline"))
+    assert sentence.endswith(
+        "if it is lost, restore it from a copy, or start another run with --start-from CHECKPOINT "
+        "and send new join lines."
+    )
 
 
 def test_keys_that_cannot_sign(her_run, refusal, tmp_path):

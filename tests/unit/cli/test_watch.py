@@ -104,7 +104,7 @@ def test_how_often_updates_are_made():
 def test_bad_input_is_refused(capsys, monkeypatch):
     monkeypatch.delenv("INITIAL_PEERS", raising=False)
     assert main([]) == 2
-    assert "give --initial-peers ADDRESS" in capsys.readouterr().err
+    assert "No address was given: swarm watch ADDRESS" in capsys.readouterr().err
     assert main(["--initial-peers"]) == 2
     assert "--initial-peers is empty" in capsys.readouterr().err
 

@@ -2,10 +2,13 @@
 
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from recipe.errors import InputError
+from swarm.enrolment import tls
 from swarm.enrolment.client import Refused, TryLater, enrol, renew
 from swarm.enrolment.messages import subkey_of
 from swarm.enrolment.organiser_key import make_deputy
@@ -52,6 +55,17 @@ def test_the_same_peer_enrols_twice_for_one_use(organiser, key, other_key):
     assert sentence == (
         "The organiser's server refuses: this invitation has been used up: ask the organiser for a new join line."
     )
+
+
+def test_a_server_whose_clock_was_ahead_when_it_was_made(organiser, key, monkeypatch):
+    """This machine's clock is right, so its user cannot mend it alone."""
+    later = datetime.now(UTC) + timedelta(days=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(tls, "datetime", SimpleNamespace(now=lambda _: later))
+        line = organiser.invite(organiser.serve())
+    with pytest.raises(InputError, match=r"if it is right, the organiser's was off .* delete tls\.pem") as error:
+        enrol(line, key, "Ana")
+    assert f"counts from {later - timedelta(days=1):%Y-%m-%d} to" in str(error.value)
 
 
 def test_an_expired_invitation(organiser, key):

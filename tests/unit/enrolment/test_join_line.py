@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from recipe.errors import InputError
-from swarm.enrolment.join_line import MAX_CONTENT_BYTES, MAX_LINE_LENGTH, SCHEME, JoinLine, is_join_line
+from swarm.enrolment.join_line import MAX_CONTENT_BYTES, MAX_LINE_LENGTH, SCHEME, JoinLine, is_join_line, whom_to_join
 from tests.helpers.paths import ROOT
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -126,7 +126,23 @@ def test_other_texts_are_no_join_lines(text):
 def test_long_texts_are_not_looked_at():
     text = SCHEME + "A" * MAX_LINE_LENGTH
     assert "longer than any join line" in refusal(text)
-    assert not is_join_line(text)
+    with pytest.raises(InputError, match="longer than any join line: paste only the line"):
+        whom_to_join([text])
+
+
+def test_a_line_with_words_before_it_is_meant_to_be_one():
+    with pytest.raises(InputError, match="which begins with swarm://: paste the line"):
+        whom_to_join(["swarm", "join", str(LINE)])
+
+
+@pytest.mark.parametrize("words", [1, 3], ids=["in one piece", "broken again"])
+def test_the_second_half_of_a_line_is_no_address(words):
+    half = str(LINE)[len(str(LINE)) // 2 :]
+    pieces = [half[start::words] for start in range(words)]
+    with pytest.raises(InputError, match="only a part of a join line: paste the whole line, from swarm://"):
+        whom_to_join(pieces)
+    with pytest.raises(InputError, match="is a peer id without the host"):
+        whom_to_join([PEER])
 
 
 @pytest.mark.parametrize(
@@ -196,6 +212,13 @@ def test_endpoints_are_the_hosts_of_the_addresses_with_the_enrolment_port():
     line = JoinLine("run", bytes(32), (relayed, *direct), bytes(16), 31338, bytes(16))
     endpoints = [("203.0.113.5", 31338), ("2001:db8::1", 31338), ("a.example.org", 31338)]
     assert line.enrolment_endpoints == line.server_endpoints == endpoints
+
+
+def test_nobody_enrols_at_the_hosts_of_other_members():
+    other = ADDRESSES[0].replace("203.0.113.5", "198.51.100.7").replace(PEER, f"{PEER[:-1]}P")
+    line = JoinLine("run", bytes(32), (*ADDRESSES[:1], other), bytes(16), 31338, bytes(16))
+    assert JoinLine.parse(str(line)).addresses == (ADDRESSES[0], other)
+    assert line.enrolment_endpoints == [("203.0.113.5", 31338)]
 
 
 def test_nobody_enrols_without_a_port_or_an_invitation():

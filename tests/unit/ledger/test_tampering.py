@@ -421,7 +421,7 @@ def test_where_there_is_no_ledger_one_sentence_says_so(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["fetch"], "Whom to ask is not known"),
+        (["fetch"], "No address was given: swarm ledger fetch ADDRESS"),
         (["fetch", "nonsense"], "nonsense"),
         (["verify", ".", "--of", "nonsense"], "no join line"),
         (["fetch", "swarm://damaged"], "cut or changed"),

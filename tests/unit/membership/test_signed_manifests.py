@@ -8,7 +8,7 @@ from hivemind.utils import ValueWithExpiration
 
 from recipe.errors import InputError
 from recipe.presets import digits
-from swarm.membership.run_manifest import PROTOCOL, RunManifest, read_manifests
+from swarm.membership.run_manifest import PROTOCOL, RunManifest, choose_manifest, read_manifests
 from tests.helpers.owners import Organiser, subkey_of
 from tests.helpers.records import FakeDHT
 
@@ -52,3 +52,8 @@ def test_a_signature_without_an_organiser_is_no_open_run(organiser):
     assert RunManifest.from_bytes(data).organiser
     with pytest.raises(InputError, match="a signature of nobody"):
         RunManifest.from_bytes(data.replace(b'"organiser"', b'"rganiser"'))
+
+
+def test_where_another_run_is_found_at_the_addresses_of_a_join_line(organiser):
+    with pytest.raises(InputError, match=r"no run run of this organiser: ask her .* for a new join line"):
+        choose_manifest({}, "run", organiser.signer.public_key)

@@ -13,7 +13,7 @@ from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network.signed_records import peer_of
 from swarm.peer.bootstrap import unfolded
 from swarm.peer.membership.credentials import Credentials
-from swarm.peer.membership.entry import Entry
+from swarm.peer.membership.entry import Entry, open_door
 from swarm.peer.options import MachineOptions, MembershipOptions, PeerOptions, parse_options
 from tests.helpers.owners import Organiser, subkey_of
 
@@ -75,6 +75,17 @@ def test_a_member_goes_on_alone_only_with_what_its_organiser_has_signed(options,
     folder = RunFolder.create(tmp_path, "night-1", "ada")
     Credentials(line, organiser.certificate(ADA), {}, signed.to_bytes()).write(folder.membership)
     assert entry.new_manifest(PROTOCOL, RECIPE) == signed
+
+
+def test_who_is_in_an_open_run_reads_what_that_means(organiser):
+    elsewhere = ADDRESS.replace("127.0.0.1", "192.168.1.5")
+    manifest = RunManifest(PROTOCOL, "night-1", RECIPE)
+    said = open_door(manifest, [ADDRESS, elsewhere], joins=False)
+    assert said.startswith("This run is open: whoever has an address of it can join, and spoil it. To close the door,")
+    assert "start another run by invitation" in said
+    assert "its organiser has to start" in open_door(manifest, [elsewhere], joins=True)
+    assert open_door(manifest, [ADDRESS], joins=False) == "", "nobody elsewhere can reach it"
+    assert open_door(manifest.signed_by(organiser.signer), [elsewhere], joins=True) == ""
 
 
 @pytest.mark.parametrize(
