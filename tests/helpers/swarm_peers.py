@@ -232,9 +232,11 @@ def _start_helper() -> float:
     """Make sure that the helper process has imported everything; returns how long it took, in seconds."""
     started = time.monotonic()
     if not _helper_runs:
-        process = FORK_SERVER.Process(target=time.monotonic)
+        process = FORK_SERVER.Process(target=time.monotonic, daemon=True)
         process.start()
-        process.join()
+        process.join(180)
+        if process.exitcode != 0:
+            raise PeerFailed(f"the helper process has not begun: {process.exitcode}")
         _helper_runs.append(True)
     return time.monotonic() - started
 

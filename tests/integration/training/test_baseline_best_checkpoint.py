@@ -98,13 +98,15 @@ def test_a_torn_upload_is_tried_again_and_never_seen(s3, tmp_path):
         while not done.is_set():
             seen.add(reader.info("bucket/torn/best.ckpt", refresh=True)["size"])
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    copy = follow(remote)
-    copy.submit(path)
-    copy.close()
-    done.set()
-    watcher.join()
+    try:
+        copy = follow(remote)
+        copy.submit(path)
+        copy.close()
+    finally:
+        done.set()
+        watcher.join(20)
     assert (copy.problem, remote.failures) == (None, 0)
     assert seen <= {len(b"the one before"), 20_000_000}
     assert names(remote, "bucket/torn") == {"best.ckpt", "best.ckpt.sha256"}
