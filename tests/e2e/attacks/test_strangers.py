@@ -4,8 +4,6 @@ The attacks are those of `tests/helpers/attacks`. What takes time is measured by
 false, nobody ends, no process dies, updates go on.
 """
 
-import socket
-
 import pytest
 
 from recipe.errors import InputError
@@ -15,6 +13,7 @@ from tests.helpers.attacks import outsiders
 from tests.helpers.attacks.attacked_run import TOGETHER, Attacked, Seen
 from tests.helpers.attacks.tools import NAME, check_address
 from tests.helpers.cli import reaping, wait_until
+from tests.helpers.programs.ports import free_port
 from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(300)
@@ -105,13 +104,10 @@ def test_a_newcomer_gets_the_run_manifest_of_the_peer_that_it_was_sent_to(run):
 
 def test_a_newcomer_is_called_back_although_a_stranger_is_called_all_the_time(run):
     run.begin()
-    with socket.socket() as free:
-        free.bind(("0.0.0.0", 0))
-        port = free.getsockname()[1]
     with Peers(timeout_seconds=60) as peers:
         peers.start("callbacks", stranger, "callbacks", run.address, {})
         felt(peers, "callbacks", "called back")
-        assert measure_reachability([run.address], port).mode == "full"
+        assert measure_reachability([run.address], free_port()).mode == "full"
         run.trains_on(3)
 
 

@@ -26,6 +26,7 @@ from swarm.network.dht_options import NetworkOptions, SwarmDHT, start_dht, stop_
 from swarm.network.signed_records import RUNS_KEY, prepare_identity
 from swarm.runtime.processes import descendants
 from tests.helpers.cli import wait_until
+from tests.helpers.programs.ports import free_port
 
 pytestmark = pytest.mark.timeout(60)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -149,9 +150,7 @@ def test_ctrl_c_spares_the_dht_and_kill_9_of_the_trainer_takes_it_along():
 
 
 def test_nothing_listens(capfd):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     sentence = refusal(options(f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER_ID}"), capfd)
     assert f"127.0.0.1:{port} (connection refused)" in sentence
 
@@ -263,9 +262,7 @@ def test_unusable_identities(tmp_path, capfd):
 
 
 def test_public_ip_is_announced_next_to_the_local_ones(dhts):
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     dhts.append(start_dht(NetworkOptions(port=port, public_ip="203.0.113.5")))
     hosts = [address.split("/")[2] for address in visible_addresses(dhts[0])]
     assert hosts[0] == "127.0.0.1"

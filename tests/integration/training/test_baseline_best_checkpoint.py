@@ -14,7 +14,8 @@ import torch
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.remote_file import RemoteCopy, RemoteFile
-from tests.helpers.clusters import free_port, run_cluster
+from tests.helpers.clusters import run_cluster
+from tests.helpers.programs.ports import free_port
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
 
