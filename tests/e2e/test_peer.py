@@ -265,7 +265,7 @@ def ended_early(tmp_path_factory) -> Iterator[dict[str, Program]]:
 
 def test_ctrl_c_ends_a_local_swarm(ended_early):
     program = ended_early["interrupted"]
-    assert program.wait(15) == 0, program.output
+    assert program.wait(START_SECONDS) == 0, program.output
     assert "Interrupted: validation accuracy" in program.output
 
 

@@ -140,7 +140,7 @@ class Peers:
         invite_by_all: whoever starts is given the addresses of all who are there, not of the first one alone
     """
 
-    def __init__(self, timeout_seconds: float = 60, invite_by_all: bool = False):
+    def __init__(self, timeout_seconds: float = 120, invite_by_all: bool = False):
         self.peers: dict[str, Peer] = {}
         self._invite_by_all = invite_by_all
         self._deadline = time.monotonic() + timeout_seconds
