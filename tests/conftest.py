@@ -58,6 +58,7 @@ def refused(tmp_path, capsys, monkeypatch):
 
     monkeypatch.delenv("INITIAL_PEERS", raising=False)
     monkeypatch.setenv("HIVEMIND_LOGLEVEL", "WARNING")
+    monkeypatch.setattr(peer, "reap", lambda: None)  # this process's children are waited for by who has started them
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*arguments: str) -> str:

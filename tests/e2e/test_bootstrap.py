@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from swarm.membership import run_manifest
-from tests.helpers.cli import TINY, PeerProgram, Program, reaping, summary_of
+from tests.helpers.cli import START_SECONDS, TINY, PeerProgram, Program, reaping, summary_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,20 +27,20 @@ def node(tmp_path):
 def test_a_run_begins_on_a_neutral_node_and_goes_on_when_the_second_peer_has_used_up_its_traffic(node, tmp_path):
     with reaping() as programs:
         given = ["--recipe", "digits", "--run-id", "new", "--initial-peers", node, *OWN, *TINY, "--min-peers", "2"]
-        programs.append(first := PeerProgram(tmp_path, "new", "first", *given, "--max-steps", "12", module=HASTY))
+        programs.append(first := PeerProgram(tmp_path, "new", "first", *given, "--max-steps", "24", module=HASTY))
         first.wait_until(lambda: "No peer trains run new there yet: this peer starts it." in first.output, "it starts")
         first.wait_until(lambda: "Started run new as first" in first.output, "it says so")
-        joining = ["--initial-peers", node, *OWN, "--max-traffic-gb", "0.0003"]  # a few rounds
+        joining = ["--initial-peers", node, *OWN, "--max-traffic-gb", "0.0006"]  # a few rounds
         programs.append(second := PeerProgram(tmp_path, "new", "second", *joining))
-        assert second.wait(180) == 0, second.output
-        assert first.wait(60) == 0, first.output
+        assert second.wait(START_SECONDS) == 0, second.output
+        assert first.wait(START_SECONDS) == 0, first.output
         assert "Joining run new as second" in second.output
         assert summary_of(first.folder)["outcome"] == "completed"
         left = summary_of(second.folder)
         assert left["outcome"] == "traffic limit reached"
-        assert 0 < left["updates"] < 12
+        assert 0 < left["updates"] < 24
         assert left["max_num_peers"] == 2
-        assert 3e5 <= left["traffic_bytes"] < 1e7
+        assert 6e5 <= left["traffic_bytes"] < 1e7
 
 
 def test_only_who_names_recipe_and_run_begins_there(node, refused, monkeypatch):

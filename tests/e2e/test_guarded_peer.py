@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from swarm.peer.startup_timer import STARTED
-from tests.helpers.cli import TINY, PeerProgram, Program, reaping, summary_of
+from tests.helpers.cli import START_SECONDS, TINY, PeerProgram, Program, reaping, summary_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -22,13 +22,13 @@ def test_parts_are_looked_after_while_a_peer_waits_for_company(tmp_path):
             children = psutil.Process(peer.process.pid).children(recursive=True)
             (p2pd,) = (child for child in children if "p2pd" in child.name())
             (p2pd if part == "p2pd" else p2pd.parent()).kill()
-            peer.wait_until(lambda: f"{part} has died: this peer starts again." in peer.output, "it is noticed", 20)  # noqa: B023
+            peer.wait_until(lambda: f"{part} has died: this peer starts again." in peer.output, "it is noticed")  # noqa: B023
             peer.wait_until(lambda: peer.output.count("Run folder:") == starts, "it is there again")  # noqa: B023
             peer.folder.status.unlink(missing_ok=True)  # of its life before
             peer.wait_until(lambda: "waiting" in peer.status.phase, "it waits again")
             assert peer.peer_id == peer_id
         peer.interrupt()
-        assert peer.wait(15) == 0, peer.output
+        assert peer.wait(60) == 0, peer.output
     assert summary_of(peer.folder)["outcome"] == "interrupted"
 
 
@@ -38,7 +38,7 @@ def test_an_error_ends_the_training_with_its_reason(tmp_path):
         again = {STARTED: str(time.time())}  # as one that has started again by itself, and tries again to join
         peer = Program("tests.helpers.programs.failing_peer", arguments, tmp_path / "log", **again)
         programs.append(peer)
-        assert peer.wait(180) == 2
+        assert peer.wait(START_SECONDS) == 2
     assert peer.output.splitlines()[-1] == "error: The third update cannot work: leave it out."
     assert "starts again" not in peer.output
     assert "Trying again" not in peer.output

@@ -13,7 +13,7 @@ from swarm.ledger.audit import audit
 from swarm.network.signed_records import prepare_identity
 from swarm.protocol.certificates import EVERYTHING
 from swarm.runtime.processes import kill
-from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
+from tests.helpers.cli import PACED, START_SECONDS, TINY, PeerProgram, Program, reaping
 
 pytestmark = pytest.mark.timeout(300)
 OWN = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
@@ -95,7 +95,7 @@ def test_a_member_is_let_in_once_and_comes_back_and_goes_on_without_the_organise
     assert len(organiser.registry.members()) == 2
     fetched = tmp_path / "fetched"
     programs.append(fetch := Program("swarm", ["ledger", "fetch", line, "--to", str(fetched)], tmp_path / "fetch.log"))
-    assert fetch.wait(60) == 0, "who is no member may have the ledgers, too: " + fetch.output
+    assert fetch.wait(START_SECONDS) == 0, "who is no member may have the ledgers, too: " + fetch.output
     assert {path.name.partition("-")[0] for path in fetched.iterdir()} == {first.peer_id, ada.peer_id}
 
     ada.process.send_signal(signal.SIGINT)

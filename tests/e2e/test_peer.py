@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from swarm.network.signed_records import prepare_identity
 from swarm.peer.startup_timer import STARTED
 from tests.helpers.cli import START_SECONDS, TINY, PeerProgram, Program, reaping, summary_of
 from tests.helpers.clusters import rude_listener
+from tests.helpers.programs.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -36,12 +36,6 @@ UPDATE_TAGS = {
 VALIDATED = [*TINY, "--validate-every-steps", "10"]
 VALIDATION_TAGS = {"val/loss", "val/top1", "val/top5", "val/macro_f1", "val/precision", "val/recall"}
 IMPATIENT = "tests.helpers.programs.impatient_peer"
-
-
-def free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
 
 
 # ---- a whole run ---------------------------------------------------------------------------------------------------
@@ -203,7 +197,7 @@ def test_all_go_on_at_the_newest_step_that_anyone_has(finished, tmp_path):
         programs.append(second)
         second.wait_until(lambda: "Trying again, 10 minutes at most." in second.output, "nobody answers")
         first = PeerProgram(
-            tmp_path / "runs", "whole", "peer-1", "--run-id", "whole", "--port", port, *to_the_end, *VALIDATED
+            tmp_path / "runs", "whole", "peer-1", "--run-id", "whole", "--port", str(port), *to_the_end, *VALIDATED
         )
         programs.append(first)
         for program in (first, second):
@@ -236,7 +230,7 @@ def test_without_its_founder_a_run_goes_on(finished, tmp_path):
             "whole",
             "peer-2",
             "--port",
-            port,
+            str(port),
             *options,
             module=IMPATIENT,
         )
@@ -271,7 +265,7 @@ def ended_early(tmp_path_factory) -> Iterator[dict[str, Program]]:
 
 def test_ctrl_c_ends_a_local_swarm(ended_early):
     program = ended_early["interrupted"]
-    assert program.wait(15) == 0, program.output
+    assert program.wait(START_SECONDS) == 0, program.output
     assert "Interrupted: validation accuracy" in program.output
 
 

@@ -9,7 +9,7 @@ import torch
 
 from recipe.presets import preset
 from recipe.run_folder import RunFolder
-from tests.helpers.cli import Program, reaping
+from tests.helpers.cli import START_SECONDS, Program, reaping
 from tests.helpers.clusters import rude_listener
 
 pytestmark = pytest.mark.timeout(300)
@@ -118,7 +118,7 @@ def test_a_wrong_option_of_a_local_swarm(tmp_path):
             for number, arguments in enumerate((["--port", "31337"], ["--target-accuracy", "95"], ["--lerning-rate"]))
         ]
         programs += started
-        assert [program.wait(30) for program in started] == [2, 2, 2]
+        assert [program.wait(START_SECONDS) for program in started] == [2, 2, 2]
     outputs = [program.output for program in started]
     assert "leave them out here" in outputs[0]
     assert "such as 0.95" in outputs[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -31,6 +30,7 @@ from swarm.network.signed_records import peer_of, prepare_identity
 from swarm.peer.role import measured
 from tests.helpers.cli import START_SECONDS, PeerProgram, reaping
 from tests.helpers.owners import subkey_of
+from tests.helpers.programs.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -49,12 +49,6 @@ def dht() -> Iterator:
 @pytest.fixture(scope="module")
 def address(dht) -> str:
     return visible_addresses(dht)[0]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        return probe.getsockname()[1]
 
 
 def test_a_running_peer_calls_back(address):

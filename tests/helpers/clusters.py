@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.programs.fork_server import FORK_SERVER
+from tests.helpers.programs.ports import free_port
 
 TIMEOUT_SECONDS = 120.0
 
@@ -141,10 +142,3 @@ def rude_listener() -> Iterator[tuple[str, int]]:
             yield server.server_address
         finally:
             server.shutdown()
-
-
-def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

@@ -137,7 +137,7 @@ class Peers:
         invite_by_all: whoever starts is given the addresses of all who are there, not of the first one alone
     """
 
-    def __init__(self, timeout_seconds: float = 60, invite_by_all: bool = False):
+    def __init__(self, timeout_seconds: float = 120, invite_by_all: bool = False):
         self.peers: dict[str, Peer] = {}
         self._invite_by_all = invite_by_all
         self._deadline = time.monotonic() + timeout_seconds
@@ -229,9 +229,11 @@ def _start_helper() -> float:
     """Make sure that the helper process has imported everything; returns how long it took, in seconds."""
     started = time.monotonic()
     if not _helper_runs:
-        process = FORK_SERVER.Process(target=time.monotonic)
+        process = FORK_SERVER.Process(target=time.monotonic, daemon=True)
         process.start()
-        process.join()
+        process.join(180)
+        if process.exitcode != 0:
+            raise PeerFailed(f"the helper process has not begun: {process.exitcode}")
         _helper_runs.append(True)
     return time.monotonic() - started
 

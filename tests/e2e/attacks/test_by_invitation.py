@@ -15,7 +15,7 @@ from tests.helpers.cli import PACED, PeerProgram, reaping
 from tests.helpers.swarm_peers import Peers
 
 pytestmark = pytest.mark.timeout(300)
-ATTACK_SECONDS = 120.0
+ATTACK_SECONDS = 240.0
 """At most; it ends when the honest peers have made their updates."""
 STATE = re.compile(r"Took over step \d+ from .*: ([\d.]+) MB in")
 NOTHING = re.compile(r"got 0 bytes of the state, 0 answers, and \[('PROTOCOL_VIOLATION')?\] to knocks")
@@ -64,7 +64,7 @@ def test_an_outsider_gets_nothing(run):
 def test_a_removed_member_gets_nothing(run):
     """With the key and the certificate that it had; its machine knows everybody's address."""
     run.begin()
-    with reaping() as programs, Peers(timeout_seconds=150) as peers:
+    with reaping() as programs:
         options = ["--initial-peers", run.invitation, *LOOPBACK]
         member = PeerProgram(run.folder, "live", "mallory", *options, **PACED)
         programs.append(member)
@@ -73,17 +73,18 @@ def test_a_removed_member_gets_nothing(run):
         said = ["mallory", "--why", "it sent noise", "--output-dir", str(run.folder), "--run-id", "live"]
         assert remove.main(said) == 0
         removed_at = time.time()
-        assert member.wait(30) == 2
+        assert member.wait(90) == 2, member.output
         assert "The organiser has removed this peer from the run: it sent noise." in member.output
         for peer in run.peers:
             since = [line for line in rounds_of(peer) if line["time"] > removed_at]
             assert sum(peer_id in line.get("members", ()) for line in since) <= 1, "that was under way"
-            assert failed_of(line["outcome"] for line in since) == []
+            assert len(failed_of(line["outcome"] for line in since)) <= 1, "that was under way"
         certificate = Credentials.read(member.folder.membership).certificate
         identity = run.folder / "identities" / "mallory.key"
         run.begin_again()
-        mallory = peers.start("thief", attacker, "thief", run.address, {}, identity, certificate)
-        assert_gets_nothing(run, peers, mallory)
+        with Peers(timeout_seconds=150) as peers:
+            mallory = peers.start("thief", attacker, "thief", run.address, {}, identity, certificate)
+            assert_gets_nothing(run, peers, mallory)
 
 
 KINDS = {

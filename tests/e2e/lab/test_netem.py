@@ -35,7 +35,7 @@ def test_the_kernels_rates_work_where_there_is_htb(tmp_path):
     if "qdisc kind is unknown" in done.stderr or "No such file or directory: 'tc'" in done.stderr:
         pytest.skip("this kernel has no htb, or the program tc is missing")
     assert done.returncode == 0, done.stderr
-    assert all(0.8 < float(share) < 1.0 for share in done.stdout.split()), f"of the rate: {done.stdout}"
+    assert all(0.5 < float(share) < 1.0 for share in done.stdout.split()), f"of the rate: {done.stdout}"
     assert len(done.stdout.split()) == 2, "a pair of hosts, and two that send to a third"
 
 

@@ -112,7 +112,7 @@ class Attacked:
         """Both make so many further updates together, and nothing of what should not happen has happened."""
         begin = [len(rounds_of(peer)) for peer in self.peers]
         for peer, since in zip(self.peers, begin, strict=True):
-            peer.wait_until(lambda p=peer, s=since: len(self._together(p, s)) >= updates, "updates under attack", 60)
+            peer.wait_until(lambda p=peer, s=since: len(self._together(p, s)) >= updates, "updates under attack", 150)
         for peer, before in zip(self.peers, self.before, strict=True):
             lines = rounds_of(peer)[before.lines :]
             assert_few_failed(line["outcome"] for line in lines)

@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from swarm.training.island.lost import IslandLost
 from swarm.training.island.sharded.pieces import local_of
 from swarm.training.strategy import SwarmStrategy
-from tests.helpers.clusters import free_port
 from tests.helpers.islands.slow_joiners import count_followed_updates, download_states_slowly, join_slowly
+from tests.helpers.programs.ports import free_port
 from tests.helpers.strategy_runs import Outcome, Plan, Record, Task, loader, patience, trainer_for, weights_of
 from tests.helpers.swarm_peers import Line, Peers, running_dht
 

@@ -10,16 +10,27 @@ from swarm.training.joining.follower import Follower
 
 SLOW_SECONDS = 1.5
 """Some updates of a swarm that needs 0.2 s for each."""
+MEANWHILE, AT_MOST_SECONDS = 5, 60.0
 
 
-def download_states_slowly() -> None:
-    """Averages come as fast as ever."""
+def download_states_slowly(newest=None) -> None:
+    """Averages come as fast as ever.
+
+    Args:
+        newest: shared number, the step of the swarm: a download lasts for some updates, however fast they are
+    """
     pull = Pull.run
 
     async def pull_slowly(self):
         await pull(self)
-        if self.download.average_of is None:
+        if self.download.average_of is not None:
+            return
+        if newest is None:
             await asyncio.sleep(SLOW_SECONDS)
+            return
+        until, step = time.monotonic() + AT_MOST_SECONDS, newest.value + MEANWHILE
+        while newest.value < step and time.monotonic() < until:
+            await asyncio.sleep(0.05)
 
     Pull.run = pull_slowly
 

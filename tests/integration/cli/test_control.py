@@ -95,12 +95,15 @@ def test_two_people_who_order_at_the_same_moment_are_both_followed(folder, membe
         both_know.wait(20)
         return give_order(member.dht, member.manifest, signer, what, value, 14)
 
-    with ThreadPoolExecutor() as people:
+    people = ThreadPoolExecutor()
+    try:
         given = [
             people.submit(order, ada, organiser, What.TARGET, 128),
             people.submit(order, ben, desk, What.LEARNING_RATE, 0.5),
         ]
         assert all(one.result(60).num_peers for one in given)
+    finally:
+        people.shutdown(wait=False)
     for member in members:
         found = member.ordered()
         assert found.target_batch_size(14, 64) == 128

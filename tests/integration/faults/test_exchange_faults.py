@@ -117,7 +117,7 @@ def rounds_of_all(name, initial_peers, line, vector):
         members, outcomes = meet_everyone(line, dht), []
         for step in range(NUM_ROUNDS):
             try:
-                outcomes.append(run_round(averager, members, vector, 10, step, patience_seconds=2.0))
+                outcomes.append(run_round(averager, members, vector, 10, step, patience_seconds=4.0))
             except (RoundFailed, Behind) as error:  # the second: the others have met without this peer
                 outcomes.append(error)
         say_goodbye(line, averager)

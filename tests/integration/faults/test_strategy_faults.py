@@ -59,7 +59,7 @@ def test_a_late_joiner_takes_over_the_state_and_counts():
     assert step >= 10
     assert learning_rate == pytest.approx(0.01 * learning_rate_factor(step), rel=1e-6)
     first = joiner.updates[0]
-    assert 1 <= first.step - step <= 40, "soon: of some 4, the others make more while it is slow, one in 0.03 s"
+    assert 1 <= first.step - step <= 100, "soon: of some 4, the others make more while it is slow, one in 0.03 s"
     assert first.global_step == first.scheduler_step == first.step
     given = [update.own_samples > 0 for update in joiner.updates]
     assert given == sorted(given), "nothing before the other one has confirmed its state, and then always"
@@ -150,15 +150,21 @@ def test_the_others_go_on_when_a_peer_is_killed_or_frozen(victim, action, stage)
         assert without[0].at - lost_at < LOST_SECONDS[action]
 
 
-def at_step(stop_at, updates) -> bool:
+NEVER = 2**40
+
+
+def some_updates_later(is_over, stop_at, updates) -> bool:
+    """At the same one for all: who first sees that it is over says which, since the test may be held up by then."""
+    if updates and is_over.value and stop_at.value == NEVER:
+        stop_at.value = updates[-1].step + 20
     return bool(updates) and updates[-1].step >= stop_at.value
 
 
 @pytest.mark.parametrize(("victim", "stage"), [("a", "giving state"), ("c", "taking state")])
 def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
     plan, faulty = Plan(compute_seconds=0.03), {victim: f"kill {stage} 3"}
-    stop_at = FORK_SERVER.RawValue("q", 2**40)
-    stop = partial(at_step, stop_at)
+    is_over, stop_at = FORK_SERVER.RawValue("b", False), FORK_SERVER.RawValue("q", NEVER)
+    stop = partial(some_updates_later, is_over, stop_at)
     with Peers(invite_by_all=True) as peers:  # who knows nobody but a victim could be left alone
         for name in "ab":
             peers.start(name, partial(train_doomed, faulty.get(name, ""), min_peers=2, stop=stop), plan, 64)
@@ -173,7 +179,7 @@ def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
                 break
         if victim == "a":
             peers.until(lambda: any(num == len(peers.peers) - 1 for _, num, _ in newcomer.messages))
-        stop_at.value = peers["b"].messages[-1][0] + 20
+        is_over.value = True
         survivors = [*peers.results().values()]
         _, alive = psutil.wait_procs(peers[victim].processes(), timeout=10)  # torch_shm_manager goes seconds later
         assert alive == []
@@ -258,6 +264,10 @@ def test_what_a_frozen_peer_computed_on_old_weights_does_not_count():
 # ---- weights that went astray --------------------------------------------------------------------------------------
 
 
+LAST = 24
+"""Weights are compared at the eighth update and each eighth later: this leaves time to replace them."""
+
+
 class Cosmic(L.Callback):
     """Multiplies weights of this peer after an update, as faulty memory would."""
 
@@ -286,14 +296,14 @@ def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor, tm
     plan = Plan(clip=None, compute_seconds=0.02)
     with Peers() as peers:
         for name in "abc":
-            peers.start(name, train_with_a_fault, plan, 96, 12, [Cosmic(4, factor)] if name == "b" else [], tmp_path)
+            peers.start(name, train_with_a_fault, plan, 96, LAST, [Cosmic(4, factor)] if name == "b" else [], tmp_path)
         found = {name: {update.step: update for update in updates} for name, updates in peers.results().items()}
     assert_same_bits(found["a"][4].weights, found["c"][4].weights)
     with pytest.raises(AssertionError):
         assert_same_bits(found["a"][4].weights, found["b"][4].weights)
-    assert_same_bits(found["a"][12].weights, found["c"][12].weights)
-    assert_same_bits(found["a"][12].weights, found["b"][12].weights)
-    assert all(torch.isfinite(weight).all() for weight in found["a"][12].weights.values())
+    assert_same_bits(found["a"][LAST].weights, found["c"][LAST].weights)
+    assert_same_bits(found["a"][LAST].weights, found["b"][LAST].weights)
+    assert all(torch.isfinite(weight).all() for weight in found["a"][LAST].weights.values())
     kept = [path.name for path in tmp_path.iterdir()]
     if factor == 1.5:
         assert len(kept) == 1, "what was far from the swarm's weights, before these replaced it"

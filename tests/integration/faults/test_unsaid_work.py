@@ -91,7 +91,7 @@ def test_who_does_not_say_what_it_has_computed_is_left_out_and_nobody_else(tmp_p
         said = (tmp_path / f"{name}.log").read_text()
         assert f"mallory {Blame.NAMES_NO_WORK}" in said
         assert said.count(Blame.NAMES_NO_WORK) == said.count("is left out"), "and nobody for anything else"
-        assert {size for step, size in outcome.sizes.items() if step >= LEFT_OUT_AT} == {3}
+        assert max(size for step, size in outcome.sizes.items() if step >= LEFT_OUT_AT) == 3
         assert 4 in outcome.sizes.values()
         assert True in outcome.checked
         assert False in outcome.checked

@@ -155,7 +155,7 @@ def test_a_forged_certificate_opens_nothing(key):
 def test_a_removed_member_is_out_within_one_update_and_no_round_is_lost(key):
     """The organiser is nowhere: what she has signed goes from one member to the others, while a round is under way."""
     signed = Removals("run", 0, {}).with_removed([3], "it sent noise").signed_by(signer_of(key))
-    peer = partial(train, min_peers=3, compute_seconds=0.25)
+    peer = partial(train, min_peers=3, compute_seconds=0.5)
     with Peers() as peers:
         peers.start("a", partial(peer, until=_has_left, removes=signed), key, 1)
         peers.start("b", partial(peer, until=_has_left), key, 2)

@@ -25,6 +25,8 @@ from swarm.network.addresses import check_reachable
 from swarm.network.dht_options import NetworkOptions, SwarmDHT, start_dht, stop_dht, visible_addresses
 from swarm.network.signed_records import RUNS_KEY, prepare_identity
 from swarm.runtime.processes import descendants
+from tests.helpers.cli import wait_until
+from tests.helpers.programs.ports import free_port
 
 pytestmark = pytest.mark.timeout(60)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -98,7 +100,7 @@ def test_start_join_store_and_clean_shutdown(first, dhts):
     assert stat.S_IMODE(joined.sockets.stat().st_mode) == 0o700, "nobody else can give it orders"
     start = time.monotonic()
     stop_dht(joined)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 10
     assert not still_there(processes)
     stop_dht(joined)  # twice is once
 
@@ -108,8 +110,8 @@ def test_stop_leaves_nothing_even_of_a_broken_dht(first, dhts, number):
     dht = start_dht(options(first))
     dhts.append(dht)
     processes = [psutil.Process(dht.pid), *dht.processes]
-    while processes[0].status() != psutil.STATUS_SLEEPING:  # it may still hold MPFuture's lock, which the tests share
-        time.sleep(0.01)
+    # Awake, it may still hold MPFuture's lock, which the tests share.
+    wait_until(lambda: processes[0].status() == psutil.STATUS_SLEEPING, 20, "the DHT has nothing to do")
     os.kill(dht.pid, number)
     stop_dht(dht, timeout_seconds=0.3)
     assert not still_there(processes)
@@ -143,14 +145,12 @@ def test_ctrl_c_spares_the_dht_and_kill_9_of_the_trainer_takes_it_along():
         assert all(p.is_running() for p in processes)
     finally:
         trainer.kill()
-        trainer.join()
+        trainer.join(20)
     assert not still_there(processes, timeout_seconds=5)
 
 
 def test_nothing_listens(capfd):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     sentence = refusal(options(f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER_ID}"), capfd)
     assert f"127.0.0.1:{port} (connection refused)" in sentence
 
@@ -186,14 +186,15 @@ def busy_peer():
         assert answers.wait(20)
 
     ended = threading.Event()
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
     thread.start()
     try:
         yield address.get(timeout=60), answer
     finally:
         let.set()
         ended.set()
-        thread.join()
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def test_a_peer_that_is_too_busy_is_asked_again(dhts, monkeypatch, capfd):
@@ -261,9 +262,7 @@ def test_unusable_identities(tmp_path, capfd):
 
 
 def test_public_ip_is_announced_next_to_the_local_ones(dhts):
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     dhts.append(start_dht(NetworkOptions(port=port, public_ip="203.0.113.5")))
     hosts = [address.split("/")[2] for address in visible_addresses(dhts[0])]
     assert hosts[0] == "127.0.0.1"
@@ -302,9 +301,9 @@ def test_a_dht_belongs_to_the_main_thread():
         except RuntimeError as error:
             caught.append(error)
 
-    thread = threading.Thread(target=start)
+    thread = threading.Thread(target=start, daemon=True)
     thread.start()
-    thread.join()
+    thread.join(20)
     assert "main thread" in str(caught[0])
 
 

@@ -36,7 +36,7 @@ def test_what_is_larger_than_the_pipe_arrives_in_order_from_any_thread(duplex):
     inner, outer = map(WholePipe, multiprocessing.Pipe(duplex=duplex))
     os.set_blocking(inner.fileno(), False)  # as uvloop does
     said = [(number, bytes([number]) * 1_000_000) for number in range(8)]
-    threads = [threading.Thread(target=outer.send, args=(message,)) for message in said]
+    threads = [threading.Thread(target=outer.send, args=(message,), daemon=True) for message in said]
     for thread in threads:
         thread.start()
     heard = []
@@ -44,7 +44,7 @@ def test_what_is_larger_than_the_pipe_arrives_in_order_from_any_thread(duplex):
         assert inner.poll(20)
         heard.append(inner.recv())
     for thread in threads:
-        thread.join()
+        thread.join(20)
     assert sorted(heard) == said
     assert not inner.poll()
     inner.close()
@@ -66,7 +66,7 @@ class Slow:
 def test_a_process_that_was_forked_while_a_thread_wrote_can_write():
     inner, outer = map(WholePipe, multiprocessing.Pipe())
     slow = Slow()
-    writing = threading.Thread(target=outer.send, args=(slow,))
+    writing = threading.Thread(target=outer.send, args=(slow,), daemon=True)
     writing.start()
     assert slow.has_begun.wait(20)
     child = multiprocessing.get_context("fork").Process(target=outer.send, args=("from the child",))
@@ -75,13 +75,14 @@ def test_a_process_that_was_forked_while_a_thread_wrote_can_write():
         assert inner.poll(20)
         assert inner.recv() == "from the child"
         slow.may_go_on.set()
+        assert inner.poll(20)
         assert inner.recv() == "slow"
         child.join(20)
         assert child.exitcode == 0
     finally:
         slow.may_go_on.set()
         child.kill()
-        writing.join()
+        writing.join(20)
 
 
 def test_of_too_many_members_those_come_who_have_been_in_a_group():

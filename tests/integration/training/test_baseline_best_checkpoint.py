@@ -14,7 +14,8 @@ import torch
 from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.remote_file import RemoteCopy, RemoteFile
-from tests.helpers.clusters import free_port, run_cluster
+from tests.helpers.clusters import run_cluster
+from tests.helpers.programs.ports import free_port
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -98,13 +99,15 @@ def test_a_torn_upload_is_tried_again_and_never_seen(s3, tmp_path):
         while not done.is_set():
             seen.add(reader.info("bucket/torn/best.ckpt", refresh=True)["size"])
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    copy = follow(remote)
-    copy.submit(path)
-    copy.close()
-    done.set()
-    watcher.join()
+    try:
+        copy = follow(remote)
+        copy.submit(path)
+        copy.close()
+    finally:
+        done.set()
+        watcher.join(20)
     assert (copy.problem, remote.failures) == (None, 0)
     assert seen <= {len(b"the one before"), 20_000_000}
     assert names(remote, "bucket/torn") == {"best.ckpt", "best.ckpt.sha256"}
@@ -124,25 +127,26 @@ def test_giving_up_says_why_and_keeps_the_old_file(tmp_path):
 
 
 def test_training_does_not_wait_and_only_the_newest_is_copied(tmp_path):
-    class SlowFile(RemoteFile):
-        written: list[bytes] = []  # noqa: RUF012
+    written, begins, may_end = [], threading.Event(), threading.Event()
 
+    class SlowFile(RemoteFile):
         def write(self, content):
-            time.sleep(0.3)
-            self.written.append(content.read())
+            begins.set()
+            may_end.wait(60)
+            written.append(content.read())
             return "sum"
 
     copy = follow(SlowFile(f"file://{tmp_path}/best.ckpt", OPTION))
-    began = time.perf_counter()
     for number in range(5):
         path = tmp_path / "best"
         path.write_bytes(str(number).encode())
         copy.submit(path)
         path.unlink()  # Lightning replaces the file while it is being copied
-        time.sleep(0.02)
-    assert time.perf_counter() - began < 0.3
+        assert begins.wait(20)
+    assert written == []
+    may_end.set()
     copy.close()
-    assert SlowFile.written == [b"0", b"4"]
+    assert written == [b"0", b"4"]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from recipe.run_folder import read_metrics
-from tests.helpers.clusters import free_port
 from tests.helpers.paths import ROOT
+from tests.helpers.programs.ports import free_port
 
 
 def last_step(metrics: Path) -> int:

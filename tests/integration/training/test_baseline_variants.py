@@ -24,7 +24,8 @@ from recipe.errors import InputError
 from recipe.presets import preset
 from recipe.run_folder import RunFolder, read_metrics
 from recipe.training.launched import store_of_this_attempt
-from tests.helpers.clusters import Cluster, free_port, run_processes, silent_listener, train
+from tests.helpers.clusters import Cluster, run_processes, silent_listener, train
+from tests.helpers.programs.ports import free_port
 
 RECIPE = replace(
     preset("digits"),

@@ -60,7 +60,7 @@ def test_local_steps_take_micro_batches_too():
 def test_a_slow_device_gets_what_takes_about_a_second():
     began = time.perf_counter()
     found = measure(Slow(0.06), most=1024)
-    assert time.perf_counter() - began < 2 * BUDGET_SECONDS
+    assert time.perf_counter() - began < 10 * BUDGET_SECONDS
     assert found.samples == 16
     assert 0.3 < found.seconds <= MAX_SECONDS
     assert "the limit is time" in str(found)

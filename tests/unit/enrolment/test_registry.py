@@ -266,7 +266,7 @@ def test_books_of_a_later_version(registry, monkeypatch):
 
 def test_many_threads_use_up_an_invitation_exactly(tmp_path):
     token = Registry(tmp_path).invite("", 1.0, 10, EVERYTHING)
-    together = threading.Barrier(8)
+    together = threading.Barrier(8, timeout=20)
 
     def enrol(lane: int) -> int:
         together.wait()
@@ -292,7 +292,7 @@ def test_two_processes_write_at_the_same_time(tmp_path):
             (member,) = enrolled(registry, 10 * lane + number)
             registry.remove([member.serial], f"lane {lane}", SIGNER, AUTHORITY)
 
-    workers = [fork.Process(target=work, args=(lane,)) for lane in range(2)]
+    workers = [fork.Process(target=work, args=(lane,), daemon=True) for lane in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:

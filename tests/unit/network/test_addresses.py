@@ -17,6 +17,7 @@ from swarm.network.addresses import (
     parse_own_address,
     reachable,
 )
+from tests.helpers.programs.ports import free_port
 
 RSA_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 ED25519_ID = "12D3KooWJ4h25QzeTZ85zXdNp9a4QgFm7gQVk1KNdcfcHdQLKPmh"
@@ -28,12 +29,6 @@ def listener():
         server.bind(("127.0.0.1", 0))
         server.listen()
         yield server.getsockname()[1]
-
-
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def local(port: int) -> str:
@@ -136,7 +131,7 @@ def test_own_addresses_need_no_peer_id_and_may_listen_anywhere():
 def test_reachable_says_why_not(listener):
     assert reachable(local(listener), 5) is None
     assert reachable(local(listener).replace("/ip4/127.0.0.1", "/dns/localhost"), 5) is None
-    assert reachable(local(closed_port()), 5) == "connection refused"
+    assert reachable(local(free_port()), 5) == "connection refused"
     assert reachable(f"/dns/nobody.invalid/tcp/1/p2p/{RSA_ID}", 5) == "name not found"
     assert reachable(f"/ip4/127.0.0.1/udp/9/quic-v1/p2p/{RSA_ID}", 5) is None
 
@@ -177,7 +172,7 @@ def test_slow_addresses_time_out_together(monkeypatch, listener):
 
 
 def test_some_or_none_reachable(listener):
-    dead = local(closed_port())
+    dead = local(free_port())
     assert check_reachable([]) == []
     assert check_reachable([dead, local(listener)]) == [local(listener)]
     with pytest.raises(InputError, match=r"127\.0\.0\.1:\d+ \(connection refused\); check that the peer still runs"):
@@ -242,7 +237,7 @@ def test_who_has_a_public_address_by_ipv6_alone_is_told_who_can_join():
 
 def test_port_in_use_out_of_range_or_foreign(listener):
     check_port_free(0)
-    check_port_free(closed_port())
+    check_port_free(free_port())
     with pytest.raises(InputError, match=f"Port {listener} is in use"):
         check_port_free(listener)
     with pytest.raises(InputError, match="--port 70000 does not exist"):

@@ -32,6 +32,8 @@ from swarm.training.throughput import Noted
 SAMPLES, OTHERS_SAMPLES = 4, 6
 LINEAGE = bytes(range(240, 256))
 PULSE_SECONDS, CLOSE_SECONDS = 0.01, 0.1
+LOST_SECONDS = 20.0
+"""For which a thread waits in gloo, where no timeout of a test ends it."""
 
 
 def net() -> nn.Sequential:
@@ -99,6 +101,8 @@ def two(monkeypatch):
     monkeypatch.setattr(channels, "meet", lambda rank, size, seconds: store)
     monkeypatch.setattr(channels, "PULSE_SECONDS", PULSE_SECONDS)
     monkeypatch.setattr(channels, "CLOSE_SECONDS", CLOSE_SECONDS)
+    for name in ("WORK_SECONDS", "SILENT_SECONDS"):
+        monkeypatch.setattr(channels, name, LOST_SECONDS)
     with ThreadPoolExecutor(2) as pool:
         made = [pool.submit(Channel, Launched(rank, 2, rank, 2), torch.device("cpu")) for rank in (0, 1)]
         first, other = (one.result(20) for one in made)

@@ -24,19 +24,21 @@ class Island:
 
     Args:
         pool: for the other one
+        channels: its own are added
     """
 
-    def __init__(self, recipe, pool: ThreadPoolExecutor):
+    def __init__(self, recipe, pool: ThreadPoolExecutor, channels: list[Channel]):
         made = [pool.submit(Channel, Launched(rank, SIZE, rank, SIZE), torch.device("cpu")) for rank in range(SIZE)]
-        self.channels = [one.result(20) for one in made]
+        for one in made:
+            channels.append(one.result(20))
         self._pool, self._has_begun = pool, False
         self.first, self.other = (Trainer(recipe, X) for _ in range(SIZE))
         for rank, one in enumerate((self.first, self.other)):
             one.data.deal_out(rank, SIZE)
             one.batches = iter(one.data.train_dataloader())
-        self.lead = Lead(self.channels[0])
+        self.lead = Lead(channels[0])
         self.lead.attach(self.first.task, self.first.vector)
-        self.crew = Crew(self.channels[1], self.other.task, self.other.optimizer, 64, 100)
+        self.crew = Crew(channels[1], self.other.task, self.other.optimizer, 64, 100)
         checks = pool.submit(self.crew.check_work, self.other.replay, self.other.loss)
         self.kind = self.lead.kind_of(self.first.replay)
         checks.result(20)
@@ -84,10 +86,12 @@ class Island:
 def island_of(monkeypatch):
     store = dist.HashStore()
     monkeypatch.setattr(channels, "meet", lambda rank, size, seconds: store)
+    for name, seconds in (("WORK_SECONDS", 20.0), ("SILENT_SECONDS", 20.0), ("CLOSE_SECONDS", 0.1)):
+        monkeypatch.setattr(channels, name, seconds)  # in gloo, no timeout of a test ends a thread
     made = []
     with ThreadPoolExecutor(SIZE) as pool:
-        yield lambda recipe: made.append(Island(recipe, pool)) or made[0]
-        for channel in made[0].channels:
+        yield lambda recipe: Island(recipe, pool, made)
+        for channel in made:
             channel.close()
 
 
