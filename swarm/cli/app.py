@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 
-from recipe.errors import InputError
 from recipe.interrupts import end_silently, run_to_end
 
 COMMANDS = {
@@ -77,6 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
         words = ", ".join([*COMMANDS, COMPLETION])
         print(f"error: there is no command {name!r}: give one of {words}.", file=sys.stderr)
         return 2
+    from recipe.errors import InputError
+
     module, function, *_ = COMMANDS[name]
     try:
         command = getattr(importlib.import_module(f"swarm.cli.{module}"), function)

@@ -143,27 +143,19 @@ class GlobalProgress:
         Where this peer has trained with more than one who is there, what one of them alone says is no reason to give up
         its own weights.
         """
-        words = self._known_steps
-        return self.latest_step if words is None else max(self.own.step, min(self.latest_step, words[-2]))
-
-    def is_seconded(self, step: int) -> bool:
-        """Whether a state of this step, which somebody hands over, is where others say that they are, too."""
-        words = self._known_steps
-        return words is None or step <= words[-2] + 1  # who hands it over may have ended a round a moment before
-
-    @property
-    def _known_steps(self) -> list[int] | None:
-        """Where those say that they are with whom this peer has trained, rising; None if this is one alone, or none."""
-        steps = sorted(
+        known = sorted(
             record.step
             for peer, record in self._believed.items()
             if self.proven.get(peer) == record.joined and record.phase not in (JOINING, WAITING)
         )
-        return steps if self.has_trained and len(steps) > 1 else None
+        if not self.has_trained or len(known) < 2:
+            return self.latest_step
+        return max(self.own.step, min(self.latest_step, known[-2]))
 
     def donors(self, min_step: int) -> list[PeerID]:
         """Full peers that claim to hold the state of `min_step` or later: those first that say something of it, which a
-        newcomer does not, then those that have been in a group with this peer, then the latest, then the senior.
+        newcomer does not, then those that have been in a group with this peer, then who is no further than a second one
+        says, then the latest, then the senior.
 
         Where there is none, outbound-only ones.
         """
@@ -172,6 +164,7 @@ class GlobalProgress:
                 record.client_mode,
                 record.attested is None,
                 self.proven.get(peer) != record.joined,
+                record.step > self.seconded_step,
                 -record.step,
                 self._since(peer, record),
                 peer.to_bytes(),
@@ -184,11 +177,10 @@ class GlobalProgress:
 
     @property
     def superiors(self) -> list[PeerID]:
-        """Whose state counts and not ours: at a later step, and not alone there; or a full one at ours, before us, with
-        other weights."""
+        """Whose state counts and not ours: at a later step; or a full one at ours, before us, with other weights."""
         own, mine, found = self.own, (self._since(self.me, self.own), self.me.to_bytes()), []
         for peer, record in self._believed.items():
-            is_ahead = own.step < min(record.step, self.seconded_step) and self._can_ask(peer, record)
+            is_ahead = record.step > own.step and self._can_ask(peer, record)
             is_other = record.step == own.step and record.lineage != own.lineage
             is_senior = not record.client_mode and (self._since(peer, record), peer.to_bytes()) < mine
             if is_ahead or (is_other and is_senior and peer not in self.false_donors):

@@ -41,7 +41,7 @@ class Push:
         self.to = tuple(to)[-MORE_RECEIVERS:]
 
     async def __call__(self, _dht: DHT, node: DHTNode) -> int:
-        """How many other nodes have taken it."""
+        """How many other nodes have taken it; of the further ones, if there are any: others may all be strangers."""
         protocol, key = node.protocol, DHTID.generate(source=self.key)
         subkey, value = protocol.serializer.dumps(self.subkey), protocol.serializer.dumps(self.value)
         record = DHTRecord(key.to_bytes(), subkey, value, self.expiration_time)
@@ -49,12 +49,16 @@ class Push:
         own = DHTRecord(key.to_bytes(), subkey, signed, self.expiration_time)
         protocol.record_validator.validate(own)  # a list of the organiser counts here from now on
         protocol.storage.store(key, signed, self.expiration_time, subkey=self.subkey)
-        stores = (
-            protocol.call_store(peer, [key], [signed], [self.expiration_time], subkeys=[self.subkey])
+        asked = [
+            peer
             for peer in dict.fromkeys([*_receivers(node, key), *self.to])
             if peer not in node.blacklist and peer != node.peer_id
+        ]
+        stores = (
+            protocol.call_store(peer, [key], [signed], [self.expiration_time], subkeys=[self.subkey]) for peer in asked
         )
-        return sum(bool(taken and all(taken)) for taken in await asyncio.gather(*stores))
+        answers = zip(asked, await asyncio.gather(*stores), strict=True)
+        return sum(bool(taken and all(taken)) for peer, taken in answers if not self.to or peer in self.to)
 
 
 def _receivers(node: DHTNode, key: DHTID) -> list[PeerID]:

@@ -145,7 +145,8 @@ def _make(change: Change, lookout: Lookout | None, say: Callable[[str], None]) -
     except WrongClock as error:
         said = str(error)
         raise InputError(
-            f"Nothing was signed, for peers may never take a list with a wrong date, and {said[:1].lower()}{said[1:]}"
+            f"Nothing was signed, for peers may never take a list with a wrong date, and {said[:1].lower()}{said[1:]} "
+            "If this clock is right, that peer's is not: name another one with --initial-peers."
         ) from None
     except NotTold as error:
         say(change.made())

@@ -28,8 +28,8 @@ MAX_ANSWER_BYTES = 3 * 2**20 + 2**18
 """Of all values in an answer; what does not fit has to be asked for alone."""
 BYTES_AT_ONCE, BYTES_PER_SECOND = 2**24, 2**20
 """That a peer gets in answers: members find each other in what is pushed to them, and a newcomer asks a few times."""
-ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND = 2**26, 2**18
-"""That all strangers together get: 2 Mbit/s of a home line, after what some dozens of newcomers need at once."""
+ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND = 2**27, 2**20
+"""That all strangers together get: 8 Mbit/s of a line, after what dozens of newcomers and watchers need at once."""
 
 HAND_OVERS, HAND_OVERS_PER_SECOND = 64, 1.0
 """Newcomers that are given records, of all: others find them by a search."""

@@ -45,8 +45,6 @@ MAX_DONORS = 8
 """That are asked for the state in one attempt."""
 MAX_UPDATES = 1000
 """A donor that has made more since then makes them up."""
-SECONDED_SECONDS = 10.0
-"""For which a peer that has trained waits until others show that the swarm is where a state is that it has got."""
 RECORDS_LAG = 2
 """Updates that others may have made since they wrote what they hold, in a fast swarm."""
 TELL_SECONDS = 5.0
@@ -157,9 +155,9 @@ class Follower:
         version, tracker = self._version, self._tracker
         followed = False
         knows_history = version.step == 0 or not version.untouched  # else its lineage is its own
-        if knows_history and tracker.swarm.seconded_step <= version.step + MAX_AVERAGES:
+        if knows_history and tracker.swarm.latest_step <= version.step + MAX_AVERAGES:
             followed = yield from self._follow_somebody()
-            if followed and tracker.swarm.seconded_step <= version.step:
+            if followed and tracker.swarm.latest_step <= version.step:
                 return True
         if (yield from self._catch_up(timeout_seconds, joins)):
             yield from self.follow(self._who_may_have_averages())
@@ -200,13 +198,6 @@ class Follower:
         donors.sort(key=lambda peer: peer != self._fast_donor)
         return donors[:MAX_DONORS]
 
-    def _who_may_have_the_state(self) -> list[PeerID]:
-        """Nobody who is further than a second one says that it is."""
-        swarm, own_step = self._tracker.swarm, self._version.step
-        is_later = swarm.seconded_step > own_step  # the same step again would be no way out
-        donors = swarm.donors(min_step=own_step + is_later)
-        return [peer for peer in donors if swarm.is_seconded(swarm.records[peer].step)][:MAX_DONORS]
-
     def _reload(self, donor: PeerID) -> Steps:
         """Take over the state of this peer, which may have to finish its update first; whether it could be had."""
         deadline = time.monotonic() + self._averager.timeouts.settle_seconds
@@ -233,8 +224,11 @@ class Follower:
         while time.monotonic() < deadline and not self._should_stop():
             if not tracker.swarm.superiors and not (joins and failed & tracker.others.keys()):
                 return False  # those who were ahead or senior are gone
+            needed = version.step + (
+                tracker.swarm.latest_step > version.step
+            )  # the same step again would be no way out
             busy_seconds, asked_at = 0.0, time.monotonic()
-            if donors := self._who_may_have_the_state():
+            if donors := tracker.swarm.donors(min_step=needed)[:MAX_DONORS]:
                 try:
                     return (yield from self.download(donors, joins))
                 except NoState as error:
@@ -288,9 +282,8 @@ class Follower:
         self._claimed = {}
         try:
             tensors = unpack(layout, content)
-            step = description.get("step") if isinstance(description, dict) else None
-            yield from self._until_seconded(step)
             with version.lock:
+                step = description.get("step") if isinstance(description, dict) else None
                 if type(step) is int and step <= version.step and (version.step, version.lineage) != before:
                     return False
                 self._check_step(donor, step, max(version.step, claimed.get(donor, 0)))
@@ -316,16 +309,6 @@ class Follower:
             raise RoundFailed(f"it holds step {step} only, and not {wanted}")
         if step > wanted + MAX_UPDATES or not self._tracker.swarm.may_hold(donor, step):
             raise RoundFailed(f"it holds step {step}, and nobody else is near that")
-        if not self._tracker.swarm.is_seconded(step):
-            raise RoundFailed(f"it holds step {step}, and nobody else says that the swarm is there")
-
-    def _until_seconded(self, step: object) -> Generator[Future | None, None, None]:
-        """A state may be later than records, which are seconds old: wait until those of others show its step."""
-        deadline = time.monotonic() + SECONDED_SECONDS
-        while type(step) is int and not self._tracker.swarm.is_seconded(step) and time.monotonic() < deadline:
-            yield from self._until_refreshed(1.0)
-            if self._should_stop():
-                return
 
     def follow(self, donors: Sequence[PeerID], waits: bool = False) -> Generator[Future | None, None, int]:
         """Make the updates that others have made since they had this peer's weights; returns how many.

@@ -460,18 +460,18 @@ def test_who_has_slept_for_long_believes_two_whom_it_knows(swarm):
     assert swarm.tracker.swarm.latest_step == 5003, "of two who say different things the one that says less"
 
 
-def test_one_alone_who_is_ahead_is_no_reason_to_give_up_weights(swarm):
+def test_one_alone_who_says_that_it_is_ahead_is_no_reason_to_give_up_weights(swarm):
     own, joined = swarm.tracker.peer_id, get_dht_time() - 50
-    anna, liar = swarm.says("anna", step=10, joined=joined, lineage=LINEAGE), swarm.says("liar", step=10, joined=joined)
+    anna = swarm.says("anna", step=10, joined=joined, lineage=LINEAGE)
+    liar = swarm.says("liar", step=10, joined=joined)
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, anna, liar}))
     swarm.says("liar", step=30, joined=joined, lineage=OTHER)
     now = swarm.tracker.swarm
-    assert (now.latest_step, now.seconded_step, now.superiors) == (30, 10, [])
-    assert not now.is_seconded(30)
+    assert (now.latest_step, now.seconded_step) == (30, 10)
     swarm.says("anna", step=12, joined=joined)
     now = swarm.tracker.swarm
-    assert (now.seconded_step, set(now.superiors)) == (12, {anna, liar})
-    assert [step for step in range(10, 16) if now.is_seconded(step)] == [10, 11, 12, 13]
+    assert now.seconded_step == 12
+    assert now.donors(min_step=11) == [anna, liar], "who is further than a second one says comes last"
     swarm.says("anna", step=12, joined=joined, phase=JOINING)
     assert swarm.tracker.swarm.seconded_step == 30, "of two, one is behind itself: this peer knows one alone"
 

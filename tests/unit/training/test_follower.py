@@ -84,19 +84,6 @@ class Tracker:
         self.others = {"anna": SimpleNamespace(step=0)}
         self.latest_step, self.refreshes, self.reach = 0, 0, 10**9
         self.swarm = self.exchange = self.distrusted = self
-        self.second_word = 10**9
-        """At which step somebody else is."""
-
-    @property
-    def records(self) -> dict:
-        return self.others
-
-    @property
-    def seconded_step(self) -> int:
-        return min(self.latest_step, self.second_word)
-
-    def is_seconded(self, step: int) -> bool:
-        return step <= self.second_word + 1
 
     @property
     def superiors(self) -> list[str]:
@@ -324,33 +311,6 @@ def test_a_state_of_a_step_that_nobody_can_have_made_is_not_taken_over(claimed, 
     assert not catch_up(member, tracker, donor, joins=False)
     assert (member.step, donor.asked) == (6, 1)
     assert "No state from anna: it holds step 1000000, and nobody else is near that" in caplog.text
-
-
-@pytest.mark.parametrize(("claimed", "asked"), [(7, 1), (20, 0)])
-def test_who_has_trained_does_not_take_over_where_one_alone_says_that_the_swarm_is(claimed, asked, caplog, monkeypatch):
-    """Its donor alone names the updates out of which the state came, so nobody could contradict it later."""
-    monkeypatch.setattr(follower_module, "SECONDED_SECONDS", 0.1)
-    member, donor, tracker = make(5), Donor(make(20), failures=0), Tracker()
-    tracker.others["anna"], tracker.second_word = SimpleNamespace(step=claimed), 6
-    member.advance(b"a round")
-    assert not catch_up(member, tracker, donor, timeout_seconds=0.3, joins=False)
-    assert (member.step, member.lineage, donor.asked) == (6, b"a round", asked)
-    assert ("it holds step 20, and nobody else says that the swarm is there" in caplog.text) == bool(asked)
-
-
-def test_a_state_that_is_later_than_the_records_of_others_is_taken_over_when_these_have_come():
-    member, donor, tracker = make(5), Donor(make(9), failures=0), Tracker()
-    tracker.others["anna"], tracker.second_word = SimpleNamespace(step=7), 7
-    member.advance(b"a round")
-    ask_refreshed = tracker.ask_refreshed
-
-    def come() -> int:
-        tracker.second_word = 8
-        return ask_refreshed()
-
-    tracker.ask_refreshed = come
-    assert catch_up(member, tracker, donor, joins=False)
-    assert member.step == 9
 
 
 def test_weights_of_no_use_are_replaced_or_end_a_peer_that_is_alone():
