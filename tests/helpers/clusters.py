@@ -24,7 +24,7 @@ from typing import Any
 from tests.helpers.programs.fork_server import FORK_SERVER
 from tests.helpers.programs.ports import free_port
 
-TIMEOUT_SECONDS = 120.0
+TIMEOUT_SECONDS = 240.0
 
 
 class Cluster:

@@ -152,6 +152,7 @@ def train_and_compile_here(options: list[str]) -> int:
     return train(options)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on CPUs")
 def test_a_compiled_model_learns_the_same(tmp_path):
     losses = {}
