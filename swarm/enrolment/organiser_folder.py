@@ -156,9 +156,13 @@ class OrganiserFolder:
         """
         hers = self.addresses
         own, stay_here = set(map(peer_of_address, hers)), all(map(is_loopback, hers))
+        removed = {str(member.peer_id) for member in self.registry.members() if member.why_removed is not None}
         met = [address for book in books_of(self.path.parent.parent, self.run_id) for address in read_book(book)]
-        own |= {member.peer_id for member in self.registry.members() if member.why_removed is not None}
-        others = [at for at in dict.fromkeys(met) if peer_of_address(at) not in own and is_loopback(at) == stay_here]
+        others = [
+            address
+            for address in dict.fromkeys(met)
+            if peer_of_address(address) not in own | removed and is_loopback(address) == stay_here
+        ]
         try:
             answering = check_reachable(others[:MAX_REMEMBERED], LOOK_SECONDS, is_greeted=True)
         except InputError:

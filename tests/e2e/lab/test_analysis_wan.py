@@ -112,18 +112,21 @@ def test_every_host_runs_the_command_with_its_own_values():
     assert wan("run", "--hosts", "2", "--", "sh", "-c", "test {number} = 1").returncode == 1, "h2 fails"
 
 
+TRIES = 3
+"""Of what is measured: a machine that is busy with something else makes a line slower, and never faster."""
 PROBE = "import analysis.wan.probes as p; print(p.ping('10.77.0.1', 40, 20)['median_ms'])"
 
 
 @needs_namespaces
 @pytest.mark.parametrize("rtt_ms", [0, 100])
 def test_round_trip_times_are_as_set(rtt_ms):
-    done = wan(
-        "run", "--hosts", "2", "--rtt-ms", str(rtt_ms), "--bandwidth-mbps", "100", "--", sys.executable, "-c", PROBE
-    )
-    assert done.returncode == 0, done.stderr
-    (measured,) = (float(line.split("|")[1]) for line in done.stdout.splitlines() if line.startswith("h2"))
-    assert rtt_ms - 1 < measured < rtt_ms + 20, "within 1 ms on an idle machine"
+    link = ["--hosts", "2", "--rtt-ms", str(rtt_ms), "--bandwidth-mbps", "100"]
+    measured = []
+    while len(measured) < TRIES and not (measured and min(measured) < rtt_ms + 3):
+        done = wan("run", *link, "--", sys.executable, "-c", PROBE)
+        assert done.returncode == 0, done.stderr
+        measured += [float(line.split("|")[1]) for line in done.stdout.splitlines() if line.startswith("h2")]
+    assert rtt_ms - 1 < min(measured) < rtt_ms + 3, "within 1 ms on an idle machine"
 
 
 TRANSFER = """
@@ -157,12 +160,15 @@ else:
 def test_transfers_arrive_whole_at_the_rate_of_the_link(loss):
     """2,072 segments; whether TCP slows down where some are lost depends on the kernel's congestion control."""
     link = ["--hosts", "2", "--rtt-ms", "4", "--bandwidth-mbps", "20", "--loss", loss]
-    done = wan("run", *link, "--", sys.executable, "-c", TRANSFER, "{number}")
-    assert done.returncode == 0, done.stdout
-    rate, sent_again = (float(line.split("|")[1]) for line in sorted(done.stdout.splitlines()) if "|" in line)
-    assert rate < 20
+    for _ in range(TRIES):
+        done = wan("run", *link, "--", sys.executable, "-c", TRANSFER, "{number}")
+        assert done.returncode == 0, done.stdout
+        rate, sent_again = (float(line.split("|")[1]) for line in sorted(done.stdout.splitlines()) if "|" in line)
+        assert rate < 20
+        if loss != "0" or rate > 16:
+            break
     if loss == "0":
-        assert rate > 10, "on an idle machine 19"
+        assert rate > 16, "on an idle machine 19"
     else:
         assert sent_again >= 5
 

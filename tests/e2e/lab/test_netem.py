@@ -31,11 +31,14 @@ def test_the_kernels_rates_work_where_there_is_htb(tmp_path):
     script.write_text(KERNEL_LAB)
     command = sandbox.wrapped([sys.executable, str(script), str(tmp_path)])
     environment = sandbox.environment() | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    for _ in range(3):  # a machine that is busy with something else makes a line slower, and never faster
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        if done.returncode or all(float(share) > 0.8 for share in done.stdout.split()):
+            break
     if "qdisc kind is unknown" in done.stderr or "No such file or directory: 'tc'" in done.stderr:
         pytest.skip("this kernel has no htb, or the program tc is missing")
     assert done.returncode == 0, done.stderr
-    assert all(0.5 < float(share) < 1.0 for share in done.stdout.split()), f"of the rate: {done.stdout}"
+    assert all(0.8 < float(share) < 1.0 for share in done.stdout.split()), f"of the rate: {done.stdout}"
     assert len(done.stdout.split()) == 2, "a pair of hosts, and two that send to a third"
 
 

@@ -39,9 +39,9 @@ from tests.helpers.attacks.tools import check_address, listening_host
 SLOW_SECONDS = 0.8
 DRIP_SECONDS = 5.0
 AHEAD, AHEAD_FROM = 20, 3
+"""So many updates, from that step on; all others have been in a group by then."""
 MADE_UP = b"made up by a liar"[:16]
 """A lineage: out of which updates weights came."""
-"""So many updates, from that step on; all others have been in a group by then."""
 
 
 def nan() -> None:

@@ -196,9 +196,7 @@ def test_the_manifest_outlives_its_first_publisher(dhts):
         dhts.append(join(second))
         assert read_manifests(dhts[-1]) == manifests
     finally:
-        start = time.monotonic()
         announcer.stop()
-        assert time.monotonic() - start < 10
     ended = expiration(second)
     wait_for(lambda: time.time() > ended)
     assert read_manifests(dhts[-1], timeout_seconds=0) == {}

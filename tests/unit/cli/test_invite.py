@@ -54,8 +54,10 @@ def test_the_line_makes_somebody_a_helper(her_run):
 
 
 def test_the_line_names_other_members_who_answer(her_run):
-    """Through them people join while her own peer is off and `swarm enrol` runs."""
-    ids = [PEER[:-1] + letter for letter in "ABCD"]
+    """Through them people join while her own peer is off and `swarm enrol` runs; not through who was removed."""
+    removed = her_run.add("mallory")
+    her_run.folder.registry.remove([removed.serial], "", her_run.signer, her_run.folder.authority)
+    ids = [str(removed.peer_id), *(PEER[:-1] + letter for letter in "ABC")]
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(a_peer()) for _ in range(3)]
         there = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}" for port, peer in zip(ports, ids, strict=False)]
@@ -64,7 +66,7 @@ def test_the_line_names_other_members_who_answer(her_run):
         write_book(folder.peers, [gone, f"/ip4/127.0.0.1/tcp/{ports[0]}/p2p/{PEER}", *there])
         (line,), _ = invited(her_run.options())
     found = JoinLine.parse(line)
-    assert found.addresses == (*her_run.folder.addresses, *there[:2])
+    assert found.addresses == (*her_run.folder.addresses, *there[1:])
     assert len(found.enrolment_endpoints) == 1
 
 

@@ -365,7 +365,7 @@ def test_readmes_are_short():
 def test_pages_tell_no_history():
     for page, text in PAGES.items():
         if page.name != "CHANGELOG.md":
-            prose = re.sub(r"`[^`\n]+`|```.*?```", "", text, flags=re.DOTALL)
+            prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
             assert not re.search(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7}(?:[0-9a-f]{33})?\b", prose), page
 
 
