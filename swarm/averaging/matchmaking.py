@@ -483,12 +483,12 @@ class Matchmaking:
         if reply.code == CODE.BAD_SCHEMA_HASH:
             raise Refused(leader)
         if reply.code == CODE.BAD_GROUP_KEY:
-            raise Behind(ticket.step)
+            raise Behind(ticket.step, leader)
         if reply.code == CODE.PROTOCOL_VIOLATION:
             self._say_that_we_are_shunned(leader)
         leader_step = parse_step(reply)
         if leader_step is not None and leader_step > ticket.step:
-            raise Behind(leader_step)
+            raise Behind(leader_step, leader)
         if reply.code != CODE.BEGIN_ALLREDUCE:
             return None
         try:

@@ -57,9 +57,9 @@ class BlameBackoff(Backoff):
         super().__init__(MAX_BLAME_SECONDS)
 
     def blame(self, peer: PeerID, what: Blame) -> None:
-        """Leave a peer out; for good, if everybody can check why. A leader that hangs can be an honest one that is held
-        up itself: the first time it is taken back soon."""
+        """Leave a peer out; for good, if everybody can check why. A leader that hangs, or goes on alone, can be honest,
+        and held up or cut off itself: the first time it is taken back soon."""
         if what.is_proven:
             self._seconds[peer] = math.inf, math.inf
             return
-        self.add(peer, BACKOFF_SECONDS if what is Blame.STUCK else BLAME_SECONDS)
+        self.add(peer, BACKOFF_SECONDS if what in (Blame.STUCK, Blame.GOES_ON_ALONE) else BLAME_SECONDS)

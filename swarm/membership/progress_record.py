@@ -107,6 +107,11 @@ class PeerProgress:
         return self.step + self.ahead
 
     @property
+    def is_in_round(self) -> bool:
+        """Whether an update is on its way."""
+        return self.ahead or self.phase == AVERAGING
+
+    @property
     def shown_phase(self) -> str:
         """What it is doing, for a person."""
         return HELPING if self.helps and self.phase == TRAINING else self.phase

@@ -87,6 +87,7 @@ class Blame(StrEnum):
     GAVE_OTHER_WORK = "gave other gradients than those that it says it has computed, which is proven"
     TOO_SLOW = "holds up every round for far too long"
     STUCK = "let this peer into its group and never began"
+    GOES_ON_ALONE = "says that the swarm has gone on, and nobody else has"
 
     @property
     def is_proven(self) -> bool:
@@ -128,7 +129,16 @@ class RoundFailed(RoundEnded):
 
 
 class Behind(RoundEnded):
-    """The swarm has gone on without this peer: its state has to be downloaded. `args[0]` is the swarm's step."""
+    """The swarm has gone on without this peer: its state has to be downloaded.
+
+    Args:
+        step: of the swarm
+        leader: who says so; None: this peer has found it out itself
+    """
+
+    def __init__(self, step: int, leader: PeerID | None = None):
+        super().__init__(step, leader)
+        self.step, self.leader = step, leader
 
     def __str__(self) -> str:
         return "the swarm has gone on without this peer"

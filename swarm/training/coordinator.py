@@ -231,16 +231,17 @@ class Coordinator:
         self._catching_up.join()
         self._begin_step()
 
-    def catch_up(self, donor: PeerID | None = None, is_told: bool = False) -> bool:
+    def catch_up(self, donor: PeerID | None = None, is_told: bool = False, leader: PeerID | None = None) -> bool:
         """Begin to take over the swarm's state, or the donor's; when it is here, what was computed before is dropped.
 
         Args:
             is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
+            leader: who has said so
 
         Returns:
             whether this peer holds other weights already
         """
-        return self._settle(self._catching_up.begin(donor, is_told))
+        return self._settle(self._catching_up.begin(donor, is_told, leader))
 
     def _settle(self, progress: Progress) -> bool:
         if progress is Progress.OTHER_WEIGHTS:
@@ -584,7 +585,7 @@ class Coordinator:
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
             self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind):
-            self.catch_up(is_told=True)
+            self.catch_up(is_told=True, leader=error.leader)
 
     def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
         """An average is there: `updating` puts it where the optimizer finds it."""

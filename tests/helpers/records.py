@@ -1,16 +1,22 @@
 """Progress records without a network."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 
+from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from swarm.membership.liveness_probe import Call
 from swarm.membership.progress_record import TRAINING, PeerProgress
+from swarm.membership.progress_tracker import ProgressTracker
 from swarm.network.acquaintances import Acquaintances
 from swarm.network.record_push import Push, PushedHere
 from swarm.network.signed_records import peer_of
+from swarm.protocol.admission import OPEN
+from swarm.protocol.batch_target import BatchTarget
+from swarm.protocol.wire import MAX_STEP
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
-from tests.helpers.owners import subkey_of
+from tests.helpers.owners import Organiser, subkey_of
 
 NOW = 1_700_000_000.0
 RECORD = PeerProgress(
@@ -61,3 +67,33 @@ class FakeDHT:
         future = Future()
         future.set_result(value)
         return future
+
+
+class SaidSwarm:
+    """A tracker whose thread never runs, and others that say what the test wants."""
+
+    def __init__(
+        self, target_batch_size: int = 100, client_mode: bool = False, max_step: int = MAX_STEP, invites: bool = False
+    ):
+        self.dht = FakeDHT(client_mode)
+        self.organiser, admission = Organiser(began=1000.0), OPEN
+        if invites:
+            admission = self.organiser.admission(self.dht.peer_id)
+        self.tracker = ProgressTracker(
+            self.dht, "run", BatchTarget(target_batch_size), "own", max_step, admission=admission
+        )
+        self.tracker.report(phase=TRAINING)
+
+    def says(self, name: str, *, age: float = 0.0, joined_before: float = 0.0, **fields) -> PeerID:
+        now = get_dht_time()
+        record = PeerProgress(name, 0, 0, 0.0, now - 100 - joined_before, now - age, False, TRAINING)
+        return self.says_bytes(name, replace(record, **fields).to_bytes())
+
+    def says_bytes(self, name: str, data: bytes) -> PeerID:
+        self.dht.store("", subkey_of(name), data, get_dht_time() + DEFAULT_TIMEOUTS.record_seconds, True)
+        self.tracker.exchange.look()
+        return peer_of(subkey_of(name))
+
+    @property
+    def members(self) -> set[PeerID]:
+        return {member.peer_id for member in self.tracker.swarm.members}

@@ -78,18 +78,19 @@ class CatchUp:
         self._follower.begin(None, self._options.join_timeout_seconds, joins=True)
         self._poll(math.inf)
 
-    def begin(self, donor: PeerID | None = None, is_told: bool = False) -> Progress:
+    def begin(self, donor: PeerID | None = None, is_told: bool = False, leader: PeerID | None = None) -> Progress:
         """Begin to take over the swarm's state, or the donor's.
 
         Args:
             is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
+            leader: who has said so
         """
         if is_told or donor is not None:
             self._follower.cancel()  # whoever has only claimed to be ahead may keep this peer waiting
             if self._behind_since is None:
                 self._behind_since = time.monotonic()
                 self.report()
-        self._follower.begin(donor, self._options.join_timeout_seconds, is_told=is_told)
+        self._follower.begin(donor, self._options.join_timeout_seconds, is_told=is_told, leader=leader)
         return self._poll(SHORT_SECONDS if self.is_behind else 0.0)
 
     def go_on(self) -> Progress:

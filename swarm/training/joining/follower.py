@@ -24,7 +24,7 @@ from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.membership.claim_bounds import MAX_APART
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.messages import RoundFailed
+from swarm.protocol.messages import Blame, RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.state_sync.average_log import MAX_AVERAGES, MAX_BATCH_BYTES, averages_in, whole
@@ -36,6 +36,7 @@ from swarm.state_sync.uploads import MIN_BUSY_SECONDS
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.joining.listener import NEAR_SECONDS, Listener
 from swarm.training.joining.probation import Probation
+from swarm.training.joining.second_word import SecondWord
 
 logger = get_logger(__name__)
 
@@ -83,6 +84,9 @@ class Follower:
         self._version, self._tracker, self._averager = version, tracker, averager
         self._gradients, self._apply, self._should_stop = gradients, apply, should_stop
         self._steps: Steps | None = None
+        self._second_word = SecondWord(tracker)
+        self._denied: tuple[PeerID, int] | None = None
+        """Who has said last what nobody else did, and at which step of this peer."""
         self._waits_for: Future | None = None
         self._claimed: dict[PeerID, int] = {}
         """The steps that donors held when a download began that has broken off, and may go on."""
@@ -98,14 +102,23 @@ class Follower:
         """Whether this peer is catching up."""
         return self._steps is not None
 
-    def begin(self, donor: PeerID | None, timeout_seconds: float, joins: bool = False, is_told: bool = False) -> None:
+    def begin(
+        self,
+        donor: PeerID | None,
+        timeout_seconds: float,
+        joins: bool = False,
+        is_told: bool = False,
+        leader: PeerID | None = None,
+    ) -> None:
         """Begin to take over the donor's state, or that of whose counts more, unless that is under way already.
 
         Args:
             joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
             is_told: the swarm has gone on, said who leads it: a new attempt does not follow at once
+            leader: who has said so
         """
         if self._steps is None:
+            self._second_word = SecondWord(self._tracker, leader)
             self._steps = self._take_over(donor, timeout_seconds, joins, is_told)
 
     def poll(self) -> bool | None:
@@ -166,12 +179,25 @@ class Follower:
         while is_told and not followed and not self._should_stop():
             if time.monotonic() > retry_until and not self._listener.is_at(version.step + 1):
                 break
+            if self._second_word.is_denied:
+                self._note_denied()
+                break
             self._listener.begin()
             # The group has closed without this peer. The next one is held open while this peer fetches the average of
             # it, so that has to begin when the round ends, and with the donor whose line is known to be fast.
             yield from self._until_refreshed(self._averager.timeouts.pause_seconds, at_least=True)
             followed = yield from self._follow_somebody(waits=True)
         return followed
+
+    def _note_denied(self) -> None:
+        """The swarm has not gone on: who has said so is left out, unless it was in a round that has only failed."""
+        leader, step = self._second_word.leader, self._version.step
+        if leader is None:
+            return
+        record = self._tracker.others.get(leader)
+        if self._denied == (leader, step) or (record is not None and record.step > step):
+            self._tracker.blame({leader: Blame.GOES_ON_ALONE})
+        self._denied = leader, step
 
     def _follow_somebody(self, waits: bool = False) -> Steps:
         """Whether this peer was only an update or two behind, and has made these.
@@ -321,6 +347,7 @@ class Follower:
         while donors and self._may_follow(donor, made):
             try:
                 donor, lineages, averages = yield from self.fetch_averages(donors, waits and not made)
+                yield from self._until_seconded(donor, lineages[0])
             except RoundFailed as error:  # it has not made the next one yet, or is gone
                 logger.debug(f"no further average: {error}")
                 break
@@ -347,6 +374,18 @@ class Follower:
             name, updates = self._tracker.name_of(donor), f"{made} update{'s' * (made != 1)}"
             logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
         return made
+
+    def _until_seconded(self, donor: PeerID, lineage: bytes) -> Generator[Future | None, None, None]:
+        """Wait until somebody else has made this update as well, where that is needed.
+
+        Raises:
+            RoundFailed: nobody has
+        """
+        deadline = time.monotonic() + self._averager.timeouts.retry_seconds  # others may end that round later
+        while not self._second_word.is_there(donor, lineage):
+            if self._second_word.is_denied or time.monotonic() > deadline:
+                raise RoundFailed("nobody else has made this update")
+            yield from self._until_refreshed(POLL_SECONDS)
 
     def _may_follow(self, donor: PeerID | None, made: int) -> bool:
         """Whether the next update can be one of the swarm's, and this peer does not listen to its round."""

@@ -72,7 +72,7 @@ class Listener:
             return False
         if self._round.future.done() and (error := self._round.future.exception()) is not None:
             logger.debug(f"listened to the round of step {self._round.ticket.step} in vain: {error!r}")
-            self._least_step = error.args[0] if isinstance(error, Behind) else 0
+            self._least_step = error.step if isinstance(error, Behind) else 0
             if isinstance(error, OtherOrders):
                 self._control.take(error.signed)
             self._round = None

@@ -152,6 +152,27 @@ def test_who_has_trained_is_not_misled_by_a_member_that_says_it_is_ahead(tmp_pat
     assert_equal_updates(a, b)
 
 
+def test_a_leader_that_goes_on_alone_is_left_behind(tmp_path):
+    """It tells the others that the swarm has gone on without them, and has averages of its own for them: they hold the
+    same weights as each other, and nobody else says that there are later ones."""
+    plan = Plan(compute_seconds=0.1)
+    with Peers(timeout_seconds=120) as peers:
+        for name in ("a", "b"):
+            peers.start(name, member, tmp_path, plan, 3)
+        peers.start("mallory", partial(member, lie="goes-on-alone", max_steps=10**6), tmp_path, plan, 3)
+        found = peers.results("a", "b")
+    (a, a_rounds), (b, b_rounds) = found["a"], found["b"]
+    for outcome, _rounds in ((a, a_rounds), (b, b_rounds)):
+        assert [update.step for update in outcome.updates] == list(range(1, UPDATES + 1)), "it has made all updates"
+        assert all(update.own_samples > 0 for update in outcome.updates), "it has computed for each of them"
+        assert all(update.peer_ids == {a.peer_id, b.peer_id} for update in outcome.updates[-5:])
+    assert_equal_updates(a, b)
+    for name in "ab":
+        said = (tmp_path / f"{name}.log").read_text()
+        assert "from mallory" not in said, "its averages are not used"
+        assert "mallory says that" in said, "the liar is named"
+
+
 @pytest.mark.parametrize("lie", ["flip", "false-statistics"])
 def test_a_false_donor_spoils_no_newcomer(tmp_path, lie):
     """It is asked first, and refused before the newcomer has given anything to the swarm."""

@@ -24,6 +24,7 @@ from swarm.averaging.audit.audits import Audits
 from swarm.averaging.audit.seals import Seals, seal_with
 from swarm.averaging.audit.statements import Receipt, hash_of, root_of
 from swarm.averaging.matchmaking import Matchmaking
+from swarm.averaging.matchmaking_messages import step_reply
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.wire import MAX_SAMPLES
@@ -158,6 +159,25 @@ def stuck() -> None:
             yield reply
 
     Matchmaking.serve = serve
+    _say_that_it_was_here_first()
+
+
+def go_on_alone() -> None:
+    """Says that it was here first, so that it leads; after some updates it tells whoever comes that the swarm has gone
+    on, and goes on by itself: it has a history and averages of its own to show."""
+    honest_serve, honest_expect = Matchmaking.serve, Matchmaking.expect
+
+    async def serve(self, request, context):
+        if self.step >= AHEAD_FROM:
+            yield step_reply(self.step + 2)  # the one to whom it is said may have made as many
+            return
+        async for reply in honest_serve(self, request, context):
+            yield reply
+
+    def expect(self, members):
+        honest_expect(self, () if self.step >= AHEAD_FROM else members)
+
+    Matchmaking.serve, Matchmaking.expect = serve, expect
     _say_that_it_was_here_first()
 
 
@@ -301,6 +321,7 @@ LIES: dict[str, Callable[[], None]] = {
     "hide": hide_inputs,
     "slow": slow,
     "stuck": stuck,
+    "goes-on-alone": go_on_alone,
     "ahead": ahead,
     "made-up-state": made_up_state,
     "false-statistics": false_statistics,

@@ -18,54 +18,22 @@ from swarm.membership.progress_record import (
     WAITING,
     PeerProgress,
 )
-from swarm.membership.progress_tracker import TOLD_STEPS, ProgressTracker
+from swarm.membership.progress_tracker import TOLD_STEPS
 from swarm.network.signed_records import peer_of
-from swarm.protocol.admission import OPEN
 from swarm.protocol.attestation import Attestation
-from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Blame, Group, Refused, RoundFailed, Ticket
 from swarm.protocol.notes import FailedRound
-from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
+from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
-from tests.helpers.owners import Organiser, subkey_of
-from tests.helpers.records import RECORD, FakeDHT
+from tests.helpers.owners import subkey_of
+from tests.helpers.records import RECORD, SaidSwarm
 
 LINEAGE, OTHER = b"L" * LINEAGE_BYTES, b"O" * LINEAGE_BYTES
 
 
-class Swarm:
-    """A tracker whose thread never runs, and others that say what the test wants."""
-
-    def __init__(
-        self, target_batch_size: int = 100, client_mode: bool = False, max_step: int = MAX_STEP, invites: bool = False
-    ):
-        self.dht = FakeDHT(client_mode)
-        self.organiser, admission = Organiser(began=1000.0), OPEN
-        if invites:
-            admission = self.organiser.admission(self.dht.peer_id)
-        self.tracker = ProgressTracker(
-            self.dht, "run", BatchTarget(target_batch_size), "own", max_step, admission=admission
-        )
-        self.tracker.report(phase=TRAINING)
-
-    def says(self, name: str, *, age: float = 0.0, joined_before: float = 0.0, **fields) -> PeerID:
-        now = get_dht_time()
-        record = PeerProgress(name, 0, 0, 0.0, now - 100 - joined_before, now - age, False, TRAINING)
-        return self.says_bytes(name, replace(record, **fields).to_bytes())
-
-    def says_bytes(self, name: str, data: bytes) -> PeerID:
-        self.dht.store("", subkey_of(name), data, get_dht_time() + DEFAULT_TIMEOUTS.record_seconds, True)
-        self.tracker.exchange.look()
-        return peer_of(subkey_of(name))
-
-    @property
-    def members(self) -> set[PeerID]:
-        return {member.peer_id for member in self.tracker.swarm.members}
-
-
 @pytest.fixture
 def swarm():
-    return Swarm()
+    return SaidSwarm()
 
 
 def test_a_name_that_two_peers_have_comes_with_the_id(swarm):
@@ -266,7 +234,7 @@ def test_who_was_in_the_last_group_leads_before_a_stranger_who_claims_to_be_olde
 
 def test_a_member_that_claims_to_be_the_oldest_does_not_lead():
     """The organiser has signed when each became a member: in this order."""
-    swarm = Swarm(invites=True)
+    swarm = SaidSwarm(invites=True)
     own, now = swarm.tracker.peer_id, get_dht_time()
     ada, liar, eve = (peer_of(subkey_of(name)) for name in ("ada", "liar", "eve"))
     shown = {peer: swarm.organiser.admission(peer) for peer in (ada, liar, eve)}
@@ -397,7 +365,7 @@ def test_who_joins_has_nothing_to_lose(swarm):
 
 
 def test_what_the_weights_are_is_told_as_one():
-    tracker = Swarm().tracker
+    tracker = SaidSwarm().tracker
     with pytest.raises(TypeError):
         tracker.report(step=3)
     tracker.holds(3, OTHER, samples=5)
@@ -476,8 +444,24 @@ def test_one_alone_who_says_that_it_is_ahead_is_no_reason_to_give_up_weights(swa
     assert swarm.tracker.swarm.seconded_step == 30, "of two, one is behind itself: this peer knows one alone"
 
 
+def test_weights_that_another_one_holds_as_well_are_not_given_up_for_the_word_of_one(swarm):
+    own, joined = swarm.tracker.peer_id, get_dht_time() - 50
+    anna = swarm.says("anna", step=10, joined=joined, lineage=LINEAGE)
+    ben = swarm.says("ben", step=10, joined=joined, lineage=LINEAGE)
+    swarm.tracker.begin_step(10, LINEAGE, frozenset({own, anna, ben}))
+    swarm.says("ben", step=11, joined=joined, lineage=OTHER)
+    now = swarm.tracker.swarm
+    assert now.shares_weights()
+    assert not now.shares_weights({anna}), "with nobody else"
+    assert (now.superiors, now.donors(min_step=11)) == ([], []), "ben alone says that he is further"
+    swarm.says("anna", step=10, joined=joined, lineage=OTHER)
+    assert ben in swarm.tracker.swarm.superiors, "nobody else holds what this peer has"
+    swarm.says("anna", step=11, joined=joined, lineage=OTHER)
+    assert set(swarm.tracker.swarm.superiors) == {anna, ben}
+
+
 def test_nobody_is_further_than_the_run_is_long(caplog):
-    swarm = Swarm(max_step=1000)
+    swarm = SaidSwarm(max_step=1000)
     swarm.tracker.report(phase=JOINING)
     swarm.says("liar", step=1001)
     assert swarm.tracker.swarm.superiors == []
@@ -513,7 +497,7 @@ def test_an_outbound_only_peer_counts_for_full_ones_if_it_is_ahead_of_them(swarm
 
 
 def test_outbound_only_peers_cannot_ask_each_other():
-    swarm = Swarm(client_mode=True)
+    swarm = SaidSwarm(client_mode=True)
     swarm.says("anna", step=10**6, client_mode=True)
     assert swarm.tracker.swarm.latest_step == 0
     assert swarm.tracker.swarm.superiors == swarm.tracker.swarm.donors(min_step=0) == []
