@@ -8,6 +8,8 @@ which of the two comes first changes from pair to pair; between them the swarm h
 those of `tests/helpers/attacks/attackers.py`. A member that lies computes along, so that its swarm may well be faster
 than without it.
 
+The longest pause is that between two updates, of all calm times and of all attacked ones.
+
 Memory is what the resident sets of a peer's processes add up to, at its highest; of all peers and pairs the one counts
 that held most more than in the calm time beside it.
 """
@@ -15,6 +17,7 @@ that held most more than in the calm time beside it.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shutil
 import subprocess
@@ -22,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +57,7 @@ ATTACKS = (
         "bad-average",
         "slow",
         "stuck",
+        "goes-on-alone",
     ),
     *("ahead", "false-statistics", "flip", "reverse", "noise", "idle"),
     *("nested-store", "unknown-types", "nested-answers", "places", "many-keys"),
@@ -66,7 +71,9 @@ RECOVERY_SECONDS = 120.0
 """A swarm that does not make an update of all its peers for so long has not got over the attack."""
 GOAL, MOST_MB = 0.9, 100.0
 """Of the updates without the attack, and of memory that it takes from a peer."""
-COLUMNS = ("attack", "n", "without", "with", "ratio", "more MB", "failed rounds", "named by", "problem")
+COLUMNS = (
+    *("attack", "n", "without", "with", "ratio", "longest pause, s", "more MB", "failed rounds", "named by", "problem"),
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,8 @@ class Window:
 
     attacked: bool
     updates_per_second: float
+    longest_pause_seconds: float
+    """Between two updates."""
     failed_rounds: int
     """Of all honest peers."""
     named_by: int
@@ -132,6 +141,20 @@ def updates_per_second(moments: Sequence[float], since: float, until: float) -> 
         return 0.0
     made = np.interp([since, until], moments, np.arange(len(moments), dtype=float))
     return float(made[1] - made[0]) / (until - since)
+
+
+def longest_pause_seconds(moments: Sequence[float], since: float, until: float) -> float:
+    """Between two updates, of which the later one came in this time, or has not come until it ended.
+
+    Args:
+        moments: Unix seconds, ascending.
+        since: the time begins.
+        until: the time ends.
+    """
+    before = [moment for moment in moments if moment <= since]
+    within = [moment for moment in moments if since < moment <= until]
+    each = [before[-1] if before else since, *within, until]
+    return max(later - earlier for earlier, later in pairwise(each))
 
 
 def measure(attack: str, options: AttackOptions, say: Callable[[str], None]) -> dict[str, Any]:
@@ -172,8 +195,8 @@ def _window(attack: str, attacked: bool, swarm: HonestSwarm, options: AttackOpti
     settled = until + (SETTLE_SECONDS if attacked else 0.0)
     wait_until(lambda: swarm.all_train_since(settled), swarm, RECOVERY_SECONDS, "train together again")
     lines = swarm.naming_lines(sizes, _ids(_text(output), swarm)) if output is not None else []
-    rate = updates_per_second(swarm.moments(), since, until)
-    return Window(attacked, rate, swarm.failed_rounds(since, until), len(lines), lines, peaks.megabytes)
+    rate, pause = (of(swarm.moments(), since, until) for of in (updates_per_second, longest_pause_seconds))
+    return Window(attacked, rate, pause, swarm.failed_rounds(since, until), len(lines), lines, peaks.megabytes)
 
 
 @contextlib.contextmanager
@@ -220,6 +243,7 @@ def row(found: dict[str, Any]) -> dict[str, str]:
         str(n),
         *("–" if np.isnan(value) else f"{value:.2f}" for value in means),
         shown,
+        longest_pauses(found),
         "–" if more is None else f"{more:.0f}",
         f"{failed[1]} (calm {failed[0]})",
         f"{min(named)} to {max(named)}" if named else "–",
@@ -232,6 +256,13 @@ def ratios(found: dict[str, Any]) -> list[float]:
     """Updates per second with the attacker over those without it, of each pair."""
     rates = [(pair["attacked"]["updates_per_second"], pair["calm"]["updates_per_second"]) for pair in found["pairs"]]
     return [attacked / calm for attacked, calm in rates if calm > 0]
+
+
+def longest_pauses(found: dict[str, Any]) -> str:
+    """With the attacker, and in the calm times."""
+    pauses = [[pair[kind]["longest_pause_seconds"] for pair in found["pairs"]] for kind in ("calm", "attacked")]
+    calm, attacked = (max(each, default=math.nan) for each in pauses)
+    return f"{attacked:.1f} (calm {calm:.1f})" if found["pairs"] else "–"
 
 
 def more_mb(found: dict[str, Any]) -> float | None:

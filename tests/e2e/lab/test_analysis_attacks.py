@@ -6,7 +6,15 @@ import math
 import pytest
 
 from analysis.endurance import attacks
-from analysis.endurance.attacks import AttackOptions, is_held, more_mb, ratios, row, updates_per_second
+from analysis.endurance.attacks import (
+    AttackOptions,
+    is_held,
+    longest_pause_seconds,
+    more_mb,
+    ratios,
+    row,
+    updates_per_second,
+)
 from analysis.endurance.honest_swarm import first_naming
 from recipe.errors import InputError
 from recipe.training.pacing import VARIABLE
@@ -15,11 +23,13 @@ from recipe.training.pacing import VARIABLE
 def found(*rates: tuple[float, float], problem: str | None = None, named: int = 3, failed: int = 0) -> dict:
     """A result of pairs of (calm, attacked) updates per second."""
     window = {"named_by": 0, "failed_rounds": 0, "lines": [], "peak_mb": {"peer-1": 500.0, "peer-2": 400.0}}
+    window["longest_pause_seconds"] = 1.5
     pairs = [
         {
             "calm": window | {"attacked": False, "updates_per_second": calm},
             "attacked": window
-            | {"attacked": True, "updates_per_second": attacked, "named_by": named, "failed_rounds": failed},
+            | {"attacked": True, "updates_per_second": attacked, "named_by": named, "failed_rounds": failed}
+            | {"longest_pause_seconds": 1.5 + failed},
         }
         for calm, attacked in rates
     ]
@@ -35,6 +45,14 @@ def test_updates_that_were_half_made_count_half():
     assert updates_per_second([10.0], 0.0, 40.0) == 0.0
 
 
+def test_the_longest_pause_reaches_over_the_ends_of_the_time():
+    moments = [10.0, 12.0, 14.0, 16.0, 20.0]
+    assert longest_pause_seconds(moments, 13.0, 18.0) == pytest.approx(2.0), "it began at 12"
+    assert longest_pause_seconds(moments, 17.0, 21.0) == pytest.approx(4.0)
+    assert longest_pause_seconds(moments, 20.0, 40.0) == pytest.approx(20.0), "no update has been made since"
+    assert longest_pause_seconds([], 0.0, 40.0) == pytest.approx(40.0)
+
+
 def test_a_row_has_the_mean_of_the_ratios_of_pairs_and_its_interval():
     result = found((1.0, 0.9), (2.0, 2.0), (1.0, 1.1), named=2, failed=1)
     assert ratios(result) == pytest.approx([0.9, 1.0, 1.1])
@@ -43,6 +61,7 @@ def test_a_row_has_the_mean_of_the_ratios_of_pairs_and_its_interval():
     assert shown["ratio"] == f"1.00 ± {4.303 * 0.1 / math.sqrt(3):.2f}"
     assert (shown["without"], shown["with"], shown["n"]) == ("1.33", "1.33", "3")
     assert shown["failed rounds"] == "3 (calm 0)"
+    assert shown["longest pause, s"] == "2.5 (calm 1.5)"
     assert shown["named by"] == "2 to 2"
     assert is_held(result)
 
