@@ -3,6 +3,7 @@
 import contextlib
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,10 @@ NOTHING = re.compile(r"got 0 bytes of the state, 0 answers, and \[('PROTOCOL_VIO
 def run(tmp_path_factory):
     with reaping() as programs:
         yield Attacked(tmp_path_factory.mktemp("attacked"), programs, by_invitation=True)
+
+
+REMOVED: dict[Path, tuple[Path, bytes]] = {}
+"""Of each run, by its folder: key and certificate of a member that was removed."""
 
 
 def attacker(_name, _initial_peers, line, kind, address, sizes, identity=None, certificate=b""):
@@ -61,9 +66,10 @@ def test_an_outsider_gets_nothing(run):
         assert_gets_nothing(run, peers, peers.start("thief", attacker, "thief", run.address, {}))
 
 
-def test_a_removed_member_gets_nothing(run):
-    """With the key and the certificate that it had; its machine knows everybody's address."""
-    run.begin()
+def removed_member(run) -> tuple[Path, bytes]:
+    """A member joins, trains, and is removed: what it has then, the key and the certificate that it had."""
+    if run.folder in REMOVED:
+        return REMOVED[run.folder]
     with reaping() as programs:
         options = ["--initial-peers", run.invitation, *LOOPBACK]
         member = PeerProgram(run.folder, "live", "mallory", *options, **PACED)
@@ -80,11 +86,17 @@ def test_a_removed_member_gets_nothing(run):
             assert sum(peer_id in line.get("members", ()) for line in since) <= 1, "that was under way"
             assert len(failed_of(line["outcome"] for line in since)) <= 1, "that was under way"
         certificate = Credentials.read(member.folder.membership).certificate
-        identity = run.folder / "identities" / "mallory.key"
-        run.begin_again()
-        with Peers(timeout_seconds=150) as peers:
-            mallory = peers.start("thief", attacker, "thief", run.address, {}, identity, certificate)
-            assert_gets_nothing(run, peers, mallory)
+    REMOVED[run.folder] = run.folder / "identities" / "mallory.key", certificate
+    return REMOVED[run.folder]
+
+
+def test_a_removed_member_gets_nothing(run):
+    """Its machine knows everybody's address."""
+    run.begin()
+    had = removed_member(run)
+    run.begin_again()
+    with Peers(timeout_seconds=150) as peers:
+        assert_gets_nothing(run, peers, peers.start("thief", attacker, "thief", run.address, {}, *had))
 
 
 KINDS = {
@@ -94,6 +106,13 @@ KINDS = {
     "streams": re.compile(r"opened \d+ streams, \d+ are open"),
 }
 """Attacks, and what each says when it has begun."""
+
+
+def assert_stops_nothing(run) -> None:
+    run.trains_on(TOGETHER)
+    for peer, before in zip(run.peers, run.before, strict=True):
+        assert Seen.of(peer).bytes < before.bytes + 100 * 2**20
+    assert "Ignoring" not in run.said(), "its records are not even read"
 
 
 def test_outsiders_stop_nothing(run):
@@ -106,7 +125,16 @@ def test_outsiders_stop_nothing(run):
         for kind, peers in started.items():
             said = peers[kind].messages
             peers.until(lambda kind=kind, said=said: any(map(KINDS[kind].fullmatch, said)))
-        run.trains_on(TOGETHER)
-        for peer, before in zip(run.peers, run.before, strict=True):
-            assert Seen.of(peer).bytes < before.bytes + 100 * 2**20
-    assert "Ignoring" not in run.said(), "its records are not even read"
+        assert_stops_nothing(run)
+
+
+def test_a_removed_member_stops_nothing(run):
+    """With the key and the certificate that it had, all at once."""
+    run.begin()
+    had = removed_member(run)
+    run.begin_again()
+    with Peers(timeout_seconds=150) as peers:
+        said = peers.start("mallory", attacker, "several", run.address, {}, *had).messages
+        for says in KINDS.values():
+            peers.until(lambda says=says: any(map(says.fullmatch, said)))
+        assert_stops_nothing(run)

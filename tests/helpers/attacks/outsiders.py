@@ -338,6 +338,11 @@ async def thief(node: Outsider) -> None:
         node.report(f"got {bytes_of_state} bytes of the state, {answers} answers, and {sorted(replies)} to knocks")
 
 
+async def several(node: Outsider) -> None:
+    """What one peer id can do at once: a false claim, names that want to take part, records and silent streams."""
+    await asyncio.gather(claim(node), waiting(node), records(node, 1000), streams(node))
+
+
 async def relay(node: Outsider) -> None:
     """Asks for a place on the peer's circuit relay, over which others would then call it."""
     async for turn in node.turns(2.0):
@@ -395,6 +400,7 @@ ATTACKS: dict[str, Callable[[Outsider], Awaitable[None]]] = {
     "thief": thief,
     "relay": relay,
     "callbacks": callbacks,
+    "several": several,
     **dht_nodes.ATTACKS,
 }
 
