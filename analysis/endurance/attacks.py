@@ -58,6 +58,7 @@ ATTACKS = (
         "slow",
         "stuck",
         "goes-on-alone",
+        "other-history",
     ),
     *("ahead", "false-statistics", "flip", "reverse", "noise", "idle"),
     *("nested-store", "unknown-types", "nested-answers", "places", "many-keys"),

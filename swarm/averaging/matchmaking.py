@@ -472,7 +472,8 @@ class Matchmaking:
         """Go where a peer has sent us; if nobody leads there, that peer will find out as well and lead itself."""
         if suggested == self._p2p.peer_id:
             return None
-        if suggested not in self._monitor.lost:
+        is_expected = suggested in self._is_client or not len(self._known)  # else its trainer has left it out
+        if is_expected and suggested not in self._monitor.lost:
             group = await self.follow(suggested, ticket, wait_until, redirects)
             if group is not None:
                 return group

@@ -1,4 +1,4 @@
-"""What the others have said of the states that they held at their last steps."""
+"""What the others have said of the states that they held at their last steps, and which these were."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from swarm.membership.progress_record import PeerProgress
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.messages import MAX_GROUP_SIZE
 
-MAX_KEPT = 16
-"""Of each peer."""
+MAX_KEPT, MAX_HELD = 16, 64
+"""Of each peer: what it has said of states, and which it has said to hold."""
 
 
 class Attestations:
@@ -19,16 +19,25 @@ class Attestations:
 
     def __init__(self) -> None:
         self._said: dict[PeerID, dict[tuple[int, bytes], Attestation]] = {}
+        self._held: dict[PeerID, dict[tuple[int, bytes], None]] = {}
 
     def note(self, records: Mapping[PeerID, PeerProgress]) -> None:
         """These are the records now. What a peer says of a step is what it has said of it first."""
-        said = {}
+        said, all_held = {}, {}
         for peer, record in [*records.items()][:MAX_GROUP_SIZE]:
             before, told = self._said.get(peer, {}), record.attested
             if told is not None and (told.step, told.lineage) not in before:
                 before = dict([*before.items(), ((told.step, told.lineage), told)][-MAX_KEPT:])
             said[peer] = before
-        self._said = said
+            held = self._held.get(peer, {})
+            if (record.step, record.lineage) not in held:
+                held = dict([*held.items(), ((record.step, record.lineage), None)][-MAX_HELD:])
+            all_held[peer] = held
+        self._said, self._held = said, all_held
+
+    def holders(self, step: int, lineage: bytes) -> set[PeerID]:
+        """Who has said lately that it holds these weights."""
+        return {peer for peer, held in self._held.items() if (step, lineage) in held}
 
     def of(self, step: int, lineage: bytes) -> dict[PeerID, Attestation]:
         """Of these weights, by who says it."""

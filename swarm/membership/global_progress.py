@@ -84,18 +84,6 @@ class GlobalProgress:
         reach = self._reach(self.records)
         return [peer for peer, record in self.records.items() if record.step > max(self.own.step, reach(peer))]
 
-    @cached_property
-    def known(self) -> dict[PeerID, PeerProgress]:
-        """Of these, who has been in a group with this peer since it joined."""
-        return {peer: record for peer, record in self._believed.items() if self.proven.get(peer) == record.joined}
-
-    def shares_weights(self, apart_from: Container[PeerID] = ()) -> bool:
-        """Whether somebody with whom this peer has trained holds the same weights: one word is no reason to give these
-        up."""
-        own = self.own.step, self.own.lineage
-        holders = [peer for peer, record in self.known.items() if (record.step, record.lineage) == own]
-        return self.has_trained and any(peer not in apart_from for peer in holders)
-
     # ---- who comes to the next round --------------------------------------------------------------------------------
 
     @cached_property
@@ -155,7 +143,11 @@ class GlobalProgress:
         Where this peer has trained with more than one who is there, what one of them alone says is no reason to give up
         its own weights.
         """
-        known = sorted(record.step for record in self.known.values() if record.phase not in (JOINING, WAITING))
+        known = sorted(
+            record.step
+            for peer, record in self._believed.items()
+            if self.proven.get(peer) == record.joined and record.phase not in (JOINING, WAITING)
+        )
         if not self.has_trained or len(known) < 2:
             return self.latest_step
         return max(self.own.step, min(self.latest_step, known[-2]))
@@ -180,7 +172,6 @@ class GlobalProgress:
             )
             for peer, record in self._believed.items()
             if self._can_ask(peer, record) and record.step >= min_step and record.phase != JOINING
-            if not self._is_alone_ahead(record)
         )
         return [peer for client_mode, *_, peer in candidates if client_mode == candidates[0][0]]
 
@@ -189,16 +180,12 @@ class GlobalProgress:
         """Whose state counts and not ours: at a later step; or a full one at ours, before us, with other weights."""
         own, mine, found = self.own, (self._since(self.me, self.own), self.me.to_bytes()), []
         for peer, record in self._believed.items():
-            is_ahead = record.step > own.step and self._can_ask(peer, record) and not self._is_alone_ahead(record)
+            is_ahead = record.step > own.step and self._can_ask(peer, record)
             is_other = record.step == own.step and record.lineage != own.lineage
             is_senior = not record.client_mode and (self._since(peer, record), peer.to_bytes()) < mine
             if is_ahead or (is_other and is_senior and peer not in self.false_donors):
                 found.append(peer)
         return found
-
-    def _is_alone_ahead(self, record: PeerProgress) -> bool:
-        """Whether it alone says so, and this peer would give up weights for it that another one holds as well."""
-        return record.step > self.seconded_step and self.shares_weights()
 
     def _can_ask(self, peer: PeerID, record: PeerProgress) -> bool:
         """Who cannot be dialled hands over its state as well, if it has made a connection to this peer, a full one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -18,12 +19,14 @@ from hivemind.utils import get_dht_time, get_logger
 
 from swarm.membership.attestations import Attestations
 from swarm.membership.backoff import BLAME_SECONDS, MAX_BLAME_SECONDS, Backoff, BlameBackoff
+from swarm.membership.claim_bounds import MAX_APART
 from swarm.membership.global_progress import GlobalProgress
 from swarm.membership.liveness_probe import LivenessProbe
 from swarm.membership.no_shows import NoShows
 from swarm.membership.progress_record import (
     JOINING,
     TRAINING,
+    WAITING,
     PeerProgress,
 )
 from swarm.membership.progress_store import ProgressStore
@@ -40,6 +43,8 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 TOLD_STEPS = 50
 """For which a record still says why an earlier round failed."""
+MAX_OWN = 2 * MAX_APART
+"""Of its own earlier weights, which a peer still knows by name."""
 
 logger = get_logger(__name__)
 
@@ -74,6 +79,8 @@ class ProgressTracker:
         now = get_dht_time()
         self._own = PeerProgress(name, 0, 0, 0.0, now, now, bool(dht.client_mode), JOINING)
         self._others: dict[PeerID, PeerProgress] = {}
+        self._held: dict[tuple[int, bytes], None] = {}
+        """Which weights this peer has held lately."""
         self._last_group: frozenset[PeerID] = frozenset()
         self._proven: dict[PeerID, float] = {}
         self._trained_with: set[PeerID] = set()
@@ -115,6 +122,7 @@ class ProgressTracker:
         """This peer has the weights of this step and lineage now; `changes` of other fields go with that."""
         if self._own.failed is not None and step > self._own.failed.step + TOLD_STEPS:
             changes["failed"] = None
+        self._held = dict([*self._held.items(), ((step, lineage), None)][-MAX_OWN:])
         self._change({"step": step, "lineage": lineage, **changes})
 
     def _change(self, changes: dict) -> None:
@@ -271,6 +279,31 @@ class ProgressTracker:
             asked &= self._trained_with
         said = self._attestations.of(step, lineage)
         return {peer: attestation for peer, attestation in said.items() if peer in asked}
+
+    def holders(self, step: int, lineage: bytes, sources: Collection[PeerID]) -> set[PeerID]:
+        """Others with whom this peer has trained, who have said lately that they hold these weights."""
+        asked = (self.swarm.records.keys() - set(sources)) & self._trained_with
+        return asked & self._attestations.holders(step, lineage)
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether somebody, of those who were in the last group with this peer, holds its weights still."""
+        swarm, own = self.swarm, (self._own.step, self._own.lineage)
+        records = [record for peer, record in swarm.records.items() if peer in swarm.last_group]
+        return any((record.step, record.lineage) == own for record in records)
+
+    @property
+    def is_odd_one_out(self) -> bool:
+        """Whether two others, with whom this peer has trained, hold the same weights as each other, of a history that
+        is not its own."""
+        known = {peer: record for peer, record in self.swarm.records.items() if peer in self._trained_with}
+        at_work = [record for record in known.values() if record.phase not in (JOINING, WAITING)]
+        held = Counter((record.step, record.lineage) for record in at_work)
+        least_step = self._own.step - MAX_APART
+        return any(
+            number > 1 and step >= least_step and (step, lineage) not in self._held
+            for (step, lineage), number in held.items()
+        )
 
     def _call_impossible_once(self, peer: PeerID, record: PeerProgress) -> None:
         if peer not in self._called_impossible and len(self._called_impossible) < MAX_GROUP_SIZE:

@@ -47,6 +47,7 @@ from swarm.training.joining.catch_up import CatchUp, Progress
 from swarm.training.joining.follower import Follower
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
+from swarm.training.joining.second_word import Punctuality, SecondWord
 from swarm.training.options import CoordinatorOptions
 from swarm.training.run_control import OthersOrders, RunControl
 from swarm.training.throughput import Throughput
@@ -108,6 +109,7 @@ class Coordinator:
         self._throughput, self._far_members = Throughput(), FarMembers()
         self._work_log: WorkLog = NO_LOG
         """What members have to know to check each other's work."""
+        self._punctuality, self._came_in_time = Punctuality(self.options.matchmaking_seconds), False
         self._inflight: InflightRound | None = None
         self._strayed_from: PeerID | None = None
         """Whose state this peer takes over after its update."""
@@ -231,17 +233,19 @@ class Coordinator:
         self._catching_up.join()
         self._begin_step()
 
-    def catch_up(self, donor: PeerID | None = None, is_told: bool = False, leader: PeerID | None = None) -> bool:
+    def catch_up(
+        self, donor: PeerID | None = None, is_told: bool = False, second_word: SecondWord | None = None
+    ) -> bool:
         """Begin to take over the swarm's state, or the donor's; when it is here, what was computed before is dropped.
 
         Args:
             is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
-            leader: who has said so
+            second_word: that is needed, because this peer came in time
 
         Returns:
             whether this peer holds other weights already
         """
-        return self._settle(self._catching_up.begin(donor, is_told, leader))
+        return self._settle(self._catching_up.begin(donor, is_told, second_word))
 
     def _settle(self, progress: Progress) -> bool:
         if progress is Progress.OTHER_WEIGHTS:
@@ -335,6 +339,7 @@ class Coordinator:
 
     def _count(self, samples: int, loss: torch.Tensor | float) -> int:
         """Returns the samples of all processes of this peer."""
+        self._punctuality.look()
         self._gradients.collect()
         self._throughput.work.noted += self._work_log.note(samples)
         samples, loss = self.island.add_up(samples, loss)
@@ -438,12 +443,14 @@ class Coordinator:
         self.version.settled.set()
         self._throughput.take()
         self._throughput.resume()
+        self._punctuality.begin_step()
         self.averager.set_step(self.step, self.version.lineage)
         self.tracker.begin_step(self.step, self.version.lineage, group)
         self._follow_orders()
 
     def _begin_round(self) -> None:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
+        self._came_in_time = self._punctuality.is_given
         own = self._work_log.own(self._throughput.work, self.island.size)
         ticket = signed(self._ticket(), own)
         self._gradients.to_wire(self.samples)
@@ -458,6 +465,7 @@ class Coordinator:
             own,
         )
         if self.averaging.overlaps:
+            self._punctuality.begin_step()
             self.version.settled.clear()
             self.tracker.begin_ahead()
             self._follow_orders()
@@ -501,6 +509,7 @@ class Coordinator:
             return False
         finally:
             self._throughput.resume()
+            self._punctuality.resume()
         if len(report.group.peer_ids) > 1:
             self._work_log.check(report.to_check)
             self._gradients.from_wire()
@@ -561,7 +570,9 @@ class Coordinator:
         self._follow_orders()
 
     def _update_alone(self, report: RoundReport | None) -> bool:
-        if not self.target.is_reached_by(self.samples) or not self._gradients.is_finite:
+        is_odd = self.tracker.is_odd_one_out  # then those who agree with each other have to get further than this peer
+        may_not = is_odd or self._follower.waits_for_others
+        if may_not or not self.target.is_reached_by(self.samples) or not self._gradients.is_finite:
             self.resume()
             return False
         ticket = self._ticket()
@@ -585,7 +596,8 @@ class Coordinator:
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
             self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind):
-            self.catch_up(is_told=True, leader=error.leader)
+            witnesses = self.tracker.swarm.last_group if self._came_in_time else ()
+            self.catch_up(is_told=True, second_word=SecondWord(self.tracker, error.leader, witnesses))
 
     def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
         """An average is there: `updating` puts it where the optimizer finds it."""

@@ -10,6 +10,7 @@ Only a newcomer waits for all this. Who trains goes on meanwhile: the download r
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -50,6 +51,13 @@ RECORDS_LAG = 2
 """Updates that others may have made since they wrote what they hold, in a fast swarm."""
 TELL_SECONDS = 5.0
 """From one line about a download to the next."""
+HELD_SECONDS = 3.0
+"""For which a peer waits until another one says that it holds a state, too: records come each second."""
+DENIED_SECONDS = 120.0
+"""In which who says twice what all others deny is left out."""
+TOGETHER_SECONDS = 10.0
+"""After a denial, for which a peer makes no update alone while others hold its weights: they may need that long to deny
+it as well."""
 MAX_WAIT_SECONDS = 600.0
 """Which busy donors may announce, in all, without that it counts against those that a newcomer waits at most."""
 
@@ -85,8 +93,8 @@ class Follower:
         self._gradients, self._apply, self._should_stop = gradients, apply, should_stop
         self._steps: Steps | None = None
         self._second_word = SecondWord(tracker)
-        self._denied: tuple[PeerID, int] | None = None
-        """Who has said last what nobody else did, and at which step of this peer."""
+        self._denied_at: dict[PeerID, float] = {}
+        """Who has said what all others denied, and when, in monotonic seconds."""
         self._waits_for: Future | None = None
         self._claimed: dict[PeerID, int] = {}
         """The steps that donors held when a download began that has broken off, and may go on."""
@@ -108,17 +116,17 @@ class Follower:
         timeout_seconds: float,
         joins: bool = False,
         is_told: bool = False,
-        leader: PeerID | None = None,
+        second_word: SecondWord | None = None,
     ) -> None:
         """Begin to take over the donor's state, or that of whose counts more, unless that is under way already.
 
         Args:
             joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
             is_told: the swarm has gone on, said who leads it: a new attempt does not follow at once
-            leader: who has said so
+            second_word: that is needed, because this peer came in time
         """
         if self._steps is None:
-            self._second_word = SecondWord(self._tracker, leader)
+            self._second_word = second_word or SecondWord(self._tracker)
             self._steps = self._take_over(donor, timeout_seconds, joins, is_told)
 
     def poll(self) -> bool | None:
@@ -164,6 +172,8 @@ class Follower:
             return (yield from self._reload(donor))
         if is_told:
             yield from self._until_refreshed(5 * POLL_SECONDS)
+            if not (yield from self._until_given()):
+                return False
             self._listener.begin()
         version, tracker = self._version, self._tracker
         followed = False
@@ -189,15 +199,35 @@ class Follower:
             followed = yield from self._follow_somebody(waits=True)
         return followed
 
+    def _until_given(self) -> Steps:
+        """Wait for the second word, where one is needed; whether it has come."""
+        word, until = self._second_word, time.monotonic() + self._averager.timeouts.retry_seconds
+        while word.is_needed and not word.is_given:
+            if word.is_denied:
+                self._note_denied()
+                return False
+            if time.monotonic() > until or self._should_stop():
+                return False
+            yield from self._until_refreshed(POLL_SECONDS)
+        return True
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether others, who hold this peer's weights, are about to find out what it has just found out."""
+        denied_at = max(self._denied_at.values(), default=-math.inf)
+        return time.monotonic() < denied_at + TOGETHER_SECONDS and self._tracker.shares_weights
+
     def _note_denied(self) -> None:
         """The swarm has not gone on: who has said so is left out, unless it was in a round that has only failed."""
-        leader, step = self._second_word.leader, self._version.step
-        if leader is None:
-            return
+        leader, now = self._second_word.leader, time.monotonic()
         record = self._tracker.others.get(leader)
-        if self._denied == (leader, step) or (record is not None and record.step > step):
+        is_elsewhere = record is not None and (record.step, record.lineage) != (
+            self._version.step,
+            self._version.lineage,
+        )
+        if is_elsewhere or now < self._denied_at.get(leader, -math.inf) + DENIED_SECONDS:
             self._tracker.blame({leader: Blame.GOES_ON_ALONE})
-        self._denied = leader, step
+        self._denied_at = {leader: now}
 
     def _follow_somebody(self, waits: bool = False) -> Steps:
         """Whether this peer was only an update or two behind, and has made these.
@@ -250,11 +280,16 @@ class Follower:
         while time.monotonic() < deadline and not self._should_stop():
             if not tracker.swarm.superiors and not (joins and failed & tracker.others.keys()):
                 return False  # those who were ahead or senior are gone
+            if self._second_word.is_denied:
+                return False
             needed = version.step + (
                 tracker.swarm.latest_step > version.step
             )  # the same step again would be no way out
             busy_seconds, asked_at = 0.0, time.monotonic()
-            if donors := tracker.swarm.donors(min_step=needed)[:MAX_DONORS]:
+            donors = tracker.swarm.donors(min_step=needed)
+            if self._second_word.is_needed:
+                donors = [donor for donor in donors if self._second_word.may_give(donor)]
+            if donors := donors[:MAX_DONORS]:
                 try:
                     return (yield from self.download(donors, joins))
                 except NoState as error:
@@ -308,6 +343,7 @@ class Follower:
         self._claimed = {}
         try:
             tensors = unpack(layout, content)
+            yield from self._until_held(donor, description)
             with version.lock:
                 step = description.get("step") if isinstance(description, dict) else None
                 if type(step) is int and step <= version.step and (version.step, version.lineage) != before:
@@ -326,6 +362,19 @@ class Follower:
         seconds, name = time.monotonic() - began, tracker.name_of(donor)
         logger.warning(f"Took over step {version.step} from {name}: {len(content) / 1e6:.1f} MB in {seconds:.1f} s")
         return True
+
+    def _until_held(self, donor: PeerID, description: object) -> Generator[Future | None, None, None]:
+        """Wait until somebody else says that it holds this state, or has held it, where a second word is needed.
+
+        Raises:
+            RoundFailed: nobody does
+        """
+        said = description if isinstance(description, dict) else {}
+        deadline = time.monotonic() + HELD_SECONDS
+        while not self._second_word.holds(donor, said.get("step"), said.get("lineage")):
+            if time.monotonic() > deadline:
+                raise RoundFailed("nobody else says that it holds what it gives")
+            yield from self._until_refreshed(POLL_SECONDS)
 
     def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
         """Raises RoundFailed: the donor has less than it said, or more than this peer can believe."""
@@ -347,12 +396,12 @@ class Follower:
         while donors and self._may_follow(donor, made):
             try:
                 donor, lineages, averages = yield from self.fetch_averages(donors, waits and not made)
-                yield from self._until_seconded(donor, lineages[0])
+                lineages = yield from self._held_by_others(donor, lineages)
             except RoundFailed as error:  # it has not made the next one yet, or is gone
                 logger.debug(f"no further average: {error}")
                 break
             began = time.monotonic()
-            for lineage, average in zip(lineages, averages, strict=True):
+            for lineage, average in zip(lineages, averages[: len(lineages)], strict=True):
                 with self._version.lock:
                     size = self._gradients.fragments.size_at(self._version.step)
                     self._gradients.follow(whole(average, size))
@@ -375,17 +424,23 @@ class Follower:
             logger.warning(f"Made up for {updates} with averages from {name}, to step {self._version.step}")
         return made
 
-    def _until_seconded(self, donor: PeerID, lineage: bytes) -> Generator[Future | None, None, None]:
-        """Wait until somebody else has made this update as well, where that is needed.
+    def _held_by_others(
+        self, donor: PeerID, lineages: Sequence[bytes]
+    ) -> Generator[Future | None, None, Sequence[bytes]]:
+        """Those of these updates that somebody else has made as well; all, where no second word is needed.
 
         Raises:
-            RoundFailed: nobody has
+            RoundFailed: there are none, or this peer has made one itself meanwhile
         """
-        deadline = time.monotonic() + self._averager.timeouts.retry_seconds  # others may end that round later
-        while not self._second_word.is_there(donor, lineage):
-            if self._second_word.is_denied or time.monotonic() > deadline:
+        version, deadline = self._version, time.monotonic() + self._averager.timeouts.retry_seconds
+        before = version.step, version.lineage
+        while not (number := self._second_word.num_held(donor, version.step, lineages)):
+            if self._second_word.is_denied or time.monotonic() > deadline:  # others may end that round later
                 raise RoundFailed("nobody else has made this update")
             yield from self._until_refreshed(POLL_SECONDS)
+        if (version.step, version.lineage) != before:
+            raise RoundFailed("this peer has gone on itself")
+        return lineages[:number]
 
     def _may_follow(self, donor: PeerID | None, made: int) -> bool:
         """Whether the next update can be one of the swarm's, and this peer does not listen to its round."""
@@ -445,6 +500,8 @@ class Follower:
                     averager.kill()  # it is stopped: who notices that it has died starts this peer again
                 if self._may_listen and averager.arrived.seconds_left < NEAR_SECONDS:
                     self._listener.begin()
+                if self._second_word.is_denied:
+                    raise NoState({}, "all others deny that the swarm has gone on")
                 if now - told_at > TELL_SECONDS:
                     told_at = now
                     self._tell(donors, "average" if "average_of" in wishes else "state")

@@ -1,20 +1,57 @@
-"""Whether the swarm has gone on without this peer, by the word of more than one.
+"""Whether the swarm has gone on without this peer, by the word of more than the one who leads.
 
-Who leads says so to everybody that comes to a round too late. It could say it to all, go on by itself, and have a
-history and averages of its own to show: all would hold its weights. So a peer that holds the same weights as another
-member, with which it has trained, waits until a second one is further, or in a round that it has missed itself. If all
-have spoken since and nobody is, it has been told what is not so.
+Who leads says so to those who come to a round too late. It could say it to all, go on by itself, and have a history and
+averages of its own to show: all would hold its weights, and nobody would notice. But an honest leader waits for those
+who are expected. So a peer that comes in time, from a round that it was in with others, does not take that one word: it
+waits until one of these others is further, or in the round that it is to have missed, and then uses what somebody
+else than its donor holds as well. If all of them say that they are where this peer is, the leader is left out.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Iterable, Sequence
+
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
+from swarm.membership.progress_record import TOLERATED_SECONDS, PeerProgress
 from swarm.membership.progress_tracker import ProgressTracker
 
-MARGIN_SECONDS = 0.5
-"""That a record has to be younger than what was said: clocks differ a little."""
+IN_TIME_SHARE = 0.5
+"""Of a leader's patience, for which a peer that comes in time computes or does something else without a pause."""
+
+
+class Punctuality:
+    """Whether this peer comes to its rounds in time; time in rounds themselves does not count.
+
+    Args:
+        patience_seconds: for which a leader waits for those who are expected
+    """
+
+    def __init__(self, patience_seconds: float):
+        self._most_seconds = IN_TIME_SHARE * patience_seconds
+        self._longest_seconds, self._since = math.inf, time.monotonic()
+
+    def begin_step(self) -> None:
+        """This peer computes for another step from now on."""
+        self._longest_seconds = 0.0
+        self.resume()
+
+    def resume(self) -> None:
+        """It has been in a round until now."""
+        self._since = time.monotonic()
+
+    def look(self) -> None:
+        """A micro-batch has been computed: whatever it has done since the one before, it looks for a round only now."""
+        now = time.monotonic()
+        self._longest_seconds, self._since = max(self._longest_seconds, now - self._since), now
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a leader that began a round in this step has not had to wait for this peer for long."""
+        return self._longest_seconds < self._most_seconds
 
 
 class SecondWord:
@@ -22,34 +59,75 @@ class SecondWord:
 
     Args:
         tracker: knows what the others say
-        leader: who has said that the swarm has gone on; None: this peer has found it out itself
+        leader: who has said that the swarm has gone on
+        witnesses: who was in the last round with this peer; nobody: the leader's word is enough
     """
 
-    def __init__(self, tracker: ProgressTracker, leader: PeerID | None = None):
+    def __init__(self, tracker: ProgressTracker, leader: PeerID | None = None, witnesses: Iterable[PeerID] = ()):
         self._tracker, self.leader, self._since = tracker, leader, get_dht_time()
+        self._witnesses = frozenset(witnesses) - {leader}
+        self._denying: set[PeerID] = set()
 
-    def is_there(self, donor: PeerID, lineage: bytes) -> bool:
-        """Whether another one than the donor has made the update that this peer would make with its average, or nobody
-        has to.
+    @property
+    def _present(self) -> dict[PeerID, PeerProgress]:
+        """Witnesses that are here and have spoilt nothing; also who could not hand over its state."""
+        if not self._witnesses:
+            return {}
+        tracker = self._tracker
+        return {
+            peer: record
+            for peer, record in tracker.others.items()
+            if peer in self._witnesses and peer not in tracker.blamed
+        }
 
-        Args:
-            lineage: that the update leads to, as the donor says
-        """
-        swarm = self._tracker.swarm
-        if not swarm.shares_weights({donor, self.leader}):
-            return True
-        next_step = swarm.own.step + 1
-        others = [record for peer, record in swarm.known.items() if peer not in (donor, self.leader)]
+    @property
+    def is_needed(self) -> bool:
+        """Whether the leader's word is not enough."""
+        return bool(self._present)
+
+    def _listen(self) -> None:
+        """Who has said since that it is where this peer is has not missed a round, whatever it does next."""
+        own = self._tracker.own
+        for peer, record in self._present.items():
+            is_new = record.time > self._since + TOLERATED_SECONDS
+            if is_new and (record.step, record.lineage) == (own.step, own.lineage) and not record.is_in_round:
+                self._denying.add(peer)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a witness is further than this peer, or in a round that this peer has missed."""
+        self._listen()
+        step = self._tracker.own.step
         return any(
-            record.step > next_step or (record.step == next_step and record.lineage == lineage) for record in others
+            record.step > step or (record.is_in_round and peer not in self._denying)
+            for peer, record in self._present.items()
         )
 
     @property
     def is_denied(self) -> bool:
-        """Whether all others with which this peer has trained have spoken since it was told, and none has gone on."""
-        swarm, own = self._tracker.swarm, self._tracker.own
-        if not swarm.shares_weights({self.leader}):
+        """Whether all witnesses have said since that they are where this peer is."""
+        present = self._present
+        if not present:
             return False
-        others = [record for peer, record in swarm.known.items() if peer != self.leader]
-        have_spoken = all(record.time > self._since + MARGIN_SECONDS for record in others)
-        return have_spoken and not any(record.step > own.step or record.is_in_round for record in others)
+        self._listen()
+        is_somebody_further = any(record.step > self._tracker.own.step for record in present.values())
+        return self._denying >= present.keys() and not is_somebody_further
+
+    def holds(self, donor: PeerID, step: int, lineage: bytes) -> bool:
+        """Whether another one than the donor holds these weights, or has held them, or nobody has to."""
+        return not self.is_needed or bool(self._tracker.holders(step, lineage, [donor]))
+
+    def may_give(self, donor: PeerID) -> bool:
+        """Whether the state of this donor may be one that another one holds as well, as far as its record says."""
+        record, step = self._tracker.others.get(donor), self._tracker.own.step
+        return record is not None and (record.step > step or self.holds(donor, record.step, record.lineage))
+
+    def num_held(self, donor: PeerID, step: int, lineages: Sequence[bytes]) -> int:
+        """How many of these updates, the first ones, another one than the donor has made as well.
+
+        Args:
+            step: from which they go on
+            lineages: that they lead to
+        """
+        made = (number for number in range(len(lineages), 0, -1))
+        return next((number for number in made if self.holds(donor, step + number, lineages[number - 1])), 0)

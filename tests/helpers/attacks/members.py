@@ -181,6 +181,31 @@ def go_on_alone() -> None:
     _say_that_it_was_here_first()
 
 
+def other_history() -> None:
+    """Says that it was here first, so that it leads; after some updates it tells whoever comes that it holds other
+    weights of the same step, and hands over weights x -1 as these."""
+    honest_serve, honest_record, honest_export = Matchmaking.serve, PeerProgress.to_bytes, SharedState.export
+
+    async def serve(self, request, context):
+        if self.step >= AHEAD_FROM:
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY)
+            return
+        async for reply in honest_serve(self, request, context):
+            yield reply
+
+    def to_bytes(self) -> bytes:
+        return honest_record(self if self.step < AHEAD_FROM else replace(self, lineage=MADE_UP, attested=None))
+
+    def export(self, step: int, lineage: bytes):
+        description, tensors = honest_export(self, step, lineage if step < AHEAD_FROM else MADE_UP)
+        sign = 1 if step < AHEAD_FROM else -1
+        num_model_tensors = len(self.model_tensors)
+        return description, [*(sign * one for one in tensors[:num_model_tensors]), *tensors[num_model_tensors:]]
+
+    Matchmaking.serve, PeerProgress.to_bytes, SharedState.export = serve, to_bytes, export
+    _say_that_it_was_here_first()
+
+
 def ahead() -> None:
     """a3: after some updates it says that it is 20 ahead; who asks for its state or averages gets them slowly."""
     honest_record, honest_answer = PeerProgress.to_bytes, StateServer.rpc_download_state
@@ -322,6 +347,7 @@ LIES: dict[str, Callable[[], None]] = {
     "slow": slow,
     "stuck": stuck,
     "goes-on-alone": go_on_alone,
+    "other-history": other_history,
     "ahead": ahead,
     "made-up-state": made_up_state,
     "false-statistics": false_statistics,

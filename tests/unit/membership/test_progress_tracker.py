@@ -28,7 +28,7 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.owners import subkey_of
 from tests.helpers.records import RECORD, SaidSwarm
 
-LINEAGE, OTHER = b"L" * LINEAGE_BYTES, b"O" * LINEAGE_BYTES
+LINEAGE, OTHER, THIRD = (letter * LINEAGE_BYTES for letter in (b"L", b"O", b"T"))
 
 
 @pytest.fixture
@@ -444,20 +444,32 @@ def test_one_alone_who_says_that_it_is_ahead_is_no_reason_to_give_up_weights(swa
     assert swarm.tracker.swarm.seconded_step == 30, "of two, one is behind itself: this peer knows one alone"
 
 
-def test_weights_that_another_one_holds_as_well_are_not_given_up_for_the_word_of_one(swarm):
+def test_who_has_another_history_than_two_who_agree_is_the_odd_one_out(swarm):
     own, joined = swarm.tracker.peer_id, get_dht_time() - 50
-    anna = swarm.says("anna", step=10, joined=joined, lineage=LINEAGE)
-    ben = swarm.says("ben", step=10, joined=joined, lineage=LINEAGE)
+    peers = [swarm.says(name, step=10, joined=joined, lineage=LINEAGE) for name in ("anna", "ben")]
+    swarm.tracker.begin_step(10, LINEAGE, frozenset({own, *peers}))
+    swarm.tracker.begin_step(11, OTHER, frozenset({own}))
+    assert not swarm.tracker.is_odd_one_out, "they are where this peer was"
+    swarm.says("anna", step=11, joined=joined, lineage=THIRD)
+    assert not swarm.tracker.is_odd_one_out, "she is alone with it"
+    swarm.says("ben", step=11, joined=joined, lineage=THIRD)
+    assert swarm.tracker.is_odd_one_out
+    swarm.says("ben", step=11, joined=joined, lineage=THIRD, phase=JOINING)
+    assert not swarm.tracker.is_odd_one_out
+    swarm.says("eve", step=11, joined=joined, lineage=THIRD)
+    assert not swarm.tracker.is_odd_one_out, "this peer has not trained with her"
+
+
+def test_who_holds_weights_is_known_for_a_while(swarm):
+    own, joined = swarm.tracker.peer_id, get_dht_time() - 50
+    anna, ben = (swarm.says(name, step=10, joined=joined, lineage=LINEAGE) for name in ("anna", "ben"))
+    swarm.says("eve", step=10, joined=joined, lineage=LINEAGE)
     swarm.tracker.begin_step(10, LINEAGE, frozenset({own, anna, ben}))
-    swarm.says("ben", step=11, joined=joined, lineage=OTHER)
-    now = swarm.tracker.swarm
-    assert now.shares_weights()
-    assert not now.shares_weights({anna}), "with nobody else"
-    assert (now.superiors, now.donors(min_step=11)) == ([], []), "ben alone says that he is further"
-    swarm.says("anna", step=10, joined=joined, lineage=OTHER)
-    assert ben in swarm.tracker.swarm.superiors, "nobody else holds what this peer has"
+    assert swarm.tracker.holders(10, LINEAGE, []) == {anna, ben}, "this peer has not trained with eve"
     swarm.says("anna", step=11, joined=joined, lineage=OTHER)
-    assert set(swarm.tracker.swarm.superiors) == {anna, ben}
+    assert swarm.tracker.holders(11, OTHER, []) == {anna}
+    assert swarm.tracker.holders(10, LINEAGE, [ben]) == {anna}, "she has said so before"
+    assert swarm.tracker.holders(11, LINEAGE, []) == set()
 
 
 def test_nobody_is_further_than_the_run_is_long(caplog):

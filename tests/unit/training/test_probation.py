@@ -271,11 +271,11 @@ def test_what_this_peer_holds_is_told_to_others_only_when_it_is_confirmed(newcom
 def test_attestations_are_kept_for_some_steps_and_not_changed_afterwards():
     kept = Attestations()
     for step in range(MAX_KEPT + 3):
-        kept.note({"ben": SimpleNamespace(attested=says("a", step=step))})
-    kept.note({"ben": SimpleNamespace(attested=says("z", step=MAX_KEPT))})
+        kept.note({"ben": SimpleNamespace(step=step, lineage=LINEAGE, attested=says("a", step=step))})
+    kept.note({"ben": SimpleNamespace(step=MAX_KEPT, lineage=LINEAGE, attested=says("z", step=MAX_KEPT))})
     assert kept.of(MAX_KEPT, LINEAGE) == {"ben": says("a", step=MAX_KEPT)}
     assert [bool(kept.of(step, LINEAGE)) for step in range(5)] == [False, False, False, True, True]
-    kept.note({"carl": SimpleNamespace(attested=None)})
+    kept.note({"carl": SimpleNamespace(step=1, lineage=LINEAGE, attested=None)})
     assert kept.of(MAX_KEPT, LINEAGE) == {}, "ben has left"
 
 

@@ -6,72 +6,125 @@ from hivemind.utils import get_dht_time
 from swarm.membership.progress_record import AVERAGING, JOINING
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.training.joining import second_word
-from swarm.training.joining.second_word import SecondWord
+from swarm.training.joining.second_word import Punctuality, SecondWord
 from tests.helpers.records import SaidSwarm
 
-OURS, NEXT, MADE_UP = (letter * LINEAGE_BYTES for letter in (b"O", b"N", b"M"))
+OURS, NEXT, LATER, MADE_UP = (letter * LINEAGE_BYTES for letter in (b"O", b"N", b"L", b"M"))
 JOINED = get_dht_time() - 50
 
 
-class Told:
-    """A peer at step 10, whose leader says that the swarm has gone on; it has trained with the others."""
+class Told(SecondWord):
+    """A peer at step 10, in time, to which its leader says that the swarm has gone on; the others were in its group."""
 
-    def __init__(self, *others: str):
-        self.swarm, self.others = SaidSwarm(), others
+    def __init__(self, *others: str, came_in_time: bool = True):
+        self.swarm = SaidSwarm()
         self.peers = {name: self.say(name, 10, OURS) for name in (*others, "leader")}
-        self.swarm.tracker.begin_step(10, OURS, frozenset({self.swarm.tracker.peer_id, *self.peers.values()}))
-        self.word = SecondWord(self.swarm.tracker, self.peers["leader"])
+        group = frozenset({self.swarm.tracker.peer_id, *self.peers.values()})
+        self.swarm.tracker.begin_step(10, OURS, group)
+        super().__init__(self.swarm.tracker, self.peers["leader"], group if came_in_time else ())
 
     def say(self, name: str, step: int, lineage: bytes, **fields):
         return self.swarm.says(name, step=step, lineage=lineage, joined=JOINED, **fields)
-
-    def is_there(self, lineage: bytes) -> bool:
-        return self.word.is_there(self.peers["leader"], lineage)
 
 
 @pytest.fixture
 def speaks_later(monkeypatch):
     """What is said from now on is younger than what the leader has said."""
-    monkeypatch.setattr(second_word, "MARGIN_SECONDS", 0.0)
+    monkeypatch.setattr(second_word, "TOLERATED_SECONDS", 0.0)
 
 
-def test_an_average_is_used_when_another_one_has_made_the_same_update():
+def test_updates_are_made_up_to_the_last_one_that_another_one_has_made():
     told = Told("anna", "ben")
-    told.say("leader", 11, MADE_UP)
-    assert not told.is_there(MADE_UP)
-    told.say("anna", 11, NEXT)
-    assert not told.is_there(MADE_UP), "she has made another one"
-    assert told.is_there(NEXT)
-    told.say("anna", 12, OURS)
-    assert told.is_there(NEXT), "she has gone on from it"
+    anna, leader = told.peers["anna"], told.peers["leader"]
+    lineages = [NEXT, LATER, MADE_UP]
+    assert told.num_held(leader, 10, lineages) == 0
+    told.say("leader", 13, MADE_UP)
+    assert told.num_held(leader, 10, lineages) == 0, "its own word"
+    told.say("anna", 12, LATER)
+    assert told.num_held(leader, 10, lineages) == 2
+    assert told.num_held(leader, 10, [MADE_UP, MADE_UP]) == 0
+    assert told.num_held(anna, 10, [NEXT, LATER]) == 0, "her own word"
+    told.say("leader", 12, LATER)
+    assert told.num_held(anna, 10, [NEXT, LATER]) == 2, "who leads is a second one, if another one hands it over"
+    assert told.holds(leader, 12, LATER)
+    assert not told.holds(leader, 13, MADE_UP)
+    assert not told.holds(leader, None, None), "a state that says nothing"
 
 
-def test_who_holds_its_weights_alone_believes_one():
-    told = Told("anna")
-    told.say("anna", 9, NEXT)
-    assert told.is_there(MADE_UP)
-    assert not told.word.is_denied
+@pytest.mark.parametrize("told", [lambda: Told(), lambda: Told("anna", came_in_time=False)], ids=["two peers", "late"])
+def test_who_trains_with_nobody_else_or_comes_late_believes_one(told):
+    told = told()
+    assert not told.is_needed
+    assert told.num_held(told.peers["leader"], 10, [MADE_UP, MADE_UP]) == 2
+    assert told.holds(told.peers["leader"], 12, MADE_UP)
+    assert not told.is_denied
 
 
 def test_it_is_denied_when_all_have_spoken_since_and_none_has_gone_on(speaks_later):
     told = Told("anna", "ben")
-    assert not told.word.is_denied, "what they say is older"
+    assert told.is_needed
+    assert not told.is_denied, "what they say is older"
+    told.say("leader", 11, MADE_UP)
     told.say("anna", 10, OURS)
-    assert not told.word.is_denied, "ben may have gone on"
+    assert not told.is_denied, "ben may have gone on"
     told.say("ben", 10, OURS, phase=JOINING)
-    assert told.word.is_denied, "he has been told the same"
+    assert told.is_denied, "he has been told the same"
+    assert not told.is_given
+
+
+def test_who_has_denied_it_and_goes_to_a_round_then_has_not_missed_one(speaks_later):
+    """It may be this peer's own round."""
+    told = Told("anna")
+    told.say("anna", 10, OURS)
+    assert told.is_denied
+    told.say("anna", 10, OURS, phase=AVERAGING)
+    assert (told.is_denied, told.is_given) == (True, False)
+    told.say("anna", 11, NEXT)
+    assert (told.is_denied, told.is_given) == (False, True)
 
 
 @pytest.mark.parametrize("fields", [{"phase": AVERAGING}, {"ahead": True}], ids=["in a round", "overlapped"])
-def test_it_is_not_denied_while_somebody_is_in_the_round_that_this_peer_has_missed(speaks_later, fields):
+def test_it_is_given_by_who_is_in_the_round_that_this_peer_has_missed(speaks_later, fields):
     told = Told("anna", "ben")
     told.say("anna", 10, OURS)
     told.say("ben", 10, OURS, **fields)
-    assert not told.word.is_denied
+    assert (told.is_denied, told.is_given) == (False, True)
 
 
-def test_it_is_not_denied_by_the_leader_or_when_another_one_is_further(speaks_later):
+def test_who_holds_other_weights_of_the_same_step_denies_nothing(speaks_later):
     told = Told("anna")
-    told.say("leader", 10, OURS)
-    told.say("anna", 11, NEXT)
-    assert not told.word.is_denied
+    told.say("anna", 10, NEXT)
+    assert (told.is_denied, told.is_given) == (False, False)
+
+
+def test_who_is_gone_is_not_asked(speaks_later):
+    told = Told("anna", "ben")
+    told.say("ben", 10, OURS)
+    told.say("anna", 10, OURS, age=20.0)
+    assert told.is_denied
+    told.say("ben", 10, OURS, age=20.0)
+    assert not told.is_needed
+
+
+def test_a_peer_is_in_time_unless_it_does_something_else_for_long(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("swarm.training.joining.second_word.time.monotonic", lambda: now)
+    punctuality = Punctuality(patience_seconds=5.0)
+    assert not punctuality.is_given, "it has not trained yet"
+    punctuality.begin_step()
+    for seconds in (1.0, 2.0):
+        now += seconds
+        punctuality.look()
+    assert punctuality.is_given
+    now += 20.0
+    punctuality.resume()
+    punctuality.look()
+    assert punctuality.is_given, "it was in a round"
+    now += 3.0
+    punctuality.look()
+    assert not punctuality.is_given, "it has validated, or computed for that long"
+    now += 0.1
+    punctuality.look()
+    assert not punctuality.is_given
+    punctuality.begin_step()
+    assert punctuality.is_given
