@@ -172,6 +172,7 @@ class SwarmAverager:
         target: BatchTarget | None = None,
         sound: Sequence[int] = (),
         work: OwnWork | None = None,
+        left_out: frozenset[PeerID] = frozenset(),
     ) -> MPFuture:
         """Start a round in the background; arguments as of `RunRound`.
 
@@ -184,9 +185,8 @@ class SwarmAverager:
         future, members = MPFuture(), first_members(members, self.peer_id)
         future.add_done_callback(lambda _: self.bell.ring())
         target = target or self._target
-        self._process.send(
-            RunRound(ticket, members, patience_seconds, timeout_seconds, compute_seconds, target, future, sound, work)
-        )
+        times = patience_seconds, timeout_seconds, compute_seconds
+        self._process.send(RunRound(ticket, members, *times, target, future, sound, work, left_out))
         return future
 
     def expect(self, peer_ids: Collection[PeerID]) -> None:

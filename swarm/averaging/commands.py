@@ -28,6 +28,7 @@ class RunRound:
         future: becomes a RoundReport, or raises a RoundEnded
         sound: steps of the states to which this peer can go back
         work: what this peer has computed, where members check each other's
+        left_out: who does not lead this peer, whoever else follows it
     """
 
     ticket: Ticket
@@ -39,6 +40,7 @@ class RunRound:
     future: MPFuture
     sound: Sequence[int] = ()
     work: OwnWork | None = None
+    left_out: frozenset[PeerID] = frozenset()
 
 
 @dataclass(frozen=True)

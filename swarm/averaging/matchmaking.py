@@ -117,6 +117,8 @@ class Matchmaking:
         self._shunned, self._said_shunned_at = shunned, -math.inf
         self.stuck: set[PeerID] = set()
         """Who has let this peer in at the last meeting and never began."""
+        self.left_out: frozenset[PeerID] = frozenset()
+        """Who does not lead this peer, whoever else follows it."""
         self._known = Acquaintances()
         """Those who have averaged with this peer."""
         self._stranger_patience = TokenBucket(STRANGER_SECONDS, STRANGER_SHARE)
@@ -472,8 +474,7 @@ class Matchmaking:
         """Go where a peer has sent us; if nobody leads there, that peer will find out as well and lead itself."""
         if suggested == self._p2p.peer_id:
             return None
-        is_expected = suggested in self._is_client or not len(self._known)  # else its trainer has left it out
-        if is_expected and suggested not in self._monitor.lost:
+        if suggested not in self._monitor.lost and suggested not in self.left_out:
             group = await self.follow(suggested, ticket, wait_until, redirects)
             if group is not None:
                 return group

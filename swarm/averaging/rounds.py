@@ -95,10 +95,12 @@ class Trouble:
     Args:
         blamed: who has spoilt it or held it up, and what they did
         kept_waiting: whose parts were missing when time was over
+        group_id: of the group that has begun to average
     """
 
     blamed: dict[PeerID, Blame] = field(default_factory=dict)
     kept_waiting: frozenset[PeerID] = frozenset()
+    group_id: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -296,6 +298,7 @@ class Rounds:
             limits_of(self._p2p).met(member.peer_id for member in order.members)
         timeout, future = order.timeout_seconds, order.future
         self._target = self._matchmaking.target = order.target
+        self._matchmaking.left_out = order.left_out
         try:
             with self.groups.meeting():
                 report = await asyncio.wait_for(self._meet_and_average(order, trouble), timeout)
@@ -304,15 +307,17 @@ class Rounds:
                 report = replace(report, to_check=await self._to_check())
             future.set_result(report)
         except RoundEnded as ended:
-            future.set_exception(ended.blames(trouble.blamed))
+            future.set_exception(ended.blames(trouble.blamed, trouble.group_id))
         except TimeoutError:
             late = RoundFailed(f"it took longer than {timeout:.0f} s", trouble.kept_waiting)
-            future.set_exception(late.blames(trouble.blamed))
+            future.set_exception(late.blames(trouble.blamed, trouble.group_id))
         except asyncio.CancelledError:
-            future.set_exception(RoundFailed("it was given up").blames(trouble.blamed))
+            future.set_exception(RoundFailed("it was given up").blames(trouble.blamed, trouble.group_id))
         except Exception as error:
             logger.debug("round failed", exc_info=True)
-            future.set_exception(RoundFailed(f"{type(error).__name__}: {error}").blames(trouble.blamed))
+            future.set_exception(
+                RoundFailed(f"{type(error).__name__}: {error}").blames(trouble.blamed, trouble.group_id)
+            )
         finally:
             if self._running is asyncio.current_task():  # else the next one has begun
                 self._running = None
@@ -363,6 +368,7 @@ class Rounds:
         if group.samples == 0:
             raise RoundFailed("nobody in the group had computed anything")
         self._come_to(group.step)
+        trouble.group_id = group.group_id
         if self._audits is not None:
             self._audits.begin(closed)
         self._line_meter.begin()

@@ -87,6 +87,7 @@ class ProgressTracker:
         """Also before this peer came back: who has been in a group with it is no stranger."""
         self.distrusted, self._unreachable = Backoff(), Backoff()
         self.blamed, self._false_donors = BlameBackoff(), Backoff(MAX_BLAME_SECONDS)
+        self._went_alone: set[PeerID] = set()
         self._no_shows, self._attestations = NoShows(), Attestations()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
@@ -204,10 +205,18 @@ class ProgressTracker:
         """These have spoilt a round or held it up: they are not met for a while, each further time for longer."""
         for peer, what in blamed.items():
             self.blamed.blame(peer, what)
+            if what is Blame.GOES_ON_ALONE:
+                self._went_alone.add(peer)
             self._trained_with.discard(peer)
             self._proven.pop(peer, None)  # its word counts again when it has been in a group again
             how_long = "for good" if what.is_proven else "for a while"
             logger.warning(f"{self.name_of(peer)} {what}: it is left out {how_long}")
+
+    @property
+    def left_out_leaders(self) -> frozenset[PeerID]:
+        """Who has said that the swarm has gone on, which all denied, and is left out now."""
+        self._went_alone = {peer for peer in self._went_alone if peer in self.blamed}
+        return frozenset(self._went_alone)
 
     def note_failure(self, step: int, error: RoundEnded) -> None:
         """A round has given no average: people can read why.
@@ -282,8 +291,8 @@ class ProgressTracker:
 
     def holders(self, step: int, lineage: bytes, sources: Collection[PeerID]) -> set[PeerID]:
         """Others with whom this peer has trained, who have said lately that they hold these weights."""
-        asked = (self.swarm.records.keys() - set(sources)) & self._trained_with
-        return asked & self._attestations.holders(step, lineage)
+        asked = {peer for peer in self.others if peer not in self.blamed} - set(sources)
+        return asked & self._trained_with & self._attestations.holders(step, lineage)
 
     @property
     def shares_weights(self) -> bool:
@@ -294,10 +303,10 @@ class ProgressTracker:
 
     @property
     def is_odd_one_out(self) -> bool:
-        """Whether two others, with whom this peer has trained, hold the same weights as each other, of a history that
-        is not its own."""
+        """Whether two others who train, and have trained with this peer, hold the same weights as each other, which are
+        of a history that is not its own."""
         known = {peer: record for peer, record in self.swarm.records.items() if peer in self._trained_with}
-        at_work = [record for record in known.values() if record.phase not in (JOINING, WAITING)]
+        at_work = [record for record in known.values() if record.phase not in (JOINING, WAITING) and not record.helps]
         held = Counter((record.step, record.lineage) for record in at_work)
         least_step = self._own.step - MAX_APART
         return any(

@@ -105,10 +105,12 @@ class RoundEnded(Exception):  # noqa: N818 (reads as what happened)
 
     blamed: Mapping[PeerID, Blame] = MappingProxyType({})
     """Peers that have spoilt the round or held it up, and what they did."""
+    group_id: bytes = b""
+    """Of its group, which others may have an average of; empty if there was none."""
 
-    def blames(self, blamed: Mapping[PeerID, Blame]) -> RoundEnded:
+    def blames(self, blamed: Mapping[PeerID, Blame], group_id: bytes = b"") -> RoundEnded:
         """The same, with those who are to blame as well."""
-        self.blamed = {**self.blamed, **blamed}
+        self.blamed, self.group_id = {**self.blamed, **blamed}, group_id
         return self
 
 

@@ -110,6 +110,8 @@ class Coordinator:
         self._work_log: WorkLog = NO_LOG
         """What members have to know to check each other's work."""
         self._punctuality, self._came_in_time = Punctuality(self.options.matchmaking_seconds), False
+        self._failed_groups: set[bytes] = set()
+        """In which this peer has been for the present step, without an average."""
         self._inflight: InflightRound | None = None
         self._strayed_from: PeerID | None = None
         """Whose state this peer takes over after its update."""
@@ -245,7 +247,9 @@ class Coordinator:
         Returns:
             whether this peer holds other weights already
         """
-        return self._settle(self._catching_up.begin(donor, is_told, second_word))
+        has_changed = self._settle(self._catching_up.begin(donor, is_told, second_word))
+        self._punctuality.resume()
+        return has_changed
 
     def _settle(self, progress: Progress) -> bool:
         if progress is Progress.OTHER_WEIGHTS:
@@ -264,7 +268,7 @@ class Coordinator:
         listened = self._listener.take(self.step, self.version.lineage)
         if listened is not None:
             self._gradients.depart()
-            self._inflight = listened
+            self._inflight, self._came_in_time = listened, False
             self.version.settled.clear()
             self.tracker.begin_ahead()
             self._follow_orders()
@@ -277,6 +281,7 @@ class Coordinator:
         """
         if self._catching_up.is_running:
             has_changed = self._settle(self._catching_up.go_on())
+            self._punctuality.resume()  # it has waited for an answer, and not made others wait
         elif self._probation.refuters and (donor := self._follower.find_witness()) is not None:
             has_changed = self.catch_up(donor)
         else:
@@ -444,6 +449,7 @@ class Coordinator:
         self._throughput.take()
         self._throughput.resume()
         self._punctuality.begin_step()
+        self._failed_groups.clear()
         self.averager.set_step(self.step, self.version.lineage)
         self.tracker.begin_step(self.step, self.version.lineage, group)
         self._follow_orders()
@@ -463,6 +469,7 @@ class Coordinator:
             self.control.target(ticket.step),
             self._going_back.steps,
             own,
+            self.tracker.left_out_leaders,
         )
         if self.averaging.overlaps:
             self._punctuality.begin_step()
@@ -541,6 +548,8 @@ class Coordinator:
 
     def _give_up(self, error: RoundEnded) -> None:
         self._note_failure(error)
+        if error.group_id:
+            self._failed_groups.add(error.group_id)
         self._take_back()
         self._recover(error)
 
@@ -597,7 +606,8 @@ class Coordinator:
             self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind):
             witnesses = self.tracker.swarm.last_group if self._came_in_time else ()
-            self.catch_up(is_told=True, second_word=SecondWord(self.tracker, error.leader, witnesses))
+            word = SecondWord(self.tracker, error.leader, witnesses, self._failed_groups)
+            self.catch_up(is_told=True, second_word=word)
 
     def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
         """An average is there: `updating` puts it where the optimizer finds it."""
@@ -642,6 +652,7 @@ class Coordinator:
         if is_alone and self._is_shown:
             self.averager.keep_average(self.step, self.version.lineage, lineage)
         self.version.advance(lineage)
+        self._failed_groups.clear()
         self._attester.note_update()
         self._probation.note_update()
 

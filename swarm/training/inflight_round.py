@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from hivemind.p2p import PeerID
+
 from swarm.averaging.averager import SwarmAverager
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Member, RoundEnded, RoundFailed, Ticket
@@ -27,6 +29,7 @@ class InflightRound:
         target: samples that its group needs
         sound: steps of the states to which this peer can go back
         own: what it has computed, where members check each other's work
+        left_out: who does not lead this peer, whoever else follows it
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class InflightRound:
         target: BatchTarget | None = None,
         sound: Sequence[int] = (),
         own: OwnWork | None = None,
+        left_out: frozenset[PeerID] = frozenset(),
     ):
         self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
         self.expected = {member.peer_id for member in members if member.awaited}
@@ -48,7 +52,7 @@ class InflightRound:
             timeout_seconds *= 2
         self._patience_seconds = timeout_seconds + averager.timeouts.hangs_seconds
         self.future = averager.run_round(
-            ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds, target, sound, own
+            ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds, target, sound, own, left_out
         )
 
     def expect(self, members: Sequence[Member]) -> None:

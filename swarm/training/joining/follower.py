@@ -220,6 +220,8 @@ class Follower:
     def _note_denied(self) -> None:
         """The swarm has not gone on: who has said so is left out, unless it was in a round that has only failed."""
         leader, now = self._second_word.leader, time.monotonic()
+        if leader is None:
+            return
         record = self._tracker.others.get(leader)
         is_elsewhere = record is not None and (record.step, record.lineage) != (
             self._version.step,
@@ -341,9 +343,9 @@ class Follower:
             raise
         donor, description, layout, content = fetched
         self._claimed = {}
+        yield from self._until_held(donor, description)
         try:
             tensors = unpack(layout, content)
-            yield from self._until_held(donor, description)
             with version.lock:
                 step = description.get("step") if isinstance(description, dict) else None
                 if type(step) is int and step <= version.step and (version.step, version.lineage) != before:
@@ -367,13 +369,17 @@ class Follower:
         """Wait until somebody else says that it holds this state, or has held it, where a second word is needed.
 
         Raises:
-            RoundFailed: nobody does
+            NoState: nobody does; its donor may still be honest
         """
         said = description if isinstance(description, dict) else {}
+        step, lineage = said.get("step"), said.get("lineage")
+        if type(step) is not int or type(lineage) is not bytes:
+            return  # whoever loads the state says so
         deadline = time.monotonic() + HELD_SECONDS
-        while not self._second_word.holds(donor, said.get("step"), said.get("lineage")):
+        while not self._second_word.holds(donor, step, lineage):
             if time.monotonic() > deadline:
-                raise RoundFailed("nobody else says that it holds what it gives")
+                name = self._tracker.name_of(donor)
+                raise NoState({}, f"nobody else says that it holds step {step} as {name} gives it")
             yield from self._until_refreshed(POLL_SECONDS)
 
     def _check_step(self, donor: PeerID, step: object, wanted: int) -> None:
@@ -430,13 +436,15 @@ class Follower:
         """Those of these updates that somebody else has made as well; all, where no second word is needed.
 
         Raises:
-            RoundFailed: there are none, or this peer has made one itself meanwhile
+            RoundFailed: there are none, or this peer has made one itself meanwhile, or others have made more by now
         """
         version, deadline = self._version, time.monotonic() + self._averager.timeouts.retry_seconds
         before = version.step, version.lineage
         while not (number := self._second_word.num_held(donor, version.step, lineages)):
             if self._second_word.is_denied or time.monotonic() > deadline:  # others may end that round later
                 raise RoundFailed("nobody else has made this update")
+            if self._second_word.is_past(version.step + len(lineages)):
+                raise RoundFailed("others have made more, and may name one of those")
             yield from self._until_refreshed(POLL_SECONDS)
         if (version.step, version.lineage) != before:
             raise RoundFailed("this peer has gone on itself")

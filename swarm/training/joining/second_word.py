@@ -19,6 +19,8 @@ from hivemind.utils import get_dht_time
 from swarm.membership.progress_record import TOLERATED_SECONDS, PeerProgress
 from swarm.membership.progress_tracker import ProgressTracker
 
+SILENT_SECONDS = 5.0
+"""After which a peer that has written no record says nothing: it may have died after an update."""
 IN_TIME_SHARE = 0.5
 """Of a leader's patience, for which a peer that comes in time computes or does something else without a pause."""
 
@@ -61,24 +63,35 @@ class SecondWord:
         tracker: knows what the others say
         leader: who has said that the swarm has gone on
         witnesses: who was in the last round with this peer; nobody: the leader's word is enough
+        failed_groups: in which this peer has been for the update in question, without an average; others may have one
     """
 
-    def __init__(self, tracker: ProgressTracker, leader: PeerID | None = None, witnesses: Iterable[PeerID] = ()):
+    def __init__(
+        self,
+        tracker: ProgressTracker,
+        leader: PeerID | None = None,
+        witnesses: Iterable[PeerID] = (),
+        failed_groups: Iterable[bytes] = (),
+    ):
         self._tracker, self.leader, self._since = tracker, leader, get_dht_time()
-        self._witnesses = frozenset(witnesses) - {leader}
+        self._witnesses, self._failed_groups = frozenset(witnesses) - {leader}, frozenset(failed_groups)
         self._denying: set[PeerID] = set()
 
     @property
     def _present(self) -> dict[PeerID, PeerProgress]:
-        """Witnesses that are here and have spoilt nothing; also who could not hand over its state."""
+        """Witnesses that say something, and have spoilt nothing; also who could not hand over its state.
+
+        For a helper only those who train: two helpers have no samples to go on with.
+        """
         if not self._witnesses:
             return {}
-        tracker = self._tracker
-        return {
-            peer: record
-            for peer, record in tracker.others.items()
-            if peer in self._witnesses and peer not in tracker.blamed
-        }
+        tracker, oldest = self._tracker, get_dht_time() - SILENT_SECONDS
+        present = {}
+        for peer, record in tracker.others.items():
+            is_heard = record.time > oldest and peer not in tracker.blamed
+            if peer in self._witnesses and is_heard and not (tracker.own.helps and record.helps):
+                present[peer] = record
+        return present
 
     @property
     def is_needed(self) -> bool:
@@ -97,11 +110,15 @@ class SecondWord:
     def is_given(self) -> bool:
         """Whether a witness is further than this peer, or in a round that this peer has missed."""
         self._listen()
-        step = self._tracker.own.step
+        step, leads = self._tracker.own.step, self._tracker.others.get(self.leader)
         return any(
-            record.step > step or (record.is_in_round and peer not in self._denying)
+            record.step > step or (record.step == step and record.is_in_round and peer not in self._denying)
             for peer, record in self._present.items()
-        )
+        ) or (leads is not None and self._is_of_failed_group(leads.step, leads.lineage))
+
+    def _is_of_failed_group(self, step: int, lineage: bytes) -> bool:
+        """Whether these weights came out of a round in which this peer has been, and others as well."""
+        return step == self._tracker.own.step + 1 and lineage in self._failed_groups
 
     @property
     def is_denied(self) -> bool:
@@ -110,12 +127,17 @@ class SecondWord:
         if not present:
             return False
         self._listen()
-        is_somebody_further = any(record.step > self._tracker.own.step for record in present.values())
-        return self._denying >= present.keys() and not is_somebody_further
+        return self._denying >= present.keys() and not self.is_given
 
     def holds(self, donor: PeerID, step: int, lineage: bytes) -> bool:
         """Whether another one than the donor holds these weights, or has held them, or nobody has to."""
-        return not self.is_needed or bool(self._tracker.holders(step, lineage, [donor]))
+        if not self.is_needed or self._is_of_failed_group(step, lineage):
+            return True
+        return bool(self._tracker.holders(step, lineage, [donor]))
+
+    def is_past(self, step: int) -> bool:
+        """Whether a witness is further than this step."""
+        return any(record.step > step for record in self._present.values())
 
     def may_give(self, donor: PeerID) -> bool:
         """Whether the state of this donor may be one that another one holds as well, as far as its record says."""

@@ -458,6 +458,16 @@ def test_who_has_another_history_than_two_who_agree_is_the_odd_one_out(swarm):
     assert not swarm.tracker.is_odd_one_out
     swarm.says("eve", step=11, joined=joined, lineage=THIRD)
     assert not swarm.tracker.is_odd_one_out, "this peer has not trained with her"
+    swarm.says("ben", step=11, joined=joined, lineage=THIRD, helps=True)
+    assert not swarm.tracker.is_odd_one_out, "he does not get further by himself"
+
+
+def test_who_went_on_alone_does_not_lead_while_it_is_left_out(swarm):
+    anna, ben = swarm.says("anna"), swarm.says("ben")
+    swarm.tracker.blame({anna: Blame.GOES_ON_ALONE, ben: Blame.TOO_SLOW})
+    assert swarm.tracker.left_out_leaders == {anna}
+    swarm.tracker.blamed.end(anna)  # as when its time is over
+    assert swarm.tracker.left_out_leaders == frozenset()
 
 
 def test_who_holds_weights_is_known_for_a_while(swarm):

@@ -10,6 +10,7 @@ from torch import nn
 
 from recipe.errors import InputError
 from swarm.averaging.compression.fragments import Fragments
+from swarm.protocol.messages import Blame
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.state_sync.download import Arrived, NoState
 from swarm.state_sync.serialization import pack
@@ -219,6 +220,61 @@ def test_a_state_that_this_peer_has_overtaken_is_not_taken_over_and_nobody_is_to
     assert follows.poll() is False
     assert (member.step, member.lineage) == (8, b"one more")
     assert not tracker.is_distrusted
+
+
+class Word:
+    """What others say, who were in the last round with this peer."""
+
+    leader, is_needed = "mallory", True
+
+    def __init__(self, is_given: bool = True, is_denied: bool = False, is_held: bool = True):
+        self.is_given, self.is_denied, self.is_held = is_given, is_denied, is_held
+
+    def may_give(self, donor) -> bool:
+        return True
+
+    def holds(self, donor, step, lineage) -> bool:
+        return self.is_held
+
+
+def told(follows: Follower, word: Word) -> bool:
+    """The outcome, for a peer whose leader says that the swarm has gone on."""
+    follows.begin(None, 0.2, is_told=True, second_word=word)
+    while (outcome := follows.poll()) is None:
+        follows.wait_a_little()
+    return outcome
+
+
+def test_a_state_that_nobody_else_holds_is_not_taken_over_and_its_donor_may_be_honest(monkeypatch, caplog):
+    monkeypatch.setattr(follower_module, "HELD_SECONDS", 0.0)
+    member, donor, tracker = make(5), Donor(make(7), 0), Tracker()
+    member.advance(b"a round")
+    donor.timeouts = shorter(300)
+    assert not told(follower(member, tracker, donor), Word(is_held=False))
+    assert (member.step, tracker.is_distrusted) == (6, False)
+    assert "nobody else says that it holds step 7 as anna gives it" in caplog.text
+    assert told(follower(member, Tracker(), donor), Word())
+    assert member.step == 7
+
+
+@pytest.mark.parametrize(
+    ("record", "blamed_after"),
+    [((9, b"other"), 1), ((6, b"other"), 1), ((6, b"a round"), 2), (None, 2)],
+    ids=["further", "other weights", "where this peer is", "nothing"],
+)
+def test_a_leader_whom_all_deny_is_left_out(record, blamed_after):
+    """Its round may only have failed: then it is where all are, and has said so once."""
+    member, donor, tracker, blamed = make(5), Donor(make(7), 0), Tracker(), []
+    member.advance(b"a round")
+    tracker.blame = blamed.append
+    if record is not None:
+        tracker.others["mallory"] = SimpleNamespace(step=record[0], lineage=record[1])
+    follows = follower(member, tracker, donor)
+    for times in (1, 2):
+        assert not told(follows, Word(is_given=False, is_denied=True))
+        assert bool(blamed) == (times >= blamed_after)
+    assert blamed[0] == {"mallory": Blame.GOES_ON_ALONE}
+    assert (member.step, donor.asked) == (6, 0), "nothing was downloaded"
 
 
 def test_who_leaves_ends_its_download():

@@ -16,12 +16,13 @@ JOINED = get_dht_time() - 50
 class Told(SecondWord):
     """A peer at step 10, in time, to which its leader says that the swarm has gone on; the others were in its group."""
 
-    def __init__(self, *others: str, came_in_time: bool = True):
+    def __init__(self, *others: str, came_in_time: bool = True, failed_groups=(), helps: bool = False):
         self.swarm = SaidSwarm()
+        self.swarm.tracker.report(helps=helps)
         self.peers = {name: self.say(name, 10, OURS) for name in (*others, "leader")}
         group = frozenset({self.swarm.tracker.peer_id, *self.peers.values()})
         self.swarm.tracker.begin_step(10, OURS, group)
-        super().__init__(self.swarm.tracker, self.peers["leader"], group if came_in_time else ())
+        super().__init__(self.swarm.tracker, self.peers["leader"], group if came_in_time else (), failed_groups)
 
     def say(self, name: str, step: int, lineage: bytes, **fields):
         return self.swarm.says(name, step=step, lineage=lineage, joined=JOINED, **fields)
@@ -48,7 +49,8 @@ def test_updates_are_made_up_to_the_last_one_that_another_one_has_made():
     assert told.num_held(anna, 10, [NEXT, LATER]) == 2, "who leads is a second one, if another one hands it over"
     assert told.holds(leader, 12, LATER)
     assert not told.holds(leader, 13, MADE_UP)
-    assert not told.holds(leader, None, None), "a state that says nothing"
+    assert told.is_past(11)
+    assert not told.is_past(12)
 
 
 @pytest.mark.parametrize("told", [lambda: Told(), lambda: Told("anna", came_in_time=False)], ids=["two peers", "late"])
@@ -97,13 +99,33 @@ def test_who_holds_other_weights_of_the_same_step_denies_nothing(speaks_later):
     assert (told.is_denied, told.is_given) == (False, False)
 
 
-def test_who_is_gone_is_not_asked(speaks_later):
+def test_who_says_nothing_any_more_is_not_asked(speaks_later):
+    """It may have died right after an update that it has made with the leader."""
     told = Told("anna", "ben")
     told.say("ben", 10, OURS)
-    told.say("anna", 10, OURS, age=20.0)
+    told.say("anna", 10, OURS, age=6.0, phase=AVERAGING)
     assert told.is_denied
-    told.say("ben", 10, OURS, age=20.0)
+    told.say("ben", 10, OURS, age=6.0)
     assert not told.is_needed
+
+
+def test_an_average_of_a_round_in_which_this_peer_has_been_itself_needs_no_other_word(speaks_later):
+    """Only the leader has got it whole, and all others have to have it from there."""
+    told = Told("anna", failed_groups=[NEXT])
+    told.say("anna", 10, OURS)
+    assert told.is_denied
+    told.say("leader", 11, NEXT)
+    assert (told.is_denied, told.is_given) == (False, True)
+    assert told.num_held(told.peers["leader"], 10, [NEXT, LATER]) == 1
+    assert not told.holds(told.peers["leader"], 12, NEXT)
+
+
+def test_helpers_deny_nothing_to_each_other():
+    told = Told("anna", helps=True)
+    told.say("anna", 10, OURS, helps=True)
+    assert not told.is_needed, "who trains leads them both"
+    told.say("anna", 10, OURS)
+    assert told.is_needed
 
 
 def test_a_peer_is_in_time_unless_it_does_something_else_for_long(monkeypatch):
