@@ -47,7 +47,7 @@ from swarm.training.joining.catch_up import CatchUp, Progress
 from swarm.training.joining.follower import Follower
 from swarm.training.joining.listener import Listener
 from swarm.training.joining.probation import Probation
-from swarm.training.joining.second_word import Punctuality, SecondWord
+from swarm.training.joining.second_word import Attendance, SecondWord
 from swarm.training.options import CoordinatorOptions
 from swarm.training.run_control import OthersOrders, RunControl
 from swarm.training.throughput import Throughput
@@ -109,9 +109,7 @@ class Coordinator:
         self._throughput, self._far_members = Throughput(), FarMembers()
         self._work_log: WorkLog = NO_LOG
         """What members have to know to check each other's work."""
-        self._punctuality, self._came_in_time = Punctuality(self.options.matchmaking_seconds), False
-        self._failed_groups: set[bytes] = set()
-        """In which this peer has been for the present step, without an average."""
+        self._attendance = Attendance(self.options.matchmaking_seconds)
         self._inflight: InflightRound | None = None
         self._strayed_from: PeerID | None = None
         """Whose state this peer takes over after its update."""
@@ -248,7 +246,7 @@ class Coordinator:
             whether this peer holds other weights already
         """
         has_changed = self._settle(self._catching_up.begin(donor, is_told, second_word))
-        self._punctuality.resume()
+        self._attendance.resume()
         return has_changed
 
     def _settle(self, progress: Progress) -> bool:
@@ -268,7 +266,8 @@ class Coordinator:
         listened = self._listener.take(self.step, self.version.lineage)
         if listened is not None:
             self._gradients.depart()
-            self._inflight, self._came_in_time = listened, False
+            self._inflight = listened
+            self._attendance.listen()
             self.version.settled.clear()
             self.tracker.begin_ahead()
             self._follow_orders()
@@ -281,7 +280,7 @@ class Coordinator:
         """
         if self._catching_up.is_running:
             has_changed = self._settle(self._catching_up.go_on())
-            self._punctuality.resume()  # it has waited for an answer, and not made others wait
+            self._attendance.resume()  # it has waited for an answer, and not made others wait
         elif self._probation.refuters and (donor := self._follower.find_witness()) is not None:
             has_changed = self.catch_up(donor)
         else:
@@ -344,7 +343,7 @@ class Coordinator:
 
     def _count(self, samples: int, loss: torch.Tensor | float) -> int:
         """Returns the samples of all processes of this peer."""
-        self._punctuality.look()
+        self._attendance.look()
         self._gradients.collect()
         self._throughput.work.noted += self._work_log.note(samples)
         samples, loss = self.island.add_up(samples, loss)
@@ -448,15 +447,15 @@ class Coordinator:
         self.version.settled.set()
         self._throughput.take()
         self._throughput.resume()
-        self._punctuality.begin_step()
-        self._failed_groups.clear()
+        self._attendance.begin_step()
+        self._attendance.note_update()
         self.averager.set_step(self.step, self.version.lineage)
         self.tracker.begin_step(self.step, self.version.lineage, group)
         self._follow_orders()
 
     def _begin_round(self) -> None:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
-        self._came_in_time = self._punctuality.is_given
+        self._attendance.go_to_round()
         own = self._work_log.own(self._throughput.work, self.island.size)
         ticket = signed(self._ticket(), own)
         self._gradients.to_wire(self.samples)
@@ -472,7 +471,7 @@ class Coordinator:
             self.tracker.left_out_leaders,
         )
         if self.averaging.overlaps:
-            self._punctuality.begin_step()
+            self._attendance.begin_step()
             self.version.settled.clear()
             self.tracker.begin_ahead()
             self._follow_orders()
@@ -516,7 +515,7 @@ class Coordinator:
             return False
         finally:
             self._throughput.resume()
-            self._punctuality.resume()
+            self._attendance.resume()
         if len(report.group.peer_ids) > 1:
             self._work_log.check(report.to_check)
             self._gradients.from_wire()
@@ -548,8 +547,7 @@ class Coordinator:
 
     def _give_up(self, error: RoundEnded) -> None:
         self._note_failure(error)
-        if error.group_id:
-            self._failed_groups.add(error.group_id)
+        self._attendance.note_failed(error.group_id)
         self._take_back()
         self._recover(error)
 
@@ -605,9 +603,7 @@ class Coordinator:
         if not (isinstance(error, RoundFailed) and error.lost):  # else the others are here, and their leader knows
             self.tracker.exchange.wait_refreshed(5 * POLL_SECONDS)
         if isinstance(error, Behind):
-            witnesses = self.tracker.swarm.last_group if self._came_in_time else ()
-            word = SecondWord(self.tracker, error.leader, witnesses, self._failed_groups)
-            self.catch_up(is_told=True, second_word=word)
+            self.catch_up(is_told=True, second_word=self._attendance.word_beside(error.leader, self.tracker))
 
     def _hand_over(self, ticket: Ticket, computed: float, blocked: float, report: RoundReport | None) -> bool:
         """An average is there: `updating` puts it where the optimizer finds it."""
@@ -652,7 +648,7 @@ class Coordinator:
         if is_alone and self._is_shown:
             self.averager.keep_average(self.step, self.version.lineage, lineage)
         self.version.advance(lineage)
-        self._failed_groups.clear()
+        self._attendance.note_update()
         self._attester.note_update()
         self._probation.note_update()
 

@@ -25,8 +25,8 @@ IN_TIME_SHARE = 0.5
 """Of a leader's patience, for which a peer that comes in time computes or does something else without a pause."""
 
 
-class Punctuality:
-    """Whether this peer comes to its rounds in time; time in rounds themselves does not count.
+class Attendance:
+    """How this peer comes to the rounds of its present step: what it may expect of who leads them.
 
     Args:
         patience_seconds: for which a leader waits for those who are expected
@@ -35,6 +35,9 @@ class Punctuality:
     def __init__(self, patience_seconds: float):
         self._most_seconds = IN_TIME_SHARE * patience_seconds
         self._longest_seconds, self._since = math.inf, time.monotonic()
+        self._came_in_time = False
+        self._failed_groups: set[bytes] = set()
+        """In which this peer has been for the present update, without an average."""
 
     def begin_step(self) -> None:
         """This peer computes for another step from now on."""
@@ -42,7 +45,7 @@ class Punctuality:
         self.resume()
 
     def resume(self) -> None:
-        """It has been in a round until now."""
+        """Until now it was in a round, or has waited for others: nobody has waited for it."""
         self._since = time.monotonic()
 
     def look(self) -> None:
@@ -51,9 +54,31 @@ class Punctuality:
         self._longest_seconds, self._since = max(self._longest_seconds, now - self._since), now
 
     @property
-    def is_given(self) -> bool:
+    def is_in_time(self) -> bool:
         """Whether a leader that began a round in this step has not had to wait for this peer for long."""
         return self._longest_seconds < self._most_seconds
+
+    def go_to_round(self) -> None:
+        """The round of this step begins for this peer."""
+        self._came_in_time = self.is_in_time
+
+    def listen(self) -> None:
+        """The round of this step has begun before this peer had its weights."""
+        self._came_in_time = False
+
+    def note_failed(self, group_id: bytes) -> None:
+        """The round has ended without an average; empty if there was no group."""
+        if group_id:
+            self._failed_groups.add(group_id)
+
+    def note_update(self) -> None:
+        """The weights have changed: rounds before that count no more."""
+        self._failed_groups.clear()
+
+    def word_beside(self, leader: PeerID | None, tracker: ProgressTracker) -> SecondWord:
+        """What has to be heard when this leader says that the swarm has gone on."""
+        witnesses = tracker.swarm.last_group if self._came_in_time else ()
+        return SecondWord(tracker, leader, witnesses, self._failed_groups)
 
 
 class SecondWord:

@@ -6,7 +6,7 @@ from hivemind.utils import get_dht_time
 from swarm.membership.progress_record import AVERAGING, JOINING
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.training.joining import second_word
-from swarm.training.joining.second_word import Punctuality, SecondWord
+from swarm.training.joining.second_word import Attendance, SecondWord
 from tests.helpers.records import SaidSwarm
 
 OURS, NEXT, LATER, MADE_UP = (letter * LINEAGE_BYTES for letter in (b"O", b"N", b"L", b"M"))
@@ -131,22 +131,47 @@ def test_helpers_deny_nothing_to_each_other():
 def test_a_peer_is_in_time_unless_it_does_something_else_for_long(monkeypatch):
     now = 100.0
     monkeypatch.setattr("swarm.training.joining.second_word.time.monotonic", lambda: now)
-    punctuality = Punctuality(patience_seconds=5.0)
-    assert not punctuality.is_given, "it has not trained yet"
-    punctuality.begin_step()
+    attendance = Attendance(patience_seconds=5.0)
+    assert not attendance.is_in_time, "it has not trained yet"
+    attendance.begin_step()
     for seconds in (1.0, 2.0):
         now += seconds
-        punctuality.look()
-    assert punctuality.is_given
+        attendance.look()
+    assert attendance.is_in_time
     now += 20.0
-    punctuality.resume()
-    punctuality.look()
-    assert punctuality.is_given, "it was in a round"
+    attendance.resume()
+    attendance.look()
+    assert attendance.is_in_time, "it was in a round"
     now += 3.0
-    punctuality.look()
-    assert not punctuality.is_given, "it has validated, or computed for that long"
+    attendance.look()
+    assert not attendance.is_in_time, "it has validated, or computed for that long"
     now += 0.1
-    punctuality.look()
-    assert not punctuality.is_given
-    punctuality.begin_step()
-    assert punctuality.is_given
+    attendance.look()
+    assert not attendance.is_in_time
+    attendance.begin_step()
+    assert attendance.is_in_time
+
+
+def test_who_comes_in_time_is_told_by_the_others_of_its_last_round_and_who_is_late_is_not(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("swarm.training.joining.second_word.time.monotonic", lambda: now)
+    told, attendance = Told("anna"), Attendance(patience_seconds=5.0)
+    leader, tracker = told.peers["leader"], told.swarm.tracker
+    assert not attendance.word_beside(leader, tracker).is_needed, "it was in no round yet"
+    attendance.begin_step()
+    attendance.go_to_round()
+    now += 20.0
+    attendance.look()
+    assert attendance.word_beside(leader, tracker).is_needed, "it was in time when it went there"
+    attendance.note_failed(b"")
+    attendance.note_failed(NEXT)
+    assert attendance.word_beside(leader, tracker).holds(leader, 11, NEXT)
+    assert not attendance.word_beside(leader, tracker).holds(leader, 11, b"")
+    attendance.note_update()
+    assert not attendance.word_beside(leader, tracker).holds(leader, 11, NEXT)
+    attendance.go_to_round()
+    assert not attendance.word_beside(leader, tracker).is_needed, "it is late"
+    attendance.begin_step()
+    attendance.go_to_round()
+    attendance.listen()
+    assert not attendance.word_beside(leader, tracker).is_needed, "it was in this round before it had the weights"
