@@ -20,7 +20,7 @@ from recipe.run_folder import RunFolder
 from swarm.network.addresses import environment_without_peers
 from swarm.peer.status import Status
 from swarm.runtime.processes import die_with_parent, kill
-from tests.helpers.programs.forked import ForkedProgram
+from tests.helpers.programs.forked import ForkedProgram, limit_open_files
 
 START_SECONDS = 180
 """A process imports for 10 s, and far longer when others compute on the same two cores."""
@@ -50,7 +50,7 @@ class Program:
     """A process of ours; what it starts is found by its session, or by a mark that it inherits, even as an orphan.
 
     Args:
-        prefix: a command that runs it elsewhere, such as `ip netns exec`
+        open_files: as many as it may have open at first, if not as many as this process
         python: another environment's
         forks: it has begun already (`tests.helpers.programs.forked`); else it starts as for people
     """
@@ -61,7 +61,7 @@ class Program:
         arguments: list[str],
         log: Path,
         nice: int = 0,
-        prefix: tuple[str, ...] = (),
+        open_files: int | None = None,
         python: str = sys.executable,
         cwd: Path | None = None,
         forks: bool = False,
@@ -72,17 +72,18 @@ class Program:
         own = {_MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         environment = {**environment_without_peers(), **own, **environment}
         if forks:
-            self.process = ForkedProgram(module, arguments, log, nice, environment)
+            self.process = ForkedProgram(module, arguments, log, nice, environment, open_files)
             return
         parent = os.getpid()
 
         def prepare() -> None:
             die_with_parent(signal.SIGTERM, parent)
             os.nice(nice)
+            limit_open_files(open_files)
 
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*prefix, python, "-m", module, *arguments],
+                [python, "-m", module, *arguments],
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -156,16 +157,16 @@ class PeerProgram(Program):
         name: str,
         *arguments: str,
         nice: int = 0,
-        prefix: tuple[str, ...] = (),
+        open_files: int | None = None,
         module: str = "swarm.peer",
         **environment: str,
     ):
         self.name, self.folder = name, RunFolder(output_dir / run_id / name)
         own = ["--output-dir", str(output_dir), "--public-name", name, "--no-port-mapping"]  # nor the tester's router
         self.folder.status.unlink(missing_ok=True)
-        forks = not prefix and _STARTS_FOR_REAL.isdisjoint(environment)
+        forks = _STARTS_FOR_REAL.isdisjoint(environment)
         super().__init__(
-            module, [*own, *arguments], output_dir / f"{name}.log", nice, prefix, forks=forks, **environment
+            module, [*own, *arguments], output_dir / f"{name}.log", nice, open_files, forks=forks, **environment
         )
 
     @property

@@ -12,8 +12,8 @@ from tests.helpers.attacks.rounds_under_attack import assert_few_failed
 from tests.helpers.cli import PACED, TINY, PeerProgram
 
 LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
-FEW_FILES = ("bash", "-c", 'ulimit -Sn 1024; exec "$@"', "few")
-"""Runs a peer with as many open files as a system usually allows."""
+FEW_FILES = 1024
+"""As many open files as a system usually allows."""
 SMALL = [*TINY[:-1], "1024"]
 """The model that makes a few updates a second, with half the samples for each."""
 WIDER = ["128" if word == "32" else word for word in SMALL]
@@ -74,11 +74,11 @@ class Attacked:
                 "100000",
                 *(WIDER if self._options else SMALL),
             ]
-            first = PeerProgram(folder, "live", "first", *options, *LOOPBACK, prefix=FEW_FILES, **PACED)
+            first = PeerProgram(folder, "live", "first", *options, *LOOPBACK, open_files=FEW_FILES, **PACED)
             self._programs.append(first)
             self.peers = [first]
             second = PeerProgram(
-                folder, "live", "second", "--initial-peers", self.invitation, *LOOPBACK, prefix=FEW_FILES, **PACED
+                folder, "live", "second", "--initial-peers", self.invitation, *LOOPBACK, open_files=FEW_FILES, **PACED
             )
             self._programs.append(second)
             self.peers = [first, second]

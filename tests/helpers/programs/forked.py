@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import os
+import resource
 import runpy
 import signal
 import socket
@@ -32,9 +33,18 @@ class ForkedProgram:
 
     Args:
         environment: all of it, without what is read at the import of a library
+        open_files: as many as it may have open at first, if not as many as the one that forks it
     """
 
-    def __init__(self, module: str, arguments: list[str], log: Path, nice: int, environment: dict[str, str]):
+    def __init__(
+        self,
+        module: str,
+        arguments: list[str],
+        log: Path,
+        nice: int,
+        environment: dict[str, str],
+        open_files: int | None = None,
+    ):
         self._keeper, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = {
             "module": module,
@@ -42,6 +52,7 @@ class ForkedProgram:
             "nice": nice,
             "environment": environment,
             "cwd": os.getcwd(),
+            "open_files": open_files,
         }
         try:
             with its_end, log.open("wb") as output:
@@ -139,9 +150,17 @@ def _keep(program: int, tester: socket.socket) -> None:
     os._exit(0)
 
 
+def limit_open_files(number: int | None) -> None:
+    """This process may have so many open until it asks for more, as systems usually allow."""
+    if number is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (number, most))
+
+
 def _become(request: dict, log: int) -> None:
     """All that a new process would find."""
     os.nice(request["nice"])
+    limit_open_files(request["open_files"])
     nothing = os.open(os.devnull, os.O_RDONLY)
     for file, number in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(file, number)
