@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast fuzz lint format bench scaling soak memory docs docs-serve docs-tools reference clean
+.PHONY: help setup demo test test-fast test-long fuzz lint format bench scaling soak memory docs docs-serve docs-tools reference clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,8 +24,11 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## three volunteers train a ViT together on this machine
 	@$(RUN) -m swarm demo --peers 3
 
-test: setup ## run all tests
-	@$(RUN) -m pytest
+test: setup ## run the tests, all but the long ones
+	@$(RUN) -m pytest -m "not long"
+
+test-long: setup ## run those that measure for a minute each: a soak, attacks, memory, footprint
+	@$(RUN) -m pytest -m long tests/e2e/lab
 
 test-fast: setup ## run the unit tests, under two minutes
 	@$(RUN) -m pytest tests/unit

@@ -51,6 +51,7 @@ class Program:
 
     Args:
         open_files: as many as it may have open at first, if not as many as this process
+        prefix: a command that runs it elsewhere, such as `ip netns exec`
         python: another environment's
         forks: it has begun already (`tests.helpers.programs.forked`); else it starts as for people
     """
@@ -62,6 +63,7 @@ class Program:
         log: Path,
         nice: int = 0,
         open_files: int | None = None,
+        prefix: tuple[str, ...] = (),
         python: str = sys.executable,
         cwd: Path | None = None,
         forks: bool = False,
@@ -83,7 +85,7 @@ class Program:
 
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [python, "-m", module, *arguments],
+                [*prefix, python, "-m", module, *arguments],
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -158,15 +160,16 @@ class PeerProgram(Program):
         *arguments: str,
         nice: int = 0,
         open_files: int | None = None,
+        prefix: tuple[str, ...] = (),
         module: str = "swarm.peer",
         **environment: str,
     ):
         self.name, self.folder = name, RunFolder(output_dir / run_id / name)
         own = ["--output-dir", str(output_dir), "--public-name", name, "--no-port-mapping"]  # nor the tester's router
         self.folder.status.unlink(missing_ok=True)
-        forks = _STARTS_FOR_REAL.isdisjoint(environment)
+        forks = not prefix and _STARTS_FOR_REAL.isdisjoint(environment)
         super().__init__(
-            module, [*own, *arguments], output_dir / f"{name}.log", nice, open_files, forks=forks, **environment
+            module, [*own, *arguments], output_dir / f"{name}.log", nice, open_files, prefix, forks=forks, **environment
         )
 
     @property

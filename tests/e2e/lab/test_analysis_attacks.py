@@ -110,6 +110,7 @@ def test_options_that_cannot_work_are_refused(options, problem):
         AttackOptions(**options).check()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not attacks.ATTACKER.exists(), reason="the attackers are not there")
 def test_a_swarm_is_measured_without_and_with_an_attacker(tmp_path, monkeypatch, capsys):
     """Somebody who claims a step and does not answer; how fast the swarm is meanwhile, a test does not judge."""

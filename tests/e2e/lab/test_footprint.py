@@ -11,6 +11,7 @@ from tests.helpers.cli import Program, reaping
 pytestmark = pytest.mark.timeout(400)
 
 
+@pytest.mark.long
 def test_a_peer_beside_a_plain_process(tmp_path):
     tiny = ["--recipe", "digits", "--target-batch-size", "256", "--samples-per-second", "200", "--batch-size", "32"]
     with reaping() as programs:

@@ -27,6 +27,7 @@ def test_growth_is_told_from_noise():
         assert found["resident_growth_mb"] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.long
 def test_memory_over_some_rounds(tmp_path):
     with reaping() as programs:
         options = ["--rounds", "50", "--output-dir", str(tmp_path)]

@@ -99,6 +99,7 @@ def test_a_volunteer_of_hivemind_waits_for_the_others_only_once(tmp_path):
     assert words[words.index("--peers") + 1] == "1"
 
 
+@pytest.mark.long
 def test_a_swarm_gets_over_some_faults(tmp_path):
     try:
         sandbox.wrapped([])
