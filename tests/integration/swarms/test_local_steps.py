@@ -268,8 +268,8 @@ class Told(L.Callback):
         coordinator = trainer.strategy.coordinator
         catch_up = coordinator.catch_up
 
-        def tell(donor=None, is_told=False):
-            has_changed = catch_up(donor, is_told)
+        def tell(donor=None, **told):
+            has_changed = catch_up(donor, **told)
             self._line.put("replaced" if donor and has_changed else "caught up")
             return has_changed
 
