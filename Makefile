@@ -27,8 +27,8 @@ demo: setup ## three volunteers train a ViT together on this machine
 test: setup ## run the tests, all but the long ones
 	@$(RUN) -m pytest -m "not long"
 
-test-long: setup ## run those that measure for a minute each: a soak, attacks, memory, footprint
-	@$(RUN) -m pytest -m long tests/e2e/lab
+test-long: setup ## run the long ones: a soak, the lab, attacks, memory, footprint, many models
+	@$(RUN) -m pytest -m long
 
 test-fast: setup ## run the unit tests, under two minutes
 	@$(RUN) -m pytest tests/unit

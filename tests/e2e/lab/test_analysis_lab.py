@@ -10,6 +10,7 @@ from recipe.errors import InputError
 from recipe.run_folder import read_metrics
 
 
+@pytest.mark.long
 def test_a_swarm_is_started_in_the_lab_and_measured(tmp_path, capsys):
     """The whole way once: grid, namespaces, peers as a user would start them, their metrics, the table. The last peer
     is started after an update of the others: it finds a swarm that trains, and the cell says what its coming cost."""

@@ -7,6 +7,7 @@ from recipe.run_folder import RunFolder, read_metrics
 from tests.helpers.cli import Program, reaping
 
 pytest.importorskip("torchft")
+pytestmark = pytest.mark.long
 
 
 def start(number: int, folder, *options: str) -> Program:

@@ -63,6 +63,7 @@ def train_all(name, initial_peers, line, folder) -> dict[str, tuple[int, int, di
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_every_family_in_a_swarm_of_two(tmp_path):
     with Peers(timeout_seconds=270) as peers:

@@ -63,6 +63,7 @@ def test_communication_hooks_learn_the_same(tmp_path):
     assert losses["powersgd"] != losses["none"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("strategy", "more"), [("ddp", ["--channels-last"]), ("fsdp", [])])
 def test_convolutions_in_bfloat16(tmp_path, strategy, more):
     """A ResNet also has BatchNorm statistics, which are neither sharded nor averaged."""
@@ -154,6 +155,7 @@ def train_and_compile_here(options: list[str]) -> int:
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on CPUs")
+@pytest.mark.long
 def test_a_compiled_model_learns_the_same(tmp_path):
     losses = {}
     for name, more in (("eager", []), ("compiled", ["--compile"])):
