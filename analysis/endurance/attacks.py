@@ -17,7 +17,6 @@ that held most more than in the calm time beside it.
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import shutil
 import subprocess
@@ -73,7 +72,8 @@ RECOVERY_SECONDS = 120.0
 GOAL, MOST_MB = 0.9, 100.0
 """Of the updates without the attack, and of memory that it takes from a peer."""
 COLUMNS = (
-    *("attack", "n", "without", "with", "ratio", "longest pause, s", "more MB", "failed rounds", "named by", "problem"),
+    *("attack", "n", "without", "with", "ratio"),
+    *("longest pause, s", "more MB", "failed rounds", "named by", "problem"),
 )
 
 
@@ -196,8 +196,16 @@ def _window(attack: str, attacked: bool, swarm: HonestSwarm, options: AttackOpti
     settled = until + (SETTLE_SECONDS if attacked else 0.0)
     wait_until(lambda: swarm.all_train_since(settled), swarm, RECOVERY_SECONDS, "train together again")
     lines = swarm.naming_lines(sizes, _ids(_text(output), swarm)) if output is not None else []
-    rate, pause = (of(swarm.moments(), since, until) for of in (updates_per_second, longest_pause_seconds))
-    return Window(attacked, rate, pause, swarm.failed_rounds(since, until), len(lines), lines, peaks.megabytes)
+    moments = swarm.moments()
+    return Window(
+        attacked,
+        updates_per_second(moments, since, until),
+        longest_pause_seconds(moments, since, until),
+        swarm.failed_rounds(since, until),
+        len(lines),
+        lines,
+        peaks.megabytes,
+    )
 
 
 @contextlib.contextmanager
@@ -261,9 +269,11 @@ def ratios(found: dict[str, Any]) -> list[float]:
 
 def longest_pauses(found: dict[str, Any]) -> str:
     """With the attacker, and in the calm times."""
-    pauses = [[pair[kind]["longest_pause_seconds"] for pair in found["pairs"]] for kind in ("calm", "attacked")]
-    calm, attacked = (max(each, default=math.nan) for each in pauses)
-    return f"{attacked:.1f} (calm {calm:.1f})" if found["pairs"] else "–"
+    if not (pairs := found["pairs"]):
+        return "–"
+    attacked = max(pair["attacked"]["longest_pause_seconds"] for pair in pairs)
+    calm = max(pair["calm"]["longest_pause_seconds"] for pair in pairs)
+    return f"{attacked:.1f} (calm {calm:.1f})"
 
 
 def more_mb(found: dict[str, Any]) -> float | None:

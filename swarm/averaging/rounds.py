@@ -102,6 +102,11 @@ class Trouble:
     kept_waiting: frozenset[PeerID] = frozenset()
     group_id: bytes = b""
 
+    def told_by(self, error: RoundEnded) -> RoundEnded:
+        """The error by which the trainer hears of the end, and of all this."""
+        error.group_id = self.group_id
+        return error.blames(self.blamed)
+
 
 @dataclass(frozen=True)
 class AveragingOptions:
@@ -307,17 +312,15 @@ class Rounds:
                 report = replace(report, to_check=await self._to_check())
             future.set_result(report)
         except RoundEnded as ended:
-            future.set_exception(ended.blames(trouble.blamed, trouble.group_id))
+            future.set_exception(trouble.told_by(ended))
         except TimeoutError:
             late = RoundFailed(f"it took longer than {timeout:.0f} s", trouble.kept_waiting)
-            future.set_exception(late.blames(trouble.blamed, trouble.group_id))
+            future.set_exception(trouble.told_by(late))
         except asyncio.CancelledError:
-            future.set_exception(RoundFailed("it was given up").blames(trouble.blamed, trouble.group_id))
+            future.set_exception(trouble.told_by(RoundFailed("it was given up")))
         except Exception as error:
             logger.debug("round failed", exc_info=True)
-            future.set_exception(
-                RoundFailed(f"{type(error).__name__}: {error}").blames(trouble.blamed, trouble.group_id)
-            )
+            future.set_exception(trouble.told_by(RoundFailed(f"{type(error).__name__}: {error}")))
         finally:
             if self._running is asyncio.current_task():  # else the next one has begun
                 self._running = None

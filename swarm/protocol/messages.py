@@ -108,9 +108,9 @@ class RoundEnded(Exception):  # noqa: N818 (reads as what happened)
     group_id: bytes = b""
     """Of its group, which others may have an average of; empty if there was none."""
 
-    def blames(self, blamed: Mapping[PeerID, Blame], group_id: bytes = b"") -> RoundEnded:
+    def blames(self, blamed: Mapping[PeerID, Blame]) -> RoundEnded:
         """The same, with those who are to blame as well."""
-        self.blamed, self.group_id = {**self.blamed, **blamed}, group_id
+        self.blamed = {**self.blamed, **blamed}
         return self
 
 

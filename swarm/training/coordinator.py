@@ -240,7 +240,7 @@ class Coordinator:
 
         Args:
             is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
-            second_word: that is needed, because this peer came in time
+            second_word: what has to be heard beside a leader who has said so; nothing, if it is left out
 
         Returns:
             whether this peer holds other weights already

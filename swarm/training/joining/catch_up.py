@@ -86,7 +86,7 @@ class CatchUp:
 
         Args:
             is_told: the swarm has gone on: until this peer has its state, it has nothing to say in a round
-            second_word: that is needed, because this peer came in time
+            second_word: what has to be heard beside a leader who has said so; nothing, if it is left out
         """
         if is_told or donor is not None:
             self._follower.cancel()  # whoever has only claimed to be ahead may keep this peer waiting

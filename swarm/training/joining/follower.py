@@ -93,8 +93,8 @@ class Follower:
         self._gradients, self._apply, self._should_stop = gradients, apply, should_stop
         self._steps: Steps | None = None
         self._second_word = SecondWord(tracker)
-        self._denied_at: dict[PeerID, float] = {}
-        """Who has said what all others denied, and when, in monotonic seconds."""
+        self._denied, self._denied_at = None, -math.inf
+        """Who has said last what all others denied, and when, in monotonic seconds."""
         self._waits_for: Future | None = None
         self._claimed: dict[PeerID, int] = {}
         """The steps that donors held when a download began that has broken off, and may go on."""
@@ -123,7 +123,7 @@ class Follower:
         Args:
             joins: this peer has never trained: it is worth a long wait, and an error if nothing comes of it
             is_told: the swarm has gone on, said who leads it: a new attempt does not follow at once
-            second_word: that is needed, because this peer came in time
+            second_word: what has to be heard beside a leader who has said so; nothing, if it is left out
         """
         if self._steps is None:
             self._second_word = second_word or SecondWord(self._tracker)
@@ -214,22 +214,19 @@ class Follower:
     @property
     def waits_for_others(self) -> bool:
         """Whether others, who hold this peer's weights, are about to find out what it has just found out."""
-        denied_at = max(self._denied_at.values(), default=-math.inf)
-        return time.monotonic() < denied_at + TOGETHER_SECONDS and self._tracker.shares_weights
+        return time.monotonic() < self._denied_at + TOGETHER_SECONDS and self._tracker.shares_weights
 
     def _note_denied(self) -> None:
         """The swarm has not gone on: who has said so is left out, unless it was in a round that has only failed."""
-        leader, now = self._second_word.leader, time.monotonic()
+        leader, now, own = self._second_word.leader, time.monotonic(), (self._version.step, self._version.lineage)
         if leader is None:
             return
         record = self._tracker.others.get(leader)
-        is_elsewhere = record is not None and (record.step, record.lineage) != (
-            self._version.step,
-            self._version.lineage,
-        )
-        if is_elsewhere or now < self._denied_at.get(leader, -math.inf) + DENIED_SECONDS:
+        is_elsewhere = record is not None and (record.step, record.lineage) != own
+        says_it_again = self._denied == leader and now < self._denied_at + DENIED_SECONDS
+        if is_elsewhere or says_it_again:
             self._tracker.blame({leader: Blame.GOES_ON_ALONE})
-        self._denied_at = {leader: now}
+        self._denied, self._denied_at = leader, now
 
     def _follow_somebody(self, waits: bool = False) -> Steps:
         """Whether this peer was only an update or two behind, and has made these.

@@ -149,10 +149,7 @@ class SecondWord:
     def is_denied(self) -> bool:
         """Whether all witnesses have said since that they are where this peer is."""
         present = self._present
-        if not present:
-            return False
-        self._listen()
-        return self._denying >= present.keys() and not self.is_given
+        return bool(present) and not self.is_given and self._denying >= present.keys()
 
     def holds(self, donor: PeerID, step: int, lineage: bytes) -> bool:
         """Whether another one than the donor holds these weights, or has held them, or nobody has to."""

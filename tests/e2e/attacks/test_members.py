@@ -110,6 +110,11 @@ def member(name, initial_peers, line, folder, plan, min_peers, max_steps=UPDATES
         return outcome, [event.outcome for event in rounds.events]
 
 
+def assert_made_each_update(outcome: Outcome) -> None:
+    assert [update.step for update in outcome.updates] == list(range(1, UPDATES + 1)), "it has made all updates"
+    assert all(update.own_samples > 0 for update in outcome.updates), "it has computed for each of them"
+
+
 def has_step(peers: Peers, name: str, step: int) -> bool:
     return any(made >= step for made, *_ in peers[name].messages)
 
@@ -146,8 +151,7 @@ def test_who_has_trained_is_not_misled_by_a_member_that_says_it_is_ahead(tmp_pat
     (a, a_rounds), (b, b_rounds) = found["a"], found["b"]
     for outcome, rounds in ((a, a_rounds), (b, b_rounds)):
         assert_few_failed(rounds)
-        assert [update.step for update in outcome.updates] == list(range(1, UPDATES + 1)), "it has made all updates"
-        assert all(update.own_samples > 0 for update in outcome.updates), "it has computed for each of them"
+        assert_made_each_update(outcome)
     furthest = [int(AHEAD.search((tmp_path / f"{name}.log").read_text())[1]) for name in "ab"]
     assert min(furthest) >= members.AHEAD - 5, "both have read the lie"
     assert_equal_updates(a, b)
@@ -163,10 +167,9 @@ def test_a_leader_that_goes_another_way_is_left_behind(tmp_path, lie):
             peers.start(name, member, tmp_path, plan, 3)
         peers.start("mallory", partial(member, lie=lie, max_steps=10**6), tmp_path, plan, 3)
         found = peers.results("a", "b")
-    (a, a_rounds), (b, b_rounds) = found["a"], found["b"]
-    for outcome, _rounds in ((a, a_rounds), (b, b_rounds)):
-        assert [update.step for update in outcome.updates] == list(range(1, UPDATES + 1)), "it has made all updates"
-        assert all(update.own_samples > 0 for update in outcome.updates), "it has computed for each of them"
+    (a, _), (b, _) = found["a"], found["b"]
+    for outcome in (a, b):
+        assert_made_each_update(outcome)
         assert all(update.peer_ids == {a.peer_id, b.peer_id} for update in outcome.updates[-5:])
     assert_equal_updates(a, b)
     for name in "ab":
