@@ -95,8 +95,6 @@ def _run(options: DeskOptions) -> int:
 
 
 def _import_extra() -> None:
-    # Hivemind's own setting: its futures then need no torch_shm_manager, a process of some 60 MB.
-    os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
     try:
         import swarm.desk.desk
         import swarm.desk.watcher  # noqa: F401

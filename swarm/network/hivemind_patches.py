@@ -14,6 +14,8 @@
 - A message of 2 kB would end the process that decodes it; a node could take as many places in the DHT as it likes,
   be given all records again and again, and hold all calls that a process answers; and a question could have any number
   of keys (`swarm.network.dht_bounds`).
+- Each peer would need torch's manager process for its shared memory (some 60 MB), and a peer that is killed together
+  with it would leave files there until the machine is switched off.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from functools import wraps
 from pathlib import Path
 from uuid import UUID
 
+import torch.multiprocessing
 from hivemind.dht.node import _SearchState
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
@@ -222,10 +225,17 @@ def _drop_invalid(self: DHTProtocol, key: bytes, dictionary: DictionaryDHTValue)
     return True
 
 
+def _share_memory_without_manager() -> None:
+    """torch's own choice on Linux, which Hivemind has changed: the memory has no name, and goes with its last user."""
+    if "file_descriptor" in torch.multiprocessing.get_all_sharing_strategies():
+        torch.multiprocessing.set_sharing_strategy("file_descriptor")
+
+
 def repair_hivemind() -> None:
     """In this process and all that it will fork."""
     if P2P.add_protobuf_handler is _add_handler:
         return
+    _share_memory_without_manager()
     ControlClient.__init__ = _keep_live_calls_alone(ControlClient.__init__)
     ControlClient.stream_open = _open_stream
     P2P.receive_raw_data = staticmethod(_receive_raw_data)

@@ -1,9 +1,7 @@
 """What a life of this peer leaves behind when all its processes are killed, and who takes it away.
 
-- torch's files in shared memory. torch takes them away when a process ends, by a manager process of its own. Where that
-  is killed as well, as service managers do, or a peer starts again in place, they would stay until the machine is
-  switched off: the model's size in memory, each time.
-- The folder with the sockets by which p2pd and its callers talk (`swarm.runtime.sockets`).
+That is the folder with the sockets by which p2pd and its callers talk (`swarm.runtime.sockets`). Shared memory has no
+name (`swarm.network.hivemind_patches`) and goes with its last user.
 """
 
 from __future__ import annotations
@@ -21,20 +19,16 @@ import psutil
 from recipe.run_folder import write_json
 from swarm.runtime.sockets import TEMPORARY
 
-SHARED_MEMORY = Path("/dev/shm")
-MAX_FILES = 1000
-_NAME = re.compile(r"torch_([0-9]{1,9})_[0-9]{1,12}_[0-9]{1,9}")
-"""Its process, a random number, how many that process has made before."""
+MAX_FOLDERS = 100
 _FOLDER = re.compile(r"swarm_([0-9]{1,9})_[a-z0-9_]{8}")
 """Its process, and something random."""
 
 
 def remember(note: Path, pids: Iterable[int]) -> None:
     """Note what these processes have made, should all be killed; without the note nothing is swept."""
-    made = ([*SHARED_MEMORY.glob(f"torch_{pid}_*"), *TEMPORARY.glob(f"swarm_{pid}_*")] for pid in pids)
-    names = sorted(path.name for paths in made for path in paths)
+    names = sorted(folder.name for pid in pids for folder in TEMPORARY.glob(f"swarm_{pid}_*"))
     with contextlib.suppress(OSError):
-        write_json(note, names[:MAX_FILES])
+        write_json(note, names[:MAX_FOLDERS])
 
 
 def sweep_earlier(note: Path) -> None:
@@ -43,13 +37,9 @@ def sweep_earlier(note: Path) -> None:
         names = json.loads(note.read_text())
     except (OSError, ValueError, RecursionError):
         return
-    for name in names[:MAX_FILES] if isinstance(names, list) else ():
-        if not isinstance(name, str):
-            continue
-        if (file := _NAME.fullmatch(name)) and _is_gone(int(file[1])):
-            with contextlib.suppress(OSError):
-                (SHARED_MEMORY / name).unlink()
-        elif (folder := _FOLDER.fullmatch(name)) and _is_gone(int(folder[1])):
+    for name in names[:MAX_FOLDERS] if isinstance(names, list) else ():
+        folder = _FOLDER.fullmatch(name) if isinstance(name, str) else None
+        if folder and _is_gone(int(folder[1])):
             shutil.rmtree(TEMPORARY / name, ignore_errors=True)
 
 

@@ -114,14 +114,11 @@ def start_again(options: Sequence[str], trained_seconds: float) -> None:
     restarts = 0 if trained_seconds > LONG_SECONDS else int(os.environ.get(_RESTARTS, 0))
     if restarts >= MAX_RESTARTS:
         return
-    # A tensor in shared memory that is freed without torch's manager aborts the whole process: that one goes last.
-    managers = [child for child in descendants(os.getpid()) if child.name() == "torch_shm_manager"]
-    others = [child for child in descendants(os.getpid()) if child not in managers]
-    kill(others)
-    psutil.wait_procs(others, timeout=2)
+    children = descendants(os.getpid())
+    kill(children)
+    psutil.wait_procs(children, timeout=2)
     sys.stdout.flush()
     sys.stderr.flush()
     os.environ[_RESTARTS] = str(restarts + 1)
     os.environ[STARTED] = str(time.time())
-    kill(managers)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], *options])

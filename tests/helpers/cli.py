@@ -104,13 +104,12 @@ class Program:
         return self.process.poll() is None
 
     def alive(self) -> list[psutil.Process]:
-        """Every process of this program's family, whoever is its parent now; without torch's manager of shared memory,
-        which goes by itself two seconds after the last who used it."""
+        """Every process of this program's family, whoever is its parent now."""
         return [process for process in psutil.process_iter() if self._is_own(process)]
 
     def _is_own(self, process: psutil.Process) -> bool:
         try:
-            if process.name() == "torch_shm_manager" or process.status() == psutil.STATUS_ZOMBIE:
+            if process.status() == psutil.STATUS_ZOMBIE:
                 return False
             return os.getsid(process.pid) == self.process.pid or process.environ().get(_MARK) == self.mark
         except (psutil.Error, ProcessLookupError):

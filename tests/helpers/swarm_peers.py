@@ -104,13 +104,10 @@ class Peer:
         self.connection.send_bytes(pickle.dumps(message))
 
     def processes(self) -> list[psutil.Process]:
-        """This peer's process and everything it started, as far as it lives; orphans included.
-
-        Without torch's manager of shared memory, which goes by itself two seconds after the last who used it.
-        """
+        """This peer's process and everything it started, as far as it lives; orphans included."""
         for process in descendants(self._process.pid) + list(_session(self._process.pid)):
             self._seen[process.pid] = process
-        return [p for p in self._seen.values() if p.is_running() and _status(p) != psutil.STATUS_ZOMBIE and _is_ours(p)]
+        return [p for p in self._seen.values() if p.is_running() and _status(p) != psutil.STATUS_ZOMBIE]
 
     def kill(self) -> None:
         """kill -9 of the peer's own process, as when its machine runs out of memory; nothing of it cleans up."""
@@ -258,13 +255,6 @@ def _session(session_id: int) -> Iterator[psutil.Process]:
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
             if os.getsid(pid) == session_id:
                 yield psutil.Process(pid)
-
-
-def _is_ours(process: psutil.Process) -> bool:
-    try:
-        return process.name() != "torch_shm_manager"
-    except psutil.Error:
-        return False
 
 
 def _status(process: psutil.Process) -> str:

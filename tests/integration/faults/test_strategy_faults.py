@@ -136,7 +136,6 @@ def test_the_others_go_on_when_a_peer_is_killed_or_frozen(victim, action, stage)
         lost_at = time.monotonic()
         found = peers.results()
         if action == "kill":
-            # torch's helper for shared memory, which may have come later, ends when it notices that its peer is gone
             _, alive = psutil.wait_procs({*processes, *peers[victim].processes()}, timeout=5)
             assert alive == []
     one, other = found.values()
@@ -181,7 +180,7 @@ def test_a_donor_or_a_newcomer_is_killed_during_the_download(victim, stage):
             peers.until(lambda: any(num == len(peers.peers) - 1 for _, num, _ in newcomer.messages))
         is_over.value = True
         survivors = [*peers.results().values()]
-        _, alive = psutil.wait_procs(peers[victim].processes(), timeout=10)  # torch_shm_manager goes seconds later
+        _, alive = psutil.wait_procs(peers[victim].processes(), timeout=10)
         assert alive == []
     for survivor in survivors:
         assert survivor.updates[-1].peer_ids == {each.peer_id for each in survivors}

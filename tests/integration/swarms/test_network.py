@@ -38,9 +38,9 @@ def options(*initial_peers: str, **others) -> NetworkOptions:
 
 
 def swarm_processes() -> set[int]:
-    """DHT processes and p2pd below this one; torch's shared memory helper stays for the next DHT."""
+    """DHT processes and p2pd below this one."""
     below = descendants(os.getpid())
-    return {p.pid for p in below if p.status() != psutil.STATUS_ZOMBIE and p.name() != "torch_shm_manager"}
+    return {p.pid for p in below if p.status() != psutil.STATUS_ZOMBIE}
 
 
 def still_there(processes: list[psutil.Process], timeout_seconds: float = 5) -> list[psutil.Process]:
@@ -89,6 +89,7 @@ def test_start_join_store_and_clean_shutdown(first, dhts):
 
     processes = [psutil.Process(joined.pid), *joined.processes]
     assert [p.name() for p in processes[1:]] == ["p2pd"]
+    assert "torch_shm_manager" not in {p.name() for p in descendants(os.getpid())}, "60 MB that no peer needs"
     assert processes[1].environ()["GOMAXPROCS"] == os.environ.get("GOMAXPROCS", "1"), "and nobody else's"
     connections = processes[1].net_connections("tcp4")
     listens = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
