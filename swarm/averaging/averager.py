@@ -33,6 +33,7 @@ from swarm.averaging.robust_mean import Combination
 from swarm.averaging.rounds import AveragingOptions, RoundSignals
 from swarm.averaging.service import AveragingService
 from swarm.averaging.slow_members import USUAL_MBPS
+from swarm.network.hivemind_internals import use_socket_folder
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Member, Ticket, first_members
@@ -41,7 +42,6 @@ from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.runtime.bell import Bell
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.processes import die_with_parent, forget, stay_small
-from swarm.runtime.sockets import use_socket_folder
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.runtime.worker_process import WorkerProcess
 from swarm.state_sync.download import Arrived

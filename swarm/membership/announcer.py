@@ -16,6 +16,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
 from swarm.membership.run_manifest import RunManifest, publish_manifest
+from swarm.network.hivemind_internals import connect, disconnect
 from swarm.network.known_peers import MAX_ADDRESSES, MAX_REMEMBERED, peer_of_address, read_book, usable, write_book
 from swarm.network.signed_records import ADDRESSES, owned_entries
 from swarm.protocol.admission import OPEN, Admission
@@ -160,13 +161,13 @@ class CallLost:
 
     @staticmethod
     async def _call(node: hivemind.dht.DHTNode, peer: PeerID, addresses: list[Multiaddr]) -> None:
-        await asyncio.wait_for(node.p2p._client.connect(peer, addresses), CALL_SECONDS)
+        await asyncio.wait_for(connect(node.p2p, peer, addresses), CALL_SECONDS)
         if await asyncio.wait_for(node.protocol.call_ping(peer), CALL_SECONDS):  # which puts it into the routing table
             node.blacklist.register_success(peer)
         elif peer in CallLost.silent:
             CallLost.silent.remove(peer)
-            await node.p2p._client.disconnect(peer)
-            await asyncio.wait_for(node.p2p._client.connect(peer, addresses), CALL_SECONDS)
+            await disconnect(node.p2p, peer)
+            await asyncio.wait_for(connect(node.p2p, peer, addresses), CALL_SECONDS)
             await node.protocol.call_ping(peer)
         else:
             CallLost.silent.add(peer)

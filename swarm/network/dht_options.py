@@ -22,6 +22,7 @@ from hivemind.p2p import PeerID
 from recipe.errors import InputError
 from swarm.network.addresses import NobodyAnswers, check_port_free, check_reachable, parse_own_address
 from swarm.network.dht_process import SwarmDHT
+from swarm.network.hivemind_internals import has_answered
 from swarm.network.hivemind_patches import repair_hivemind
 from swarm.network.home.interfaces import every_host, free_port, has_ipv6, own_addresses
 from swarm.network.home.open_ports import OpenPorts
@@ -236,7 +237,7 @@ def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], N
             options.opened.keep()
             dht.opened = options.opened
     except BaseException:  # Ctrl-C as well
-        if dht._ready.done():
+        if has_answered(dht):
             # If it could not start, it ends by itself. Killed right after its answer it may still hold MPFuture's lock,
             # which all processes share, and then no later DHT could ever answer.
             dht.join(3)
@@ -261,7 +262,7 @@ def _wait_until_ready(dht: SwarmDHT, timeout_seconds: float) -> None:
         try:
             return dht.wait_until_ready(0.2 if alive else 1)
         except TimeoutError:
-            if dht._ready.done():  # just now; or a TimeoutError is its answer
+            if has_answered(dht):  # just now; or a TimeoutError is its answer
                 return dht.wait_until_ready(1)
             if not alive or time.monotonic() > deadline:
                 state = "did not answer in time" if alive else "was killed"

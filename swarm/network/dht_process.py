@@ -11,16 +11,15 @@ import hivemind
 import psutil
 from hivemind.p2p import PeerID
 from hivemind.utils.crypto import RSAPrivateKey
-from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
+from swarm.network.hivemind_internals import failed_to_start, release_future_lock, use_socket_folder, use_whole_pipes
 from swarm.network.home.open_ports import OpenPorts
 from swarm.network.signed_records import Meet, NewestList, OwnedRecords, TakePart
 from swarm.protocol.certificates import Authority
-from swarm.runtime.pipes import use_whole_pipes
 from swarm.runtime.processes import descendants, die_with_parent, kill, leave_terminal, stay_small
-from swarm.runtime.sockets import make_socket_folder, use_socket_folder
+from swarm.runtime.sockets import make_socket_folder
 
 MEET_AT_ONCE = 32
 """Many processes write to the pipe of the DHT process, where only small messages stay in one piece."""
@@ -105,7 +104,7 @@ class SwarmDHT(hivemind.DHT):
         signal.signal(signal.SIGTERM, _end_at_once)
         leave_terminal()
         use_socket_folder(self.sockets)
-        die_with_parent(signal.SIGTERM, self._parent_pid)
+        die_with_parent(signal.SIGTERM)
         stay_small()
         logging.getLogger("asyncio").addFilter(lambda _: not self._failed())
         try:
@@ -115,11 +114,10 @@ class SwarmDHT(hivemind.DHT):
 
     def _failed(self) -> bool:
         """The trainer knows the error by now: no need for asyncio to print the tracebacks of abandoned pings."""
-        return self._ready.done() and self._ready.exception() is not None
+        return failed_to_start(self)
 
 
 def _end_at_once(signal_number: int, _frame) -> None:
     kill(descendants(os.getpid()))
-    if MPFuture._update_lock._semlock._is_mine():  # all of the trainer's children share it: see _launch
-        MPFuture._update_lock.release()
+    release_future_lock()  # all of the trainer's children share it: see _launch
     os._exit(128 + signal_number)

@@ -14,7 +14,6 @@ import json
 import time
 from typing import Any
 
-from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
@@ -254,7 +253,7 @@ class BoundedStorage(DHTLocalStorage):
 
     def _note_manifest(self, value: bytes, expiration_time: float) -> None:
         try:
-            manifest = plain(RSASignatureValidator._SIGNATURE_RE.sub(b"", value))
+            manifest = plain(self.known.records.strip_value(DHTRecord(RUNS_ID.to_bytes(), b"", value, expiration_time)))
         except Exception:  # a stranger's bytes
             return
         self.known.note_manifest(manifest, expiration_time)

@@ -47,7 +47,7 @@ from swarm.network.served_stream import MAX_MESSAGE_BYTES, ServedStream
 from swarm.network.signed_records import MAX_LIFE_SECONDS, records_of
 from swarm.network.stream_limits import limits_of
 
-P2PD_CONFIG = Path(__file__).with_name("p2pd.json")
+P2PD_CONFIG = Path(__file__).with_name("p2pd") / "config.json"
 CONNECTIONS, KEPT_CONNECTIONS = 1536, 1152
 """Above the first number p2pd closes some, whoever's they are, down to the second; a group may have 1,024 members."""
 _SETTINGS = {"f": P2PD_CONFIG, "relay": False, "relayService": False, "natPortMap": False}

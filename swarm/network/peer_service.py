@@ -1,7 +1,7 @@
 """The calls that peers of a run answer each other, and under which names.
 
 Hivemind makes names of handlers out of class names, so those of this class and of its methods are part of the wire
-protocol. Only here is it asked for them by a private method.
+protocol.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import AsyncIterator  # noqa: UP035 (hivemind does not recognise the
 from hivemind.p2p import P2P, P2PContext
 from hivemind.p2p.servicer import ServicerBase
 from hivemind.proto import averaging_pb2
+
+from swarm.network import hivemind_internals
 
 DOWNLOAD_STATE, DOWNLOAD_LEDGER, SHOW_EVIDENCE = "rpc_download_state", "rpc_download_ledger", "rpc_show_evidence"
 
@@ -72,8 +74,7 @@ class PeerService(ServicerBase):
 
     async def answer_downloads(self, p2p: P2P) -> None:
         """The same for who cannot be dialled: it hands out, and no more, over connections that it has made itself."""
-        self._collect_rpc_handlers()
-        for handler in self._rpc_handlers:
+        for handler in hivemind_internals.handlers_of(type(self)):
             if handler.method_name in (DOWNLOAD_STATE, DOWNLOAD_LEDGER, SHOW_EVIDENCE):
                 await p2p.add_protobuf_handler(
                     self.handle_name(self._namespace, handler.method_name),
@@ -90,4 +91,4 @@ class PeerService(ServicerBase):
     @classmethod
     def handle_name(cls, namespace: str, method: str) -> str:
         """Under which a peer of this run answers such calls."""
-        return cls._get_handle_name(namespace, method)
+        return hivemind_internals.handle_name(cls, namespace, method)

@@ -32,6 +32,7 @@ from msgspec import Meta
 
 from recipe.errors import InputError
 from swarm.network.addresses import is_public
+from swarm.network.hivemind_internals import connect
 from swarm.network.home.interfaces import every_host
 from swarm.network.home.open_ports import OpenPorts, open_port
 from swarm.network.home.router import RouterRefuses
@@ -315,7 +316,7 @@ async def _check_identity(p2p: P2P, identity_path: Path | None) -> None:
     if identity_path is None or not identity_path.exists():
         return
     try:
-        await p2p._client.connect(PeerID.from_identity(identity_path.read_bytes()), [])
+        await connect(p2p, PeerID.from_identity(identity_path.read_bytes()))
     except P2PDaemonError:
         return
     raise InputError(

@@ -32,6 +32,7 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from recipe.errors import InputError
 from swarm.network.acquaintances import Acquaintances
+from swarm.network.hivemind_internals import private_key_in, validators_of
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import IN_ROUNDS, Authority, NotSigned
 from swarm.protocol.signed_lists import MOST_BYTES, ORDERS, REMOVED
@@ -107,7 +108,7 @@ class OwnedRecords(RSASignatureValidator):
 
     def sign(self, text: bytes) -> bytes:
         """This peer's signature, in base 64; the text has to begin with what it is, so that it is nothing else."""
-        return self._private_key.sign(text)
+        return self.key.sign(text)
 
     def validate(self, record: DHTRecord) -> bool:
         """Whether it may be stored, passed on and read; what costs least is looked at first."""
@@ -273,7 +274,7 @@ class NewestList:
 
 def records_of(protocol: Any) -> OwnedRecords | None:
     """What checks the records of a node of the DHT; None if it is not one of ours."""
-    validators = getattr(protocol.record_validator, "_validators", ())
+    validators = validators_of(protocol.record_validator)
     return next((validator for validator in validators if isinstance(validator, OwnedRecords)), None)
 
 
@@ -303,10 +304,7 @@ def _refuse(code: int, data: bytes) -> Any:
 
 def read_key(path: Path) -> RSAPrivateKey:
     """The private key in an identity file of libp2p."""
-    content = crypto_pb2.PrivateKey.FromString(path.read_bytes())
-    key = RSAPrivateKey.__new__(RSAPrivateKey)
-    key.__setstate__({"_private_key": content.data})  # it has no other way in: the constructor makes a new key
-    return key
+    return private_key_in(crypto_pb2.PrivateKey.FromString(path.read_bytes()).data)
 
 
 def owned_entries(found: Any, most: int, first: Container[PeerID] = ()) -> list[tuple[PeerID, Any]]:

@@ -10,6 +10,7 @@ import asyncio
 import resource
 from collections import Counter
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils import get_logger
@@ -117,8 +118,12 @@ class StreamLimits:
             del used[peer]
 
 
+_limits: WeakKeyDictionary[P2P, StreamLimits] = WeakKeyDictionary()
+"""Each as long as its connection to p2pd."""
+
+
 def limits_of(p2p: P2P) -> StreamLimits:
     """The limits of all streams that this process serves."""
-    if not hasattr(p2p, "_stream_limits"):
-        p2p._stream_limits = StreamLimits()
-    return p2p._stream_limits
+    if p2p not in _limits:
+        _limits[p2p] = StreamLimits()
+    return _limits[p2p]

@@ -48,10 +48,3 @@ class WholePipe:
 
     def close(self) -> None:
         self._connection.close()
-
-
-def use_whole_pipes(process: Any) -> None:
-    """Let Hivemind's DHT process, if it has not started yet, use such pipes."""
-    if not isinstance(process._inner_pipe, WholePipe):
-        process._inner_pipe = WholePipe(process._inner_pipe)
-        process._outer_pipe = WholePipe(process._outer_pipe)

@@ -8,8 +8,6 @@ import os
 import tempfile
 from pathlib import Path
 
-from hivemind.p2p import P2P
-
 TEMPORARY = Path("/tmp")
 """As Hivemind does: a socket's path may have 103 bytes (macOS), and other temporary folders have long ones."""
 
@@ -17,8 +15,3 @@ TEMPORARY = Path("/tmp")
 def make_socket_folder() -> Path:
     """For the sockets of this process's p2pd."""
     return Path(tempfile.mkdtemp(prefix=f"swarm_{os.getpid()}_", dir=TEMPORARY))
-
-
-def use_socket_folder(folder: Path) -> None:
-    """What this process asks p2pd, it asks through sockets in there."""
-    P2P._UNIX_SOCKET_PREFIX = f"/unix{folder}/"
