@@ -4,6 +4,7 @@
   never hear anybody again. Found by reading `ControlClient._read_from_persistent_conn`.
 - A handler that is cancelled would leave its task behind.
 - A stream whose handler has ended, while its caller still sends, would never be closed.
+- An answer that is no message would raise what no caller expects, and so end more than this call.
 - A message could be as long as its sender likes, and a caller could have as many streams and calls as it likes.
 - p2pd would carry strangers' traffic, and would have the router open a port without a word, each time another one.
 - A stream that could not be opened would leave its connection to p2pd open, here and there, for each knock at the door
@@ -29,11 +30,12 @@ from pathlib import Path
 from uuid import UUID
 
 import torch.multiprocessing
+from google.protobuf.message import DecodeError
 from hivemind.dht.node import _SearchState
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p import P2P, P2PContext, P2PHandlerError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
@@ -88,6 +90,19 @@ async def _receive_raw_data(reader: asyncio.StreamReader) -> bytes:
     if num_bytes > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {num_bytes} bytes")
     return await reader.readexactly(num_bytes)
+
+
+def _expected_error(call):
+    """What somebody answers and cannot be read raises as if its handler had failed."""
+
+    @wraps(call)
+    async def repaired(*args, **kwargs):
+        try:
+            return await call(*args, **kwargs)
+        except (ValueError, TypeError, DecodeError) as error:  # too long, no marker, or no protobuf
+            raise P2PHandlerError(f"an answer that cannot be read: {error}") from error
+
+    return repaired
 
 
 async def _add_handler(
@@ -239,6 +254,8 @@ def repair_hivemind() -> None:
     ControlClient.__init__ = _keep_live_calls_alone(ControlClient.__init__)
     ControlClient.stream_open = _open_stream
     P2P.receive_raw_data = staticmethod(_receive_raw_data)
+    P2P.receive_protobuf = staticmethod(_expected_error(P2P.receive_protobuf))
+    P2P._call_unary_protobuf_handler = _expected_error(P2P._call_unary_protobuf_handler)
     ControlClient._handle_persistent_request = _handle_some_calls
     P2P.add_protobuf_handler = _add_handler
     P2P._make_process_args = staticmethod(_with_settings(P2P._make_process_args))

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 
-from hivemind.p2p import P2P
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError
 from hivemind.proto.averaging_pb2 import DownloadData
 
 from swarm.protocol.admission import OPEN
@@ -26,7 +25,7 @@ MAX_ATTEMPTS, AGAIN_SECONDS = 5, 1.0
 """Times in a row that a line breaks down before anything has arrived, and the pause after each."""
 
 OpenStream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
-BROKEN = (P2PDaemonError, OSError, asyncio.IncompleteReadError, TypeError)
+BROKEN = (P2PDaemonError, P2PHandlerError, OSError, asyncio.IncompleteReadError)
 
 
 class NotKept(Exception):  # noqa: N818

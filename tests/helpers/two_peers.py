@@ -9,9 +9,14 @@ from hivemind.proto.averaging_pb2 import DownloadData
 
 
 class Answers(ServicerBase):
-    """The other side."""
+    """The other side.
 
-    def __init__(self):
+    Args:
+        p2p: its node
+    """
+
+    def __init__(self, p2p: P2P):
+        self.p2p = p2p
         self.answered, self.flooded = asyncio.Event(), asyncio.Event()
 
     async def rpc_call(self, request: DownloadData, context: P2PContext) -> DownloadData:
@@ -42,7 +47,7 @@ def between_two(happens) -> None:
             host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await here.get_visible_maddrs(), dht_mode="server"
         )
         try:
-            answers = Answers()
+            answers = Answers(there)
             await answers.add_p2p_handlers(there)
             await asyncio.wait_for(happens(Answers.get_stub(here, there.peer_id), answers), 30)
         finally:

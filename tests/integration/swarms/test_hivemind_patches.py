@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -98,6 +99,42 @@ def test_a_message_that_is_too_long_is_not_read():
     between_two(happens)
 
 
+HEADER = P2P.MESSAGE_MARKER + (2).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER)
+NOT_PROTOBUF = b"\xff\xff"
+
+
+@pytest.mark.parametrize("sent", [b"?", HEADER[:1] + b"\xff" * P2P.HEADER_LEN, HEADER + NOT_PROTOBUF])
+def test_a_stream_that_cannot_be_read_is_one_that_failed(sent):
+    """It raised what no caller expects: whoever followed a leader that sends this looked for no other one."""
+
+    async def send(stream_info, reader, writer):
+        writer.write(sent)
+        await writer.drain()
+        await reader.read()
+
+    async def happens(stub, answers):
+        there = answers.p2p
+        await there.add_binary_stream_handler("nonsense", send)
+        stream = await stub._p2p.iterate_protobuf_handler(there.peer_id, "nonsense", DownloadData(), DownloadData)
+        with pytest.raises(P2PHandlerError, match="cannot be read"):
+            await anext(stream)
+
+    between_two(happens)
+
+
+def test_an_answer_that_cannot_be_read_is_a_call_that_failed():
+    async def answer(request, context):
+        return SimpleNamespace(SerializeToString=lambda: NOT_PROTOBUF)
+
+    async def happens(stub, answers):
+        there = answers.p2p
+        await there.add_protobuf_handler("nonsense", answer, DownloadData)
+        with pytest.raises(P2PHandlerError, match="cannot be read"):
+            await stub._p2p.call_protobuf_handler(there.peer_id, "nonsense", DownloadData(), DownloadData)
+
+    between_two(happens)
+
+
 @pytest.mark.parametrize("end", [float("inf"), float("nan"), 1e300])
 def test_an_answer_that_is_said_to_stay_for_ever_ends_no_search(end):
     def found(*subkeys: bytes, until: float) -> ValueWithExpiration:
@@ -136,7 +173,7 @@ def test_strangers_traffic_is_not_relayed(monkeypatch):
         try:
             arguments = psutil.Process(target._child.pid).cmdline()
             assert {"-relayService=0", f"-connHi={repairs.CONNECTIONS}"} <= {*arguments}
-            await Answers().add_p2p_handlers(target)
+            await Answers(target).add_p2p_handlers(target)
             ours = Answers.get_stub(stub._p2p, target.peer_id)
             assert await asyncio.wait_for(ours.rpc_call(DownloadData(metadata=b"x")), 10), "over its own connection"
             third = await P2P.create([str(address)], host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="client")
