@@ -6,8 +6,8 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from hivemind import DHT
@@ -28,21 +28,13 @@ from swarm.averaging.commands import (
     SetStep,
 )
 from swarm.averaging.compression.codec import Codec, bytes_of_member
-from swarm.averaging.compression.fragments import Fragments
-from swarm.averaging.robust_mean import Combination
 from swarm.averaging.rounds import AveragingOptions, RoundSignals
 from swarm.averaging.service import AveragingService
-from swarm.averaging.slow_members import USUAL_MBPS
 from swarm.network.hivemind_internals import use_socket_folder
-from swarm.protocol.admission import OPEN, Admission
-from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Member, Ticket, first_members
-from swarm.protocol.work import OwnWork
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.runtime.bell import Bell
-from swarm.runtime.line_use import LineUse
 from swarm.runtime.processes import die_with_parent, forget, stay_small
-from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.runtime.worker_process import WorkerProcess
 from swarm.state_sync.download import Arrived
 from swarm.state_sync.state_server import state_to_send
@@ -60,21 +52,10 @@ class SwarmAverager:
     """Runs rounds over one flat fp32 vector, and takes over states, in a process of its own.
 
     Args:
-        vector: shape [n], fp32, shared memory: what is averaged, in place; the trainer's except while a round runs
         dht: this peer's
-        namespace: run and recipe; peers of another one cannot reach this averager
+        options: what is averaged, with whom, and how
         get_state: called in a thread when a peer asks for the state; returns (small metadata, tensors)
-        target: a group with fewer samples disperses, and its members compute on; all members must have the same
-        codec: how gradients travel; all members must have the same
-        rule: how reducers combine them; all members must have the same
-        shapes: of the parameters whose gradients the vector begins with
         of_trainer: tensors that the trainer alone uses
-        line: what rounds and states may take of this peer's line
-        admission: who may take part
-        ledger: file that is handed out to whoever asks; None if this peer keeps none
-        auto: codec and local steps of a round are what its tickets name; `codec` and `rule` are the first ones
-        slowest_line_mbps: who sends as fast as that is never left out for being slow
-        fragments: how many numbers of the vector a round averages, from its beginning on; by default all
 
     Raises:
         InputError: the process died while it started
@@ -82,52 +63,21 @@ class SwarmAverager:
 
     def __init__(
         self,
-        vector: torch.Tensor,
         dht: DHT,
-        namespace: str,
+        options: AveragingOptions,
         get_state: StateProvider,
-        target: BatchTarget = BatchTarget(0),  # noqa: B008 (it is frozen)
-        codec: Codec | None = None,
-        rule: Combination = Combination(),  # noqa: B008
-        shapes: Sequence[Sequence[int]] = (),
         of_trainer: Sequence[torch.Tensor] = (),
-        line: LineUse | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-        admission: Admission = OPEN,
-        ledger: Path | None = None,
-        auto: bool = False,
-        slowest_line_mbps: float = USUAL_MBPS,
-        fragments: Fragments | None = None,
     ):
-        codec = codec or Codec()
-        fragments = fragments or Fragments.of([vector.numel()])
-        self.vector, self.line, self.timeouts = vector.share_memory_(), line or LineUse(), timeouts
+        self.vector, self.line, self.timeouts = options.vector.share_memory_(), options.line, options.timeouts
         self.peer_id, self.client_mode = dht.peer_id, dht.client_mode
-        self._target = target
-        self._codec = (Codec() if auto else codec).make()  # of those that may come, the one with most bytes
-        self._has_memory = codec.low_rank(shapes, vector.numel()) is not None
+        first = Codec() if options.auto else options.codec  # of those that may come, the one with most bytes
+        self._codec = first.make()
+        self._has_memory = options.codec.low_rank(options.shapes, self.vector.numel()) is not None
         self._dead_since: float | None = None
         self._signals, self._status = RoundSignals(), TransferStatus()
-        options = AveragingOptions(
-            namespace,
-            vector,
-            target,
-            codec,
-            rule,
-            auto,
-            shapes,
-            dht.client_mode,
-            self.line,
-            timeouts,
-            admission,
-            dht.key,
-            fragments,
-            ledger,
-            slowest_line_mbps,
-        )
         self._process = WorkerProcess(
             dht,
-            partial(AveragingService, options, self._signals, self._status),
+            partial(AveragingService, options, dht.client_mode, dht.key, self._signals, self._status),
             lambda: state_to_send(*get_state()),
             partial(_prepare_process, dht.sockets, of_trainer),
         )
@@ -162,32 +112,15 @@ class SwarmAverager:
         num_bytes = bytes_of_member(self.vector, self._codec, len(members), 1 / max(1, num_reducers))
         return max(timeout_seconds, num_bytes / SLOW_BYTES_PER_SECOND)
 
-    def run_round(
-        self,
-        ticket: Ticket,
-        members: Sequence[Member],
-        patience_seconds: float,
-        timeout_seconds: float,
-        compute_seconds: float = 0.0,
-        target: BatchTarget | None = None,
-        sound: Sequence[int] = (),
-        work: OwnWork | None = None,
-        left_out: frozenset[PeerID] = frozenset(),
-    ) -> MPFuture:
-        """Start a round in the background; arguments as of `RunRound`.
-
-        Args:
-            target: by default the one with which this averager began
+    def run_round(self, order: RunRound) -> MPFuture:
+        """Start a round in the background.
 
         Returns:
-            a future of a `RoundReport`; raises another RoundEnded
+            the future of the order: of a `RoundReport`; raises another RoundEnded
         """
-        future, members = MPFuture(), first_members(members, self.peer_id)
-        future.add_done_callback(lambda _: self.bell.ring())
-        target = target or self._target
-        times = patience_seconds, timeout_seconds, compute_seconds
-        self._process.send(RunRound(ticket, members, *times, target, future, sound, work, left_out))
-        return future
+        order.future.add_done_callback(lambda _: self.bell.ring())
+        self._process.send(replace(order, members=first_members(order.members, self.peer_id)))
+        return order.future
 
     def expect(self, peer_ids: Collection[PeerID]) -> None:
         """Tell a leader that is waiting whom to wait for, as peers come and go."""

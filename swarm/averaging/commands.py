@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hivemind.p2p import PeerID
@@ -21,26 +21,26 @@ class RunRound:
     Args:
         ticket: what this peer brings
         members: who is expected, this peer included
-        patience_seconds: how long a leader waits for those who are missing
-        timeout_seconds: after which the round is given up
-        compute_seconds: that this peer has computed for it; a member may be slow as long as that is slower
         target: a group with fewer samples disperses; of this step, since the organiser may change it
-        future: becomes a RoundReport, or raises a RoundEnded
         sound: steps of the states to which this peer can go back
         work: what this peer has computed, where members check each other's
         left_out: who does not lead this peer, whoever else follows it
+        patience_seconds: how long a leader waits for those who are missing
+        timeout_seconds: after which the round is given up
+        compute_seconds: that this peer has computed for it; a member may be slow as long as that is slower
+        future: becomes a RoundReport, or raises a RoundEnded
     """
 
     ticket: Ticket
     members: Sequence[Member]
-    patience_seconds: float
-    timeout_seconds: float
-    compute_seconds: float
-    target: BatchTarget
-    future: MPFuture
+    target: BatchTarget = field(default_factory=lambda: BatchTarget(0))
     sound: Sequence[int] = ()
     work: OwnWork | None = None
     left_out: frozenset[PeerID] = frozenset()
+    patience_seconds: float = 0.0
+    timeout_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    future: MPFuture = field(default_factory=MPFuture)
 
 
 @dataclass(frozen=True)

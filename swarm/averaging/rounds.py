@@ -40,7 +40,7 @@ from swarm.membership.backoff import BlameBackoff
 from swarm.membership.failure_detector import FailureDetector
 from swarm.network.peer_service import PeerService
 from swarm.network.stream_limits import limits_of
-from swarm.protocol.admission import Admission
+from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.auto_mode import Mode
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Blame, Group, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
@@ -51,7 +51,7 @@ from swarm.runtime import fault_injection as faults
 from swarm.runtime.async_utils import in_thread, until_caller_hangs_up
 from swarm.runtime.bell import Bell
 from swarm.runtime.line_use import LineUse
-from swarm.runtime.timeouts import Timeouts
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 logger = get_logger(__name__)
 
@@ -114,34 +114,31 @@ class AveragingOptions:
 
     Args:
         namespace: run and recipe; peers of another one cannot reach this peer
-        vector: shape [n], fp32, shared memory: what is averaged, in place
+        vector: shape [n], fp32, shared memory: what is averaged, in place; the trainer's except while a round runs
+        fragments: how many numbers of the vector a round averages, from its beginning on; equal on all members
         target: a group with fewer samples disperses, and its members compute on; all members must have the same
         codec: how gradients travel; all members must have the same
         rule: how reducers combine them; all members must have the same
         auto: codec and local steps of a round are what its tickets name; `codec` and `rule` are the first ones
         shapes: of the parameters whose gradients the vector begins with
-        client_mode: others cannot call this peer
         line: what rounds and states may take of this peer's line
+        timeouts: how long this peer waits for others
         admission: who may take part; the averaging process has its own copy
-        key: of this peer, with which it signs what it sends where averages are checked
-        fragments: how many numbers of the vector a round averages, from its beginning on; equal on all members
         ledger: file that is handed out to whoever asks; None if this peer keeps none
         slowest_line_mbps: who sends as fast as that is never left out for being slow
     """
 
     namespace: str
     vector: torch.Tensor
-    target: BatchTarget
-    codec: Codec
-    rule: Combination
-    auto: bool
-    shapes: Sequence[Sequence[int]]
-    client_mode: bool
-    line: LineUse
-    timeouts: Timeouts
-    admission: Admission
-    key: RSAPrivateKey
     fragments: Fragments
+    target: BatchTarget = field(default_factory=lambda: BatchTarget(0))
+    codec: Codec = field(default_factory=Codec)
+    rule: Combination = field(default_factory=Combination)
+    auto: bool = False
+    shapes: Sequence[Sequence[int]] = ()
+    line: LineUse = field(default_factory=LineUse)
+    timeouts: Timeouts = DEFAULT_TIMEOUTS
+    admission: Admission = OPEN
     ledger: Path | None = None
     slowest_line_mbps: float = USUAL_MBPS
 
@@ -160,11 +157,12 @@ class Rounds:
 
     Args:
         p2p: this peer's connection to the network
+        key: of this peer, with which it signs what it sends where averages are checked
         options: what it averages, with whom, and how
         signals: to the trainer
     """
 
-    def __init__(self, p2p: P2P, options: AveragingOptions, signals: RoundSignals):
+    def __init__(self, p2p: P2P, key: RSAPrivateKey, options: AveragingOptions, signals: RoundSignals):
         self._p2p, self._options, self._signals = p2p, options, signals
         self._vector, self._target = options.averaged_at(0), options.target
         self._codec, self._rule, self._codec_name = options.codec.make(), options.rule, options.codec.name
@@ -201,7 +199,7 @@ class Rounds:
             largest = largest_micro_batch(options.target.samples)
             sizes = [math.prod(shape) for shape in options.shapes]
             self._audits = Audits(
-                *(p2p.peer_id, options.key, judge, ask, self._shunned),
+                *(p2p.peer_id, key, judge, ask, self._shunned),
                 largest=largest,
                 places_of=partial(places_in_vector, sizes),
             )

@@ -8,6 +8,7 @@ from typing import Any
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto.averaging_pb2 import DownloadData
 from hivemind.utils import get_logger
+from hivemind.utils.crypto import RSAPrivateKey
 
 from swarm.averaging.commands import (
     CancelDownload,
@@ -41,22 +42,28 @@ class AveragingService:
     """Lives in the averaging process.
 
     Args:
-        ask_for_state: of the trainer
+        options: of the trainer
+        client_mode: nobody can call this peer
+        key: of this peer
         signals: what the trainer has to know of rounds
         status: what it has to know of transfers
+        p2p: this peer's connection to the network
+        ask_for_state: of the trainer
     """
 
     def __init__(
         self,
         options: AveragingOptions,
+        client_mode: bool,
+        key: RSAPrivateKey,
         signals: RoundSignals,
         status: TransferStatus,
         p2p: P2P,
         ask_for_state: AskForState,
     ):
-        self._options, self._p2p = options, p2p
+        self._options, self._client_mode, self._p2p = options, client_mode, p2p
         namespace, timeouts = options.namespace, options.timeouts
-        self._rounds = Rounds(p2p, options, signals)
+        self._rounds = Rounds(p2p, key, options, signals)
         self._server = StateServer(ask_for_state, self._rounds, status, options.line, timeouts, options.admission)
         stream_to = streams_of(p2p, PeerService.handle_name(namespace, DOWNLOAD_STATE))
         detector = self._rounds.detector
@@ -83,14 +90,14 @@ class AveragingService:
     async def start(self) -> None:
         """From now on others are answered."""
         await self._rounds.detector.answer()
-        if self._options.client_mode:  # nobody can call it, but somebody may be connected
+        if self._client_mode:  # nobody can call it, but somebody may be connected
             await self._calls.answer_downloads(self._p2p)
         else:
             await self._calls.answer(self._p2p)
 
     async def stop(self) -> None:
         """Others are not answered any more."""
-        if not self._options.client_mode:
+        if not self._client_mode:
             await self._calls.hang_up(self._p2p)
 
     async def do(self, command: Any) -> None:

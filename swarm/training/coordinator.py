@@ -23,6 +23,8 @@ from hivemind.utils import get_logger
 from recipe.errors import InputError
 from recipe.training.replay import Replay
 from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.commands import RunRound
+from swarm.averaging.rounds import AveragingOptions
 from swarm.membership.far_members import MANY, FarMembers
 from swarm.membership.progress_record import AVERAGING, MAX_GRANULARITY, PAUSED, TRAINING, VALIDATING, WAITING
 from swarm.membership.progress_tracker import ProgressTracker
@@ -30,17 +32,17 @@ from swarm.protocol.auto_mode import Plan
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, RoundFailed, ShortBatch, Ticket, WentBack
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
-from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
+from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import POLL_SECONDS
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
-from swarm.training.audit.earlier_weights import EarlierWeights
-from swarm.training.audit.work_log import NO_LOG, CheckedLog, Loss, WorkLog, signed
+from swarm.training.audit.work_log import Loss, signed
 from swarm.training.auto_averaging import AutoAveraging
 from swarm.training.averaging_mode import Averaging
+from swarm.training.contribution import Contribution
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.inflight_round import InflightRound
-from swarm.training.island.lead import ALONE, Island
+from swarm.training.island.lead import Island
 from swarm.training.island.sharded.pieces import local_of
 from swarm.training.joining.attester import Attester
 from swarm.training.joining.catch_up import CatchUp, Progress
@@ -50,7 +52,6 @@ from swarm.training.joining.probation import Probation
 from swarm.training.joining.second_word import Attendance, SecondWord
 from swarm.training.options import CoordinatorOptions
 from swarm.training.run_control import OthersOrders, RunControl
-from swarm.training.throughput import Throughput
 from swarm.training.undo.going_back import GoingBack
 
 IF_IT_RISES_AGAIN = (
@@ -72,9 +73,10 @@ class Coordinator:
         target_batch_size: samples over all peers per global update
         name: public name
         step: the step of the weights in `model` (a checkpoint's), 0 for a fresh start
+        options: how patient this peer is, and what it is to the swarm
         should_stop: asked while waiting; a true answer ends the wait
         averaging: how the swarm averages; equal on all peers
-        apply: make an update that others have made already, with the average in `param.grad`; optimizer.step
+        apply: make an update that others have made already, with the average in `param.grad`
         max_step: at which the run is over; nobody is believed to be further
         plan: with `--averaging auto`, what this peer followed when it was here last
     """
@@ -87,15 +89,16 @@ class Coordinator:
         optimizer: torch.optim.Optimizer,
         target_batch_size: int,
         name: str,
-        step: int = 0,
-        options: CoordinatorOptions | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-        averaging: Averaging | None = None,
-        apply: Callable[[], None] | None = None,
-        max_step: int = MAX_STEP,
-        plan: Plan | None = None,
+        *,
+        step: int,
+        options: CoordinatorOptions,
+        should_stop: Callable[[], bool],
+        averaging: Averaging,
+        apply: Callable[[], None],
+        max_step: int,
+        plan: Plan | None,
     ):
-        self.options, self.averaging = options or CoordinatorOptions(), averaging or Averaging()
+        self.options, self.averaging = options, averaging
         has_float_buffers = any(buffer.is_floating_point() for buffer in model.buffers())
         auto = AutoAveraging(has_float_buffers, plan) if self.averaging.auto else None
         self.control = RunControl(self.options.admission, target_batch_size, max_step, auto)
@@ -105,10 +108,9 @@ class Coordinator:
         self._should_stop = should_stop
         self._gradients, state = self._share(model, optimizer)
         self.version = StateVersion(state, step, self._gradients.weights, self.options.timeouts)
+        self._contribution = Contribution(self._gradients, self.version)
         self._going_back = GoingBack(self.version, self.averaging.rule.clips, self.options.state_folder)
-        self._throughput, self._far_members = Throughput(), FarMembers()
-        self._work_log: WorkLog = NO_LOG
-        """What members have to know to check each other's work."""
+        self._far_members = FarMembers()
         self._attendance = Attendance(self.options.matchmaking_seconds)
         self._inflight: InflightRound | None = None
         self._strayed_from: PeerID | None = None
@@ -126,32 +128,13 @@ class Coordinator:
         self.tracker.report(helps=self.options.helps, profile=self.options.profile)
         self._attester = Attester(self.version, self._gradients.weights[0].device)
         self._probation = Probation(self.version, self.tracker, self._attester)
-        shapes = [param.shape for param in self._gradients.params]
         of_trainer = [*map(local_of, model.parameters()), *model.buffers(), *self._gradients.own_tensors]
-        self.averager = SwarmAverager(
-            self._gradients.wire,
-            dht,
-            namespace,
-            self.version.export,
-            BatchTarget(target_batch_size),
-            self.averaging.codec,
-            self.averaging.rule,
-            shapes,
-            of_trainer,
-            self.options.line,
-            self.options.timeouts,
-            self.options.admission,
-            self.options.ledger,
-            self.averaging.auto,
-            self.options.slowest_line_mbps,
-            self._gradients.fragments,
-        )
-        self.island = ALONE
-        """The other processes of this peer, if it has some."""
+        averaged = self._averaging_options(namespace, BatchTarget(target_batch_size))
+        self.averager = SwarmAverager(dht, averaged, self.version.export, of_trainer)
         self._others_orders = OthersOrders(self.control, self.tracker, self.averager)
         self.averager.set_step(step, self.version.lineage)
         self._listener = Listener(self.averager, self.tracker, self.options, self.averaging.overlaps, self.control)
-        self._apply = apply or optimizer.step
+        self._apply = apply
         self._follower = Follower(
             self.version,
             self.tracker,
@@ -171,6 +154,23 @@ class Coordinator:
         vector = GradientVector(*averaged_tensors(model, optimizer), self.averaging.overlaps)
         return vector, SharedState(model, [optimizer])
 
+    def _averaging_options(self, namespace: str, target: BatchTarget) -> AveragingOptions:
+        return AveragingOptions(
+            namespace,
+            self._gradients.wire,
+            self._gradients.fragments,
+            target,
+            self.averaging.codec,
+            self.averaging.rule,
+            self.averaging.auto,
+            [param.shape for param in self._gradients.params],
+            self.options.line,
+            self.options.timeouts,
+            self.options.admission,
+            self.options.ledger,
+            self.options.slowest_line_mbps,
+        )
+
     @property
     def step(self) -> int:
         """Global updates that the weights have seen."""
@@ -189,7 +189,7 @@ class Coordinator:
     @property
     def samples(self) -> int:
         """Computed by this peer for the present step."""
-        return self._throughput.work.samples
+        return self._contribution.samples
 
     def join(self) -> None:
         """Become a member: take over the swarm's state if there is a swarm, else begin with this peer's own.
@@ -258,7 +258,7 @@ class Coordinator:
             self.resume()
             self._go_on_with_the_round()
         elif self._catching_up.is_behind:
-            self._throughput.resume()
+            self._contribution.resume()
         return progress is Progress.OTHER_WEIGHTS
 
     def _go_on_with_the_round(self) -> None:
@@ -272,7 +272,7 @@ class Coordinator:
             self.tracker.begin_ahead()
             self._follow_orders()
 
-    def _is_catching_up(self) -> bool:
+    def _catch_up_if_behind(self) -> bool:
         """Begin to catch up if somebody is ahead, or this peer's weights are refuted, or go on.
 
         Returns:
@@ -289,25 +289,20 @@ class Coordinator:
 
     def lead(self, island: Island, model: torch.nn.Module) -> None:
         """This peer is several processes, of which this is the first."""
-        self.island = island
-        island.attach(model, self._gradients)
+        self._contribution.lead(island, model)
 
     def check_work(self, replay: Replay, loss: Loss) -> None:
         """Members compute parts of each other's work again, by lot."""
-        overlaps = self.averaging.overlaps and not self.options.helps
-        earlier = EarlierWeights(self._gradients.params, self.version.lock) if overlaps else None
-        kind = self.island.kind_of(replay)
-        self._work_log = CheckedLog(replay, loss, self._gradients, self.version, kind, earlier)
+        self._contribution.check_work(replay, loss, self.averaging.overlaps and not self.options.helps)
 
     def begin_micro_batch(self) -> bool:
         """Its forward pass comes next, on the weights of this moment, in all processes of this peer; always True."""
-        self.island.begin_micro_batch(self.step, self.version.lineage)
+        self._contribution.begin_micro_batch()
         return True
 
     def begin_backward(self, samples: int) -> None:
         """The backward pass of a micro-batch comes next; its gradients are means over `samples`."""
-        self._gradients.receive(samples)
-        self._work_log.begin_backward()
+        self._contribution.begin_backward(samples)
 
     def contribute(self, samples: int, loss: torch.Tensor | float) -> bool:
         """After a backward pass: its gradients belong to this step.
@@ -321,11 +316,6 @@ class Coordinator:
         """
         self._count(samples, loss)
         return self._synchronise()
-
-    def _gather(self) -> None:
-        """What other processes of this peer have computed is added to the sum."""
-        work = self._throughput.work
-        work.loss_sum = work.loss_sum + self.island.gather(self._gradients, work.noted)
 
     def attend(self) -> bool:
         """What a helper does in place of `contribute`: it takes part, without a gradient.
@@ -344,20 +334,16 @@ class Coordinator:
     def _count(self, samples: int, loss: torch.Tensor | float) -> int:
         """Returns the samples of all processes of this peer."""
         self._attendance.look()
-        self._gradients.collect()
-        self._throughput.work.noted += self._work_log.note(samples)
-        samples, loss = self.island.add_up(samples, loss)
-        self._throughput.note(samples, loss)
+        samples = self._contribution.add(samples, loss)
         self._probation.review()
         if self._probation.gives_nothing:
-            self._gradients.drop()
-            self._throughput.withhold()
+            self._contribution.withhold()
         if self._catching_up.is_behind:
             self._catching_up.report()
         elif self._probation.gives_nothing:
             self.tracker.report(samples=0, rate=0.0, phase=TRAINING)
         else:
-            self.tracker.report(samples=self.samples, rate=self._throughput.samples_per_second, phase=TRAINING)
+            self.tracker.report(samples=self.samples, rate=self._contribution.samples_per_second, phase=TRAINING)
         return samples
 
     def _synchronise(self) -> bool:
@@ -365,16 +351,15 @@ class Coordinator:
         if self._inflight is not None:
             self._inflight.expect(self.tracker.swarm.members)
             return (self._inflight.future.done() or self._is_over or self._stands) and self._end_round()
-        if self._is_catching_up() or self._stands or not self._is_over:
+        if self._catch_up_if_behind() or self._stands or not self._is_over:
             return False
-        self._throughput.finish()
-        self._gather()
-        if not self._gradients.is_finite:  # one NaN would spoil everybody's weights: this peer only listens this time
+        self._contribution.finish()
+        if not self._contribution.is_finite:  # this peer only listens this time
             logger.warning(f"The gradients of step {self.step} are not finite: {self.samples} samples are dropped")
-            self._gradients.drop()
+            is_often = self._contribution.drop()
             self.tracker.report(samples=0, loss=math.nan)
             self._going_back.breaker.note_unusable()
-            if self._throughput.drop() and (donor := self._follower.find_healer()):
+            if is_often and (donor := self._follower.find_healer()):
                 self.catch_up(donor)
                 return False
         is_awaited = self.averager.has_company or self.averager.waiting_step >= self.step  # by whom no record told us
@@ -400,7 +385,7 @@ class Coordinator:
         """An update that others have made: on the orders that they had, which may have come while this one waited."""
         self._follow_orders()
         self._apply()
-        self.island.note_update()
+        self._contribution.note_update()
 
     def wait_while_paused(self) -> None:
         """Called before a micro-batch is computed. A round that is under way is settled by the micro-batch before."""
@@ -413,7 +398,7 @@ class Coordinator:
             return
         while self.control.is_paused(self.tracker.own.round) and self._inflight is None and not self._should_stop():
             self.tracker.report(urgent=self.tracker.own.phase != PAUSED, phase=PAUSED, samples=self.samples)
-            self._is_catching_up()
+            self._catch_up_if_behind()
             self._others_orders.compare()
             time.sleep(POLL_SECONDS)
             self._follow_orders()
@@ -438,15 +423,13 @@ class Coordinator:
 
     def resume(self) -> None:
         """A pause (validation, a checkpoint) ends now: it does not count for anybody's pace."""
-        self._throughput.resume()
+        self._contribution.resume()
         self.tracker.resume()
 
     def _begin_step(self, group=frozenset()) -> None:
-        self._gradients.reset()
+        self._contribution.begin()
         self._inflight = None
         self.version.settled.set()
-        self._throughput.take()
-        self._throughput.resume()
         self._attendance.begin_step()
         self._attendance.note_update()
         self.averager.set_step(self.step, self.version.lineage)
@@ -456,20 +439,17 @@ class Coordinator:
     def _begin_round(self) -> None:
         """Meet and exchange in the background; what was accumulated comes back if that fails."""
         self._attendance.go_to_round()
-        own = self._work_log.own(self._throughput.work, self.island.size)
-        ticket = signed(self._ticket(), own)
-        self._gradients.to_wire(self.samples)
-        self._inflight = InflightRound(
-            self.averager,
+        statement = self._contribution.statement()
+        ticket = signed(self._ticket(), statement)
+        order = RunRound(
             ticket,
             self.tracker.swarm.members,
-            self.options,
-            self._throughput.take(),
             self.control.target(ticket.step),
             self._going_back.steps,
-            own,
+            statement,
             self.tracker.left_out_leaders,
         )
+        self._inflight = InflightRound(self.averager, order, self.options, self._contribution.give())
         if self.averaging.overlaps:
             self._attendance.begin_step()
             self.version.settled.clear()
@@ -479,7 +459,7 @@ class Coordinator:
             self.tracker.report(urgent=True, phase=AVERAGING)
 
     def _ticket(self) -> Ticket:
-        ticket = self.version.ticket(self.samples, self._throughput.work.loss, self.tracker.own.client_mode)
+        ticket = self.version.ticket(self.samples, self._contribution.loss, self.tracker.own.client_mode)
         orders, pace = self.control.digest(self.step), self.control.pace(self.step)
         return self._going_back.sign(replace(ticket, orders=orders, pace=pace))
 
@@ -488,8 +468,8 @@ class Coordinator:
         inflight = self._inflight
         try:
             report = inflight.wait(lambda: self.tracker.swarm.members, self._should_stop)
-            if report.group.lineage != inflight.ticket.lineage:
-                raise Behind(self.step)  # it listened to the round of other weights
+            if report.group.lineage != inflight.ticket.lineage:  # it listened to the round of other weights
+                raise Behind(self.step).blames(report.blamed)
             self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
             self.tracker.blame(report.blamed)
             self._name_who_is_far(report)
@@ -498,7 +478,6 @@ class Coordinator:
             self.control.met(short.group)
             self._note_failure(short)
             self.tracker.met(short.group.peer_ids, inflight.expected)
-            self.tracker.blame(short.blamed)
             self._take_back()
             self.tracker.recount(short.group)  # somebody's pace was overestimated or samples are lost: the step goes on
             self.resume()
@@ -508,16 +487,17 @@ class Coordinator:
                 self._note_failure(back)
                 self._go_back(back)
             else:  # if they do go back, they are ahead, and this peer finds that
-                self._give_up(RoundFailed(f"most of the group go back to step {back.step}, and show no reason"))
+                why = f"most of the group go back to step {back.step}, and show no reason"
+                self._give_up(RoundFailed(why).blames(back.blamed))
             return False
         except (Behind, OtherOrders, Refused, RoundFailed) as error:
             self._give_up(error)
             return False
         finally:
-            self._throughput.resume()
+            self._contribution.resume()
             self._attendance.resume()
         if len(report.group.peer_ids) > 1:
-            self._work_log.check(report.to_check)
+            self._contribution.check(report.to_check)
             self._gradients.from_wire()
             return self._hand_over(inflight.ticket, inflight.work.seconds, inflight.blocked_seconds, report)
         self._take_back()
@@ -529,7 +509,6 @@ class Coordinator:
 
     def _go_back(self, back: WentBack) -> None:
         """The group has made an earlier state that of the next step; what was computed on the spoilt one is dropped."""
-        self.tracker.blame(back.blamed)
         self.tracker.met(back.group.peer_ids, ())
         self.control.met(back.group)
         with self.version.lock:
@@ -554,6 +533,7 @@ class Coordinator:
     def _note_failure(self, error: RoundEnded) -> None:
         self.on_round(self._inflight.failed(error))
         self.tracker.note_failure(self._inflight.ticket.step + 1, error)
+        self.tracker.blame(error.blamed)
 
     def _name_who_is_far(self, report: RoundReport) -> None:
         for peer in self._far_members.note(report):
@@ -570,8 +550,7 @@ class Coordinator:
     def _take_back(self) -> None:
         """The round has ended in vain: its samples count for the next one."""
         inflight, self._inflight = self._inflight, None
-        self._gradients.take_back(inflight.ticket.samples)
-        self._throughput.give_back(inflight.work)
+        self._contribution.take_back(inflight.work)
         self.version.settled.set()
         self.tracker.end_ahead(self.step, self.version.lineage, self.samples)
         self._follow_orders()
@@ -579,19 +558,18 @@ class Coordinator:
     def _update_alone(self, report: RoundReport | None) -> bool:
         is_odd = self.tracker.is_odd_one_out  # then those who agree with each other have to get further than this peer
         may_not = is_odd or self._follower.waits_for_others
-        if may_not or not self.target.is_reached_by(self.samples) or not self._gradients.is_finite:
+        if may_not or not self.target.is_reached_by(self.samples) or not self._contribution.is_finite:
             self.resume()
             return False
         ticket = self._ticket()
-        self._gradients.average_alone(self.samples)
+        computed_seconds = self._contribution.give_alone()
         self._is_shown = self.averager.is_followed
         if self._is_shown:
             self._gradients.show()
-        return self._hand_over(ticket, self._throughput.take().seconds, 0.0, report)
+        return self._hand_over(ticket, computed_seconds, 0.0, report)
 
     def _recover(self, error: RoundEnded) -> None:
         """After a round that failed: the next micro-batch tries again, or this peer takes over the swarm's state."""
-        self.tracker.blame(error.blamed)
         if isinstance(error, OtherOrders):
             self.control.take(error.signed)
             return self._follow_orders()
@@ -627,11 +605,11 @@ class Coordinator:
 
         Then the next step begins, or goes on if it has begun already.
         """
-        with self.version.lock, self._work_log.updating():
+        with self.version.lock, self._contribution.updating():
             began = time.perf_counter()
             self._gradients.hand_over()
             yield
-            self.island.note_update()
+            self._contribution.note_update()
             self.last_step = replace(self.last_step, apply_seconds=time.perf_counter() - began)
             self._note_update()
         self.go_on()
@@ -660,7 +638,7 @@ class Coordinator:
         if self.tracker.own.ahead:
             self._inflight = None
             self.version.settled.set()
-            self._throughput.resume()
+            self._contribution.resume()
             self.averager.set_step(self.step, self.version.lineage)
             self.tracker.end_ahead(self.step, self.version.lineage, self.samples, group)
             self._follow_orders()
@@ -671,7 +649,7 @@ class Coordinator:
 
     def leave(self) -> None:
         """Say goodbye and stop; the others train on."""
-        self.island.end()
+        self._contribution.leave()
         self._catching_up.cancel()
         self._attester.close()
         self._listener.leave()

@@ -19,7 +19,6 @@ import torch
 from recipe.errors import InputError
 from swarm.membership.progress_record import REPORT_SECONDS
 from swarm.runtime.async_utils import POLL_SECONDS
-from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 
 
@@ -41,7 +40,7 @@ class HelperStrategy(SwarmStrategy):
         super().__init__(*arguments, **options)
         if options.get("inside") is not None:
             raise InputError("A helper computes nothing: leave out inside=, and start it without torchrun.")
-        self.options = replace(self.options or CoordinatorOptions(), helps=True, min_peers=0)
+        self.options = replace(self.options, helps=True, min_peers=0)
         for said in (".training_step. returned .None.", ".*have no .val_dataloader."):
             warnings.filterwarnings("ignore", message=said)
 

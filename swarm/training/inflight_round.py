@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-
-from hivemind.p2p import PeerID
+from dataclasses import replace
 
 from swarm.averaging.averager import SwarmAverager
-from swarm.protocol.batch_target import BatchTarget
-from swarm.protocol.messages import Member, RoundEnded, RoundFailed, Ticket
+from swarm.averaging.commands import RunRound
+from swarm.protocol.messages import Member, RoundEnded, RoundFailed
 from swarm.protocol.round_report import RoundEvent, RoundReport
-from swarm.protocol.work import OwnWork
 from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.training.options import CoordinatorOptions
 from swarm.training.throughput import Work
@@ -22,37 +20,26 @@ class InflightRound:
 
     Args:
         averager: runs it
-        ticket: what this peer brings
-        members: who may come
+        order: who meets, and what this peer brings; how long it may take is put in here
         options: how patient this peer is
-        work: what it took to compute it
-        target: samples that its group needs
-        sound: steps of the states to which this peer can go back
-        own: what it has computed, where members check each other's work
-        left_out: who does not lead this peer, whoever else follows it
+        work: what it took to compute what this peer brings
     """
 
-    def __init__(
-        self,
-        averager: SwarmAverager,
-        ticket: Ticket,
-        members: Sequence[Member],
-        options: CoordinatorOptions,
-        work: Work,
-        target: BatchTarget | None = None,
-        sound: Sequence[int] = (),
-        own: OwnWork | None = None,
-        left_out: frozenset[PeerID] = frozenset(),
-    ):
-        self.ticket, self.work, self.blocked_seconds = ticket, work, 0.0
-        self.expected = {member.peer_id for member in members if member.awaited}
+    def __init__(self, averager: SwarmAverager, order: RunRound, options: CoordinatorOptions, work: Work):
+        self.ticket, self.work, self.blocked_seconds = order.ticket, work, 0.0
+        self.expected = {member.peer_id for member in order.members if member.awaited}
         self._averager = averager
-        timeout_seconds = averager.longest_round_seconds(options.averaging_timeout_seconds, members)
-        if ticket.listens:  # the round before may have to end first
+        timeout_seconds = averager.longest_round_seconds(options.averaging_timeout_seconds, order.members)
+        if order.ticket.listens:  # the round before may have to end first
             timeout_seconds *= 2
         self._patience_seconds = timeout_seconds + averager.timeouts.hangs_seconds
         self.future = averager.run_round(
-            ticket, members, options.matchmaking_seconds, timeout_seconds, work.seconds, target, sound, own, left_out
+            replace(
+                order,
+                patience_seconds=options.matchmaking_seconds,
+                timeout_seconds=timeout_seconds,
+                compute_seconds=work.seconds,
+            )
         )
 
     def expect(self, members: Sequence[Member]) -> None:

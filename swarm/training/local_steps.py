@@ -266,16 +266,16 @@ class LocalCoordinator(Coordinator):
         is_last = may_begin and self._is_over  # a round begins with all that has been computed
         is_due = is_last or vector.samples >= self.local_batch_size
         if is_due:
-            self._gather()
+            self._contribution.gather()
         if is_due and (dropped := vector.drop_own()):
             return self._leave_out(dropped)
         if not is_due:  # a round that began now would count samples that no local step has used
             if self._inflight is not None:
                 self._synchronise_all()
             else:
-                self._is_catching_up()
+                self._catch_up_if_behind()
             return False
-        self._throughput.keep()
+        self._contribution.keep()
         self._weights_may_be_why = False
         return True
 
@@ -289,7 +289,7 @@ class LocalCoordinator(Coordinator):
     def _leave_out(self, samples: int) -> bool:
         """A local step of so many samples; after several in a row the weights may be why."""
         logger.warning(f"A local step after step {self.step} is not finite: its {samples} samples are dropped")
-        self._weights_may_be_why |= self._throughput.drop(samples)
+        self._weights_may_be_why |= self._contribution.discount(samples)
         self.tracker.report(samples=self.samples)
         if self._weights_may_be_why and self._inflight is None:
             donor = self._follower.find_healer()
@@ -298,7 +298,7 @@ class LocalCoordinator(Coordinator):
                 self.catch_up(donor)
                 return False
             self._gradients.drop()  # back to those that the last global update has made
-            self._throughput.take()
+            self._contribution.forget_samples()
             self.tracker.report(samples=0, loss=math.nan)
         self._synchronise_all()
         return False
@@ -309,7 +309,7 @@ class LocalCoordinator(Coordinator):
         with self.version.lock:  # nobody may download a half-made step
             self._gradients.hand_over_own()
             yield
-            self.island.note_update()
+            self._contribution.note_update()
         self._gradients.end_own_step()
         self._synchronise_all()
 

@@ -36,7 +36,6 @@ from recipe.training.heap import keep_heap
 from recipe.training.replay import Replay
 from swarm.averaging.compression.codec import TOO_COARSE_FOR_BUFFERS
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht, visible_addresses
-from swarm.protocol.admission import OPEN
 from swarm.protocol.auto_mode import Plan
 from swarm.protocol.wire import MAX_STEP
 from swarm.protocol.work import largest_micro_batch
@@ -108,7 +107,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         if not (inside in (None, "ddp", "fsdp") or isinstance(inside, Channel)):
             raise InputError(f"There is no inside={inside!r}: set 'ddp', 'fsdp', or None for a peer of one process.")
         self._inside, self._replay = inside, replay
-        self.options = options
+        self.options = options or CoordinatorOptions()
         self.averaging = Averaging.named(averaging) if isinstance(averaging, str) else averaging
         self.namespace = namespace or f"{run_id}-{target_batch_size}-{self.averaging}".replace(".", "_")
         self.network = network or NetworkOptions(initial_peers=tuple(initial_peers))
@@ -245,7 +244,7 @@ class SwarmStrategy(SingleDeviceStrategy):
                 "With the averaging auto an update may count for several: give the LightningModule a LambdaLR as "
                 "scheduler, or another averaging."
             )
-        if self.options is None or self.options.admission.is_open:
+        if self.options.admission.is_open:
             return
         if not schedulers or not all(isinstance(scheduler, LambdaLR) for scheduler in schedulers):
             raise InputError(
@@ -264,7 +263,7 @@ class SwarmStrategy(SingleDeviceStrategy):
             self.coordinator = kind(self._inside, module, optimizer, self.target_batch_size, self.max_step)
             self._check_work()
             return self._begin_to_listen()
-        admission = self.options.admission if self.options is not None else OPEN
+        admission = self.options.admission
         if not admission.is_open:
             self.dht.take_part(self.namespace, admission.authority, admission.certificate)
         with keep_signal_handlers():

@@ -5,7 +5,10 @@ import math
 import torch
 
 from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec
+from swarm.averaging.compression.fragments import Fragments
+from swarm.averaging.rounds import AveragingOptions
 from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES
@@ -63,7 +66,14 @@ def run_round(
 ) -> RoundReport:
     averager.vector.copy_(vector)
     ticket = Ticket(step, samples, averager.client_mode, float(step), lineage)
-    return averager.run_round(ticket, members, patience_seconds, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
+    order = RunRound(ticket, members, patience_seconds=patience_seconds, timeout_seconds=TIMEOUT_SECONDS)
+    return averager.run_round(order).result(TIMEOUT_SECONDS + 5)
+
+
+def options_for(vector: torch.Tensor, namespace: str = "run", **others) -> AveragingOptions:
+    """To average such vectors; others as of `AveragingOptions`."""
+    wire = torch.zeros_like(vector).share_memory_()
+    return AveragingOptions(namespace, wire, Fragments.of([vector.numel()]), **others)
 
 
 def averager_for(
@@ -71,16 +81,8 @@ def averager_for(
 ) -> SwarmAverager:
     """An averager for such vectors, which PowerSGD takes for one matrix of 200 rows."""
     shapes = [(200, len(vector) // 200)] if codec == "powersgd" else []
-    return SwarmAverager(
-        torch.zeros_like(vector).share_memory_(),
-        dht,
-        "run",
-        lambda: ({}, []),
-        codec=Codec(codec, 4),
-        shapes=shapes,
-        line=line,
-        timeouts=timeouts,
-    )
+    options = options_for(vector, codec=Codec(codec, 4), shapes=shapes, line=line or LineUse(), timeouts=timeouts)
+    return SwarmAverager(dht, options, lambda: ({}, []))
 
 
 def one_round(name, initial_peers, line, vector, samples, client_mode=False, codec="none", max_upload_mbps=math.inf):

@@ -130,9 +130,9 @@ class Record(L.Callback):
         averager = trainer.strategy.coordinator.averager
         run_round = averager.run_round
 
-        def keep_and_run(ticket, *arguments):
-            self.sent[ticket.step] = averager.vector.clone()
-            return run_round(ticket, *arguments)
+        def keep_and_run(order):
+            self.sent[order.ticket.step] = averager.vector.clone()
+            return run_round(order)
 
         averager.run_round = keep_and_run
 

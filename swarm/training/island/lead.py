@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from recipe.training.replay import Replay
+from swarm.training.audit.earlier_weights import EarlierWeights
+from swarm.training.audit.work_log import CheckedLog, Loss, Weights
 from swarm.training.gradient_buffer import GradientVector
 from swarm.training.island.channel import Channel, Word
 from swarm.training.island.lost import IslandLost
@@ -33,6 +35,12 @@ class Island:
     def kind_of(self, replay: Replay) -> str:
         """Of device on which all processes compute, where members check each other's work; all of them say theirs."""
         return replay.kind
+
+    def log_of(
+        self, replay: Replay, loss: Loss, vector: GradientVector, version: Weights, earlier: EarlierWeights | None
+    ) -> CheckedLog:
+        """Of what this peer computes, where members check each other's work; arguments as of `CheckedLog`."""
+        return CheckedLog(replay, loss, vector, version, self.kind_of(replay), earlier)
 
     def begin_micro_batch(self, step: int, lineage: bytes) -> None:
         """The others compute, on the weights of this moment."""

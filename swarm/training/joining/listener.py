@@ -13,8 +13,9 @@ from dataclasses import replace
 from hivemind.utils import get_logger
 
 from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.commands import RunRound
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.messages import Behind, OtherOrders, Ticket
+from swarm.protocol.messages import Behind, OtherOrders, RoundEnded, Ticket
 from swarm.training.inflight_round import InflightRound
 from swarm.training.options import CoordinatorOptions
 from swarm.training.run_control import RunControl
@@ -62,8 +63,8 @@ class Listener:
             self._control.look(step)
             client_mode, digest = self._tracker.own.client_mode, self._control.digest(step)
             ticket = Ticket.of_listener(step, client_mode, digest, self._control.pace(step))
-            target = self._control.target(step)
-            self._round = InflightRound(self._averager, ticket, others, self._options, Work(), target)
+            order = RunRound(ticket, others, self._control.target(step))
+            self._round = InflightRound(self._averager, order, self._options, Work())
 
     @property
     def _is_under_way(self) -> bool:
@@ -73,6 +74,8 @@ class Listener:
         if self._round.future.done() and (error := self._round.future.exception()) is not None:
             logger.debug(f"listened to the round of step {self._round.ticket.step} in vain: {error!r}")
             self._least_step = error.step if isinstance(error, Behind) else 0
+            if isinstance(error, RoundEnded):
+                self._tracker.blame(error.blamed)
             if isinstance(error, OtherOrders):
                 self._control.take(error.signed)
             self._round = None

@@ -12,6 +12,7 @@ from hivemind.proto.averaging_pb2 import PART_FOR_AVERAGING, PROTOCOL_VIOLATION,
 from hivemind.utils.asyncio import as_aiter
 
 from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.commands import RunRound
 from swarm.averaging.matchmaking import Matchmaking
 from swarm.protocol.messages import Behind, Blame, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
@@ -85,7 +86,8 @@ def one_round_within(name, initial_peers, line, vector, seconds, stops):
         members = meet_everyone(line, dht)
         averager.vector.copy_(vector)
         ticket = Ticket(7, 10, False, 1.0, bytes(LINEAGE_BYTES))
-        failed = averager.run_round(ticket, members, PATIENCE_SECONDS, seconds).exception(seconds + 5)
+        order = RunRound(ticket, members, patience_seconds=PATIENCE_SECONDS, timeout_seconds=seconds)
+        failed = averager.run_round(order).exception(seconds + 5)
         say_goodbye(line, averager)
         assert stops or isinstance(failed, RoundFailed)
         return dht.peer_id, getattr(failed, "lost", frozenset())

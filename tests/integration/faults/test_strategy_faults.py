@@ -20,6 +20,7 @@ from swarm.state_sync.training_state import SharedState
 from swarm.training.averaging_mode import Averaging
 from swarm.training.joining.probation import MAX_UPDATES
 from swarm.training.strategy import SwarmStrategy
+from tests.helpers.averaging_rounds import options_for
 from tests.helpers.strategy_runs import (
     Plan,
     Record,
@@ -414,8 +415,8 @@ def lie(name, initial_peers, line, claimed: int):
         with torch.no_grad():
             for param in task.parameters():
                 param.neg_()
-        vector = torch.zeros(sum(param.numel() for param in task.parameters())).share_memory_()
-        averager = SwarmAverager(vector, dht, "claims", lambda: state.export(IMPOSSIBLE, bytes(16)), 64)
+        options = options_for(torch.zeros(sum(param.numel() for param in task.parameters())), "claims")
+        averager = SwarmAverager(dht, options, lambda: state.export(IMPOSSIBLE, bytes(16)))
         averager.set_step(IMPOSSIBLE)
         board, told = ProgressStore(dht, "claims.progress"), Event()
         line.put(str(dht.peer_id))

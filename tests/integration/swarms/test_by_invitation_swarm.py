@@ -54,12 +54,12 @@ class RemovesInRound(L.Callback):
         averager = trainer.strategy.coordinator.averager
         run_round = averager.run_round
 
-        def count_and_run(ticket, *arguments):
-            future = run_round(ticket, *arguments)
-            self.rounds[ticket.step] += 1
+        def count_and_run(order):
+            future = run_round(order)
+            self.rounds[order.ticket.step] += 1
             are_together = [update.num_peers for update in self._record.updates[-2:]] == [3, 3]
             if self._signed and self.removed_at is None and are_together:
-                self.step, self.removed_at = ticket.step, time.monotonic()
+                self.step, self.removed_at = order.ticket.step, time.monotonic()
                 Thread(target=push_list, args=(self._dht, NAMESPACE, REMOVED, self._signed), daemon=True).start()
             return future
 

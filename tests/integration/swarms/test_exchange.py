@@ -16,6 +16,7 @@ from tests.helpers.averaging_rounds import (
     dismiss,
     introduce,
     meet_everyone,
+    options_for,
     run_one_round,
     run_round,
     say_goodbye,
@@ -37,8 +38,7 @@ def average(name, initial_peers, line, sizes, rounds, client_mode=False):
     """A peer that averages `rounds` vectors of each size. Returns {size: [(average, report), ...]}."""
     with running_dht(initial_peers, line, client_mode=client_mode) as dht:
         averagers = {
-            size: SwarmAverager(torch.zeros(size).share_memory_(), dht, f"run-{size}", lambda: ({}, []))
-            for size in sizes
+            size: SwarmAverager(dht, options_for(torch.zeros(size), f"run-{size}"), lambda: ({}, [])) for size in sizes
         }
         members = meet_everyone(line, dht)  # from here on all of them can be reached
         found = {size: [] for size in sizes}

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.commands import RunRound
 from swarm.averaging.matchmaking import Matchmaking
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Behind, Member, Refused, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES
+from tests.helpers.averaging_rounds import options_for
 from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(120)
@@ -33,13 +35,14 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
 
     Matchmaking.serve = count
     with running_dht(initial_peers, line) as dht:
-        averager = SwarmAverager(torch.zeros(size).share_memory_(), dht, "absent", lambda: ({}, []))
+        averager = SwarmAverager(dht, options_for(torch.zeros(size), "absent"), lambda: ({}, []))
         line.put(Member(dht.peer_id, float(ord(name)), client_mode=False))
         members, group = line.get(), ()
         time.sleep(waits_seconds)
         for step in range(rounds if comes else 0):
             ticket = Ticket(step, 10, False, 0.0, bytes(LINEAGE_BYTES))
-            the_round = averager.run_round(ticket, members, PATIENCE_SECONDS, TIMEOUT_SECONDS)
+            order = RunRound(ticket, members, patience_seconds=PATIENCE_SECONDS, timeout_seconds=TIMEOUT_SECONDS)
+            the_round = averager.run_round(order)
             try:
                 group = the_round.result(TIMEOUT_SECONDS + 5).group.peer_ids
             except Refused as refused:
@@ -83,11 +86,13 @@ def test_who_averages_another_model_is_told_so():
 def average(name, initial_peers, line, number: float, samples: int) -> float:
     """What a number becomes in a round of two updates of 64 samples at most."""
     with running_dht(initial_peers, line) as dht:
-        vector = torch.full((1000,), number).share_memory_()
-        averager = SwarmAverager(vector, dht, "boast", lambda: ({}, []), target=BatchTarget(64))
+        options = options_for(torch.zeros(1000), "boast", target=BatchTarget(64))
+        vector = options.vector.fill_(number)
+        averager = SwarmAverager(dht, options, lambda: ({}, []))
         line.put(Member(dht.peer_id, number, client_mode=False))
         ticket = Ticket(0, samples, False, 0.0, bytes(LINEAGE_BYTES))
-        averager.run_round(ticket, line.get(), PATIENCE_SECONDS, TIMEOUT_SECONDS).result(TIMEOUT_SECONDS + 5)
+        times = {"patience_seconds": PATIENCE_SECONDS, "timeout_seconds": TIMEOUT_SECONDS}
+        averager.run_round(RunRound(ticket, line.get(), BatchTarget(64), **times)).result(TIMEOUT_SECONDS + 5)
         line.put("done")
         line.get()
         averager.shutdown()

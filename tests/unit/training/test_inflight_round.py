@@ -9,6 +9,7 @@ from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
+from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec
 from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
@@ -33,7 +34,7 @@ class StoppedAverager:
     def longest_round_seconds(self, timeout_seconds: float, members) -> float:
         return timeout_seconds
 
-    def run_round(self, *_) -> Future:
+    def run_round(self, order: RunRound) -> Future:
         return Future()
 
     def is_alive(self) -> bool:
@@ -64,7 +65,8 @@ def test_a_round_may_take_as_long_as_a_slow_line_needs(callable_ones, others, se
 
 def round_of(averager: StoppedAverager) -> InflightRound:
     options = CoordinatorOptions(averaging_timeout_seconds=0.1)
-    return InflightRound(averager, Ticket(0, 32, False, 1.0, bytes(LINEAGE_BYTES)), [], options, Work())
+    order = RunRound(Ticket(0, 32, False, 1.0, bytes(LINEAGE_BYTES)), [])
+    return InflightRound(averager, order, options, Work())
 
 
 def test_an_averaging_process_that_is_stopped_is_ended():

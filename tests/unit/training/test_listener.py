@@ -7,8 +7,9 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 
+from swarm.averaging.commands import RunRound
 from swarm.protocol.admission import OPEN
-from swarm.protocol.messages import ANY_LINEAGE, Behind, Member, Ticket
+from swarm.protocol.messages import ANY_LINEAGE, Behind, Blame, Member, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from swarm.training.joining.listener import LISTEN_BYTES, Listener
@@ -30,9 +31,9 @@ class Averager:
     def longest_round_seconds(self, timeout_seconds: float, members) -> float:
         return timeout_seconds
 
-    def run_round(self, ticket: Ticket, members, *_) -> Future:
-        assert [member.peer_id for member in members] == [OTHER], "it cannot lead"
-        self.tickets.append(ticket)
+    def run_round(self, order: RunRound) -> Future:
+        assert [member.peer_id for member in order.members] == [OTHER], "it cannot lead"
+        self.tickets.append(order.ticket)
         self.rounds.append(Future())
         return self.rounds[-1]
 
@@ -40,11 +41,11 @@ class Averager:
         self.cancelled += 1
 
 
-def listener(averager: Averager, next_round: int = 7, overlaps: bool = True) -> Listener:
+def listener(averager: Averager, next_round: int = 7, overlaps: bool = True, blame=lambda blamed: None) -> Listener:
     members = [Member(ME, 0.0, False), Member(OTHER, 1.0, False)]
     own = SimpleNamespace(client_mode=False)
     swarm = SimpleNamespace(members=members, next_round=next_round)
-    tracker = SimpleNamespace(swarm=swarm, peer_id=ME, own=own)
+    tracker = SimpleNamespace(swarm=swarm, peer_id=ME, own=own, blame=blame)
     return Listener(averager, tracker, CoordinatorOptions(), overlaps, RunControl(OPEN, 64, 100))
 
 
@@ -82,6 +83,15 @@ def test_who_comes_too_late_goes_to_the_round_after_that():
     assert not listening.is_at(7)
     listening.begin()
     assert [ticket.step for ticket in averager.tickets] == [7, 9]
+
+
+def test_who_spoils_a_round_is_blamed_by_those_who_only_listen():
+    averager, blamed = Averager(), {}
+    listening = listener(averager, blame=blamed.update)
+    listening.begin()
+    averager.rounds[0].set_exception(RoundFailed("of nonsense").blames({OTHER: Blame.SENT_NONSENSE}))
+    assert not listening.is_at(7)
+    assert blamed == {OTHER: Blame.SENT_NONSENSE}
 
 
 @pytest.mark.parametrize(("size", "overlaps"), [(LISTEN_BYTES // 4 - 1, True), (LISTEN_BYTES // 4, False)])

@@ -9,10 +9,24 @@ import torch
 from torch import nn
 
 from recipe.training.replay import Replay
+from swarm.protocol.work import Assignment
+from swarm.training.audit.earlier_weights import EarlierWeights
+from swarm.training.audit.work_log import CheckedLog, Loss, Weights
 from swarm.training.gradient_buffer import GradientVector, Place
 from swarm.training.island.channel import Channel, Word
 from swarm.training.island.lead import Lead
 from swarm.training.island.sharded.pieces import COUNT, STATISTICS, Pieces, is_divided, local_of, piece_of
+
+
+class ShardedLog(CheckedLog):
+    """All processes compute again what the lot has drawn. A stranger's micro-batch must not fail where they wait for
+    each other: so it is one of a size that this peer has itself, or slices of one."""
+
+    def _holds(self, assignment: Assignment) -> bool | None:
+        samples = assignment.line.samples // assignment.line.micro_batches
+        if not self._replay.has_slices and not 2 <= samples <= self._replay.micro_batch:
+            return None
+        return super()._holds(assignment)
 
 
 class ShardedLead(Lead):
@@ -63,6 +77,11 @@ class ShardedLead(Lead):
             if replay.kind:
                 self._channel.tell(Word.KIND)
             return super().kind_of(replay)
+
+    def log_of(
+        self, replay: Replay, loss: Loss, vector: GradientVector, version: Weights, earlier: EarlierWeights | None
+    ) -> CheckedLog:
+        return ShardedLog(replay, loss, vector, version, self.kind_of(replay), earlier)
 
     def gradient_of(self, loss: Callable[[], torch.Tensor], places: Sequence[Place]) -> torch.Tensor:
         """As of `GradientVector`. The others compute along, and all forget what comes of it."""

@@ -9,12 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from recipe.training.replay import Replay
 from swarm.averaging.compression.fragments import Fragments
 from swarm.protocol.messages import RoundFailed
-from swarm.protocol.work import Assignment
 from swarm.state_sync.training_state import SharedState
-from swarm.training.audit.work_log import CheckedLog, Loss
 from swarm.training.coordinator import Coordinator
 from swarm.training.gradient_buffer import GradientVector, Place, averaged_tensors
 from swarm.training.island.sharded.lead import ShardedLead
@@ -37,20 +34,6 @@ class ShardedCoordinator(Coordinator):
         params, buffers = averaged_tensors(model, optimizer)
         vector = ShardedVector(params, buffers, self._lead, self._clip)
         return vector, ShardedState(model, [optimizer], lead=self._lead)
-
-    def check_work(self, replay: Replay, loss: Loss) -> None:
-        self._work_log = ShardedLog(replay, loss, self._gradients, self.version, self._lead.kind_of(replay))
-
-
-class ShardedLog(CheckedLog):
-    """All processes compute again what the lot has drawn. A stranger's micro-batch must not fail where they wait for
-    each other: so it is one of a size that this peer has itself, or slices of one."""
-
-    def _holds(self, assignment: Assignment) -> bool | None:
-        samples = assignment.line.samples // assignment.line.micro_batches
-        if not self._replay.has_slices and not 2 <= samples <= self._replay.micro_batch:
-            return None
-        return super()._holds(assignment)
 
 
 class ShardedVector(GradientVector):

@@ -17,6 +17,7 @@ from recipe.training.launched import Launched
 from swarm.protocol.messages import Ticket
 from swarm.protocol.round_report import StepReport
 from swarm.training.batch_size_finder import largest_sensible
+from swarm.training.contribution import Contribution
 from swarm.training.coordinator import Coordinator
 from swarm.training.gradient_buffer import GradientVector, averaged_tensors
 from swarm.training.helper import HelperStrategy
@@ -239,9 +240,10 @@ def test_weights_that_a_fused_optimizer_has_changed_travel_too(two, kind):
     two.begin()
     before = two.net[0].weight.detach().clone()
     optimizer = torch.optim.SGD(two.net.parameters(), lr=1.0, fused=True)
-    coordinator = MagicMock(
-        island=two.lead, last_step=StepReport.of(Ticket(0, 4, False, 1.0, bytes(16)), 1.0, 0.0, None)
-    )
+    contribution = Contribution(two.vector, MagicMock())
+    contribution.lead(two.lead, two.net)
+    report = StepReport.of(Ticket(0, 4, False, 1.0, bytes(16)), 1.0, 0.0, None)
+    coordinator = MagicMock(_contribution=contribution, last_step=report)
     for param in two.net.parameters():
         param.grad = torch.ones_like(param)
     with kind.updating(coordinator):

@@ -1,0 +1,176 @@
+"""What this peer computes for the present step, and brings to its round."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from recipe.training.replay import Replay
+from swarm.protocol.work import Assignment, OwnWork
+from swarm.state_sync.state_version import StateVersion
+from swarm.training.audit.earlier_weights import EarlierWeights
+from swarm.training.audit.work_log import NO_LOG, Loss, WorkLog
+from swarm.training.gradient_buffer import GradientVector
+from swarm.training.island.lead import ALONE, Island
+from swarm.training.throughput import Throughput, Work
+
+
+class Contribution:
+    """The gradients that this peer has added up, of how many samples they are, and what it notes of them for others.
+
+    It is empty at first, and again from `begin`, `give` and `withhold` on.
+
+    Args:
+        vector: where the backward passes of this peer add up
+        version: the weights on which it computes
+    """
+
+    def __init__(self, vector: GradientVector, version: StateVersion):
+        self._vector, self._version = vector, version
+        self._throughput = Throughput()
+        self._log: WorkLog = NO_LOG
+        """What members have to know to check each other's work."""
+        self._island = ALONE
+        """The other processes of this peer, if it has some."""
+
+    def lead(self, island: Island, model: nn.Module) -> None:
+        """This peer is several processes, of which this is the first."""
+        self._island = island
+        island.attach(model, self._vector)
+
+    def check_work(self, replay: Replay, loss: Loss, beside_rounds: bool) -> None:
+        """Members compute parts of each other's work again, by lot.
+
+        Args:
+            beside_rounds: what is computed while a round runs is brought to the next one
+        """
+        earlier = EarlierWeights(self._vector.params, self._version.lock) if beside_rounds else None
+        self._log = self._island.log_of(replay, loss, self._vector, self._version, earlier)
+
+    # ---- while it grows ---------------------------------------------------------------------------------------------
+
+    @property
+    def samples(self) -> int:
+        """Of all processes of this peer."""
+        return self._throughput.work.samples
+
+    @property
+    def loss(self) -> float:
+        """Mean over these samples."""
+        return self._throughput.work.loss
+
+    @property
+    def samples_per_second(self) -> float:
+        """How fast this peer computes, without its pauses."""
+        return self._throughput.samples_per_second
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it can be averaged: one NaN would spoil everybody's weights."""
+        return self._vector.is_finite
+
+    def resume(self) -> None:
+        """A pause ends now: it does not count for this peer's pace."""
+        self._throughput.resume()
+
+    def begin_micro_batch(self) -> None:
+        """Its forward pass comes next, on the weights of this moment, in all processes of this peer."""
+        self._island.begin_micro_batch(self._version.step, self._version.lineage)
+
+    def begin_backward(self, samples: int) -> None:
+        """The backward pass of a micro-batch comes next; its gradients are means over `samples`."""
+        self._vector.receive(samples)
+        self._log.begin_backward()
+
+    def add(self, samples: int, loss: torch.Tensor | float) -> int:
+        """The backward pass is over.
+
+        Args:
+            samples: of the micro-batch
+            loss: mean over them, without dimensions
+
+        Returns:
+            the samples of all processes of this peer
+        """
+        self._vector.collect()
+        self._throughput.work.noted += self._log.note(samples)
+        samples, loss = self._island.add_up(samples, loss)
+        self._throughput.note(samples, loss)
+        return samples
+
+    def finish(self) -> None:
+        """Wait until all of it is computed, and gather it in this process."""
+        self._throughput.finish()
+        self.gather()
+
+    def gather(self) -> None:
+        """What other processes of this peer have computed is added to the sum."""
+        work = self._throughput.work
+        work.loss_sum = work.loss_sum + self._island.gather(self._vector, work.noted)
+
+    def keep(self) -> None:
+        """All of it was of use, in a local step."""
+        self._throughput.keep()
+
+    def drop(self) -> bool:
+        """Forget it, since it is not finite; true if that happens so often that the weights may be why."""
+        self._vector.drop()
+        return self._throughput.drop()
+
+    def discount(self, samples: int) -> bool:
+        """So many samples since `keep` were of no use; true if that happens so often that the weights may be why."""
+        return self._throughput.drop(samples)
+
+    def withhold(self) -> None:
+        """It is not for the swarm."""
+        self._vector.drop()
+        self._throughput.withhold()
+
+    # ---- its round --------------------------------------------------------------------------------------------------
+
+    def statement(self) -> OwnWork | None:
+        """What this peer says of it to who may compute it again; None for nothing."""
+        return self._log.own(self._throughput.work, self._island.size)
+
+    def give(self) -> Work:
+        """To a round: it lies on the wire, and an empty one begins."""
+        self._vector.to_wire(self.samples)
+        return self._throughput.take()
+
+    def give_alone(self) -> float:
+        """To an update without others; returns the seconds of computing."""
+        self._vector.average_alone(self.samples)
+        return self._throughput.take().seconds
+
+    def take_back(self, work: Work) -> None:
+        """The round has ended in vain: what was given counts for the next one."""
+        self._vector.take_back(work.samples)
+        self._throughput.give_back(work)
+
+    def begin(self) -> None:
+        """Of a new step, on other weights."""
+        self._vector.reset()
+        self.forget_samples()
+        self.resume()
+
+    def forget_samples(self) -> None:
+        """None of them counts any more."""
+        self._throughput.take()
+
+    def check(self, assignment: Assignment | None) -> None:
+        """Compute again what another member has given, as the lot has drawn; before the weights are updated."""
+        self._log.check(assignment)
+
+    def updating(self) -> AbstractContextManager[None]:
+        """The weights are updated in here."""
+        return self._log.updating()
+
+    def note_update(self) -> None:
+        """The weights have been updated."""
+        self._island.note_update()
+
+    def leave(self) -> None:
+        """This peer leaves, with all its processes."""
+        self._island.end()
