@@ -13,8 +13,8 @@ from swarm.training.gradient_buffer import averaged_tensors
 from swarm.training.island.channel import Channel
 from swarm.training.island.lost import IslandLost
 from swarm.training.island.sharded.crew import ShardedCrew
-from swarm.training.island.sharded.lead import ShardedLead
-from swarm.training.island.sharded.peer import ShardedLog, ShardedVector
+from swarm.training.island.sharded.lead import ShardedLead, ShardedLog
+from swarm.training.island.sharded.peer import ShardedVector
 from tests.helpers.attacks.work_trainer import LINEAGE, RECIPES, Trainer, X, Y
 from tests.helpers.clusters import run_processes
 
