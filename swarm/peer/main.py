@@ -337,17 +337,17 @@ class Peer:
         if addresses and session.manifest.authority is None:
             print("Running a DHT instance. To connect other peers to this one, use --initial_peers", *addresses)
         print(self.reachability)
-        print(HELPS if session.helps else f"Micro-batch: {session.micro_batch}.")
+        print(HELPS if session.work.helps else f"Micro-batch: {session.work.micro_batch}.")
         if self._channel is not None:
             print(f"This peer is an island of {session.num_processes} processes, which compute as much each.")
-        elif (num_gpus := session.num_gpus) > 1:
+        elif (num_gpus := session.work.num_gpus) > 1:
             print(offer(num_gpus))
         print(f"Run folder: {session.folder.path}")
-        if session.resumed_step is not None:
+        if session.work.resumed_step is not None:
             unless = ", unless the swarm is further" if self.joins else ""
-            print(f"Going on from step {session.resumed_step}, where its last checkpoint was made{unless}.")
+            print(f"Going on from step {session.work.resumed_step}, where its last checkpoint was made{unless}.")
         if self.options.start_from is not None:
-            weights = session.started_from or "not those of --start-from, but the run's, which is there already"
+            weights = session.work.started_from or "not those of --start-from, but the run's, which is there already"
             print(f"Weights to start from: {weights}.")
         if warning := open_door(session.manifest, [*addresses, *self.initial_peers], self.joins):
             print(warning)
@@ -364,7 +364,7 @@ class Peer:
             else:
                 self._print_invitation(addresses, *invitation)
             print(f"\n{'=' * 80}")
-            if session.helps:
+            if session.work.helps:
                 print("Waiting for somebody who trains.", flush=True)
             elif (missing := self.options.patience.min_peers - 1) > 0:
                 peers = "another peer" if missing == 1 else f"{missing} other peers"

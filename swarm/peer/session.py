@@ -18,14 +18,10 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from recipe.config import Recipe
-from recipe.data.peer_data import PeerData
 from recipe.errors import InputError
-from recipe.model import check_samples
-from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.callbacks import StepMetrics
-from recipe.training.checkpoint_io import AtomicCheckpointIO, load_weights, read_checkpoint
-from recipe.training.replay import Replay
+from recipe.training.checkpoint_io import AtomicCheckpointIO
 from recipe.training.trainer import build_trainer
 from swarm.averaging.slow_members import USUAL_MBPS
 from swarm.ledger.ledger import Ledger
@@ -42,25 +38,25 @@ from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import StatusReporter
 from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
-from swarm.peer.checkpoints import kept_checkpoints, newest_checkpoint, own_checkpoint, sweep_checkpoints
-from swarm.peer.helping.helper import NO_MICRO_BATCH, NoData, NoStepMetrics, digest_for
-from swarm.peer.island.computing import agreed_samples, device_options
-from swarm.peer.island.launch import agree
+from swarm.peer.checkpoints import kept_checkpoints, own_checkpoint, sweep_checkpoints
+from swarm.peer.helping.helper import NoStepMetrics
+from swarm.peer.island.computing import device_options
 from swarm.peer.membership.entry import Entry
 from swarm.peer.options import PeerOptions
-from swarm.peer.own_profile import device_name, how_reached, software_version, together
+from swarm.peer.own_profile import how_reached, software_version, together
 from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import Status, percent, program, tensorboard_command
 from swarm.peer.supervisor import Supervisor
+from swarm.peer.workload import Workload
 from swarm.protocol.admission import OPEN
 from swarm.protocol.notes import Profile
 from swarm.runtime.line_use import LineUse
 from swarm.runtime.processes import kill
 from swarm.training.averaging_mode import Averaging
-from swarm.training.batch_size_finder import MicroBatch, largest_sensible, measure_for_recipe
+from swarm.training.batch_size_finder import largest_sensible
 from swarm.training.batch_size_review import MicroBatchReview
 from swarm.training.helper import HelperStrategy
-from swarm.training.island.channel import Channel, Word
+from swarm.training.island.channel import Channel
 from swarm.training.island.lost import IslandLost
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
@@ -106,59 +102,22 @@ class Session:
     ):
         self.channel = channel
         self.num_processes = 1 if channel is None else channel.size
-        self.options, self.name, self.dht, self.manifest, self.joins = options, name, dht, manifest, joins
+        self.options, self.name, self.dht, self.joins = options, name, dht, joins
         self.stop_requested, self.addresses, self.clock = stop_requested, addresses, clock
         self.recipe: Recipe = manifest.recipe
         self.averaging = Averaging.of(self.recipe)
         self.total_steps = options.leaving.max_steps or self.recipe.total_steps
         self.admission = OPEN if entry.membership is None else entry.membership.new_admission()
         """Who may take part, and what is ordered, as the trainer knows it."""
-        options.check_steps(self.admission.lists.orders.total_steps(math.inf, self.recipe.total_steps))
-        options.check_micro_batch(self.recipe.target_batch_size)
-        if options.role.helps and (options.leaving.target_accuracy or options.results.evaluate_every_steps):
-            raise InputError("A helper measures nothing: leave out --target-accuracy and --evaluate-every-steps.")
-        if options.machine.device == "cuda" and not torch.cuda.is_available():
-            raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
+        self._check_options()
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
         self._check_folder()
-        machine = options.machine
-        given = machine.batch_size
-        identity = dht.peer_id.to_base58()
-        self.helps = options.role.helps
-        self.data = self._open_data(identity)
-        data_name = type(self.data).__qualname__
-        self.checkpoint, earlier = newest_checkpoint(self.folder.checkpoints, not joins, data_name)
-        self.resumed_step = None if earlier is None else earlier["global_step"]
-        self.data.prepare_data()
-        self.data.setup("fit")
-        self.manifest = entry.signed(manifest.with_classes(self.data.digest, machine.data_dir))
+        self.upload = self._upload(manifest.run_id)
+        self.work = Workload(options, manifest, self.folder, dht.peer_id.to_base58(), joins, channel)
+        self.manifest = entry.signed(manifest.with_classes(self.work.data.digest, options.machine.data_dir))
         self._entry = entry
         self.why_ended = ""
         """A sentence, once this peer may not take part any more."""
-        if options.results.evaluate_every_steps is not None:
-            self.data.test_dataloader()  # says what is missing
-        self.upload = self._upload()
-        if earlier is not None and (position := earlier[data_name]) is not None:
-            self.data.load_state_dict(position)  # a peer that comes back goes on with its samples
-        if channel is not None:
-            channel.tell(Word.PLAN)
-            plan = {"recipe": self.recipe.to_json(), "identity": identity, "position": self.data.samples_trained}
-            channel.exchange(plan, listen=False)  # they prepare themselves
-            self.data.deal_out(channel.rank, channel.size)
-        self.task = build_task(self.recipe)
-        self.started_from = None if joins or earlier is not None else options.start_from
-        """The file whose weights a new swarm starts from."""
-        if self.started_from is not None:
-            path = self.started_from.expanduser()
-            load_weights(self.task, read_checkpoint(path), path)
-        if given:
-            check_samples(self.task.model, given, self.recipe.model)
-        self.devices = [device_name(self._torch_device)]
-        """On which this peer computes, one of each of its processes."""
-        self.micro_batch = self._choose_micro_batch()
-        if machine.compile and not self.helps:
-            self.task.compile_model(self._torch_device)
-        self.data.batch_size = self.micro_batch.samples
         self._begin_folder()
         entry.keep(self.admission, self.manifest, self.folder)
         self.metrics = SwarmMetrics(self.folder.rounds)
@@ -173,42 +132,27 @@ class Session:
         self._on_death = on_death
         self.supervisor = Supervisor(self._current_processes, self._part_died, self.folder.leftovers, stop_requested)
         self.reporter = StatusReporter(self.folder, self._first_status(), self.metrics, stop_requested)
-        most = largest_sensible(self.recipe, self.data.num_train_samples)
+        most = largest_sensible(self.recipe, self.work.data.num_train_samples)
         # The processes of an island would have to change theirs at the same moment.
-        fixed = self.micro_batch if channel is None else replace(self.micro_batch, limit="given")
-        self.review = MicroBatchReview(fixed, most, self.data, self.reporter.say)
+        found = self.work.micro_batch if channel is None else replace(self.work.micro_batch, limit="given")
+        self.review = MicroBatchReview(found, most, self.work.data, self.reporter.say)
         every = options.results.evaluate_every_steps
         validate_every = self.recipe.validate_every_steps
         evaluation = Evaluation(every, validate_every, self.folder.evaluations, self.reporter.say)
-        self.evaluation = None if self.helps else evaluation
+        self.evaluation = None if self.work.helps else evaluation
 
-    def _open_data(self, identity: str) -> PeerData | NoData:
-        """What this peer trains on, in its own order."""
-        machine = self.options.machine
-        if self.helps:
-            return NoData(self.recipe, digest_for(self.manifest, machine.data_dir, self.options.role.data_digest))
-        return build_data(self.recipe, machine.data_dir, machine.batch_size or 1, identity, machine.num_workers)
-
-    def _choose_micro_batch(self) -> MicroBatch:
-        """As somebody has said, or as many samples as this device computes in about a second."""
-        if self.helps:
-            return NO_MICRO_BATCH
-        machine = self.options.machine
-        if machine.batch_size:
-            found = MicroBatch(machine.batch_size, math.nan, "given")
-        else:
-            num_samples, processes = self.data.num_train_samples, self.num_processes
-            found = measure_for_recipe(self.task.model, self.recipe, machine.device, num_samples, processes)
-        if self.channel is None:
-            return found
-        answer = {"problem": "", "asked": {"the data": self.data.digest}, "samples": found.samples}
-        answers = agree(self.channel, answer | {"device": self.devices[0]}, listen=False)
-        self.devices = [answer["device"] for answer in answers]
-        return replace(found, samples=agreed_samples(answers))
+    def _check_options(self) -> None:
+        options = self.options
+        options.check_steps(self.admission.lists.orders.total_steps(math.inf, self.recipe.total_steps))
+        options.check_micro_batch(self.recipe.target_batch_size)
+        if options.role.helps and (options.leaving.target_accuracy or options.results.evaluate_every_steps):
+            raise InputError("A helper measures nothing: leave out --target-accuracy and --evaluate-every-steps.")
+        if options.machine.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("There is no CUDA device that torch can use: give --device cpu, or install a CUDA torch.")
 
     def _profile(self) -> Profile:
         """What others are told of this machine."""
-        device = "" if self.options.machine.hide_device else together(self.devices)
+        device = "" if self.options.machine.hide_device else together(self.work.devices)
         addresses = () if self.dht.client_mode else self.addresses
         return Profile(device, software_version(), how_reached(addresses, own_addresses()))
 
@@ -220,10 +164,10 @@ class Session:
             processes["The enrolment server"] = self._entry.enrolment_process
         return processes
 
-    def _upload(self) -> CheckpointUpload | None:
+    def _upload(self, run_id: str) -> CheckpointUpload | None:
         if self.options.results.upload_to is None:
             return None
-        upload = CheckpointUpload(self.options.results.upload_to, self.manifest.run_id, self.name)
+        upload = CheckpointUpload(self.options.results.upload_to, run_id, self.name)
         if not self.clock.again:  # a storage that fails for an hour ends no training
             upload.check()
         return upload
@@ -243,8 +187,8 @@ class Session:
         self.folder.summary.unlink(missing_ok=True)  # it says that a run has ended
         for half in self.folder.path.rglob(".*.tmp"):
             half.unlink(missing_ok=True)
-        if self.resumed_step is not None:
-            sweep_checkpoints(self.folder.checkpoints, self.resumed_step)
+        if self.work.resumed_step is not None:
+            sweep_checkpoints(self.folder.checkpoints, self.work.resumed_step)
         try:
             self.folder.write_recipe(self.recipe)
             self.folder.write_environment()
@@ -285,7 +229,7 @@ class Session:
         try:
             # Lightning raises it after SIGTERM; this peer leaves in order, as after Ctrl-C
             with contextlib.suppress(SIGTERMException):
-                trainer.fit(self.task, self.data, ckpt_path=self.checkpoint)
+                trainer.fit(self.work.task, self.work.data, ckpt_path=self.work.checkpoint)
             trainer.save_checkpoint(self.folder.checkpoints / "last.ckpt", weights_only=False)
             outcome = self.outcome(trainer)
         except Exception as error:
@@ -342,7 +286,7 @@ class Session:
 
     def _strategy(self) -> SwarmStrategy:
         patience = self.options.patience
-        return (HelperStrategy if self.helps else SwarmStrategy)(
+        return (HelperStrategy if self.work.helps else SwarmStrategy)(
             self.recipe.target_batch_size,
             self.manifest.run_id,
             dht=self.dht,
@@ -364,7 +308,7 @@ class Session:
             max_step=self.recipe.total_steps,
             keep_own=self._keep_own,
             inside=self.channel,
-            replay=Replay(self.task, self.data),
+            replay=self.work.replay,
         )
 
     def _keep_own(self, step: int) -> None:
@@ -377,11 +321,11 @@ class Session:
     def _trainer(self) -> Trainer:
         leaving = self.options.leaving
         advice = [] if self.joins or self.averaging.auto else [SlowLineAdvice(self.averaging, self.reporter.say)]
-        of_trainer = [] if self.helps else [FirstContribution(self.clock, self.reporter.say)]
+        of_trainer = [] if self.work.helps else [FirstContribution(self.clock, self.reporter.say)]
         return build_trainer(
             self.recipe,
             self.folder,
-            **device_options(self._device, self.recipe, self.channel),
+            **device_options(self.work.device, self.recipe, self.channel),
             strategy=self.strategy,
             callbacks=[
                 self.metrics,
@@ -405,25 +349,8 @@ class Session:
             max_steps=leaving.max_steps,
             max_time=leaving.max_time,
             target_accuracy=leaving.target_accuracy,
-            step_metrics=NoStepMetrics() if self.helps else StepMetrics(times=self.num_processes),
+            step_metrics=NoStepMetrics() if self.work.helps else StepMetrics(times=self.num_processes),
         )
-
-    @property
-    def num_gpus(self) -> int:
-        """That this peer could use on this machine."""
-        return 0 if self._device == "cpu" else torch.cuda.device_count()
-
-    @property
-    def _device(self) -> str:
-        """Where this peer computes; a helper has nothing that a GPU could do."""
-        return "cpu" if self.helps else self.options.machine.device
-
-    @property
-    def _torch_device(self) -> torch.device:
-        """That of this process."""
-        if self.channel is not None:
-            return self.channel.device
-        return torch.device("cpu" if self._device == "cpu" or not torch.cuda.is_available() else "cuda")
 
     def outcome(self, trainer: Trainer) -> str:
         if self.supervisor.found:
@@ -440,7 +367,7 @@ class Session:
             return "target accuracy reached"
         if trainer.global_step < trainer.max_steps:
             return "time is up"
-        has_taken_part = self.metrics.updates > 0 or (self.resumed_step or 0) >= trainer.max_steps
+        has_taken_part = self.metrics.updates > 0 or (self.work.resumed_step or 0) >= trainer.max_steps
         return "completed" if has_taken_part else "over before this peer took part"
 
     def _write_summary(self, final: Status, seconds: float) -> None:
@@ -469,7 +396,7 @@ class Session:
         metrics = self.metrics
         share = metrics.contributed / metrics.swarm_samples if metrics.swarm_samples else None
         ended, how = f"{final.ended.capitalize()} at step {final.step} after {seconds:.0f} s", ""
-        if self.helps:
+        if self.work.helps:
             gave = f"This helper took part in {metrics.updates} updates of {metrics.swarm_samples:,} samples."
         else:
             how = f"; validation accuracy {percent(final.val_accuracy)}"
