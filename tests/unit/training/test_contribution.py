@@ -1,0 +1,80 @@
+"""What a peer computes for a step: added up, given to a round, and taken back where that ends in vain."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.training.contribution import Contribution
+from swarm.training.gradient_buffer import GradientVector
+from swarm.training.throughput import MAX_DROPPED
+
+SAMPLES = 4
+
+
+class One:
+    """A peer with two weights; each micro-batch of `SAMPLES` has the same gradient in both."""
+
+    def __init__(self):
+        self.param = nn.Parameter(torch.zeros(2))
+        self.vector = GradientVector([self.param], [])
+        self.contribution = Contribution(self.vector, SimpleNamespace(step=0, lineage=bytes(LINEAGE_BYTES)))
+
+    def compute(self, gradient: float, loss: float = 1.0) -> None:
+        self.contribution.begin_micro_batch()
+        self.contribution.begin_backward(SAMPLES)
+        (self.param.sum() * gradient).backward()
+        assert self.contribution.add(SAMPLES, torch.tensor(loss)) == SAMPLES
+
+
+@pytest.fixture
+def one():
+    return One()
+
+
+def test_a_round_gets_the_mean_of_all_that_was_computed(one):
+    one.compute(1.0, loss=2.0)
+    one.compute(3.0, loss=4.0)
+    assert (one.contribution.samples, one.contribution.loss) == (2 * SAMPLES, 3.0)
+    work = one.contribution.give()
+    assert one.vector.wire.tolist() == [2.0, 2.0]
+    assert (work.samples, work.loss) == (2 * SAMPLES, 3.0)
+    assert one.contribution.samples == 0
+
+
+def test_what_a_round_gave_back_counts_beside_what_was_computed_meanwhile(one):
+    one.compute(1.0)
+    work = one.contribution.give()
+    one.compute(4.0)
+    one.contribution.take_back(work)
+    assert one.contribution.samples == 2 * SAMPLES
+    one.contribution.give()
+    assert one.vector.wire.tolist() == [2.5, 2.5]
+
+
+def test_what_is_withheld_is_in_no_round(one):
+    one.compute(1.0)
+    one.contribution.withhold()
+    one.compute(5.0)
+    assert one.contribution.give().samples == SAMPLES
+    assert one.vector.wire.tolist() == [5.0, 5.0]
+
+
+def test_what_is_not_finite_is_dropped_and_the_weights_may_be_why_after_several_in_a_row(one):
+    for number in range(1, MAX_DROPPED + 1):
+        one.compute(float("nan"))
+        assert not one.contribution.is_finite
+        assert one.contribution.drop() == (number == MAX_DROPPED)
+        assert one.contribution.is_finite
+        assert one.contribution.samples == 0
+
+
+def test_an_update_alone_takes_the_mean_and_leaves_nothing(one):
+    one.compute(1.0)
+    one.compute(3.0)
+    assert one.contribution.give_alone() > 0
+    one.vector.hand_over()
+    assert one.param.grad.tolist() == [2.0, 2.0]
+    assert one.contribution.samples == 0
