@@ -166,7 +166,7 @@ class AllReduce:
         Not where others compare what it sends with what it says it has computed: there it would look like a lie, and
         what is left out is small.
         """
-        own = self.group.tickets[self.group.peer_ids.index(self.me)]
+        own = self.group.ticket_of(self.me)
         if self._seals is not None and own.work and is_compared(self.codec):
             return
         for reducer, parts in self._parts.items():
@@ -331,7 +331,7 @@ class AllReduce:
                 message.tensor_part.CopyFrom(tensor_part)
                 await self._may_send(message)
                 yield message
-                faults.at("exchanging", self.group.tickets[0].step)
+                faults.at("exchanging", self.group.step)
                 message = averaging_pb2.AveragingData()
         finally:
             await encoded.aclose()

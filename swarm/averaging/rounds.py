@@ -484,7 +484,7 @@ class Rounds:
         low_rank = self._low_rank
         if low_rank is None:
             return await stripes.average(self._vector, self._feedback)
-        samples = group.samples_of(self._p2p.peer_id)
+        samples = group.ticket_of(self._p2p.peer_id).samples
         first = await in_thread(low_rank.begin, self._vector, samples, group)
         await stripes.average(first, ErrorFeedback(self._codec, len(first)))
         second = await in_thread(low_rank.go_on, first)

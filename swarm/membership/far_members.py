@@ -36,7 +36,7 @@ class FarMembers:
         if not report.judged:
             return []
         named = []
-        for peer, ticket in zip(report.group.peer_ids, report.group.tickets, strict=True):
+        for peer, ticket in report.group.members:
             if not ticket.samples:
                 continue  # it has said nothing
             rounds = self._was_far.setdefault(peer, deque(maxlen=ROUNDS))

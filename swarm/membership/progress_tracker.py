@@ -339,7 +339,7 @@ class ProgressTracker:
     def recount(self, group: Group) -> None:
         """The group has met too early: these are its true numbers of samples, and everybody computes on."""
         self._recounted = now = get_dht_time()
-        tickets = dict(zip(group.peer_ids, group.tickets, strict=True))
+        tickets = dict(group.members)
         with self._lock:
             for peer, record in self._others.items():
                 if peer in tickets:

@@ -200,13 +200,13 @@ class Audits:
         """
         self._present = SealedRound(group)
         self.work.begin(group)
-        others = [(peer, ticket) for peer, ticket in _members(group) if peer != self._me]
-        own = group.tickets[group.peer_ids.index(self._me)]
+        others = [(peer, ticket) for peer, ticket in group.members if peer != self._me]
+        own = group.ticket_of(self._me)
         self._hear_all(group)
         differ = [peer for peer, ticket in others if ticket.receipts and ticket.receipts != own.receipts]
         for peer in differ[:MAX_COMPARED] if own.receipts else ():
             if peer not in self._not_heard:
-                name = group.tickets[group.peer_ids.index(peer)].receipts
+                name = group.ticket_of(peer).receipts
                 self._go_and(("receipts", peer), self._compare(peer, self._complete, name))
 
     def _hear_all(self, group: Group) -> None:
@@ -215,8 +215,8 @@ class Audits:
         Who wants to go back further may have one of an earlier lie of the same liar, or of one that spoilt a round.
         """
         convicted = {*map(short_name, self._proofs)}
-        own = group.tickets[group.peer_ids.index(self._me)].back_to
-        for peer, ticket in _members(group):
+        own = group.ticket_of(self._me).back_to
+        for peer, ticket in group.members:
             goes_further = ticket.back_to != NOWHERE and (own == NOWHERE or ticket.back_to < own)
             is_new = ticket.accuses and (goes_further or ticket.accuses not in convicted)
             if is_new and peer != self._me and peer not in self._not_heard:
@@ -246,7 +246,7 @@ class Audits:
         if not has_average or not self._is_checked(ended.group):
             return
         chance = self._share / (len(ended.group.peer_ids) - 1)
-        for peer, ticket in _members(ended.group):
+        for peer, ticket in ended.group.members:
             if peer != self._me and not ticket.client_mode and self._lot.random() < chance:
                 self._audit(peer, ended)
         if (member := self.work.draw_to_compare(ended.group)) is not None and member not in self._shunned:
@@ -421,10 +421,6 @@ class Audits:
             if seals.stripe == name:
                 return await in_thread(seals.show, part_index)
         raise ValueError("that round is not known")
-
-
-def _members(group: Group) -> list[tuple[PeerID, Ticket]]:
-    return [*zip(group.peer_ids, group.tickets, strict=True)]
 
 
 def _hash_of_receipts(data: bytes) -> bytes:

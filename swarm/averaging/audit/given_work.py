@@ -80,7 +80,7 @@ class GivenWork:
         judge = self._judge.of(group)
         if not is_compared(judge.codec):
             return []
-        places = self._places_of(group.tickets[group.peer_ids.index(sender)].lineage)
+        places = self._places_of(group.ticket_of(sender).lineage)
         found = []
         for stripe, offset, parts in judge.stripes_of(group, reducer):
             for part_index, part in enumerate(parts):
@@ -108,7 +108,7 @@ class GivenWork:
         """
         if part.part_index >= len(given.hashes) or hash_of(given.tensor) != given.hashes[part.part_index]:
             raise ValueError("another part than the one that was signed")
-        ticket = group.tickets[group.peer_ids.index(given.sender)]
+        ticket = group.ticket_of(given.sender)
         work = WorkList.from_bytes(listed, ticket.work, ticket.samples)
         if work.num_before:
             raise ValueError("a list of two versions of the weights, which have other places")

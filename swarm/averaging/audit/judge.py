@@ -185,10 +185,9 @@ class Judge:
             raise ValueError("a receipt of another round")
         if self.auto:
             return self.of(group).is_false(group, stripe, part_index, receipt, evidence)
-        step = group.tickets[0].step
-        if group.tickets[0].orders != self.orders_at(step):
+        if group.tickets[0].orders != self.orders_at(group.step):
             raise OtherOrders("a round that followed other orders")
-        group = group.bounded(self.target_at(step))
+        group = group.bounded(self.target_at(group.step))
         parts, num_members = self._parts_of(group, receipt.reducer, stripe), len(group.peer_ids)
         if (
             not 0 <= part_index < len(parts)

@@ -142,7 +142,7 @@ class WorkAudits:
             while len(known) > MAX_GROUP_SIZE:  # identities cost a stranger nothing
                 del known[next(iter(known))]
         by_name = {short_name(peer): peer for peer in group.peer_ids if peer != self._me}
-        for accuser, ticket in zip(group.peer_ids, group.tickets, strict=True):
+        for accuser, ticket in group.members:
             doubted = by_name.get(ticket.doubts)
             if doubted is None or accuser == doubted:
                 continue
@@ -163,11 +163,7 @@ class WorkAudits:
 
     def draw_to_compare(self, group: Group) -> PeerID | None:
         """Of whom this reducer compares what it was given with the list: by lot, in half of the updates."""
-        listed = [
-            peer
-            for peer, ticket in zip(group.peer_ids, group.tickets, strict=True)
-            if peer != self._me and ticket.samples and ticket.work
-        ]
+        listed = [peer for peer, ticket in group.members if peer != self._me and ticket.samples and ticket.work]
         return self._lot.choice(listed) if listed and self._lot.random() < COMPARED_SHARE else None
 
     async def assign(self) -> Assignment | None:
@@ -207,7 +203,7 @@ class WorkAudits:
         Returns:
             the list, and the same as it came
         """
-        ticket = group.tickets[group.peer_ids.index(peer)]
+        ticket = group.ticket_of(peer)
         try:
             async with asyncio.timeout(timeout_seconds):
                 data = await self._ask(peer, to_wire("work", group.group_id, 0), MAX_LIST_BYTES)
@@ -237,7 +233,7 @@ class WorkAudits:
 
     def _note_lists(self, group: Group) -> None:
         """Who names none for its samples; all members see the same tickets."""
-        givers = {peer: ticket for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if ticket.samples}
+        givers = {peer: ticket for peer, ticket in group.members if ticket.samples}
         if self._own is None or len(givers) < FEWEST:
             return
         for peer, ticket in givers.items():
@@ -250,7 +246,7 @@ class WorkAudits:
 
     def _draw(self, group: Group) -> PeerID | None:
         """Whose work this peer looks at."""
-        givers = {peer: ticket for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if ticket.samples}
+        givers = {peer: ticket for peer, ticket in group.members if ticket.samples}
         if self._own is None or not self._own.listed or len(givers) < FEWEST or self._me not in givers:
             return None
         no_calls = givers[self._me].client_mode  # two that cannot be called do not reach each other
