@@ -38,6 +38,7 @@ from swarm.averaging.matchmaking_messages import (
 from swarm.membership.backoff import Backoff
 from swarm.membership.failure_detector import FailureDetector, PeerMonitor
 from swarm.network.acquaintances import Acquaintances
+from swarm.network.peer_service import PeerService
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.certificates import NotSigned
@@ -90,7 +91,6 @@ class Matchmaking:
 
     Args:
         p2p: this peer's connection to the network
-        servicer: the class whose `rpc_join_group` forwards to `serve`; its name is part of the address
         namespace: run and recipe, so that another recipe's peers cannot even knock
         schema_hash: shapes of the averaged vector
         target: a group with fewer samples does not end the step: whoever is late can still come to the next one; it may
@@ -103,7 +103,6 @@ class Matchmaking:
     def __init__(
         self,
         p2p: P2P,
-        servicer: type,
         namespace: str,
         schema_hash: bytes,
         target: BatchTarget,
@@ -113,7 +112,7 @@ class Matchmaking:
         admission: Admission = OPEN,
     ):
         self._timeouts, self._admission = timeouts, admission
-        self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
+        self._p2p, self._namespace, self._schema_hash = p2p, namespace, schema_hash
         self._shunned, self._said_shunned_at = shunned, -math.inf
         self.stuck: set[PeerID] = set()
         """Who has let this peer in at the last meeting and never began."""
@@ -406,7 +405,7 @@ class Matchmaking:
         loop = asyncio.get_running_loop()
         stream, accepted, came_at, lost = None, False, loop.time(), self._monitor.watch(leader, can_be_called=True)
         try:
-            stub = self._servicer.get_stub(self._p2p, leader, namespace=self._namespace)
+            stub = PeerService.get_stub(self._p2p, leader, namespace=self._namespace)
             stream = await unless(lost, stub.rpc_join_group(request), self._timeouts.reply_seconds)
             reply = await unless(lost, stream.__anext__(), self._timeouts.reply_seconds)
             if accepted := reply.code == CODE.ACCEPTED:
@@ -454,7 +453,7 @@ class Matchmaking:
         stream = None
         try:
             async with asyncio.timeout(self._timeouts.reply_seconds):
-                stub = self._servicer.get_stub(self._p2p, peer, namespace=self._namespace)
+                stub = PeerService.get_stub(self._p2p, peer, namespace=self._namespace)
                 stream = await stub.rpc_join_group(self._request(ticket, orders))
                 reply = await anext(stream)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:

@@ -177,7 +177,6 @@ class Rounds:
         self.detector = FailureDetector(p2p, options.namespace, options.timeouts, options.admission)
         self._matchmaking = Matchmaking(
             p2p,
-            PeerService,
             options.namespace,
             schema_hash(options.vector),
             options.target,
