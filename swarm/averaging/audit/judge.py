@@ -35,7 +35,7 @@ from swarm.averaging.audit.statements import (
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.top_k import ChunkedTopK
 from swarm.averaging.lines.division import shares_of
-from swarm.averaging.robust_mean import Combination
+from swarm.averaging.robust_mean import Combination, norm
 from swarm.averaging.shares import Part, count_stripes, decode, partition, stripe_of
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group
@@ -82,14 +82,10 @@ def _excess(
     Args:
         share: of what may be
     """
-    gap, allowed = _length(average - mean), share * TOLERANCE * _length(mean)
+    gap, allowed = norm(average - mean), share * TOLERANCE * norm(mean)
     if gap > allowed:  # else what the codec leaves out need not be known
-        allowed += share * LEFT_OUT * _length(codec.extract(codec.compress(mean, info)) - mean)
+        allowed += share * LEFT_OUT * norm(codec.extract(codec.compress(mean, info)) - mean)
     return gap - allowed
-
-
-def _length(difference: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(difference, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -259,6 +255,6 @@ class Judge:
     ) -> bool:
         reaches = [self.rule.reach * (1 + change) for change in (-NEAR_REACH, 0.0, NEAR_REACH)]
         means = [replace(self.rule, reach=reach).combine(given, weights, samples).mean for reach in reaches]
-        undecided = max(_length(one - other) for one, other in combinations(means, 2))
-        rounding = ROUNDING * statistics.median(map(_length, given))
+        undecided = max(norm(one - other) for one, other in combinations(means, 2))
+        rounding = ROUNDING * statistics.median(map(norm, given))
         return min(_excess(average, mean, self.codec, info) for mean in means) > 2 * undecided + rounding
