@@ -15,7 +15,7 @@ import hashlib
 import math
 import random
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Literal
@@ -39,7 +39,7 @@ from swarm.averaging.audit.proofs import (
 )
 from swarm.averaging.audit.seals import Seals, SignedPart
 from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt
-from swarm.averaging.audit.work_audits import WorkAudits
+from swarm.averaging.audit.work_audits import Ask, WorkAudits
 from swarm.averaging.shares import MAX_STRIPES
 from swarm.membership.backoff import Backoff, BlameBackoff
 from swarm.protocol.messages import MAX_GROUP_SIZE, NOWHERE, Blame, Group, Ticket
@@ -74,8 +74,6 @@ MAX_REQUEST_BYTES = 64
 ANSWER_SECONDS = 4.0
 """For which a list is waited for that is compared with what was given; nothing else waits meanwhile."""
 
-Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
-"""What another peer shows for a request, at most so many bytes; raises an OSError if it shows nothing."""
 _REQUEST = msgspec.msgpack.Decoder(
     tuple[Literal["receipts", "part", "proof", "work"], Name, Annotated[int, Meta(ge=0, lt=MAX_PARTS)]]
 )

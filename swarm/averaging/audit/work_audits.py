@@ -56,6 +56,7 @@ COMPARED_SHARE = 1 / 2
 """Of the updates, in which a reducer compares what one member gave it with what that member says it has computed."""
 
 Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
+"""What another peer shows for a request, at most so many bytes; raises an OSError if it shows nothing."""
 
 
 @dataclass
@@ -78,7 +79,7 @@ class WorkAudits:
 
     Args:
         me: this peer
-        ask: fetches from another peer, at most so many bytes; raises an OSError if it shows nothing
+        ask: fetches from another peer
         largest: samples of a micro-batch in this run; the same for all members
     """
 
@@ -218,7 +219,7 @@ class WorkAudits:
             logger.debug(f"{peer} shows no work that fits its ticket: {error}")
             self._find(peer, Blame.HIDES_ITS_WORK)
             return None
-        self._note_answer(peer)
+        self._take_off(self._unanswered, peer)
         return listed, data
 
     def _check_fits_run(self, listed: WorkList) -> None:
@@ -264,9 +265,6 @@ class WorkAudits:
         self._suspects.setdefault(peer, Suspect(SUSPECT_AUDITS))
         if self._adds_up(self._unanswered, peer):
             self._find(peer, Blame.HIDES_ITS_WORK)
-
-    def _note_answer(self, peer: PeerID) -> None:
-        self._take_off(self._unanswered, peer)
 
     @staticmethod
     def _adds_up(refusals: dict[PeerID, float], peer: PeerID) -> bool:
