@@ -22,7 +22,7 @@ from swarm.averaging.audit.proofs import short_name
 from swarm.membership.backoff import Backoff
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, Ticket
 from swarm.protocol.wire import MAX_SAMPLES, to_wire
-from swarm.protocol.work import MAX_LIST_BYTES, Assignment, OwnWork, Verdict, WorkList
+from swarm.protocol.work import MAX_LIST_BYTES, Assignment, OwnWork, WorkList, WorkVerdict
 from swarm.runtime.async_utils import in_thread
 
 logger = get_logger(__name__)
@@ -184,7 +184,7 @@ class WorkAudits:
         is_too_dear = self._lot.random() * line.samples > own.largest  # dearer ones are drawn less often
         cannot_tell = listed.kind != own.kind or (line.samples > LARGEST * own.largest and not own.has_slices)
         if cannot_tell or (is_too_dear and peer not in self._suspects):
-            self._note(Verdict(peer, None))
+            self._note(WorkVerdict(peer, None))
             return None
         return Assignment(peer, line, number < listed.num_before)
 
@@ -281,7 +281,7 @@ class WorkAudits:
         if left > 0:
             refusals[peer] = left
 
-    def _note(self, verdict: Verdict) -> None:
+    def _note(self, verdict: WorkVerdict) -> None:
         peer, suspect = verdict.peer, self._suspects.get(verdict.peer)
         if verdict.holds is False:
             self._differences[peer] = self._differences.get(peer, 0) + 1
