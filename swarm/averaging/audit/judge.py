@@ -41,7 +41,7 @@ from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group
 from swarm.protocol.wire import from_wire
 
-TOLERANCE = 1 / 16
+AVERAGE_TOLERANCE = 1 / 16
 """Of the length of the true average: how far one may be from it."""
 LEFT_OUT = 4.0
 """Times what the codec leaves out of the true average, by which one may be farther from it."""
@@ -82,7 +82,7 @@ def _excess(
     Args:
         share: of what may be
     """
-    gap, allowed = norm(average - mean), share * TOLERANCE * norm(mean)
+    gap, allowed = norm(average - mean), share * AVERAGE_TOLERANCE * norm(mean)
     if gap > allowed:  # else what the codec leaves out need not be known
         allowed += share * LEFT_OUT * norm(codec.extract(codec.compress(mean, info)) - mean)
     return gap - allowed

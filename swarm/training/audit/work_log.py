@@ -31,7 +31,7 @@ from swarm.training.audit.lot import chance_of_an_audit
 from swarm.training.gradient_buffer import GradientVector, Place
 from swarm.training.throughput import Noted, Work
 
-TOLERANCE, MIXED_TOLERANCE = 0.02, 0.2
+WORK_TOLERANCE, MIXED_WORK_TOLERANCE = 0.02, 0.2
 """Relative distance between what was said and what comes out again, up to which it holds: float32 and bf16-mixed."""
 
 logger = get_logger(__name__)
@@ -117,7 +117,7 @@ class CheckedLog(NotingLog):
     ):
         super().__init__(replay, vector, version)
         self._loss, self._kind, self._earlier = loss, kind, earlier
-        self._tolerance = MIXED_TOLERANCE if replay.is_mixed else TOLERANCE
+        self._tolerance = MIXED_WORK_TOLERANCE if replay.is_mixed else WORK_TOLERANCE
         self._verdict: WorkVerdict | None = None
 
     def updating(self) -> AbstractContextManager[None]:

@@ -21,7 +21,7 @@ from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
-from swarm.state_sync.weight_sketch import TOLERANCE, relative_distance
+from swarm.state_sync.weight_sketch import SKETCH_TOLERANCE, relative_distance
 from swarm.training.joining.attester import Attester
 
 logger = get_logger(__name__)
@@ -54,7 +54,7 @@ def are_alike(one: Attestation, other: Attestation) -> bool:
     if is_same(one, other):
         return True
     have_sketches = len(one.sketch) == len(other.sketch) > 0
-    return have_sketches and relative_distance(one.sketch, other.sketch) <= TOLERANCE
+    return have_sketches and relative_distance(one.sketch, other.sketch) <= SKETCH_TOLERANCE
 
 
 def judge(
