@@ -60,7 +60,6 @@ from swarm.runtime.token_bucket import TokenBucket
 
 logger = get_logger(__name__)
 
-# Both up to a half more or less: two who knock at each other's doors at the same moment should not do so again.
 WATCHED_SENIORS = 3  # by who follows one of them; more would be many calls in a large swarm
 STRANGER_SECONDS, STRANGER_SHARE = 4.0, 0.04
 """For which a leader waits for nobody but strangers: so long at once, and then this share of the time."""
@@ -303,7 +302,7 @@ class Matchmaking:
     async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
         """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
         loop = asyncio.get_running_loop()
-        knock_at = loop.time() + self._timeouts.knock_again_seconds * random.uniform(0.5, 1.5)
+        knock_at = loop.time() + _half_more_or_less(self._timeouts.knock_again_seconds)
         while True:
             self._arrivals.clear()
             self._check_orders(ticket)
@@ -324,7 +323,7 @@ class Matchmaking:
                     group = await self.follow(senior, ticket, wait_until)
                     if group is not None:
                         return group
-                knock_at = loop.time() + self._timeouts.knock_again_seconds * random.uniform(0.5, 1.5)
+                knock_at = loop.time() + _half_more_or_less(self._timeouts.knock_again_seconds)
                 continue
             waiting_since = loop.time()
             try:
@@ -477,7 +476,7 @@ class Matchmaking:
             group = await self.follow(suggested, ticket, wait_until, redirects)
             if group is not None:
                 return group
-        await asyncio.sleep(self._timeouts.redirect_seconds * random.uniform(0.5, 1.5))
+        await asyncio.sleep(_half_more_or_less(self._timeouts.redirect_seconds))
         return await self.follow(leader, ticket, wait_until, redirects)
 
     def _read_reply(self, reply, leader: PeerID, ticket: Ticket) -> Group | None:
@@ -570,3 +569,8 @@ class Matchmaking:
             if self._lobby.get(sender) is guest:
                 del self._lobby[sender]
             self._arrivals.set()
+
+
+def _half_more_or_less(seconds: float) -> float:
+    """By chance: two who knock at each other's doors at the same moment should not do so again."""
+    return seconds * random.uniform(0.5, 1.5)
