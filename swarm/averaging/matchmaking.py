@@ -55,6 +55,7 @@ from swarm.protocol.messages import (
 from swarm.protocol.signed_lists import ORDERS
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import unless
+from swarm.runtime.once import Once
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.runtime.token_bucket import TokenBucket
 
@@ -124,7 +125,7 @@ class Matchmaking:
         self._pursuers: set[PeerID] = set()
         """Who came with our weights to a closed group: it needs the average of that before it can come again."""
         self.target, self.detector = target, detector
-        self._has_complained_of_orders = False
+        self._complaints = Once()
         self._lobby: dict[PeerID, Guest] = {}
         self._arrivals = asyncio.Event()
         self._expected: frozenset[PeerID] = frozenset()
@@ -178,8 +179,7 @@ class Matchmaking:
         try:
             is_newer = bool(signed) and self._admission.lists.take(ORDERS, signed)
         except NotSigned as error:
-            if not self._has_complained_of_orders:
-                self._has_complained_of_orders = True
+            if self._complaints.first("orders"):
                 logger.warning(f"The orders that {peer} passes on are not followed: the list {error} (said once)")
             return False
         if is_newer:

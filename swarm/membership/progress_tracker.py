@@ -39,6 +39,7 @@ from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundEnded, WentBack
 from swarm.protocol.notes import FailedRound
 from swarm.protocol.wire import MAX_STEP
+from swarm.runtime.once import Once
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 TOLD_STEPS = 50
@@ -91,7 +92,7 @@ class ProgressTracker:
         self._no_shows, self._attestations = NoShows(), Attestations()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
-        self._called_impossible: set[PeerID] = set()
+        self._called_impossible = Once()
         self.exchange = RecordExchange(
             ProgressStore(dht, f"{namespace}.{PROGRESS}", timeouts, admission),
             own=lambda: self._own,
@@ -315,8 +316,7 @@ class ProgressTracker:
         )
 
     def _call_impossible_once(self, peer: PeerID, record: PeerProgress) -> None:
-        if peer not in self._called_impossible and len(self._called_impossible) < MAX_GROUP_SIZE:
-            self._called_impossible.add(peer)
+        if self._called_impossible.first(peer):
             said = f"Ignoring {record.name}, which claims to be at step {record.step}"
             if record.step > self._max_step:
                 logger.warning(f"{said}: this run ends after {self._max_step} updates")
