@@ -299,7 +299,8 @@ class Ticket:
         step, samples, client_mode, loss, lineage, sketch, *rest = from_wire(_TICKET, data, MAX_TICKET_BYTES)
         if lineage == ANY_LINEAGE and samples:
             raise ValueError("a listener has no samples")
-        sketch = tuple(sketch) if all(map(math.isfinite, sketch)) else ()
+        if not all(map(math.isfinite, sketch)):
+            sketch = ()
         return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch, *rest)
 
 
