@@ -63,11 +63,12 @@ logger = get_logger(__name__)
 
 WATCHED_SENIORS = 3  # by who follows one of them; more would be many calls in a large swarm
 STRANGER_SECONDS, STRANGER_SHARE = 4.0, 0.04
-"""For which a leader waits for nobody but strangers: so long at once, and then this share of the time."""
+"""Seconds for which a leader waits for nobody but strangers: so many at once, and after that this share of the time."""
 FORMING_SECONDS, FORMING_SHARE = 30.0, 0.5
-"""The same while it knows nobody else."""
+"""The same seconds and share for a leader that knows nobody else."""
 HOLD_SHARE = 0.3
-"""Of a usual exchange, for which a group is held open for a peer that has all but the last average, and fetches it."""
+"""Share of a usual exchange for which a group is held open for a peer that lacks only the last average, and fetches
+it."""
 MAX_PURSUERS = 16
 SAY_AGAIN_SECONDS = 60.0
 CODE = averaging_pb2

@@ -14,9 +14,9 @@ from swarm.protocol.round_report import RoundReport
 from swarm.runtime.once import Once
 
 ROUNDS = 8
-"""Of a member that are looked at."""
+"""Latest rounds of a member that are looked at."""
 MANY = 6
-"""In which it is far away, if it is named."""
+"""A member that was far away in so many of these rounds is named."""
 MAX_REMEMBERED = 4096
 """Members; identities cost a stranger nothing."""
 

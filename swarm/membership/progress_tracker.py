@@ -43,7 +43,7 @@ from swarm.runtime.once import Once
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 TOLD_STEPS = 50
-"""For which a record still says why an earlier round failed."""
+"""Steps for which a record still says why an earlier round failed."""
 MAX_OWN = 2 * MAX_APART
 """Of its own earlier weights, which a peer still knows by name."""
 

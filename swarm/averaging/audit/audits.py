@@ -50,13 +50,14 @@ from swarm.runtime.token_bucket import TokenBuckets
 logger = get_logger(__name__)
 
 AUDIT_SHARE = 1 / 8
-"""Of the updates, in which each reducer is asked for one part of its average by one of the others."""
+"""Share of the updates in which each reducer is asked, by one of the others, for one part of its average."""
 FEWEST = 3
 """Members that give samples. Of two, a reducer could say that it gave itself whatever explains the average."""
 KEPT_ROUNDS = 2
-"""Whose parts a reducer keeps. Who checks them asks before the next round but one."""
+"""Rounds whose parts a reducer keeps. Who checks a round asks before the next round but one."""
 MAX_KEPT_BYTES = 2**29
-"""Of a round. Where few reduce for many, one would have to keep far more: then nobody asks, and all know it."""
+"""Most bytes of one round that a reducer keeps. Where few reduce for many, it would be far more: then nobody asks, and
+all know it."""
 KEPT_PROOFS = 8
 ASKED_AT_ONCE, ASKED_PER_SECOND = 6.0, 0.5
 """Audits of one reducer by one member; a reducer answers twice as many."""
@@ -69,10 +70,11 @@ MAX_RECEIPTS_BYTES = 2**23
 KEPT_STEPS = 256
 """Stripes of which this peer knows at which step they were."""
 HEAR_SECONDS = 5.0
-"""For which a group that wants to go back waits for the proof, in a member that has not seen it yet."""
+"""Seconds for which a member of a group that wants to go back waits for a proof that it has not seen yet."""
 MAX_REQUEST_BYTES = 64
 ANSWER_SECONDS = 4.0
-"""For which a list is waited for that is compared with what was given; nothing else waits meanwhile."""
+"""Seconds for which a reducer waits for a list that it compares with what it was given; nothing else waits
+meanwhile."""
 
 _REQUEST = msgspec.msgpack.Decoder(
     tuple[Literal["receipts", "part", "proof", "work"], Name, Annotated[int, Meta(ge=0, lt=MAX_PARTS)]]

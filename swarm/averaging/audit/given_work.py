@@ -23,9 +23,11 @@ from swarm.protocol.messages import Group
 from swarm.protocol.work import WorkList
 
 DIFFERENCE = 1 / 4
-"""Of the longer of both: up to there they are the same. Honest ones differ by a thousandth in fp16."""
+"""What a member gave and what its list says may differ by this share of the longer of both. Honest ones differ by a
+thousandth in fp16."""
 CANCELLED = 1e-3
-"""Of what the micro-batches have at a place, without their signs: where they cancel out, rounding is what is left.
+"""Both may also differ by this share of the micro-batches' numbers at a place, added up without their signs. Where
+micro-batches cancel out, rounding is what is left.
 
 A liar can say that they do, in lines that it has made up. These are far larger than others, and so they are computed
 again far more often (`WorkAudits`).

@@ -42,15 +42,16 @@ from swarm.protocol.messages import MAX_GROUP_SIZE, Group
 from swarm.protocol.wire import from_wire
 
 AVERAGE_TOLERANCE = 1 / 16
-"""Of the length of the true average: how far one may be from it."""
+"""Share of the true average's length by which an average may be away from it."""
 LEFT_OUT = 4.0
-"""Times what the codec leaves out of the true average, by which one may be farther from it."""
+"""An average may be farther away by so many times what the codec leaves out of the true one."""
 HONEST_SHARE = 0.5
-"""Of both, that an honest reducer keeps to."""
+"""Share of both bounds that an honest reducer keeps to."""
 NEAR_REACH = 1e-3
 """Relative to the rule's reach: who is so near to it may be on either side."""
 ROUNDING = 1e-4
-"""Of the usual length of what members gave: far more than two processors differ by where that cancels out."""
+"""Share of the usual length of what members gave, by which an average may be farther away still. Where that cancels
+out, two processors differ by far less."""
 MAX_EVIDENCE_BYTES = 2**24
 """Of one part: those of all members, and hashes of the others."""
 

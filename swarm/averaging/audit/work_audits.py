@@ -32,7 +32,7 @@ FEWEST = 3
 LARGEST = 4
 """Times its own largest micro-batch: one that is larger, a peer computes in slices only."""
 DIFFERENCES = 2
-"""After which a member is left out. One can be a bit that has fallen over."""
+"""Differences after which a member is left out. A single one can be a bit that has fallen over."""
 SUSPECT_AUDITS, HINTED_AUDITS = 8, 6
 """Updates in a row in which a member is checked whose work has differed once, and one that another member doubts."""
 UNANSWERED, ANSWERED = 4.0, 1 / 8
@@ -40,12 +40,12 @@ UNANSWERED, ANSWERED = 4.0, 1 / 8
 refuses only where it has something to hide is left out as well. Samples without a list are such a question, which its
 ticket has not answered."""
 SHOW_SECONDS = 2.0
-"""For which an answer is waited for; the update waits as long."""
+"""Seconds for which a peer waits for a list of which it computes a line again; its update waits as long."""
 SAY_UPDATES = 8
-"""After the first doubt in anybody's ticket, for which nobody acts on it: so all find it, and all leave a member out at
-the same step. Else a group would come apart, of which some meet that member and others do not."""
+"""Updates, from the first doubt in anybody's ticket on, for which nobody acts on it. So all find it, and all leave a
+member out at the same step. Else a group would come apart, of which some meet that member and others do not."""
 DOUBT_UPDATES = 16
-"""For which it is said."""
+"""Updates for which a peer says in its tickets that it doubts a member."""
 MAX_HINTS, HINTS_PER_UPDATE = 2.0, 1 / 50
 """Members that are checked because others doubt them: so many at once, and then so many in an update."""
 KEPT_LISTS, MOST_SHOWN = 16, 2
@@ -53,7 +53,8 @@ KEPT_LISTS, MOST_SHOWN = 16, 2
 OUTSIZED_SHARE = 1 / 2
 """Of the audits of a list with lines that are far too large for their samples, in which it is one of these."""
 COMPARED_SHARE = 1 / 2
-"""Of the updates, in which a reducer compares what one member gave it with what that member says it has computed."""
+"""Share of the updates in which a reducer compares what one member gave it with what that member says it has
+computed."""
 
 Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
 """What another peer shows for a request, at most so many bytes; raises an OSError if it shows nothing."""

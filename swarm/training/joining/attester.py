@@ -22,7 +22,7 @@ from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
 logger = get_logger(__name__)
 
 MAX_SHARE = 0.005
-"""Of the time from one digest to the next, which one may cost."""
+"""Largest share of the time from one digest to the next that a digest may cost."""
 MAX_EVERY = 2**16
 """Updates from one to the next, at most."""
 SMOOTHING = 0.3

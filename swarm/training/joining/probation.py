@@ -27,9 +27,9 @@ from swarm.training.joining.attester import Attester
 logger = get_logger(__name__)
 
 MAX_UPDATES = 16
-"""In rounds, to which this peer gives nothing because nobody has confirmed its state."""
+"""Most updates to which this peer gives nothing because nobody has confirmed its state."""
 MAX_SECONDS = 30.0
-"""The same, if updates are slow."""
+"""Most seconds for the same, if updates are slow."""
 MAX_REFUSED = 2
 """States that the word of anybody keeps a newcomer of an open run from: names cost nothing there, and so do words."""
 MAX_OWN = 16
