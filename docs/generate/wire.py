@@ -92,7 +92,7 @@ all know the same in the end.
 
 MESSAGES = [
     ("Progress record", "swarm.membership.progress_record", "PeerProgress", "PeerProgress.from_bytes"),
-    ("Attestation, a field of it", "swarm.protocol.attestation", "Attestation", "Attestation.from_wire"),
+    ("Attestation, a field of it", "swarm.protocol.attestation", "Attestation", "Attestation.__post_init__"),
     ("Round that failed, a field of it", "swarm.protocol.notes", "FailedRound", "FailedRound.from_wire"),
     ("Score on the test samples, a field of it", "swarm.protocol.notes", "Score", "Score.from_wire"),
     ("Profile of its machine, a field of it", "swarm.protocol.notes", "Profile", "Profile.from_wire"),

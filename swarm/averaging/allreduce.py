@@ -59,7 +59,7 @@ LATE_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
-class Arrived:
+class ArrivedPart:
     """A part or an average that has come.
 
     Args:
@@ -166,7 +166,7 @@ class AllReduce:
         Not where others compare what it sends with what it says it has computed: there it would look like a lie, and
         what is left out is small.
         """
-        own = self.group.tickets[self.group.peer_ids.index(self.me)]
+        own = self.group.ticket_of(self.me)
         if self._seals is not None and own.work and is_compared(self.codec):
             return
         for reducer, parts in self._parts.items():
@@ -266,7 +266,7 @@ class AllReduce:
             self._failed.add(reducer)
             raise
 
-    async def _take_averages(self, reducer: PeerID, results: AsyncIterator[Arrived]) -> None:
+    async def _take_averages(self, reducer: PeerID, results: AsyncIterator[ArrivedPart]) -> None:
         async for arrived in results:
             part, average = self._parts[reducer][self._num_averages[reducer]], arrived.numbers
             if average is None or average.shape != part.numbers.shape:
@@ -331,7 +331,7 @@ class AllReduce:
                 message.tensor_part.CopyFrom(tensor_part)
                 await self._may_send(message)
                 yield message
-                faults.at("exchanging", self.group.tickets[0].step)
+                faults.at("exchanging", self.group.step)
                 message = averaging_pb2.AveragingData()
         finally:
             await encoded.aclose()
@@ -419,7 +419,7 @@ class AllReduce:
         finally:
             await inputs.aclose()
 
-    def _keep_given(self, sender: PeerID, arrived: Arrived, is_seal: bool) -> None:
+    def _keep_given(self, sender: PeerID, arrived: ArrivedPart, is_seal: bool) -> None:
         """What others may want to see, and the sender's word for it."""
         if not is_seal:
             return self._seals.given(sender, arrived.hash, arrived.tensor)
@@ -480,17 +480,17 @@ class AllReduce:
 
     # ---- what arrives -----------------------------------------------------------------------------------------------
 
-    def _decode_average(self, message: averaging_pb2.AveragingData) -> Arrived:
+    def _decode_average(self, message: averaging_pb2.AveragingData) -> ArrivedPart:
         if message.code != averaging_pb2.AVERAGED_PART:
             raise ExchangeBroken(f"a reducer answered {averaging_pb2.MessageCode.Name(message.code)}")
         return self._decode_part(message)
 
-    def _decode_part(self, message: averaging_pb2.AveragingData) -> Arrived:
+    def _decode_part(self, message: averaging_pb2.AveragingData) -> ArrivedPart:
         numbers, tensor = decode(message.tensor_part, self.codec, self._largest_part), message.tensor_part
         tensor_hash = hash_of(tensor) if self._seals is not None else b""
-        return Arrived(numbers, message.ByteSize(), tensor, tensor_hash, bool(message.weight))
+        return ArrivedPart(numbers, message.ByteSize(), tensor, tensor_hash, bool(message.weight))
 
     @staticmethod
-    def _without_content(message: averaging_pb2.AveragingData) -> Arrived:
+    def _without_content(message: averaging_pb2.AveragingData) -> ArrivedPart:
         """Of who has no samples nothing is read: its messages say only that it is ready for the next average."""
-        return Arrived(None, message.ByteSize(), message.tensor_part)
+        return ArrivedPart(None, message.ByteSize(), message.tensor_part)

@@ -36,7 +36,7 @@ from swarm.runtime.async_utils import POLL_SECONDS, wait_a_little
 from swarm.runtime.bell import Bell
 from swarm.runtime.processes import die_with_parent, forget, stay_small
 from swarm.runtime.worker_process import WorkerProcess
-from swarm.state_sync.download import Arrived
+from swarm.state_sync.download import DownloadProgress
 from swarm.state_sync.state_server import state_to_send
 from swarm.state_sync.transfer_status import TransferStatus
 
@@ -172,7 +172,7 @@ class SwarmAverager:
         return self._status.looks
 
     @property
-    def arrived(self) -> Arrived:
+    def arrived(self) -> DownloadProgress:
         """How far the download is that is under way."""
         return self._status.arrived
 

@@ -38,6 +38,7 @@ from swarm.averaging.matchmaking_messages import (
 from swarm.membership.backoff import Backoff
 from swarm.membership.failure_detector import FailureDetector, PeerMonitor
 from swarm.network.acquaintances import Acquaintances
+from swarm.network.peer_service import PeerService
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.certificates import NotSigned
@@ -54,19 +55,20 @@ from swarm.protocol.messages import (
 from swarm.protocol.signed_lists import ORDERS
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import unless
+from swarm.runtime.once import Once
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.runtime.token_bucket import TokenBucket
 
 logger = get_logger(__name__)
 
-# Both up to a half more or less: two who knock at each other's doors at the same moment should not do so again.
 WATCHED_SENIORS = 3  # by who follows one of them; more would be many calls in a large swarm
 STRANGER_SECONDS, STRANGER_SHARE = 4.0, 0.04
-"""For which a leader waits for nobody but strangers: so long at once, and then this share of the time."""
+"""Seconds for which a leader waits for nobody but strangers: so many at once, and after that this share of the time."""
 FORMING_SECONDS, FORMING_SHARE = 30.0, 0.5
-"""The same while it knows nobody else."""
+"""The same seconds and share for a leader that knows nobody else."""
 HOLD_SHARE = 0.3
-"""Of a usual exchange, for which a group is held open for a peer that has all but the last average, and fetches it."""
+"""Share of a usual exchange for which a group is held open for a peer that lacks only the last average, and fetches
+it."""
 MAX_PURSUERS = 16
 SAY_AGAIN_SECONDS = 60.0
 CODE = averaging_pb2
@@ -90,7 +92,6 @@ class Matchmaking:
 
     Args:
         p2p: this peer's connection to the network
-        servicer: the class whose `rpc_join_group` forwards to `serve`; its name is part of the address
         namespace: run and recipe, so that another recipe's peers cannot even knock
         schema_hash: shapes of the averaged vector
         target: a group with fewer samples does not end the step: whoever is late can still come to the next one; it may
@@ -103,7 +104,6 @@ class Matchmaking:
     def __init__(
         self,
         p2p: P2P,
-        servicer: type,
         namespace: str,
         schema_hash: bytes,
         target: BatchTarget,
@@ -113,7 +113,7 @@ class Matchmaking:
         admission: Admission = OPEN,
     ):
         self._timeouts, self._admission = timeouts, admission
-        self._p2p, self._servicer, self._namespace, self._schema_hash = p2p, servicer, namespace, schema_hash
+        self._p2p, self._namespace, self._schema_hash = p2p, namespace, schema_hash
         self._shunned, self._said_shunned_at = shunned, -math.inf
         self.stuck: set[PeerID] = set()
         """Who has let this peer in at the last meeting and never began."""
@@ -126,7 +126,7 @@ class Matchmaking:
         self._pursuers: set[PeerID] = set()
         """Who came with our weights to a closed group: it needs the average of that before it can come again."""
         self.target, self.detector = target, detector
-        self._has_complained_of_orders = False
+        self._complaints = Once()
         self._lobby: dict[PeerID, Guest] = {}
         self._arrivals = asyncio.Event()
         self._expected: frozenset[PeerID] = frozenset()
@@ -180,8 +180,7 @@ class Matchmaking:
         try:
             is_newer = bool(signed) and self._admission.lists.take(ORDERS, signed)
         except NotSigned as error:
-            if not self._has_complained_of_orders:
-                self._has_complained_of_orders = True
+            if self._complaints.first("orders"):
                 logger.warning(f"The orders that {peer} passes on are not followed: the list {error} (said once)")
             return False
         if is_newer:
@@ -304,7 +303,7 @@ class Matchmaking:
     async def _lead(self, ticket: Ticket, patience_end: float, seniors: Sequence[PeerID], wait_until: float) -> Group:
         """Wait for the others. A senior who is still expected may lead a group of its own: try its door again."""
         loop = asyncio.get_running_loop()
-        knock_at = loop.time() + self._timeouts.knock_again_seconds * random.uniform(0.5, 1.5)
+        knock_at = loop.time() + _half_more_or_less(self._timeouts.knock_again_seconds)
         while True:
             self._arrivals.clear()
             self._check_orders(ticket)
@@ -325,7 +324,7 @@ class Matchmaking:
                     group = await self.follow(senior, ticket, wait_until)
                     if group is not None:
                         return group
-                knock_at = loop.time() + self._timeouts.knock_again_seconds * random.uniform(0.5, 1.5)
+                knock_at = loop.time() + _half_more_or_less(self._timeouts.knock_again_seconds)
                 continue
             waiting_since = loop.time()
             try:
@@ -406,7 +405,7 @@ class Matchmaking:
         loop = asyncio.get_running_loop()
         stream, accepted, came_at, lost = None, False, loop.time(), self._monitor.watch(leader, can_be_called=True)
         try:
-            stub = self._servicer.get_stub(self._p2p, leader, namespace=self._namespace)
+            stub = PeerService.get_stub(self._p2p, leader, namespace=self._namespace)
             stream = await unless(lost, stub.rpc_join_group(request), self._timeouts.reply_seconds)
             reply = await unless(lost, stream.__anext__(), self._timeouts.reply_seconds)
             if accepted := reply.code == CODE.ACCEPTED:
@@ -454,7 +453,7 @@ class Matchmaking:
         stream = None
         try:
             async with asyncio.timeout(self._timeouts.reply_seconds):
-                stub = self._servicer.get_stub(self._p2p, peer, namespace=self._namespace)
+                stub = PeerService.get_stub(self._p2p, peer, namespace=self._namespace)
                 stream = await stub.rpc_join_group(self._request(ticket, orders))
                 reply = await anext(stream)
         except (TimeoutError, P2PDaemonError, P2PHandlerError, StopAsyncIteration, OSError) as error:
@@ -478,7 +477,7 @@ class Matchmaking:
             group = await self.follow(suggested, ticket, wait_until, redirects)
             if group is not None:
                 return group
-        await asyncio.sleep(self._timeouts.redirect_seconds * random.uniform(0.5, 1.5))
+        await asyncio.sleep(_half_more_or_less(self._timeouts.redirect_seconds))
         return await self.follow(leader, ticket, wait_until, redirects)
 
     def _read_reply(self, reply, leader: PeerID, ticket: Ticket) -> Group | None:
@@ -571,3 +570,8 @@ class Matchmaking:
             if self._lobby.get(sender) is guest:
                 del self._lobby[sender]
             self._arrivals.set()
+
+
+def _half_more_or_less(seconds: float) -> float:
+    """By chance: two who knock at each other's doors at the same moment should not do so again."""
+    return seconds * random.uniform(0.5, 1.5)

@@ -20,7 +20,7 @@ from swarm.protocol.wire import LINEAGE_BYTES, Step, from_wire, to_wire
 
 MAX_STEP_BYTES = 16
 LATE_SECONDS = 10.0
-"""For which a leader may not have heard yet that a member was removed: that group goes on."""
+"""Seconds for which a leader may not have heard yet that a member was removed: its group goes on."""
 _STEP = msgspec.msgpack.Decoder(tuple[Step])
 _KNOCK = msgspec.msgpack.Decoder(tuple[bytes, Annotated[bytes, Meta(max_length=MAX_BOOK_BYTES)]])
 MAX_KNOCK_BYTES = MAX_SHOWN_BYTES + MAX_BOOK_BYTES

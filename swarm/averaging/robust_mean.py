@@ -81,7 +81,7 @@ class Combination:
         lengths = self._lengths(samples or weights)
         even = [part if length == 1 else part / length for part, length in zip(parts, lengths, strict=True)]
         center = median(even)
-        distances = [_norm(part - center) for part in even]
+        distances = [norm(part - center) for part in even]
         scales = _scales(weights)
         usual = statistics.median(distance / scale for distance, scale in zip(distances, scales, strict=True))
         radii = [usual * scale for scale in scales]
@@ -112,7 +112,7 @@ class Combination:
 
     def _clip(self, difference: torch.Tensor, radius: float) -> torch.Tensor:
         """The same within reach; beyond it is at most as long as usual, and the shorter the farther away it was."""
-        distance = _norm(difference)
+        distance = norm(difference)
         farther = distance / self.reach
         return difference * (radius / distance) * (radius / farther) if farther > radius else difference
 
@@ -161,6 +161,6 @@ def median(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return (ordered[low] + ordered[high]) / 2
 
 
-def _norm(difference: torch.Tensor) -> float:
+def norm(difference: torch.Tensor) -> float:
     """In float64: the square of a large number does not fit into fp32."""
     return float(torch.linalg.vector_norm(difference, dtype=torch.float64))

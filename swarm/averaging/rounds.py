@@ -175,7 +175,6 @@ class Rounds:
         self.detector = FailureDetector(p2p, options.namespace, options.timeouts, options.admission)
         self._matchmaking = Matchmaking(
             p2p,
-            PeerService,
             options.namespace,
             schema_hash(options.vector),
             options.target,
@@ -482,7 +481,7 @@ class Rounds:
         low_rank = self._low_rank
         if low_rank is None:
             return await stripes.average(self._vector, self._feedback)
-        samples = group.samples_of(self._p2p.peer_id)
+        samples = group.ticket_of(self._p2p.peer_id).samples
         first = await in_thread(low_rank.begin, self._vector, samples, group)
         await stripes.average(first, ErrorFeedback(self._codec, len(first)))
         second = await in_thread(low_rank.go_on, first)

@@ -16,7 +16,7 @@ from swarm.protocol.messages import ExchangeBroken, Group
 from swarm.runtime.async_utils import SharedFuture
 
 SETTLE_SECONDS = 30.0
-"""For which somebody may wait that sends for a group which this peer does not know: it hears of it a moment later."""
+"""Seconds for which a sender waits whose group this peer does not know yet: it hears of it a moment later."""
 
 
 class RunningGroups:

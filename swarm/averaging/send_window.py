@@ -19,7 +19,7 @@ from collections import deque
 START_PARTS, MAX_PARTS = 2.0, 64.0
 """Of one stream. With the sizes of `shares.part_size_bytes` that is 1 MiB to all reducers together."""
 QUICK_SECONDS, LONG_SECONDS = 0.5, 1.0
-"""The window grows below the first and shrinks above the second."""
+"""Seconds until the average of a part comes: below the first number the window grows, above the second it shrinks."""
 SHRINK = 0.9
 
 

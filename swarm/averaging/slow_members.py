@@ -21,9 +21,10 @@ TIMES_SLOWER = 2.0
 """How much longer than everything else in an update the wait for one member may be: the update takes three times as
 long then."""
 USUAL_MBPS = 4.0
-"""On the average over an exchange; a line that carries it is not left out however fast the others are."""
+"""Megabits per second of a usual line, on the average over an exchange. A member that sends as fast is not left out,
+however fast the others are."""
 MAX_SLOW_ROUNDS = 3
-"""In a row; after that a member is left out, and again after each further slow round until it was in time."""
+"""Slow rounds in a row after which a member is left out, and again after each further one until it was in time."""
 
 
 class SlowMembers:

@@ -77,7 +77,7 @@ class StripedAllReduce(contextlib.AsyncExitStack):
         return self
 
     async def _watch(self, peer_id: PeerID) -> None:
-        ticket = self.group.tickets[self.group.peer_ids.index(peer_id)]
+        ticket = self.group.ticket_of(peer_id)
         await self._detector.lost(peer_id, can_be_called=not ticket.client_mode)
         self._give_up(peer_id)
 

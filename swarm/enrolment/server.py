@@ -21,6 +21,7 @@ from swarm.enrolment.registry import Member, NotInvited, Registry, removed_sente
 from swarm.enrolment.rpc import ENROL, RENEW, SERVICE, load_grpc
 from swarm.enrolment.tls import ensure_tls, fingerprint_in
 from swarm.protocol.certificates import Authority, Certificate, NotSigned, Right, Signer
+from swarm.runtime.once import Once
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class EnrolmentServer:
         self._identity = Server(authority.organiser, fingerprint_in(registry.folder))
         self._grpc = load_grpc()
         self._server: grpc.Server | None = None
-        self._complaints: set[str] = set()
+        self._complaints = Once(MAX_COMPLAINTS)
 
     @property
     def fingerprint(self) -> bytes:
@@ -232,8 +233,7 @@ class EnrolmentServer:
         return EnrolAnswer(certificate, self._registry.removals())
 
     def _complain_once(self, about: str) -> None:
-        if about not in self._complaints and len(self._complaints) < MAX_COMPLAINTS:
-            self._complaints.add(about)
+        if self._complaints.first(about):
             logger.warning(about)
 
 

@@ -29,6 +29,7 @@ from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.round_report import StepReport
 from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.runtime.once import Once
 
 logger = get_logger(__name__)
 
@@ -149,7 +150,7 @@ class Ledger:
         self._certificates: dict[PeerID, bytes] = {}
         """By peer, the last one that was written."""
         self._told: Attestation | None = None
-        self._has_warned = False
+        self._complaints = Once()
 
     def begin(self) -> None:
         """The peer begins to train: its ledger goes on where it was."""
@@ -222,9 +223,8 @@ class Ledger:
         try:
             write()
         except OSError as error:
-            if not self._has_warned:
+            if self._complaints.first():
                 logger.warning(f"Nothing more is written to {self._path}: {error.strerror}. Make room.")
-            self._has_warned = True
 
 
 def _last_line(content: bytes, is_whole: bool) -> tuple[bytes, int] | None:

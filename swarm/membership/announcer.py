@@ -21,6 +21,7 @@ from swarm.network.known_peers import MAX_ADDRESSES, MAX_REMEMBERED, peer_of_add
 from swarm.network.signed_records import ADDRESSES, owned_entries
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.certificates import EVERYTHING
+from swarm.runtime.once import Once
 
 KEEP_SECONDS = 600.0
 """How long manifest and addresses stay after the last peer that announces them has gone."""
@@ -61,7 +62,7 @@ class Announcer:
         self._timeout_seconds = PUBLISH_EVERY * period_seconds
         self._key = f"{manifest.key_prefix}.{ADDRESSES}"
         self._stopped = threading.Event()
-        self._warned = False
+        self._complaints = Once()
         self._thread = threading.Thread(target=self._keep, name="announcer", daemon=True)
         self._thread.start()
 
@@ -86,14 +87,9 @@ class Announcer:
             if not self._stopped.is_set():
                 job()
         except Exception as error:  # the DHT may be busy or ending: training goes on either way
-            self._warn_once(error)
-
-    def _warn_once(self, error: Exception) -> None:
-        if not self._warned and not self._stopped.is_set():
-            self._warned = True
-            logger.warning(
-                "Run manifest or addresses could not be published or read, newcomers may not find the run: %r", error
-            )
+            if not self._stopped.is_set() and self._complaints.first():
+                what = "Run manifest or addresses could not be published or read"
+                logger.warning(f"{what}, newcomers may not find the run: {error!r}")
 
     def _publish(self) -> None:
         publish_manifest(self._dht, self._manifest, self._keep_seconds, timeout_seconds=self._timeout_seconds)

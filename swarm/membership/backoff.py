@@ -10,7 +10,8 @@ from hivemind.p2p import PeerID
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame
 
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 10.0, 60.0
-"""After the first time that a peer's claims did not hold; twice as long each further time."""
+"""Seconds for which a peer is left out whose claims did not hold: the first time, and at most. Each further time is
+twice as long."""
 BLAME_SECONDS, MAX_BLAME_SECONDS = 60.0, 600.0
 """The same for a peer that spoils rounds or holds them up."""
 

@@ -133,7 +133,7 @@ class FailureDetector(ServicerBase):
     @property
     def late_seconds(self) -> float:
         """After so long an exchange is late; infinite as long as nothing is usual."""
-        return max(self.timeouts.late_seconds, 3 * statistics.median(self._usual)) if self._usual else math.inf
+        return max(self.timeouts.late_seconds, 3 * self.usual_seconds) if self._usual else math.inf
 
     def gave_up(self, peer: PeerID) -> None:
         """It is as a newcomer when it comes back: its line may be slower than it was."""
@@ -151,10 +151,7 @@ class FailureDetector(ServicerBase):
         """With somebody who says nothing at all."""
         if not self._usual:
             return self.timeouts.first_silence_seconds
-        return max(
-            self.timeouts.silence_seconds,
-            min(2 * statistics.median(self._usual), self.timeouts.longest_silence_seconds),
-        )
+        return max(self.timeouts.silence_seconds, min(2 * self.usual_seconds, self.timeouts.longest_silence_seconds))
 
     async def lost(self, peer: PeerID, can_be_called: bool) -> None:
         """Wait until the peer is not there any more.

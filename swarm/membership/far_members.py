@@ -11,11 +11,12 @@ from collections import deque
 from hivemind.p2p import PeerID
 
 from swarm.protocol.round_report import RoundReport
+from swarm.runtime.once import Once
 
 ROUNDS = 8
-"""Of a member that are looked at."""
+"""Latest rounds of a member that are looked at."""
 MANY = 6
-"""In which it is far away, if it is named."""
+"""A member that was far away in so many of these rounds is named."""
 MAX_REMEMBERED = 4096
 """Members; identities cost a stranger nothing."""
 
@@ -25,7 +26,7 @@ class FarMembers:
 
     def __init__(self) -> None:
         self._was_far: dict[PeerID, deque[bool]] = {}
-        self._named: set[PeerID] = set()
+        self._named = Once(MAX_REMEMBERED)
 
     def note(self, report: RoundReport) -> list[PeerID]:
         """A round has given an average.
@@ -36,13 +37,12 @@ class FarMembers:
         if not report.judged:
             return []
         named = []
-        for peer, ticket in zip(report.group.peer_ids, report.group.tickets, strict=True):
+        for peer, ticket in report.group.members:
             if not ticket.samples:
                 continue  # it has said nothing
             rounds = self._was_far.setdefault(peer, deque(maxlen=ROUNDS))
             rounds.append(peer in report.outside)
-            if sum(rounds) >= MANY and peer not in self._named and len(self._named) < MAX_REMEMBERED:
-                self._named.add(peer)
+            if sum(rounds) >= MANY and self._named.first(peer):
                 named.append(peer)
         while len(self._was_far) > MAX_REMEMBERED:
             self._was_far.pop(next(iter(self._was_far)))

@@ -22,6 +22,7 @@ from swarm.membership.failure_detector import FailureDetector
 from swarm.membership.progress_record import JOINING, WAITING, PeerProgress
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.messages import MAX_GROUP_SIZE
+from swarm.runtime.once import Once
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 logger = get_logger(__name__)
@@ -72,7 +73,7 @@ class LivenessProbe:
         self._there: set[PeerID] = set()
         self._calls: dict[PeerID, Future] = {}
         self._silent = Backoff()
-        self._complained: set[PeerID] = set()
+        self._complaints = Once()
 
     def met(self, peers: Iterable[PeerID]) -> None:
         """These were in a group with this peer, or have answered it."""
@@ -109,7 +110,6 @@ class LivenessProbe:
                     self._complain_once(peer, others)
 
     def _complain_once(self, peer: PeerID, others: dict[PeerID, PeerProgress]) -> None:
-        if peer in others and peer not in self._complained and len(self._complained) < MAX_GROUP_SIZE:
-            self._complained.add(peer)
+        if peer in others and self._complaints.first(peer):
             name, step = others[peer].name, others[peer].step
             logger.warning(f"Ignoring {name}, which claims to be at step {step} and does not answer")

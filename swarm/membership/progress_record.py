@@ -12,7 +12,7 @@ import msgspec
 from hivemind.p2p import PeerID
 from msgspec import Meta
 
-from swarm.protocol.attestation import Attestation, Attested
+from swarm.protocol.attestation import Attestation
 from swarm.protocol.notes import Failed, FailedRound, Profile, Profiled, Score, Scored
 from swarm.protocol.wire import LINEAGE_BYTES, Lineage, Samples, Step, from_wire, to_wire
 
@@ -47,7 +47,7 @@ _RECORD = msgspec.msgpack.Decoder(
         float,
         bool,
         Lineage,
-        Attested,
+        Attestation | None,
         bool,
         Failed,
         Scored,
@@ -130,7 +130,7 @@ class PeerProgress:
             float(self.accuracy),
             self.ahead,
             self.lineage,
-            self.attested and self.attested.to_wire(),
+            self.attested,
             self.helps,
             self.failed and self.failed.to_wire(),
             self.tested and self.tested.to_wire(),
@@ -142,8 +142,8 @@ class PeerProgress:
     def from_bytes(cls, data: bytes, now: float) -> PeerProgress:
         """Raises ValueError: for everything that no honest peer can send"""
         fields = from_wire(_RECORD, data, MAX_RECORD_BYTES)
-        name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage, said, *rest = fields
-        helps, failed, tested, granularity, profiled = rest
+        name, step, samples, rate, joined, at, client_mode, phase, loss, accuracy, ahead, lineage, *rest = fields
+        attested, helps, failed, tested, granularity, profiled = rest
         if not name.isprintable():
             raise ValueError("a name that is not printable")
         if not (math.isnan(accuracy) or 0 <= accuracy <= 1) or math.isinf(loss):
@@ -156,7 +156,7 @@ class PeerProgress:
             raise ValueError("a helper that computes")
         return cls(
             *(name, step, samples, rate, joined, at, client_mode, PHASES[phase], loss, accuracy, ahead, lineage),
-            Attestation.from_wire(said),
+            attested,
             helps,
             FailedRound.from_wire(failed),
             Score.from_wire(tested),

@@ -23,6 +23,7 @@ from swarm.network.signed_records import PROGRESS, owned_entries
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import EVERYTHING, IN_ROUNDS, Role
 from swarm.protocol.messages import MAX_GROUP_SIZE
+from swarm.runtime.once import Once
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 logger = get_logger(__name__)
@@ -46,7 +47,7 @@ class ProgressStore:
         self._dht, self._key, self._timeouts, self._admission = dht, key, timeouts, admission
         self._found: dict[PeerID, PeerProgress] = {}
         self._searched = self._stored = -math.inf
-        self._complained: set[PeerID] = set()
+        self._complaints = Once()
 
     def post(self, record: PeerProgress | None) -> Future:
         """Begin to store the own record, or that there is none any more.
@@ -99,16 +100,12 @@ class ProgressStore:
             except NotAMember:
                 continue  # which has been said; records of members who have gone since stay for a while
             except ValueError as error:
-                self._complain_once(peer_id, error)
+                if self._complaints.first(peer_id):
+                    logger.warning(f"Ignoring a peer whose progress record makes no sense ({error})")
                 continue
             if record is not None:
                 records[peer_id] = record
         return records
-
-    def _complain_once(self, peer_id: PeerID, error: Exception) -> None:
-        if peer_id not in self._complained and len(self._complained) < MAX_GROUP_SIZE:
-            self._complained.add(peer_id)
-            logger.warning(f"Ignoring a peer whose progress record makes no sense ({error})")
 
 
 def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float) -> PeerProgress | None:

@@ -39,10 +39,11 @@ from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundEnded, WentBack
 from swarm.protocol.notes import FailedRound
 from swarm.protocol.wire import MAX_STEP
+from swarm.runtime.once import Once
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 TOLD_STEPS = 50
-"""For which a record still says why an earlier round failed."""
+"""Steps for which a record still says why an earlier round failed."""
 MAX_OWN = 2 * MAX_APART
 """Of its own earlier weights, which a peer still knows by name."""
 
@@ -91,7 +92,7 @@ class ProgressTracker:
         self._no_shows, self._attestations = NoShows(), Attestations()
         self._computing_since, self._recounted = now, 0.0
         self._lock = threading.Lock()
-        self._called_impossible: set[PeerID] = set()
+        self._called_impossible = Once()
         self.exchange = RecordExchange(
             ProgressStore(dht, f"{namespace}.{PROGRESS}", timeouts, admission),
             own=lambda: self._own,
@@ -315,8 +316,7 @@ class ProgressTracker:
         )
 
     def _call_impossible_once(self, peer: PeerID, record: PeerProgress) -> None:
-        if peer not in self._called_impossible and len(self._called_impossible) < MAX_GROUP_SIZE:
-            self._called_impossible.add(peer)
+        if self._called_impossible.first(peer):
             said = f"Ignoring {record.name}, which claims to be at step {record.step}"
             if record.step > self._max_step:
                 logger.warning(f"{said}: this run ends after {self._max_step} updates")
@@ -339,7 +339,7 @@ class ProgressTracker:
     def recount(self, group: Group) -> None:
         """The group has met too early: these are its true numbers of samples, and everybody computes on."""
         self._recounted = now = get_dht_time()
-        tickets = dict(zip(group.peer_ids, group.tickets, strict=True))
+        tickets = dict(group.members)
         with self._lock:
             for peer, record in self._others.items():
                 if peer in tickets:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from swarm.protocol.wire import Lineage, Sketch, Step
 
 DIGEST_BYTES = 16
 
 Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
-Attested = tuple[Step, Lineage, Digest, Sketch] | None
-"""As it travels; None as long as a peer has nothing to say."""
 
 
-@dataclass(frozen=True)
-class Attestation:
-    """Of one peer, for its state at one step.
+class Attestation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Of one peer, for its state at one step; a field of its progress record.
 
     Args:
         step: global updates that the state has seen
@@ -30,25 +27,14 @@ class Attestation:
             hardware rounds otherwise; empty if they are not finite
     """
 
-    step: int
-    lineage: bytes
-    digest: bytes
-    sketch: tuple[float, ...] = ()
+    # No field has a default: else an array that ends too early would be one.
+    step: Step
+    lineage: Lineage
+    digest: Digest
+    sketch: Sketch
 
-    def to_wire(self) -> Attested:
-        """As a field of a message."""
-        return self.step, self.lineage, self.digest, self.sketch
-
-    @classmethod
-    def from_wire(cls, attested: Attested) -> Attestation | None:
-        """Of a field that was read with the bounds of `Attested`.
-
-        Raises:
-            ValueError: it has half a digest
-        """
-        if attested is None:
-            return None
-        step, lineage, digest, sketch = attested
-        if len(digest) not in (0, DIGEST_BYTES):
+    def __post_init__(self) -> None:
+        if len(self.digest) not in (0, DIGEST_BYTES):
             raise ValueError("a digest of another length")
-        return cls(step, lineage, digest, tuple(sketch) if all(map(math.isfinite, sketch)) else ())
+        if not all(map(math.isfinite, self.sketch)):
+            force_setattr(self, "sketch", ())

@@ -299,7 +299,8 @@ class Ticket:
         step, samples, client_mode, loss, lineage, sketch, *rest = from_wire(_TICKET, data, MAX_TICKET_BYTES)
         if lineage == ANY_LINEAGE and samples:
             raise ValueError("a listener has no samples")
-        sketch = tuple(sketch) if all(map(math.isfinite, sketch)) else ()
+        if not all(map(math.isfinite, sketch)):
+            sketch = ()
         return cls(step, samples, client_mode, loss if math.isfinite(loss) else math.nan, lineage, sketch, *rest)
 
 
@@ -343,9 +344,14 @@ class Group:
         tickets = tuple(replace(ticket, samples=min(ticket.samples, most)) for ticket in self.tickets)
         return replace(self, tickets=tickets, most=most)
 
-    def samples_of(self, peer_id: PeerID) -> int:
-        """Of this member."""
-        return self.tickets[self.peer_ids.index(peer_id)].samples
+    @property
+    def members(self) -> list[tuple[PeerID, Ticket]]:
+        """Each with its ticket, in the order of the group."""
+        return [*zip(self.peer_ids, self.tickets, strict=True)]
+
+    def ticket_of(self, peer_id: PeerID) -> Ticket:
+        """Raises ValueError: it is no member"""
+        return self.tickets[self.peer_ids.index(peer_id)]
 
     @property
     def samples(self) -> int:
@@ -378,12 +384,12 @@ class Group:
         Who gives nothing has no say: a listener costs its sender nothing.
         """
         givers = [ticket for ticket in self.tickets if ticket.samples] or self.tickets
-        return plan_of([ticket.pace for ticket in givers], self.tickets[0].step)
+        return plan_of([ticket.pace for ticket in givers], self.step)
 
     @property
     def mode(self) -> Mode:
         """With `--averaging auto`, in which its members average."""
-        return self.plan.at(self.tickets[0].step)
+        return self.plan.at(self.step)
 
     @property
     def lineage(self) -> bytes:

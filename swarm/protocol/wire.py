@@ -17,7 +17,7 @@ Samples = Annotated[int, Meta(ge=0, le=MAX_SAMPLES)]
 Lineage = Annotated[bytes, Meta(min_length=LINEAGE_BYTES, max_length=LINEAGE_BYTES)]
 Name = Annotated[bytes, Meta(max_length=LINEAGE_BYTES)]
 """Of something that need not be there."""
-Sketch = Annotated[list[float], Meta(max_length=MAX_SKETCH)]
+Sketch = Annotated[tuple[float, ...], Meta(max_length=MAX_SKETCH)]
 
 T = TypeVar("T")
 

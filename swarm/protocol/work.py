@@ -214,7 +214,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WorkVerdict:
     """What came of it.
 
     Args:
@@ -245,5 +245,5 @@ class OwnWork:
     largest: int = 0
     has_slices: bool = False
     kind: str = ""
-    verdict: Verdict | None = None
+    verdict: WorkVerdict | None = None
     has_earlier: bool = False

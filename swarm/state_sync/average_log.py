@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 
 KEEP_SECONDS = 30.0
-"""After the last request: somebody may still have to catch up with one more update."""
+"""Seconds after the last request for which more than the last average is kept: somebody may still have to catch up with
+one more update."""
 MAX_AVERAGES, MAX_HELD_BYTES = 64, 2**29
 """Most averages that are kept, and the most memory that they take."""
 MIN_AVERAGES = 6

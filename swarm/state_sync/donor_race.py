@@ -20,7 +20,7 @@ from swarm.state_sync.pull import Pull
 
 MAX_RUNNING = 3
 ENOUGH = 0.85
-"""Of the rate at which all sent together; who is so fast alone is not the bottleneck."""
+"""Share of the rate at which all donors sent together. One that is so fast alone is not the bottleneck."""
 
 
 class DonorRace:

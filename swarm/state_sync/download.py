@@ -55,7 +55,7 @@ class Busy(RoundFailed):
         self.seconds = seconds
 
 
-class Arrived(NamedTuple):
+class DownloadProgress(NamedTuple):
     """How far a download is.
 
     Args:

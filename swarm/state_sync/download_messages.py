@@ -83,7 +83,7 @@ class Offer:
 
     @property
     def num_pieces(self) -> int:
-        return num_pieces(self.num_bytes)
+        return math.ceil(self.num_bytes / PIECE_BYTES)
 
     def to_bytes(self) -> bytes:
         return to_wire(self.busy_seconds, self.snapshot, self.num_bytes, b"".join(self.digests), self.description)
@@ -106,11 +106,6 @@ def _check_snapshot(name: bytes) -> None:
     """Raises ValueError: it is neither a name nor empty."""
     if len(name) not in (0, SNAPSHOT_BYTES):
         raise ValueError("no name of a snapshot")
-
-
-def num_pieces(num_bytes: int) -> int:
-    """Of so many bytes."""
-    return math.ceil(num_bytes / PIECE_BYTES)
 
 
 def piece_of(index: int) -> slice:

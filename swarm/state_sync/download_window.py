@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable
 
 TARGET_SECONDS = 0.15
-"""Of waiting in queues on the way, at most: LEDBAT's 0.1 s, and what a piece takes by itself on a slow line."""
+"""Most seconds that a piece should wait in queues on the way: LEDBAT's 0.1 s, and what a piece takes by itself on a
+slow line."""
 FIRST_PIECES = 3
 MAX_WINDOW_BYTES = 2**23
 HISTORY_SECONDS = 60.0
-"""The least round trip of the last one to two of these counts: lines change."""
+"""Seconds of a stretch of time. The least round trip of the last two stretches counts, since lines change."""
 GROWTH = 0.05
 """Share by which the window may grow in a round trip, once it has been full; a piece in any case."""
 

@@ -15,7 +15,7 @@ from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from swarm.state_sync.training_state import SharedState
-from swarm.state_sync.weight_sketch import TOLERANCE, Sketch, nearest_to_most, relative_distance
+from swarm.state_sync.weight_sketch import SKETCH_TOLERANCE, Sketch, nearest_to_most, relative_distance
 
 logger = get_logger(__name__)
 
@@ -101,12 +101,12 @@ class StateVersion:
             last_donor: whose state this peer has taken over last: asked again only where there is nobody else
         """
         sketches = [ticket.sketch for ticket in group.tickets]
-        if all(relative_distance(own.sketch, sketch) <= TOLERANCE for sketch in sketches):
+        if all(relative_distance(own.sketch, sketch) <= SKETCH_TOLERANCE for sketch in sketches):
             return None
         full = [index for index, ticket in enumerate(group.tickets) if not ticket.client_mode]
         healers = nearest_to_most(sketches, full)
         distance = relative_distance(own.sketch, sketches[healers[0]])
-        if distance <= TOLERANCE:
+        if distance <= SKETCH_TOLERANCE:
             return None
         logger.warning(f"The weights of step {own.step} are {distance:.1%} off the swarm's, which are taken over")
         others = [index for index in healers if group.peer_ids[index] != last_donor]

@@ -153,19 +153,6 @@ class SharedState:
         return {"step": step, "lineage": lineage, "statistics": statistics, "frozen": self.frozen}, copies
 
     @torch.no_grad()
-    def load(self, description: dict, tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
-        """Check a downloaded state and take it over; all or nothing.
-
-        Returns:
-            its step and lineage
-
-        Raises:
-            RoundFailed: it is not a state of this model
-        """
-        self.check(description, tensors)
-        return self.take(description, tensors)
-
-    @torch.no_grad()
     def take(self, description: dict, tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
         """Take over a state that has been checked; returns its step and lineage."""
         optimized, model_tensors = self.optimized, self.model_tensors

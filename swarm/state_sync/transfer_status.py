@@ -6,7 +6,7 @@ import math
 import multiprocessing as mp
 import time
 
-from swarm.state_sync.download import Arrived, Download
+from swarm.state_sync.download import Download, DownloadProgress
 
 
 class TransferStatus:
@@ -15,7 +15,7 @@ class TransferStatus:
     def __init__(self) -> None:
         self._followed_until = mp.Value("d", 0.0)
         self._looks = mp.Value("q", 0)
-        self._arrived = mp.Array("d", [0.0] * len(Arrived._fields))
+        self._arrived = mp.Array("d", [0.0] * len(DownloadProgress._fields))
 
     @property
     def is_followed(self) -> bool:
@@ -28,10 +28,10 @@ class TransferStatus:
         return self._looks.value
 
     @property
-    def arrived(self) -> Arrived:
+    def arrived(self) -> DownloadProgress:
         """How far the download is that is under way."""
         donor, num_bytes, total_bytes, seconds_left = self._arrived[:]
-        return Arrived(int(donor), int(num_bytes), int(total_bytes), seconds_left)
+        return DownloadProgress(int(donor), int(num_bytes), int(total_bytes), seconds_left)
 
     def follow_until(self, monotonic_seconds: float) -> None:
         """Somebody takes over our state, and needs averages until then."""

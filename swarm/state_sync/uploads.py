@@ -24,9 +24,9 @@ MAX_SNAPSHOTS = 8
 """Copies of the state that are kept for those who download it; two, if more would take too much memory."""
 MAX_HELD_BYTES = 2**31
 STATES_PER_HOUR, AVERAGES_PER_HOUR = 4, 60
-"""That a peer id gets."""
+"""States, and averages, that a peer id gets in an hour."""
 FREE_BYTES_PER_HOUR = 2.0**28
-"""That it gets in any case: a small model costs little, and a peer may come back often."""
+"""Bytes that a peer id gets in an hour in any case: a small model costs little, and a peer may come back often."""
 MIN_BUSY_SECONDS = 0.5
 
 

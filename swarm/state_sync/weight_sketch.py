@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 SIZE = 8
-TOLERANCE = 1e-3
+SKETCH_TOLERANCE = 1e-3
 """Relative distance that different hardware may cause; an optimizer step moves weights by far more."""
 _BLOCK = 4096
 
@@ -84,7 +84,7 @@ def nearest_to_most(sketches: Sequence[Sequence[float]], candidates: Sequence[in
         index
         for index in order
         if index == order[0]
-        or (len(sketches[index]) == SIZE and relative_distance(sketches[index], first) <= TOLERANCE)
+        or (len(sketches[index]) == SIZE and relative_distance(sketches[index], first) <= SKETCH_TOLERANCE)
     ]
 
 

@@ -87,7 +87,7 @@ class AutoAveraging:
         Args:
             computing_seconds: of this peer, for what it gave
         """
-        group, step = report.group, report.group.tickets[0].step
+        group = report.group
         self.met(group)
         if self._measured != group.mode:
             self._measured = group.mode
@@ -95,7 +95,7 @@ class AutoAveraging:
         if computing_seconds and not report.lost:
             self._seconds.append((computing_seconds, report.exchange_seconds))
         paces = [ticket.pace for ticket in group.tickets if ticket.samples]
-        if (choice := choose(self.plan, step, paces, self.codecs)) is not None:
+        if (choice := choose(self.plan, group.step, paces, self.codecs)) is not None:
             logger.warning(f"{choice} (before: {MODES[self.plan.mode]})")
             self.plan = choice.plan
 

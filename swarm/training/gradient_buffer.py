@@ -22,6 +22,12 @@ def averaged_tensors(
     return params, [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
 
+def in_a_row(buffers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Shape [m], fp32, a copy on the CPU: these tensors, one after the other."""
+    flat = [buffer.detach().reshape(-1).float().cpu() for buffer in buffers]
+    return torch.cat(flat) if flat else torch.zeros(0)
+
+
 def numbers_at(
     places: Sequence[Place], gradients: Mapping[int, torch.Tensor | None], device: torch.device
 ) -> torch.Tensor:
@@ -135,8 +141,7 @@ class GradientVector:
     @property
     def buffers(self) -> torch.Tensor:
         """Shape [m], fp32, a copy on the CPU: the float buffers, one after the other."""
-        flat = [buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers]
-        return torch.cat(flat) if flat else torch.zeros(0)
+        return in_a_row(self._buffers)
 
     @torch.no_grad()
     def take_buffers(self, flat: torch.Tensor) -> None:

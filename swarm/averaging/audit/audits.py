@@ -15,7 +15,7 @@ import hashlib
 import math
 import random
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Literal
@@ -39,7 +39,7 @@ from swarm.averaging.audit.proofs import (
 )
 from swarm.averaging.audit.seals import Seals, SignedPart
 from swarm.averaging.audit.statements import MAX_PARTS, MAX_RECEIPT_BYTES, Receipt
-from swarm.averaging.audit.work_audits import WorkAudits
+from swarm.averaging.audit.work_audits import Ask, WorkAudits
 from swarm.averaging.shares import MAX_STRIPES
 from swarm.membership.backoff import Backoff, BlameBackoff
 from swarm.protocol.messages import MAX_GROUP_SIZE, NOWHERE, Blame, Group, Ticket
@@ -50,13 +50,14 @@ from swarm.runtime.token_bucket import TokenBuckets
 logger = get_logger(__name__)
 
 AUDIT_SHARE = 1 / 8
-"""Of the updates, in which each reducer is asked for one part of its average by one of the others."""
+"""Share of the updates in which each reducer is asked, by one of the others, for one part of its average."""
 FEWEST = 3
 """Members that give samples. Of two, a reducer could say that it gave itself whatever explains the average."""
 KEPT_ROUNDS = 2
-"""Whose parts a reducer keeps. Who checks them asks before the next round but one."""
+"""Rounds whose parts a reducer keeps. Who checks a round asks before the next round but one."""
 MAX_KEPT_BYTES = 2**29
-"""Of a round. Where few reduce for many, one would have to keep far more: then nobody asks, and all know it."""
+"""Most bytes of one round that a reducer keeps. Where few reduce for many, it would be far more: then nobody asks, and
+all know it."""
 KEPT_PROOFS = 8
 ASKED_AT_ONCE, ASKED_PER_SECOND = 6.0, 0.5
 """Audits of one reducer by one member; a reducer answers twice as many."""
@@ -69,13 +70,12 @@ MAX_RECEIPTS_BYTES = 2**23
 KEPT_STEPS = 256
 """Stripes of which this peer knows at which step they were."""
 HEAR_SECONDS = 5.0
-"""For which a group that wants to go back waits for the proof, in a member that has not seen it yet."""
+"""Seconds for which a member of a group that wants to go back waits for a proof that it has not seen yet."""
 MAX_REQUEST_BYTES = 64
 ANSWER_SECONDS = 4.0
-"""For which a list is waited for that is compared with what was given; nothing else waits meanwhile."""
+"""Seconds for which a reducer waits for a list that it compares with what it was given; nothing else waits
+meanwhile."""
 
-Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
-"""What another peer shows for a request, at most so many bytes; raises an OSError if it shows nothing."""
 _REQUEST = msgspec.msgpack.Decoder(
     tuple[Literal["receipts", "part", "proof", "work"], Name, Annotated[int, Meta(ge=0, lt=MAX_PARTS)]]
 )
@@ -200,13 +200,13 @@ class Audits:
         """
         self._present = SealedRound(group)
         self.work.begin(group)
-        others = [(peer, ticket) for peer, ticket in _members(group) if peer != self._me]
-        own = group.tickets[group.peer_ids.index(self._me)]
+        others = [(peer, ticket) for peer, ticket in group.members if peer != self._me]
+        own = group.ticket_of(self._me)
         self._hear_all(group)
         differ = [peer for peer, ticket in others if ticket.receipts and ticket.receipts != own.receipts]
         for peer in differ[:MAX_COMPARED] if own.receipts else ():
             if peer not in self._not_heard:
-                name = group.tickets[group.peer_ids.index(peer)].receipts
+                name = group.ticket_of(peer).receipts
                 self._go_and(("receipts", peer), self._compare(peer, self._complete, name))
 
     def _hear_all(self, group: Group) -> None:
@@ -215,8 +215,8 @@ class Audits:
         Who wants to go back further may have one of an earlier lie of the same liar, or of one that spoilt a round.
         """
         convicted = {*map(short_name, self._proofs)}
-        own = group.tickets[group.peer_ids.index(self._me)].back_to
-        for peer, ticket in _members(group):
+        own = group.ticket_of(self._me).back_to
+        for peer, ticket in group.members:
             goes_further = ticket.back_to != NOWHERE and (own == NOWHERE or ticket.back_to < own)
             is_new = ticket.accuses and (goes_further or ticket.accuses not in convicted)
             if is_new and peer != self._me and peer not in self._not_heard:
@@ -246,7 +246,7 @@ class Audits:
         if not has_average or not self._is_checked(ended.group):
             return
         chance = self._share / (len(ended.group.peer_ids) - 1)
-        for peer, ticket in _members(ended.group):
+        for peer, ticket in ended.group.members:
             if peer != self._me and not ticket.client_mode and self._lot.random() < chance:
                 self._audit(peer, ended)
         if (member := self.work.draw_to_compare(ended.group)) is not None and member not in self._shunned:
@@ -421,10 +421,6 @@ class Audits:
             if seals.stripe == name:
                 return await in_thread(seals.show, part_index)
         raise ValueError("that round is not known")
-
-
-def _members(group: Group) -> list[tuple[PeerID, Ticket]]:
-    return [*zip(group.peer_ids, group.tickets, strict=True)]
 
 
 def _hash_of_receipts(data: bytes) -> bytes:

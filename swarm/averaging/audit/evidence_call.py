@@ -21,7 +21,7 @@ logger = get_logger(__name__)
 PIECE_BYTES = 2**16
 """Rounds and records get through between two of them."""
 PIECE_SECONDS, CALL_SECONDS = 10.0, 60.0
-"""For which a piece, and all of them, are waited for."""
+"""Seconds for which the next piece of an answer is waited for, and those for the whole answer."""
 
 
 async def ask_for(p2p: P2P, namespace: str, line: LineUse, peer: PeerID, request: bytes, most_bytes: int) -> bytes:

@@ -23,9 +23,11 @@ from swarm.protocol.messages import Group
 from swarm.protocol.work import WorkList
 
 DIFFERENCE = 1 / 4
-"""Of the longer of both: up to there they are the same. Honest ones differ by a thousandth in fp16."""
+"""What a member gave and what its list says may differ by this share of the longer of both. Honest ones differ by a
+thousandth in fp16."""
 CANCELLED = 1e-3
-"""Of what the micro-batches have at a place, without their signs: where they cancel out, rounding is what is left.
+"""Both may also differ by this share of the micro-batches' numbers at a place, added up without their signs. Where
+micro-batches cancel out, rounding is what is left.
 
 A liar can say that they do, in lines that it has made up. These are far larger than others, and so they are computed
 again far more often (`WorkAudits`).
@@ -80,7 +82,7 @@ class GivenWork:
         judge = self._judge.of(group)
         if not is_compared(judge.codec):
             return []
-        places = self._places_of(group.tickets[group.peer_ids.index(sender)].lineage)
+        places = self._places_of(group.ticket_of(sender).lineage)
         found = []
         for stripe, offset, parts in judge.stripes_of(group, reducer):
             for part_index, part in enumerate(parts):
@@ -108,7 +110,7 @@ class GivenWork:
         """
         if part.part_index >= len(given.hashes) or hash_of(given.tensor) != given.hashes[part.part_index]:
             raise ValueError("another part than the one that was signed")
-        ticket = group.tickets[group.peer_ids.index(given.sender)]
+        ticket = group.ticket_of(given.sender)
         work = WorkList.from_bytes(listed, ticket.work, ticket.samples)
         if work.num_before:
             raise ValueError("a list of two versions of the weights, which have other places")

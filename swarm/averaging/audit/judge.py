@@ -35,22 +35,23 @@ from swarm.averaging.audit.statements import (
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.top_k import ChunkedTopK
 from swarm.averaging.lines.division import shares_of
-from swarm.averaging.robust_mean import Combination
+from swarm.averaging.robust_mean import Combination, norm
 from swarm.averaging.shares import Part, count_stripes, decode, partition, stripe_of
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group
 from swarm.protocol.wire import from_wire
 
-TOLERANCE = 1 / 16
-"""Of the length of the true average: how far one may be from it."""
+AVERAGE_TOLERANCE = 1 / 16
+"""Share of the true average's length by which an average may be away from it."""
 LEFT_OUT = 4.0
-"""Times what the codec leaves out of the true average, by which one may be farther from it."""
+"""An average may be farther away by so many times what the codec leaves out of the true one."""
 HONEST_SHARE = 0.5
-"""Of both, that an honest reducer keeps to."""
+"""Share of both bounds that an honest reducer keeps to."""
 NEAR_REACH = 1e-3
 """Relative to the rule's reach: who is so near to it may be on either side."""
 ROUNDING = 1e-4
-"""Of the usual length of what members gave: far more than two processors differ by where that cancels out."""
+"""Share of the usual length of what members gave, by which an average may be farther away still. Where that cancels
+out, two processors differ by far less."""
 MAX_EVIDENCE_BYTES = 2**24
 """Of one part: those of all members, and hashes of the others."""
 
@@ -82,14 +83,10 @@ def _excess(
     Args:
         share: of what may be
     """
-    gap, allowed = _length(average - mean), share * TOLERANCE * _length(mean)
+    gap, allowed = norm(average - mean), share * AVERAGE_TOLERANCE * norm(mean)
     if gap > allowed:  # else what the codec leaves out need not be known
-        allowed += share * LEFT_OUT * _length(codec.extract(codec.compress(mean, info)) - mean)
+        allowed += share * LEFT_OUT * norm(codec.extract(codec.compress(mean, info)) - mean)
     return gap - allowed
-
-
-def _length(difference: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(difference, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -185,10 +182,9 @@ class Judge:
             raise ValueError("a receipt of another round")
         if self.auto:
             return self.of(group).is_false(group, stripe, part_index, receipt, evidence)
-        step = group.tickets[0].step
-        if group.tickets[0].orders != self.orders_at(step):
+        if group.tickets[0].orders != self.orders_at(group.step):
             raise OtherOrders("a round that followed other orders")
-        group = group.bounded(self.target_at(step))
+        group = group.bounded(self.target_at(group.step))
         parts, num_members = self._parts_of(group, receipt.reducer, stripe), len(group.peer_ids)
         if (
             not 0 <= part_index < len(parts)
@@ -260,6 +256,6 @@ class Judge:
     ) -> bool:
         reaches = [self.rule.reach * (1 + change) for change in (-NEAR_REACH, 0.0, NEAR_REACH)]
         means = [replace(self.rule, reach=reach).combine(given, weights, samples).mean for reach in reaches]
-        undecided = max(_length(one - other) for one, other in combinations(means, 2))
-        rounding = ROUNDING * statistics.median(map(_length, given))
+        undecided = max(norm(one - other) for one, other in combinations(means, 2))
+        rounding = ROUNDING * statistics.median(map(norm, given))
         return min(_excess(average, mean, self.codec, info) for mean in means) > 2 * undecided + rounding

@@ -97,7 +97,7 @@ def of_other_work(
 
 
 def _members_of(group: Group) -> list[tuple[bytes, bytes]]:
-    return [(peer.to_bytes(), ticket.to_bytes()) for peer, ticket in zip(group.peer_ids, group.tickets, strict=True)]
+    return [(peer.to_bytes(), ticket.to_bytes()) for peer, ticket in group.members]
 
 
 def guilty(proof: bytes, judge: Judge, given_work: GivenWork | None = None) -> Guilt:

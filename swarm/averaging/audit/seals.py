@@ -150,8 +150,8 @@ class Seals:
         check_commitment(seal.buffer, sender, self.stripe, self._me, self._root_given_by(sender))
         self._commitments[sender] = seal.buffer
 
-    def _root_given_by(self, sender: PeerID, num_parts: int | None = None) -> bytes:
-        return root_of(part_hash for part_hash, _ in self._given[sender][:num_parts])
+    def _root_given_by(self, sender: PeerID) -> bytes:
+        return root_of(part_hash for part_hash, _ in self._given[sender])
 
     def answered(self, part_index: int, tensor: runtime_pb2.Tensor) -> None:
         """This is the average of that part; may be called in a thread."""

@@ -22,7 +22,7 @@ from swarm.averaging.audit.proofs import short_name
 from swarm.membership.backoff import Backoff
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, Ticket
 from swarm.protocol.wire import MAX_SAMPLES, to_wire
-from swarm.protocol.work import MAX_LIST_BYTES, Assignment, OwnWork, Verdict, WorkList
+from swarm.protocol.work import MAX_LIST_BYTES, Assignment, OwnWork, WorkList, WorkVerdict
 from swarm.runtime.async_utils import in_thread
 
 logger = get_logger(__name__)
@@ -32,7 +32,7 @@ FEWEST = 3
 LARGEST = 4
 """Times its own largest micro-batch: one that is larger, a peer computes in slices only."""
 DIFFERENCES = 2
-"""After which a member is left out. One can be a bit that has fallen over."""
+"""Differences after which a member is left out. A single one can be a bit that has fallen over."""
 SUSPECT_AUDITS, HINTED_AUDITS = 8, 6
 """Updates in a row in which a member is checked whose work has differed once, and one that another member doubts."""
 UNANSWERED, ANSWERED = 4.0, 1 / 8
@@ -40,12 +40,12 @@ UNANSWERED, ANSWERED = 4.0, 1 / 8
 refuses only where it has something to hide is left out as well. Samples without a list are such a question, which its
 ticket has not answered."""
 SHOW_SECONDS = 2.0
-"""For which an answer is waited for; the update waits as long."""
+"""Seconds for which a peer waits for a list of which it computes a line again; its update waits as long."""
 SAY_UPDATES = 8
-"""After the first doubt in anybody's ticket, for which nobody acts on it: so all find it, and all leave a member out at
-the same step. Else a group would come apart, of which some meet that member and others do not."""
+"""Updates, from the first doubt in anybody's ticket on, for which nobody acts on it. So all find it, and all leave a
+member out at the same step. Else a group would come apart, of which some meet that member and others do not."""
 DOUBT_UPDATES = 16
-"""For which it is said."""
+"""Updates for which a peer says in its tickets that it doubts a member."""
 MAX_HINTS, HINTS_PER_UPDATE = 2.0, 1 / 50
 """Members that are checked because others doubt them: so many at once, and then so many in an update."""
 KEPT_LISTS, MOST_SHOWN = 16, 2
@@ -53,9 +53,11 @@ KEPT_LISTS, MOST_SHOWN = 16, 2
 OUTSIZED_SHARE = 1 / 2
 """Of the audits of a list with lines that are far too large for their samples, in which it is one of these."""
 COMPARED_SHARE = 1 / 2
-"""Of the updates, in which a reducer compares what one member gave it with what that member says it has computed."""
+"""Share of the updates in which a reducer compares what one member gave it with what that member says it has
+computed."""
 
 Ask = Callable[[PeerID, bytes, int], Awaitable[bytes]]
+"""What another peer shows for a request, at most so many bytes; raises an OSError if it shows nothing."""
 
 
 @dataclass
@@ -78,7 +80,7 @@ class WorkAudits:
 
     Args:
         me: this peer
-        ask: fetches from another peer, at most so many bytes; raises an OSError if it shows nothing
+        ask: fetches from another peer
         largest: samples of a micro-batch in this run; the same for all members
     """
 
@@ -142,7 +144,7 @@ class WorkAudits:
             while len(known) > MAX_GROUP_SIZE:  # identities cost a stranger nothing
                 del known[next(iter(known))]
         by_name = {short_name(peer): peer for peer in group.peer_ids if peer != self._me}
-        for accuser, ticket in zip(group.peer_ids, group.tickets, strict=True):
+        for accuser, ticket in group.members:
             doubted = by_name.get(ticket.doubts)
             if doubted is None or accuser == doubted:
                 continue
@@ -163,11 +165,7 @@ class WorkAudits:
 
     def draw_to_compare(self, group: Group) -> PeerID | None:
         """Of whom this reducer compares what it was given with the list: by lot, in half of the updates."""
-        listed = [
-            peer
-            for peer, ticket in zip(group.peer_ids, group.tickets, strict=True)
-            if peer != self._me and ticket.samples and ticket.work
-        ]
+        listed = [peer for peer, ticket in group.members if peer != self._me and ticket.samples and ticket.work]
         return self._lot.choice(listed) if listed and self._lot.random() < COMPARED_SHARE else None
 
     async def assign(self) -> Assignment | None:
@@ -187,7 +185,7 @@ class WorkAudits:
         is_too_dear = self._lot.random() * line.samples > own.largest  # dearer ones are drawn less often
         cannot_tell = listed.kind != own.kind or (line.samples > LARGEST * own.largest and not own.has_slices)
         if cannot_tell or (is_too_dear and peer not in self._suspects):
-            self._note(Verdict(peer, None))
+            self._note(WorkVerdict(peer, None))
             return None
         return Assignment(peer, line, number < listed.num_before)
 
@@ -207,7 +205,7 @@ class WorkAudits:
         Returns:
             the list, and the same as it came
         """
-        ticket = group.tickets[group.peer_ids.index(peer)]
+        ticket = group.ticket_of(peer)
         try:
             async with asyncio.timeout(timeout_seconds):
                 data = await self._ask(peer, to_wire("work", group.group_id, 0), MAX_LIST_BYTES)
@@ -222,7 +220,7 @@ class WorkAudits:
             logger.debug(f"{peer} shows no work that fits its ticket: {error}")
             self._find(peer, Blame.HIDES_ITS_WORK)
             return None
-        self._note_answer(peer)
+        self._take_off(self._unanswered, peer)
         return listed, data
 
     def _check_fits_run(self, listed: WorkList) -> None:
@@ -237,7 +235,7 @@ class WorkAudits:
 
     def _note_lists(self, group: Group) -> None:
         """Who names none for its samples; all members see the same tickets."""
-        givers = {peer: ticket for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if ticket.samples}
+        givers = {peer: ticket for peer, ticket in group.members if ticket.samples}
         if self._own is None or len(givers) < FEWEST:
             return
         for peer, ticket in givers.items():
@@ -250,7 +248,7 @@ class WorkAudits:
 
     def _draw(self, group: Group) -> PeerID | None:
         """Whose work this peer looks at."""
-        givers = {peer: ticket for peer, ticket in zip(group.peer_ids, group.tickets, strict=True) if ticket.samples}
+        givers = {peer: ticket for peer, ticket in group.members if ticket.samples}
         if self._own is None or not self._own.listed or len(givers) < FEWEST or self._me not in givers:
             return None
         no_calls = givers[self._me].client_mode  # two that cannot be called do not reach each other
@@ -269,9 +267,6 @@ class WorkAudits:
         if self._adds_up(self._unanswered, peer):
             self._find(peer, Blame.HIDES_ITS_WORK)
 
-    def _note_answer(self, peer: PeerID) -> None:
-        self._take_off(self._unanswered, peer)
-
     @staticmethod
     def _adds_up(refusals: dict[PeerID, float], peer: PeerID) -> bool:
         """One more; true if that is too many, and then they are forgotten."""
@@ -287,7 +282,7 @@ class WorkAudits:
         if left > 0:
             refusals[peer] = left
 
-    def _note(self, verdict: Verdict) -> None:
+    def _note(self, verdict: WorkVerdict) -> None:
         peer, suspect = verdict.peer, self._suspects.get(verdict.peer)
         if verdict.holds is False:
             self._differences[peer] = self._differences.get(peer, 0) + 1

@@ -29,8 +29,7 @@ _UNIT = 2**50
 
 def shares_of(group: Group) -> dict[PeerID, int]:
     """Of all members that can be called, in the order of the group; against the sum of all. Some may have none."""
-    members = zip(group.peer_ids, group.tickets, strict=True)
-    full = {peer: ticket for peer, ticket in members if not ticket.client_mode}
+    full = {peer: ticket for peer, ticket in group.members if not ticket.client_mode}
     lines = tuple(ticket.line_kbps for ticket in full.values())
     gives = tuple(ticket.samples > 0 for ticket in full.values())
     return dict(zip(full, divide(lines, gives, len(group.peer_ids)), strict=True))

@@ -30,9 +30,10 @@ CHANGED = 1 / 8
 """By which a line has to differ from what this peer says of it, before it says so. Shares that moved at each little
 change would carry what codecs have left out from one member to the next."""
 USUAL_LATENESS = 0.5
-"""Of members that are all alike, each is the last one as often as the others. Who is so half as often is waited for."""
+"""From this share of the usual lateness on, a member counts as one for which others wait. It is usual to be the last
+one as often as each of the others."""
 MOST_LATE = 2 / 3
-"""Of the lateness of another member, that this peer's has to have: else it is that one for which all wait."""
+"""Share of any other member's lateness that this peer's has to reach. Else it is that other one for which all wait."""
 
 
 class Waits:

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 15.0
 TRIES = 3
-"""To hand over a list: who has heard of something meanwhile takes only what has that in it, too."""
+"""Attempts to hand over a list: who has heard of something meanwhile takes only one that has that in it, too."""
 PUSH_SECONDS = 5.0
-"""For one of these, in which it is handed over again while nobody takes it."""
+"""Seconds of one attempt, in which the list is handed over again while nobody takes it."""
 TOO_BUSY = "The peers there are too busy to answer: look with swarm control show, and try again."
 FASTEST = 64
-"""Times the usual pace, that a peer is believed to have: a GPU beside laptops."""
+"""A peer is believed to be at most so many times as fast as usual: a GPU beside laptops."""
 AHEAD_SECONDS = 30.0
 """An order counts so much later, if nothing else is said: by then all have heard of it."""
 AHEAD_STEPS = 2
-"""At least: all have to know it a round before it counts."""
+"""Fewest steps until an order counts: all have to know it a round before."""
 
 
 @dataclass(frozen=True)

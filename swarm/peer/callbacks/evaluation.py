@@ -92,7 +92,7 @@ def drawn(group: Group) -> PeerID:
 
     All members of the round know the same group, and its name is the lot: so all draw the same one, without a word.
     """
-    brought = {peer: ticket.samples for peer, ticket in zip(group.peer_ids, group.tickets, strict=True)}
+    brought = {peer: ticket.samples for peer, ticket in group.members}
     usual = statistics.median_low([samples for samples in brought.values() if samples] or [0])
     able = sorted(peer for peer, samples in brought.items() if samples >= usual)
     return able[int.from_bytes(group.group_id) % len(able)]

@@ -8,11 +8,13 @@ passes with a chance of q. So a first difference is found within u updates with 
 from __future__ import annotations
 
 AUDIT_SHARE = 0.01
-"""Of all computing, that goes into computing again what others have computed."""
+"""Share of all computing that goes into computing again what others have computed."""
 LEAST_CHANCE = 0.07
-"""Per update, with which one who computes half of what it claims is found within 100 updates, with 0.95."""
+"""Least chance of an audit in an update. With it, who computes half of what it claims is found within 100 updates, with
+a chance of 0.95."""
 MOST_SHARE = 0.02
-"""Of all computing, where updates have so few micro-batches that the least chance would cost more."""
+"""Largest share of all computing that audits take, where updates have so few micro-batches that the least chance would
+cost more."""
 
 
 def chance_of_an_audit(num_micro_batches: int) -> float:

@@ -20,8 +20,8 @@ from swarm.protocol.work import (
     Assignment,
     Line,
     OwnWork,
-    Verdict,
     WorkList,
+    WorkVerdict,
     name_of,
     places,
     shortened,
@@ -31,7 +31,7 @@ from swarm.training.audit.lot import chance_of_an_audit
 from swarm.training.gradient_buffer import GradientVector, Place
 from swarm.training.throughput import Noted, Work
 
-TOLERANCE, MIXED_TOLERANCE = 0.02, 0.2
+WORK_TOLERANCE, MIXED_WORK_TOLERANCE = 0.02, 0.2
 """Relative distance between what was said and what comes out again, up to which it holds: float32 and bf16-mixed."""
 
 logger = get_logger(__name__)
@@ -117,8 +117,8 @@ class CheckedLog(NotingLog):
     ):
         super().__init__(replay, vector, version)
         self._loss, self._kind, self._earlier = loss, kind, earlier
-        self._tolerance = MIXED_TOLERANCE if replay.is_mixed else TOLERANCE
-        self._verdict: Verdict | None = None
+        self._tolerance = MIXED_WORK_TOLERANCE if replay.is_mixed else WORK_TOLERANCE
+        self._verdict: WorkVerdict | None = None
 
     def updating(self) -> AbstractContextManager[None]:
         return nullcontext() if self._earlier is None else self._earlier.kept_from(self._version)
@@ -150,7 +150,7 @@ class CheckedLog(NotingLog):
 
     def check(self, assignment: Assignment | None) -> None:
         if assignment is not None:
-            self._verdict = Verdict(assignment.peer, self._holds(assignment))
+            self._verdict = WorkVerdict(assignment.peer, self._holds(assignment))
 
     def _holds(self, assignment: Assignment) -> bool | None:
         peer, lineage, weights = assignment.peer.to_base58(), self._version.lineage, nullcontext()

@@ -25,9 +25,9 @@ from swarm.training.island.lost import IslandLost
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 """Of torch: what carries tensors between the processes of an island, by the kind of device that they are on."""
 MEET_SECONDS = 120.0
-"""For which the processes wait for each other at the start."""
+"""Seconds for which the processes wait for each other at the start."""
 WORK_SECONDS = 600.0
-"""For which the first process waits for a micro-batch of another one, whose first may be compiled."""
+"""Seconds for which the first process waits for a micro-batch of another one, whose first may be compiled."""
 SILENT_SECONDS = 60.0
 """After so long without a word of the first process, the others take it for lost. It waits longer for them: gloo would
 cut all of a group's connections where one word was not heard in time."""
@@ -78,7 +78,7 @@ class Word(IntEnum):
 CLOSE_SECONDS = 30.0
 """For which a process that ends waits until the others have heard its last word."""
 NUMBERS = 5
-"""With a word, at most."""
+"""Most numbers that go with a word."""
 
 
 class Channel:

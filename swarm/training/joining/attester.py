@@ -16,12 +16,13 @@ import torch
 from hivemind.utils import get_logger
 
 from swarm.protocol.attestation import Attestation
+from swarm.runtime.once import Once
 from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
 
 logger = get_logger(__name__)
 
 MAX_SHARE = 0.005
-"""Of the time from one digest to the next, which one may cost."""
+"""Largest share of the time from one digest to the next that a digest may cost."""
 MAX_EVERY = 2**16
 """Updates from one to the next, at most."""
 SMOOTHING = 0.3
@@ -47,7 +48,7 @@ class Attester:
         self._updated_at: float | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="attester")
         self._running: Future | None = None
-        self._has_complained = False
+        self._complaints = Once()
 
     @property
     def digest_every(self) -> int:
@@ -94,8 +95,7 @@ class Attester:
                     return  # this peer has gone on
                 self.tell(self.attest_now())
         except Exception as error:
-            if not self._has_complained:
-                self._has_complained = True
+            if self._complaints.first():
                 logger.warning(f"This peer cannot tell the others what state it holds: {error!r} (said once)")
 
     @contextlib.contextmanager

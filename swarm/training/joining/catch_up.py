@@ -22,9 +22,10 @@ from swarm.training.joining.second_word import SecondWord
 from swarm.training.options import CoordinatorOptions
 
 SHORT_SECONDS = 1.0
-"""That a peer which is behind waits for the state, or the averages that it has missed, before it computes on."""
+"""Seconds that a peer which is behind waits for the state, or the averages that it has missed, before it computes
+on."""
 LONG_SECONDS = 2.0
-"""After which who is behind tells the others not to wait for it."""
+"""Seconds after which a peer that is behind tells the others not to wait for it."""
 
 
 class Progress(Enum):

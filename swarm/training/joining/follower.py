@@ -42,24 +42,25 @@ from swarm.training.joining.second_word import SecondWord
 logger = get_logger(__name__)
 
 FOLLOW_SECONDS = 1.0
-"""For which this peer makes others' updates without a look at anything else: averages may be many and small."""
+"""Seconds for which this peer makes others' updates without a look at anything else: averages may be many and small."""
 MAX_DONORS = 8
 """That are asked for the state in one attempt."""
 MAX_UPDATES = 1000
-"""A donor that has made more since then makes them up."""
+"""Most updates that a donor can be ahead of what it was asked for, and that this peer makes after others in a row. A
+donor with more has made them up."""
 RECORDS_LAG = 2
 """Updates that others may have made since they wrote what they hold, in a fast swarm."""
 TELL_SECONDS = 5.0
 """From one line about a download to the next."""
 HELD_SECONDS = 3.0
-"""For which a peer waits until another one says that it holds a state, too: records come each second."""
+"""Seconds for which a peer waits until another one says that it holds a state, too: records come each second."""
 DENIED_SECONDS = 120.0
-"""In which who says twice what all others deny is left out."""
+"""Seconds within which a leader is left out that says again what all others deny."""
 TOGETHER_SECONDS = 10.0
-"""After a denial, for which a peer makes no update alone while others hold its weights: they may need that long to deny
-it as well."""
+"""Seconds after a denial for which a peer makes no update alone while others hold its weights: they may need that long
+to deny it as well."""
 MAX_WAIT_SECONDS = 600.0
-"""Which busy donors may announce, in all, without that it counts against those that a newcomer waits at most."""
+"""Most seconds in all for which a peer waits for busy donors beyond the time limit of its attempt."""
 
 Steps = Generator[Future | None, None, bool]
 """Goes on when what it yields is done, or after a while; returns whether this peer holds other weights now."""

@@ -21,22 +21,22 @@ from swarm.membership.progress_tracker import ProgressTracker
 from swarm.protocol.attestation import Attestation
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
-from swarm.state_sync.weight_sketch import TOLERANCE, relative_distance
+from swarm.state_sync.weight_sketch import SKETCH_TOLERANCE, relative_distance
 from swarm.training.joining.attester import Attester
 
 logger = get_logger(__name__)
 
 MAX_UPDATES = 16
-"""In rounds, to which this peer gives nothing because nobody has confirmed its state."""
+"""Most updates to which this peer gives nothing because nobody has confirmed its state."""
 MAX_SECONDS = 30.0
-"""The same, if updates are slow."""
+"""Most seconds for the same, if updates are slow."""
 MAX_REFUSED = 2
 """States that the word of anybody keeps a newcomer of an open run from: names cost nothing there, and so do words."""
 MAX_OWN = 16
 """Steps of which this peer remembers what it held."""
 
 
-class Verdict(Enum):
+class StateVerdict(Enum):
     """What others say of a state."""
 
     CONFIRMED = "another one holds it, too"
@@ -54,10 +54,12 @@ def are_alike(one: Attestation, other: Attestation) -> bool:
     if is_same(one, other):
         return True
     have_sketches = len(one.sketch) == len(other.sketch) > 0
-    return have_sketches and relative_distance(one.sketch, other.sketch) <= TOLERANCE
+    return have_sketches and relative_distance(one.sketch, other.sketch) <= SKETCH_TOLERANCE
 
 
-def judge(own: Attestation, others: Iterable[Attestation], is_as_received: bool, num_witnesses: int = 0) -> Verdict:
+def judge(
+    own: Attestation, others: Iterable[Attestation], is_as_received: bool, num_witnesses: int = 0
+) -> StateVerdict:
     """By what others say of the same step and lineage.
 
     Equal bits confirm. So do weights that are nearly the same, as on other hardware, but only after an update: signs of
@@ -75,9 +77,9 @@ def judge(own: Attestation, others: Iterable[Attestation], is_as_received: bool,
         (alike if are_alike(own, other) else apart).append(other)
     against = max((sum(are_alike(one, other) for other in apart) for one in apart), default=0)
     if against > 1 + len(alike) and 2 * against > num_witnesses:
-        return Verdict.REFUTED
+        return StateVerdict.REFUTED
     confirming = [other for other in alike if is_same(own, other) or not is_as_received]
-    return Verdict.CONFIRMED if confirming and len(alike) > against else Verdict.OPEN
+    return StateVerdict.CONFIRMED if confirming and len(alike) > against else StateVerdict.OPEN
 
 
 class Probation:
@@ -127,7 +129,7 @@ class Probation:
             return None
         received = self._version.attest_received(description, tensors)
         others = self._tracker.attestations(received.step, received.lineage, [donor])
-        if self._judge(received, others, [donor], is_as_received=True) is Verdict.REFUTED:
+        if self._judge(received, others, [donor], is_as_received=True) is StateVerdict.REFUTED:
             self._refused += 1
             names = self._names_apart(received, others)
             self._tracker.has_handed_over_false(donor)
@@ -183,20 +185,21 @@ class Probation:
         for own, is_as_received in [*self._own.values()]:
             others = self._tracker.attestations(own.step, own.lineage, self.sources)
             verdict = self._judge(own, others, self.sources, is_as_received)
-            if verdict is Verdict.CONFIRMED and own.step >= self._last_step:  # else averages have come on top of it
+            is_settled = own.step >= self._last_step  # else averages have come on top of it
+            if verdict is StateVerdict.CONFIRMED and is_settled:
                 self._confirm(own, others)
                 return
-            if verdict is Verdict.REFUTED:
+            if verdict is StateVerdict.REFUTED:
                 self._refute(own, others)
                 return
         self._end_if_nobody_can_tell()
 
     def _judge(
         self, own: Attestation, others: Mapping[PeerID, Attestation], sources: Iterable[PeerID], is_as_received: bool
-    ) -> Verdict:
+    ) -> StateVerdict:
         verdict = judge(own, others.values(), is_as_received, len(self._witnesses(sources)))
-        has_doubts = verdict is Verdict.REFUTED and self._tracker.knows_nobody and self._refused >= MAX_REFUSED
-        return Verdict.OPEN if has_doubts else verdict
+        has_doubts = verdict is StateVerdict.REFUTED and self._tracker.knows_nobody and self._refused >= MAX_REFUSED
+        return StateVerdict.OPEN if has_doubts else verdict
 
     def _confirm(self, own: Attestation, others: Mapping[PeerID, Attestation]) -> None:
         if self._has_state:

@@ -20,9 +20,10 @@ from swarm.membership.progress_record import TOLERATED_SECONDS, PeerProgress
 from swarm.membership.progress_tracker import ProgressTracker
 
 SILENT_SECONDS = 5.0
-"""After which a peer that has written no record says nothing: it may have died after an update."""
+"""Seconds without a record, after which a peer counts as one that says nothing: it may have died after an update."""
 IN_TIME_SHARE = 0.5
-"""Of a leader's patience, for which a peer that comes in time computes or does something else without a pause."""
+"""Share of a leader's patience for which a peer that comes in time computes, or does something else, without a
+pause."""
 
 
 class Attendance:

@@ -11,6 +11,7 @@ from typing import IO
 import torch
 from hivemind.utils import get_logger
 
+from swarm.runtime.once import Once
 from swarm.state_sync.training_state import SharedState
 
 logger = get_logger(__name__)
@@ -67,7 +68,7 @@ class SoundStates:
         self._kept: dict[int, Kept] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
         self._writing: Future | None = None
-        self._has_complained = False
+        self._complaints = Once()
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -94,8 +95,7 @@ class SoundStates:
             file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (it lives as long as the state)
             torch.save(tensors, file)
         except (OSError, RuntimeError) as error:
-            if not self._has_complained:
-                self._has_complained = True
+            if self._complaints.first():
                 logger.warning(f"A state that all could go back to cannot be written: {error} (said once)")
             raise
         return file

@@ -91,7 +91,7 @@ def sealed_share(
     make = make or (lambda member, stripe: Seals(member, stripe, keys[member]))
     seals = {member: make(member, stripe) for member in group.peer_ids}
     vectors = {member: (gradients or _gradient)(place, SIZE) for place, member in enumerate(group.peer_ids)}
-    own, bounded = seals[reducer], group.bounded(judge.target_at(group.tickets[0].step))
+    own, bounded = seals[reducer], group.bounded(judge.target_at(group.step))
     samples = [float(ticket.samples) for ticket in bounded.tickets]
     weights = judge.rule.weights(samples)
     shares = {member: partition(vector, shares_of(group), 1, codec)[reducer] for member, vector in vectors.items()}

@@ -81,7 +81,7 @@ class LedgerRun:
 
     def note(self, name: str, group: Group, attested: Attestation | None = None) -> None:
         """This peer has applied the average."""
-        tickets = dict(zip(group.peer_ids, group.tickets, strict=True))
+        tickets = dict(group.members)
         round_report = RoundReport.of(group, meeting_seconds=0.0, exchange_seconds=0.0)
         self.ledgers[name].note(
             StepReport.of(tickets.get(owner(name).own, group.tickets[0]), 1.0, 0.0, round_report), attested

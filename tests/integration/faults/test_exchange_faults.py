@@ -70,7 +70,7 @@ def send_slowly_in(step: int, seconds: float) -> None:
     async def send_and_wait(self, reducer):
         async for message in send(self, reducer):
             yield message
-            if self.group.tickets[0].step == step:
+            if self.group.step == step:
                 await asyncio.sleep(seconds)
 
     AllReduce.inputs_for = send_and_wait

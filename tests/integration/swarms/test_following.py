@@ -177,7 +177,7 @@ def lose_an_average(step: int) -> None:
 
     async def lost(self, vector, feedback):
         await average(self, vector, feedback)
-        if self.group.tickets[0].step == step:
+        if self.group.step == step:
             vector.zero_()
             raise RoundFailed("a part was lost")
 

@@ -217,7 +217,9 @@ def test_newcomers_get_the_swarms_weights_and_the_outer_momentum():
     vector.hand_over()
     anchors = [anchor.detach().clone() for anchor in vector.anchors]
     move(state.model, 5.0)  # local steps of the donor are its own
-    assert copy.load(*state.export(3, bytes(16)))[0] == 3
+    exported = state.export(3, bytes(16))
+    copy.check(*exported)
+    assert copy.take(*exported)[0] == 3
     other.adopt()
     for expected, anchor, param in zip(anchors, other.anchors, other.params, strict=True):
         assert torch.equal(anchor, expected)

@@ -402,7 +402,7 @@ def test_the_group_that_goes_back_shows_the_proof_to_who_has_not_seen_it():
         await members.round(scaled)
         assert back_to(members) == {peer(1): 2, peer(2): 2, peer(3): NOWHERE}
         group = Group.close(bytes(16), members.group.peer_ids, members.tickets())
-        assert group.back_to is None or group.tickets[group.peer_ids.index(LIAR)].back_to == 2
+        assert group.back_to is None or group.ticket_of(LIAR).back_to == 2
         return await members.audits[peer(3)].liars_since(2, group)
 
     assert run(scenario)[1] == {LIAR}

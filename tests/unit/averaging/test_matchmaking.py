@@ -37,7 +37,7 @@ BEFORE, AFTER, OTHER = (bytes([number]) * LINEAGE_BYTES for number in (1, 2, 3))
 def test_only_a_member_with_the_same_weights_and_samples_makes_a_leader_end_its_step(who, ticket, waits):
     async def test():
         leader = Matchmaking(
-            SimpleNamespace(peer_id=ME), object, "run", b"schema", BatchTarget(64), SimpleNamespace(), Backoff()
+            SimpleNamespace(peer_id=ME), "run", b"schema", BatchTarget(64), SimpleNamespace(), Backoff()
         )
         leader.met([FRIEND])
         leader.set_step(3, BEFORE)
@@ -62,7 +62,7 @@ def test_a_guest_whose_certificate_has_ended_is_in_no_group(monkeypatch):
         detector = SimpleNamespace(doubts=lambda peer: False, usual_seconds=0.0)
         admission = organiser.admission(me)
         leader = Matchmaking(
-            SimpleNamespace(peer_id=me), object, "run", b"", BatchTarget(64), detector, Backoff(), admission=admission
+            SimpleNamespace(peer_id=me), "run", b"", BatchTarget(64), detector, Backoff(), admission=admission
         )
         leader.set_step(4, AFTER)
         ticket, doors = Ticket(4, 64, False, 1.0, AFTER), []
@@ -86,7 +86,7 @@ def leader_of(me, admission) -> Matchmaking:
     """Somebody who waits for guests to step 4."""
     nobody = SimpleNamespace()
     leader = Matchmaking(
-        SimpleNamespace(peer_id=me), object, "run", b"", BatchTarget(64), nobody, Backoff(), admission=admission
+        SimpleNamespace(peer_id=me), "run", b"", BatchTarget(64), nobody, Backoff(), admission=admission
     )
     leader.set_step(4, AFTER)
     return leader

@@ -84,7 +84,7 @@ def test_all_members_have_the_same_receipts():
 
     group = GROUPS["one cannot be called"]
     outcome_of(group, "fp16", keep)
-    reducers = {member for member, ticket in zip(group.peer_ids, group.tickets, strict=True) if not ticket.client_mode}
+    reducers = {member for member, ticket in group.members if not ticket.client_mode}
     receipts = [seals.receipts for seals in made.values()]
     assert all(found == receipts[0] and found.keys() == reducers for found in receipts)
     assert all(counted.is_signed for receipt in receipts[0].values() for counted in receipt.counted)
@@ -178,7 +178,7 @@ class Audited:
         for audits in self.audits.values():
             audits.begin(self.group)
         exchange = Exchange(
-            self.group.bounded(self.judge.target_at(self.group.tickets[0].step)),
+            self.group.bounded(self.judge.target_at(self.group.step)),
             {me: scale * vector for me, vector in vectors_of(self.group, self._number).items()},
             self.codec,
             lambda me, stripe: self.audits[me].seals_of(stripe),

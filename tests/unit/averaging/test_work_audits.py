@@ -25,8 +25,8 @@ from swarm.protocol.work import (
     Assignment,
     Line,
     OwnWork,
-    Verdict,
     WorkList,
+    WorkVerdict,
     name_of,
     shortened,
 )
@@ -59,7 +59,7 @@ class Member:
     """What the trainer of one has found, and whom its averaging process leaves out."""
 
     audits: WorkAudits
-    verdict: Verdict | None = None
+    verdict: WorkVerdict | None = None
     computed: int = 0
     left_out: dict[PeerID, tuple[Blame, int]] | None = None
 
@@ -131,9 +131,9 @@ class Members:
         self.step += 1
 
     @staticmethod
-    def compute(assignment: Assignment) -> Verdict:
+    def compute(assignment: Assignment) -> WorkVerdict:
         said = assignment.line
-        return Verdict(assignment.peer, said.numbers == true_numbers(assignment.peer, said.first_position))
+        return WorkVerdict(assignment.peer, said.numbers == true_numbers(assignment.peer, said.first_position))
 
     async def until(self, condition, most: int) -> bool:
         while not condition() and self.step < most:
@@ -241,7 +241,7 @@ def test_accusers_by_the_hundred_cost_no_more_than_a_few():
         audits.begin(Group.close(step.to_bytes(16, "big"), tuple(peers), tickets))
         if (assignment := asyncio.run(audits.assign())) is not None:
             asked += 1
-            audits.take(OwnWork(verdict=Verdict(assignment.peer, True)), step)
+            audits.take(OwnWork(verdict=WorkVerdict(assignment.peer, True)), step)
     assert asked <= HINTED_AUDITS * (MAX_HINTS + updates * module.HINTS_PER_UPDATE)
 
 

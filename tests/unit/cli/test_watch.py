@@ -45,7 +45,7 @@ def test_the_table_says_who_is_there_and_how_far():
     shown = text_of(view)
     for words in ("run letters", "step 8/", "3 peers", "40 samples/s", "ada", "[red]ben", "1 h 06 min", "yes"):
         assert words in shown
-    view.look([replace(record("ada", 8), attested=Attestation(8, b"L" * LINEAGE_BYTES, b"D" * 16))])
+    view.look([replace(record("ada", 8), attested=Attestation(8, b"L" * LINEAGE_BYTES, b"D" * 16, ()))])
     assert json.loads(json.dumps(view.as_json()))["peers"][0].keys().isdisjoint({"loss", "accuracy"})
     view.look([record(f"peer-{number}", 9) for number in range(MAX_ROWS + 3)])
     assert "and 3 more" in text_of(view)

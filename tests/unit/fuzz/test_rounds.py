@@ -209,7 +209,8 @@ def test_states(changes, others, more):
         tensors[place] = tensor
     tensors = tensors[: len(tensors) + min(more, 0)] + tensors[: max(more, 0)]
     description = MSGPackSerializer.loads(MSGPackSerializer.dumps(description))
-    if not refused(lambda description: STATE.load(description, tensors), description, RoundFailed):
+    if not refused(lambda description: STATE.check(description, tensors), description, RoundFailed):
+        STATE.take(description, tensors)
         assert all(tensor.isfinite().all() for tensor in STATE.held()[1])
 
 

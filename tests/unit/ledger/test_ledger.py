@@ -128,7 +128,7 @@ def test_a_state_that_several_have_taken_a_digest_of_is_compared(tmp_path):
     run.start(*NAMES)
     group = run.group({name: 32 for name in NAMES})
     for name, digest in zip(NAMES, (b"a" * 16, b"a" * 16, b"b" * 16), strict=True):
-        attested = Attestation(7, bytes(16), digest)
+        attested = Attestation(7, bytes(16), digest, ())
         for step in (0, 1):  # said once
             run.note(name, group if step == 0 else run.group({name: 32}), attested)
     run.close()

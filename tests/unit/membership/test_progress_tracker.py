@@ -296,11 +296,11 @@ def test_who_comes_back_is_the_newest_member(swarm):
 
 def test_who_comes_back_asks_those_with_whom_it_has_trained_and_no_strangers(swarm):
     """In an open run names cost nothing: strangers would agree with each other about any state."""
-    said = Attestation(8, LINEAGE, b"D" * 16)
+    said = Attestation(8, LINEAGE, b"D" * 16, ())
     ben = swarm.says("ben", step=8, attested=said)
     swarm.tracker.begin_step(8, LINEAGE, frozenset([swarm.tracker.peer_id, ben]))
     for number in range(3):
-        swarm.says(f"stranger {number}", step=8, attested=Attestation(8, LINEAGE, b"F" * 16))
+        swarm.says(f"stranger {number}", step=8, attested=Attestation(8, LINEAGE, b"F" * 16, ()))
     swarm.tracker.came_back()
     assert swarm.tracker.attestations(8, LINEAGE, []) == {ben: said}
 

@@ -135,7 +135,7 @@ def test_nobody_counts_for_more_than_two_updates():
     liar, honest = Ticket(1, MAX_SAMPLES, False, 0.5, LINEAGE), Ticket(1, 60, False, 0.5, LINEAGE)
     said = group(liar, honest)
     bounded = said.bounded(BatchTarget(64))
-    assert [bounded.samples_of(peer) for peer in said.peer_ids] == [128, 60]
+    assert [bounded.ticket_of(peer).samples for peer in said.peer_ids] == [128, 60]
     assert bounded.group_id == said.group_id, "named by what was said"
     assert said.bounded(BatchTarget(0)).samples == said.samples, "without a target there is no bound"
 

@@ -8,7 +8,7 @@ import torch
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.state_sync.state_version import StateVersion
-from swarm.state_sync.weight_sketch import SIZE, TOLERANCE, Sketch, nearest_to_most, relative_distance
+from swarm.state_sync.weight_sketch import SIZE, SKETCH_TOLERANCE, Sketch, nearest_to_most, relative_distance
 
 LINEAGE = bytes(range(16))
 SHAPES = [(300, 40), (7,), (64, 3, 4, 4), (1,), (5000,)]
@@ -41,7 +41,7 @@ def test_rounding_is_no_distance():
     assert len(here) == SIZE
     assert Sketch(weights()).take(LINEAGE) == here
     rounded = [tensor.bfloat16().float().sub(tensor).mul(1e-3).add(tensor) for tensor in weights()]  # to 18 bits
-    assert 0 < relative_distance(Sketch(rounded).take(LINEAGE), here) < TOLERANCE / 100
+    assert 0 < relative_distance(Sketch(rounded).take(LINEAGE), here) < SKETCH_TOLERANCE / 100
 
 
 def test_without_a_sketch_nobody_is_off():
@@ -66,7 +66,7 @@ def test_the_one_that_is_off_takes_over_the_state_of_the_others():
     assert [StateVersion.strayed_from(ticket, hidden) for ticket in hidden.tickets] == ["b", None], (
         "who can be called gives"
     )
-    nearly = group_of(here, Sketch(moved(TOLERANCE / 10, 2)).take(LINEAGE))
+    nearly = group_of(here, Sketch(moved(SKETCH_TOLERANCE / 10, 2)).take(LINEAGE))
     assert [StateVersion.strayed_from(ticket, nearly) for ticket in nearly.tickets] == [None, None]
 
 

@@ -90,7 +90,7 @@ def test_a_state_that_cannot_be_read_harms_nobody(monkeypatch):
     monkeypatch.setattr(version, "attest", broken)
     attester.begin()
     attester.wait()
-    true = Attestation(0, version.lineage, bytes(DIGEST_BYTES))
+    true = Attestation(0, version.lineage, bytes(DIGEST_BYTES), ())
     monkeypatch.setattr(version, "attest", lambda with_digest=True: true)
     attester.begin()
     attester.wait()

@@ -12,7 +12,7 @@ from recipe.errors import InputError
 from swarm.averaging.compression.fragments import Fragments
 from swarm.protocol.messages import Blame
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
-from swarm.state_sync.download import Arrived, NoState
+from swarm.state_sync.download import DownloadProgress, NoState
 from swarm.state_sync.serialization import pack
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
@@ -48,7 +48,7 @@ def catch_up(version: StateVersion, tracker, averager, timeout_seconds: float = 
 class Donor:
     """Its line fails some times before the state arrives; averages it has none."""
 
-    looks, arrived, timeouts = 0, Arrived(), DEFAULT_TIMEOUTS
+    looks, arrived, timeouts = 0, DownloadProgress(), DEFAULT_TIMEOUTS
 
     def __init__(self, source: StateVersion, failures: int, busy_seconds: float = 0.0):
         self.source, self.failures, self.busy_seconds, self.asked = source, failures, busy_seconds, 0
@@ -318,7 +318,7 @@ def test_an_averaging_process_that_is_stopped_while_it_downloads_is_ended():
 def test_how_far_a_download_is_can_be_seen(monkeypatch, caplog):
     monkeypatch.setattr(follower_module, "TELL_SECONDS", 0.0)
     donor = Pending(make(7))
-    donor.arrived = Arrived(0, 31_000_000, 70_000_000, 40.2)
+    donor.arrived = DownloadProgress(0, 31_000_000, 70_000_000, 40.2)
     follows = follower(make(0), Tracker(), donor)
     follows.begin(None, 20, joins=True)
     assert follows.poll() is None

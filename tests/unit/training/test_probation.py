@@ -11,13 +11,13 @@ from swarm.protocol.attestation import DIGEST_BYTES, Attestation
 from swarm.protocol.messages import RoundFailed
 from swarm.state_sync.state_version import SKETCH_EVERY, StateVersion
 from swarm.state_sync.training_state import SharedState
-from swarm.training.joining.probation import MAX_REFUSED, MAX_SECONDS, MAX_UPDATES, Probation, Verdict, judge
+from swarm.training.joining.probation import MAX_REFUSED, MAX_SECONDS, MAX_UPDATES, Probation, StateVerdict, judge
 
 LINEAGE = b"L" * 16
 HERE = (1.0, -2.0, 3.0, 0.5, 1.5, -1.0, 2.0, 1.0)
 NEAR = (*HERE[:-1], 1.0001)
 FAR = tuple(-number for number in HERE)
-CONFIRMED, REFUTED, OPEN = Verdict.CONFIRMED, Verdict.REFUTED, Verdict.OPEN
+CONFIRMED, REFUTED, OPEN = StateVerdict.CONFIRMED, StateVerdict.REFUTED, StateVerdict.OPEN
 
 
 def says(digest: str, sketch=HERE, step: int = 7) -> Attestation:

@@ -13,7 +13,7 @@ from recipe.training.replay import Replay
 from swarm.protocol.messages import Ticket
 from swarm.protocol.work import MAX_LINES, NUM_PLACES, Line, places, places_in_vector
 from swarm.training.audit.lot import chance_of_an_audit
-from swarm.training.audit.work_log import TOLERANCE, CheckedLog, distance, listed_in, signed
+from swarm.training.audit.work_log import WORK_TOLERANCE, CheckedLog, distance, listed_in, signed
 from swarm.training.gradient_buffer import averaged_tensors
 from tests.helpers.attacks.work_trainer import BATCH_NORM, LINEAGE, RECIPES, TEXTS, VIT, Trainer, X, Y
 
@@ -269,7 +269,7 @@ def test_distances():
     assert distance(one, one) == distance(torch.zeros(2), torch.zeros(2)) == 0
     assert distance(one, torch.zeros(2)) == distance(torch.zeros(2), one) == 1
     assert distance(one, -one) == 2
-    assert distance(one, 1.5 * one) > 10 * TOLERANCE
+    assert distance(one, 1.5 * one) > 10 * WORK_TOLERANCE
 
 
 @pytest.mark.parametrize("num_micro_batches", [4, 5, 8, 20])

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from recipe.training.replay import Replay
 from swarm.training.audit.work_log import Loss, NotingLog
-from swarm.training.gradient_buffer import Place
+from swarm.training.gradient_buffer import Place, in_a_row
 from swarm.training.island.channel import Channel, Word
 from swarm.training.island.crew import Crew
 from swarm.training.island.notes import agree_on_kind
@@ -139,8 +139,7 @@ class CrewSums:
     @property
     def buffers(self) -> torch.Tensor:
         """As of `GradientVector`."""
-        flat = [buffer.detach().reshape(-1).float().cpu() for buffer in self._buffers]
-        return torch.cat(flat) if flat else torch.zeros(0)
+        return in_a_row(self._buffers)
 
     @property
     def sizes(self) -> list[int]:

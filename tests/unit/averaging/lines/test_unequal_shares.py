@@ -87,7 +87,7 @@ def test_nothing_of_a_gradient_is_lost_where_shares_move(codec):
             vectors = vectors_of(group, number)
             outcomes = [*(await Exchange(group, vectors, codec, None, feedbacks, rule=MEAN).run()).values()]
             assert all(torch.equal(average, outcomes[0]) for average in outcomes)
-            given.add_(sum(group.samples_of(me) * vector.double() for me, vector in vectors.items()))
+            given.add_(sum(group.ticket_of(me).samples * vector.double() for me, vector in vectors.items()))
             moved.add_(group.samples * outcomes[0].double())
             left_out = sum(feedback.left_out.double() for feedback in feedbacks.values())
             assert left_out.norm() > 0
