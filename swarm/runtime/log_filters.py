@@ -58,8 +58,7 @@ REPEATS = RepeatFilter()
 
 def silence_libraries() -> None:
     """Hide what libraries tell developers in every run; warnings that a person can act on stay, each once a minute."""
-    if "HIVEMIND_LOGLEVEL" not in os.environ:
-        os.environ["HIVEMIND_LOGLEVEL"] = "WARNING"
+    if os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING") == "WARNING":  # so it is also after a start in place
         logging.getLogger("hivemind.p2p.p2p_daemon").setLevel(logging.ERROR)
         # p2pd could not start, as its exception tells; asyncio complains that the loop did not wait for its end
         logging.getLogger("asyncio").addFilter(lambda record: "that handles pid" not in str(record.msg))

@@ -24,7 +24,7 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
     """So many rounds with everybody.
 
     Returns:
-        how often somebody knocked at this peer's door; who was in its last group, or who refused it
+        how often somebody knocked at this peer's door; who was in its largest group, or who refused it
     """
     knocks, serve = multiprocessing.Value("i", 0), Matchmaking.serve
 
@@ -44,10 +44,10 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
             order = RunRound(ticket, members, patience_seconds=PATIENCE_SECONDS, timeout_seconds=TIMEOUT_SECONDS)
             the_round = averager.run_round(order)
             try:
-                group = the_round.result(TIMEOUT_SECONDS + 5).group.peer_ids
+                group = max(group, the_round.result(TIMEOUT_SECONDS + 5).group.peer_ids, key=len)
             except Refused as refused:
                 group = (refused.leader,)
-            except Behind:  # on a very busy machine the other one has led a group alone; they meet at the next step
+            except Behind:  # on a very busy machine the other one has led a group alone; they meet at another step
                 continue
         line.put("done")
         line.get()

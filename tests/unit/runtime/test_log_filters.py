@@ -1,6 +1,11 @@
 """An event is one line, and its repetitions are a number."""
 
 import logging
+import os
+import subprocess
+import sys
+
+import pytest
 
 from swarm.runtime.log_filters import MAX_KINDS, QUIET_SECONDS, RepeatFilter
 
@@ -35,3 +40,17 @@ def test_strangers_cannot_fill_the_memory():
     for number in range(10 * MAX_KINDS):
         assert screen.shows(f"Ignoring {chr(0x4E00 + number)}")
     assert len(screen.repeats.told) <= MAX_KINDS
+
+
+@pytest.mark.parametrize("level", [None, "WARNING", "DEBUG"])
+def test_a_program_that_has_started_again_in_place_is_as_quiet_as_before(level):
+    """It finds in its environment what it has put there itself; another level is a person's."""
+    program = (
+        "import logging; from swarm.runtime.log_filters import silence_libraries; silence_libraries()\n"
+        "logging.getLogger('asyncio').warning('Loop %r that handles pid %r is closed', 1, 2)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "HIVEMIND_LOGLEVEL"}
+    environment |= {} if level is None else {"HIVEMIND_LOGLEVEL": level}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert ("handles pid" in done.stderr) == (level == "DEBUG")
