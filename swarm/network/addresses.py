@@ -338,9 +338,10 @@ def _is_peer_id(text: str) -> bool:
     number = 0
     for letter in text:
         number = number * 58 + _BASE58.index(letter)
-    body = number.to_bytes((number.bit_length() + 7) // 8, "big")
-    if text.startswith("1"):  # a leading 1 is a zero byte, the "identity" hash: length, then a protobuf of the key
-        return len(body) == 1 + body[0] and body[1:2] == b"\x08"
+    zeros = len(text) - len(text.lstrip("1"))  # each leading 1 is a zero byte
+    body = bytes(zeros) + number.to_bytes((number.bit_length() + 7) // 8, "big")
+    if zeros:  # the "identity" hash: length, then a protobuf of the key
+        return body[2:3] == b"\x08" and len(body) == 2 + body[1]
     return len(body) == 34 and body[:2] == b"\x12\x20"
 
 
