@@ -24,7 +24,7 @@ VARIABLE = "INITIAL_PEERS"
 
 _FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6, "dns": 0, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+_LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
 _HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d+")
 
@@ -269,7 +269,7 @@ def _parse(address: str, own: bool) -> Endpoint:
         ValueError: with the reason, as the end of a sentence.
     """
     _refuse_foreign_notation(address)
-    parts = address.strip("/").split("/")
+    parts = address[1:].split("/")
     family, host, transport, port = (parts + [""] * 4)[:4]
     rest = parts[4:]
     if family not in _FAMILIES:
