@@ -17,6 +17,7 @@ from swarm.network.addresses import (
     parse_own_address,
     reachable,
 )
+from swarm.network.known_peers import usable
 from tests.helpers.programs.ports import free_port
 
 RSA_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -57,6 +58,12 @@ def test_separators_duplicates_quotes_and_ipfs():
     values = [f"{first},{second}", f"'{first}'", f"[{third.replace('/p2p/', '/ipfs/')}]"]
     assert parse_initial_peers(values, {"INITIAL_PEERS": "ignored"}) == [first, second, third]
     assert parse_initial_peers(None, {"INITIAL_PEERS": f" {second}, {first}\n{second} "}) == [second, first]
+
+
+def test_a_peer_gives_no_addresses_of_others():
+    own, other = f"/ip4/10.0.0.7/tcp/4001/p2p/{ED25519_ID}", local(1)
+    assert usable([f"{other},{own}", f"{own} {other}", other], ED25519_ID) == [own]
+    assert usable([f"{other},{own}", 7]) == [other, own]
 
 
 def test_nothing_given_starts_a_swarm():
