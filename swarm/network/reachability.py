@@ -27,7 +27,6 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError, P2PHandlerError
 from hivemind.p2p.servicer import ServicerBase
 from hivemind.utils import get_logger
-from hivemind.utils.multiaddr import Multiaddr
 from msgspec import Meta
 
 from recipe.errors import InputError
@@ -35,6 +34,7 @@ from swarm.network.addresses import is_public
 from swarm.network.home.interfaces import every_host
 from swarm.network.home.open_ports import OpenPorts, open_port
 from swarm.network.home.router import RouterRefuses
+from swarm.network.known_peers import peer_of_address
 from swarm.protocol.wire import from_wire, to_wire
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
@@ -299,7 +299,7 @@ async def _ask_all(
         opened, router = (None, "") if opening is None else await opening
         if opened is not None:
             question = replace(question, port=opened.ports[question.port])
-        peer_ids = dict.fromkeys(PeerID.from_base58(Multiaddr(address)["p2p"]) for address in initial_peers)
+        peer_ids = dict.fromkeys(PeerID.from_base58(peer_of_address(address)) for address in initial_peers)
         answers = await asyncio.gather(*(_ask(p2p, peer_id, question) for peer_id in [*peer_ids][:MAX_ASKED]))
     finally:
         await p2p.shutdown()
