@@ -92,7 +92,7 @@ class NetworkOptions:
 
     def announced_addresses(self) -> list[str] | None:
         """Multiaddresses that p2pd tells others; None lets it find out. They replace what it found, so with a public
-        address come those of this machine's network manifests: the neighbours still join over the local network."""
+        address come those of this machine's network cards: the neighbours still join over the local network."""
         announced = list(self.announce_maddrs)
         if self.public_ip is not None:
             port = self._fixed_port()
