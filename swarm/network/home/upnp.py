@@ -39,11 +39,12 @@ class GatewayRequester(UpnpRequester):
 
     Args:
         host: IPv4 address of the gateway
-        documents_left: that may still be asked for
     """
 
-    def __init__(self, host: str, documents_left: int = MAX_DOCUMENTS):
-        self._host, self.documents_left = host, documents_left
+    def __init__(self, host: str):
+        self._host = host
+        self.documents_left = MAX_DOCUMENTS
+        """That may still be asked for."""
 
     async def async_http_request(self, http_request: HttpRequest) -> HttpResponse:
         """Raises UpnpCommunicationError: it is another host, or too much, or takes too long"""
