@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.campaigns.cells import Cell
+from analysis.campaigns.cells import Cell, network_of
 from analysis.campaigns.payload import num_parameters, payload_bytes
 from analysis.campaigns.systems import RUN_ID, SYSTEMS, swarm
-from analysis.wan.lab import TOPOLOGY
-from analysis.wan.topology import Host, Topology
+from analysis.wan.topology import Host
 from recipe.run_folder import RunFolder, read_metrics
 
 STARTED = "started.json"
@@ -95,7 +94,7 @@ def home_numbers(folder: Path, cell: Cell) -> dict[str, Any]:
         each: host, step, reason), `start`, `memory_gib` and, for a host that joins later, `late`. A number that is not
         known is None.
     """
-    hosts = _topology(folder, cell).hosts[: cell.peers]
+    hosts = network_of(cell, folder).hosts[: cell.peers]
     ends = _round_ends(folder, hosts)
     starts = _starts(folder, hosts)
     at_start = [host.name for host in hosts[: cell.peers_at_start]]
@@ -225,14 +224,6 @@ def _late_numbers(
 
 def _minus(later: float | None, earlier: float | None) -> float | None:
     return None if later is None or earlier is None else later - earlier
-
-
-def _topology(folder: Path, cell: Cell) -> Topology:
-    """As the lab had it."""
-    try:
-        return Topology.from_json((folder / TOPOLOGY).read_text())
-    except (OSError, ValueError, KeyError, TypeError):
-        return cell.network()
 
 
 def _round_ends(folder: Path, hosts: Sequence[Host]) -> list[RoundEnd]:
