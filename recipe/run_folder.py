@@ -148,9 +148,16 @@ def finite_or_null(data: Any) -> Any:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, oldest first; lines torn by a crash or a full disk are left out."""
+    """The lines of a `metrics.jsonl`, oldest first; lines torn by a crash or a full disk are left out.
+
+    Where there is no file there are none.
+    """
+    try:
+        content = Path(path).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
     lines = []
-    for text in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+    for text in content.splitlines():
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):

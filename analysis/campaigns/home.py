@@ -231,8 +231,7 @@ def _round_ends(folder: Path, hosts: Sequence[Host]) -> list[RoundEnd]:
     names = _names_of_peers(folder, hosts)
     found = []
     for host in hosts:
-        file = RunFolder(folder / "runs" / RUN_ID / host.name).rounds
-        for line in read_metrics(file) if file.exists() else []:
+        for line in read_metrics(RunFolder(folder / "runs" / RUN_ID / host.name).rounds):
             meeting, exchange = line.get("meeting_seconds") or 0.0, line.get("exchange_seconds") or 0.0
             ended_at = line["time"] - (line.get("apply_seconds") or 0.0)
             members = tuple(names.get(member, member[-6:]) for member in line.get("members", ()))
@@ -273,6 +272,5 @@ def _starts(folder: Path, hosts: Sequence[Host]) -> dict[str, Start]:
 
 def _most_memory(folder: Path) -> float | None:
     """Of all processes of the cell, in GiB."""
-    file = folder / "watch.jsonl"
-    used = [line["memory"] for line in (read_metrics(file) if file.exists() else []) if "memory" in line]
+    used = [line["memory"] for line in read_metrics(folder / "watch.jsonl") if "memory" in line]
     return max(used) / 2**30 if used else None

@@ -83,6 +83,7 @@ def test_metrics_lines(tmp_path):
 
 def test_a_torn_line_is_skipped_and_swallows_nothing(tmp_path):
     path = tmp_path / "metrics.jsonl"
+    assert read_metrics(path) == [], "there is no file yet"
     JsonlLogger(path).log_metrics({"train/loss": 1.0}, step=1)
     with open(path, "a") as file:
         file.write('{"time": 1, "st')
