@@ -6,7 +6,6 @@ What a peer has done, and the certificates that make it a member, belong to its 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,7 +235,6 @@ def _put_membership(identity: Identity, text: str, peer_id: PeerID) -> None:
     has = None if there is None else there.certificate_of(peer_id)
     if has is None or has.end < certificate.end:
         credentials.write(folder.membership)
-        os.chmod(folder.membership, 0o600)
 
 
 def _write(path: Path, content: bytes, overwrite: bool) -> None:
