@@ -176,6 +176,20 @@ def classify(address: str) -> Literal["loopback", "private", "public"]:
     return "public" if ip.is_global else "private"
 
 
+def household(host: str) -> str:
+    """Who shares a limit: an IPv4 address, or an IPv6 network of 64 bits, of which one customer has all addresses.
+
+    Args:
+        host: an IP address; anything else is a household of its own
+    """
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
+
+
 def is_loopback(address: str) -> bool:
     """Whether only this machine can call there; an address that cannot be read is refused elsewhere."""
     return _is(address, "loopback")

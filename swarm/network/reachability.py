@@ -30,7 +30,7 @@ from hivemind.utils import get_logger
 from msgspec import Meta
 
 from recipe.errors import InputError
-from swarm.network.addresses import is_public
+from swarm.network.addresses import household, is_public
 from swarm.network.home.interfaces import every_host
 from swarm.network.home.open_ports import OpenPorts, open_port
 from swarm.network.home.router import RouterRefuses
@@ -168,11 +168,9 @@ class ReachabilityService(ServicerBase):
 
     def may_call(self, host: str) -> bool:
         """Names are free and addresses are not: who has many names cannot use up what is for all."""
-        address = ipaddress.ip_address(host)
-        if not address.is_loopback:  # where a whole swarm may start
-            network = host if address.version == 4 else ipaddress.ip_network((host, 64), strict=False)
-            if not self._of_hosts.take(network):
-                return False
+        is_here = ipaddress.ip_address(host).is_loopback  # where a whole swarm may start
+        if not is_here and not self._of_hosts.take(household(host)):
+            return False
         return self._calls.take()
 
     async def _host_of(self, peer_id: PeerID) -> str | None:

@@ -12,6 +12,7 @@ from swarm.network.addresses import (
     check_port_free,
     check_reachable,
     classify,
+    household,
     join_commands,
     parse_initial_peers,
     parse_own_address,
@@ -217,6 +218,12 @@ def test_some_or_none_reachable(listener):
 )
 def test_classify(host, kind):
     assert classify(f"/{host}/tcp/31337/p2p/{RSA_ID}") == kind
+
+
+def test_whoever_has_many_addresses_has_one_limit():
+    assert household("2001:db8::1") == household("2001:db8::ffff:1") != household("2001:db8:0:1::1")
+    assert household("203.0.113.5") == household("::ffff:203.0.113.5") != household("203.0.113.6")
+    assert household("testclient") == "testclient"
 
 
 def test_join_commands_by_network():
