@@ -24,7 +24,7 @@ from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_LEADERS, Snapshot
 from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, plan, swarm_report, timeline_report
 from swarm.membership.progress_record import PeerProgress
-from swarm.network.addresses import check_port_free
+from swarm.network.addresses import check_port_free, host_and_port
 from swarm.protocol.certificates import Certificate
 from swarm.protocol.orders import Orders
 
@@ -165,7 +165,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 def page_url(listener: socket.socket) -> str:
     """What to type into a browser on this machine."""
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://{host_and_port(host, port)}"
 
 
 @contextlib.contextmanager

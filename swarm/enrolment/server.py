@@ -20,7 +20,7 @@ from swarm.enrolment.organiser_key import check_right
 from swarm.enrolment.registry import Member, NotInvited, Registry, removed_sentence
 from swarm.enrolment.rpc import ENROL, RENEW, SERVICE, load_grpc
 from swarm.enrolment.tls import ensure_tls, fingerprint_in
-from swarm.network.addresses import household
+from swarm.network.addresses import host_and_port, household
 from swarm.protocol.certificates import Authority, Certificate, NotSigned, Right, Signer
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
@@ -156,10 +156,9 @@ class EnrolmentServer:
         methods = {ENROL: self._enrol, RENEW: self._renew}
         handlers = {name: grpc.stream_unary_rpc_method_handler(self._answers(grant)) for name, grant in methods.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        host = f"[{self._host}]" if ":" in self._host else self._host
         try:
             credentials = grpc.ssl_server_credentials([ensure_tls(self._registry.folder)])
-            port = server.add_secure_port(f"{host}:{self._port}", credentials)
+            port = server.add_secure_port(host_and_port(self._host, self._port), credentials)
         except RuntimeError:
             server.stop(0)
             raise InputError(

@@ -176,6 +176,11 @@ def classify(address: str) -> Literal["loopback", "private", "public"]:
     return "public" if ip.is_global else "private"
 
 
+def host_and_port(host: str, port: int) -> str:
+    """As people and URLs have it: an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def household(host: str) -> str:
     """Who shares a limit: an IPv4 address, or an IPv6 network of 64 bits, of which one customer has all addresses.
 
@@ -381,4 +386,4 @@ def _connect(endpoint: Endpoint, timeout_seconds: float, is_greeted: bool) -> No
 def _short(address: str) -> str:
     """host:port, as people know it."""
     endpoint = _parse(address, own=False)
-    return f"[{endpoint.host}]:{endpoint.port}" if ":" in endpoint.host else f"{endpoint.host}:{endpoint.port}"
+    return host_and_port(endpoint.host, endpoint.port)

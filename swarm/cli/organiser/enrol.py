@@ -23,6 +23,7 @@ import tyro
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
 from swarm.cli.organiser.organiser_options import OrganiserOptions
+from swarm.network.addresses import host_and_port
 
 if TYPE_CHECKING:
     from swarm.enrolment.organiser_folder import OrganiserFolder
@@ -104,9 +105,7 @@ def _enrol(options: EnrolOptions, say: Callable[[str], None], wait: Callable[[],
 
 
 def _where(folder: OrganiserFolder, port: int, named: int) -> str:
-    endpoints = " ".join(
-        f"[{host}]:{at}" if ":" in host else f"{host}:{at}" for host, at in folder.join_line().server_endpoints
-    )
+    endpoints = " ".join(host_and_port(*endpoint) for endpoint in folder.join_line().server_endpoints)
     said = f"People enrol for run {folder.run_id} at {endpoints}; this machine listens on TCP port {port}."
     if port != named:
         said += f" Join lines that were made before name port {named}: make new ones with swarm invite."

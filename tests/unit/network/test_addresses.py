@@ -12,6 +12,7 @@ from swarm.network.addresses import (
     check_port_free,
     check_reachable,
     classify,
+    host_and_port,
     household,
     join_commands,
     parse_initial_peers,
@@ -218,6 +219,11 @@ def test_some_or_none_reachable(listener):
 )
 def test_classify(host, kind):
     assert classify(f"/{host}/tcp/31337/p2p/{RSA_ID}") == kind
+
+
+def test_a_host_and_a_port():
+    assert host_and_port("203.0.113.5", 80) == "203.0.113.5:80"
+    assert host_and_port("2001:db8::1", 80) == "[2001:db8::1]:80"
 
 
 def test_whoever_has_many_addresses_has_one_limit():
