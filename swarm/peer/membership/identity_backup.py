@@ -18,9 +18,9 @@ from msgspec import Meta
 
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, check_name, write_private
+from swarm.enrolment.organiser_key import MAX_PASSPHRASE_BYTES
 from swarm.peer.membership.credentials import Credentials
 from swarm.peer.membership.sealed import (
-    MAX_PASSPHRASE_BYTES,
     MAX_SEALED_BYTES,
     NotSealed,
     WrongPassphrase,
