@@ -59,13 +59,8 @@ class Desk:
         credits: Credits | None = None,
         clock: Callable[[], float] = time.time,
     ):
-        self._card, self._path, self._alerts, self._still_minutes, self._clock = (
-            card,
-            path,
-            alerts,
-            still_minutes,
-            clock,
-        )
+        self._card, self._path, self._alerts = card, path, alerts
+        self._still_minutes, self._clock = still_minutes, clock
         self.history = History.load(path, card.key, card.target_batch_size, clock())
         self._saved_at = clock()
         self._trouble = ""

@@ -244,11 +244,9 @@ def closed_ports(visible: Sequence[str], public_ip: str | None = None, enrolment
     also, option = "", ""
     if enrolment_port:
         also, option = f" and TCP port {enrolment_port}", f" --enrolment-port {enrolment_port}"
-    who = (
-        "Only those with IPv6 can join, if your router lets them in, which was not measured"
-        if public
-        else ("Nobody on the internet can join")
-    )
+    who = "Nobody on the internet can join"
+    if public:
+        who = "Only those with IPv6 can join, if your router lets them in, which was not measured"
     return (
         f"# {who}: forward {ports}{also} of your router to this machine and start with "
         f"--public-ip YOUR.PUBLIC.IP --port {endpoint.port}{option}."

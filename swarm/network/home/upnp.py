@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from datetime import timedelta
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -129,7 +128,7 @@ class UpnpRouter:
             NewInternalClient=self._own_host,
             NewEnabled=True,
             NewPortMappingDescription=DESCRIPTION,
-            NewLeaseDuration=int(timedelta(seconds=lease_seconds).total_seconds()),
+            NewLeaseDuration=lease_seconds,
         )
         return external_port, lease_seconds
 
