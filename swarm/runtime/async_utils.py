@@ -41,14 +41,14 @@ async def unless(lost: asyncio.Future, coming: Awaitable, timeout_seconds: float
         await asyncio.wait([coming])  # who still reads a stream keeps it from being closed
 
 
-async def until_caller_hangs_up(seconds: float = HANG_UP_SECONDS) -> None:
+async def until_caller_hangs_up() -> None:
     """The last line of a streaming RPC: wait for the caller, who knows when it has everything, to close the stream.
 
     Hivemind closes a stream when its handler returns. While the caller's side is still open, p2pd turns that into a
     reset, and a reset throws away what the caller has not read yet: under load, now and then, the last message. When
     the caller hangs up, Hivemind cancels the handler.
     """
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(HANG_UP_SECONDS)
 
 
 class SharedFuture(asyncio.Future):
