@@ -11,7 +11,7 @@ from recipe.command_line import arg, at_least, check_stops, read_options
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
-from recipe.presets import PRESETS, preset
+from recipe.presets import PRESETS, named_recipe
 from recipe.run_folder import check_name
 
 LOGGERS = ("tensorboard", "wandb")
@@ -178,7 +178,7 @@ class BaselineOptions:
         Raises:
             InputError: there is no such recipe, or the result is not a valid one.
         """
-        base = _named_recipe(self.recipe)
+        base = named_recipe(self.recipe)
         recipe = apply_overrides(base, self.overrides)
         if self.compute.precision in ("32", "bf16-mixed"):
             recipe = replace(recipe, precision=self.compute.precision)
@@ -187,16 +187,6 @@ class BaselineOptions:
             recipe.learning_rate, self.compute.lr_scaling, recipe.target_batch_size, base_batch
         )
         return replace(recipe, learning_rate=learning_rate)
-
-
-def _named_recipe(name: str) -> Recipe:
-    path = Path(name)
-    if path.suffix != ".json":
-        return preset(name)
-    try:
-        return Recipe.from_json(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}): give a preset or a recipe.json.") from error
 
 
 def parse_options(arguments: list[str] | None = None) -> BaselineOptions:

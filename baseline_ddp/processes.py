@@ -13,7 +13,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from recipe.errors import InputError
+from recipe.errors import InputError, first_line
 from recipe.training.launched import Launched, meet
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Processes(Launched):
         except (dist.DistError, RuntimeError, ValueError, TimeoutError) as error:
             raise RunFailed(
                 f"The {self.size} processes did not find each other at {address} within {connect_timeout:g} s "
-                f"({_first_line(error)}): check that all nodes run and can reach that address."
+                f"({first_line(error, 160)}): check that all nodes run and can reach that address."
             ) from error
         try:
             with _loss_of_others_told(self, collective_timeout):
@@ -168,12 +168,8 @@ def _loss_of_others_told(processes: Processes, timeout: float) -> Iterator[None]
             raise
         raise RunFailed(
             f"Process {processes.rank} lost another process of this run, or had no answer for {timeout:g} s "
-            f"({_first_line(error)}): see what the other one said, then go on with --resume."
+            f"({first_line(error, 160)}): see what the other one said, then go on with --resume."
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def _free_port() -> int:

@@ -12,6 +12,7 @@ from baseline_ddp.measuring.logbook import write_logbook
 from baseline_ddp.processes import RunFailed
 from recipe.errors import InputError
 from recipe.run_folder import read_metrics
+from recipe.training.checkpoint_io import BEST
 
 if TYPE_CHECKING:
     from baseline_ddp.session import Session
@@ -67,7 +68,7 @@ def _outcome(session: Session) -> str:
 
 def _test(session: Session) -> tuple[TestResult | None, str | None]:
     """Result of the best checkpoint, or why there is none; a folder without test images is no failure."""
-    best = session.folder.checkpoints / "best.ckpt"
+    best = session.folder.checkpoints / BEST
     checkpoint = best if best.exists() else session.snapshots.path
     try:
         result = evaluate(checkpoint, session.options.files.data_dir, session.plan.micro_batch, session.device)

@@ -12,7 +12,6 @@ from pathlib import Path
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
 from baseline_ddp.batch_finder import find_largest_batch
@@ -35,6 +34,7 @@ from recipe.registry import build_data, build_task
 from recipe.remote_file import RemoteCopy, RemoteFile
 from recipe.run_folder import RunFolder
 from recipe.training.callbacks import StepMetrics
+from recipe.training.checkpoint_io import BEST, best_checkpoint
 from recipe.training.trainer import build_trainer, tensorboard_logger
 
 
@@ -132,14 +132,7 @@ class Session:
         self.split = StepSplit(DataClock(), self.communication)
         self.stop_request = StopRequest(options.stops.max_time)
         self.snapshots = Snapshots(self.folder.checkpoints / "last.ckpt", options.files.snapshot_every, strategy_name)
-        self.best = ModelCheckpoint(
-            self.folder.checkpoints,
-            "best",
-            monitor="val/top1",
-            mode="max",
-            save_on_train_epoch_end=False,  # the endless order of samples is one epoch; after validations instead
-            enable_version_counter=False,
-        )
+        self.best = best_checkpoint(self.folder.checkpoints)
         self.copy = None if self.remote is None else RemoteCopy(self.remote)
         self.trainer = self._trainer()
         self.seconds = 0.0
@@ -171,7 +164,7 @@ class Session:
 
         A run that was killed early has no snapshot yet, and maybe a best checkpoint, which holds as much.
         """
-        snapshot, best = folder.checkpoints / "last.ckpt", folder.checkpoints / "best.ckpt"
+        snapshot, best = folder.checkpoints / "last.ckpt", folder.checkpoints / BEST
         resumes = self.options.files.resume or self.processes.restarts > 0
         if snapshot.exists():
             if not resumes:

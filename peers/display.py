@@ -57,10 +57,10 @@ class LineDisplay:
     """For a terminal or a log."""
 
     def __init__(self) -> None:
-        self._show = Lines(wide_console()).__enter__()
+        self._lines = Lines(wide_console())
 
     def show(self, status: Status) -> None:
-        self._show([status])
+        self._lines.show([status])
 
     def close(self, last_words: str) -> None:
         print(last_words)

@@ -141,7 +141,9 @@ class _Volunteer:
             display.close(sentence)
             raise CannotJoin(sentence)
         display.close(self._farewell())
-        return json.loads(self._newest("summary.json").read_text())
+        if (summary := self._newest("summary.json")) is None:
+            raise CannotJoin(f"The peer has left and could not write its summary: is the disk full? See {self._log}.")
+        return json.loads(summary.read_text())
 
     def _wait(self, seconds: float) -> bool:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,16 +35,16 @@ class Platform:
         return max(0.0, 3600 * self.session_hours - (time.time() - psutil.Process(1).create_time()))
 
 
-def detect(environment: Mapping[str, str] = os.environ) -> Platform:
-    """The platform that these environment variables belong to."""
-    if "KAGGLE_KERNEL_RUN_TYPE" in environment:
+def detect() -> Platform:
+    """The platform that the environment variables belong to."""
+    if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
         return Platform(
             "Kaggle",
             9.0,  # 12 on CPUs and GPUs at the time of writing; the shorter one is always safe
             Path("/kaggle/working/swarm-vit"),
             "set Persistence to “Files only” in the notebook's settings: your name and identity outlive the session",
         )
-    if "COLAB_RELEASE_TAG" in environment:
+    if "COLAB_RELEASE_TAG" in os.environ:
         mounted = DRIVE.is_dir()
         return Platform(
             "Colab",

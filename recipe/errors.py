@@ -10,6 +10,15 @@ class InputError(ValueError):
     """
 
 
+def first_line(error: BaseException, most: int = 200) -> str:
+    """What a library's exception says, for a sentence of ours: its first line, or its name if it says nothing.
+
+    Args:
+        most: letters.
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:most]
+
+
 def shown(value: Any) -> str:
     """A value in a message: escaped, so that it cannot fake lines or colours, and short."""
     try:

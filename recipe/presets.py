@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable
+from pathlib import Path
 
 from recipe.config import Recipe
 from recipe.errors import InputError
@@ -233,3 +234,18 @@ def preset(name: str) -> Recipe:
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise InputError(f"There is no recipe {name[:64]!r}{hint}: choose one of {', '.join(PRESETS)}.")
     return PRESETS[name]()
+
+
+def named_recipe(name: str) -> Recipe:
+    """The recipe in a file whose name ends with .json, else the preset of this name.
+
+    Raises:
+        InputError: there is no such preset, or the file cannot be read or holds no recipe.
+    """
+    path = Path(name)
+    if path.suffix != ".json":
+        return preset(name)
+    try:
+        return Recipe.from_json(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): give a preset or a recipe.json.") from error

@@ -136,6 +136,30 @@ def _write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_private(path: Path, content: bytes, overwrite: bool = False) -> None:
+    """Writes a file that only its user can read, whole or not at all, with the folders above it.
+
+    Args:
+        overwrite: it may take the place of a file that is there.
+
+    Raises:
+        OSError: it is there already and may not be replaced, or it cannot be written.
+    """
+    written = path.with_name(f".{path.name}.{os.getpid()}.tmp") if overwrite else path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if overwrite else os.O_EXCL)
+    descriptor = os.open(written, flags, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(written, path)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
+
+
 def finite_or_null(data: Any) -> Any:
     """The same data with None in place of NaN and infinities, which JSON does not have."""
     if isinstance(data, float):
@@ -148,9 +172,16 @@ def finite_or_null(data: Any) -> Any:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, oldest first; lines torn by a crash or a full disk are left out."""
+    """The lines of a `metrics.jsonl`, oldest first; lines torn by a crash or a full disk are left out.
+
+    Where there is no file there are none.
+    """
+    try:
+        content = Path(path).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
     lines = []
-    for text in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+    for text in content.splitlines():
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):

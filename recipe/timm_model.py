@@ -8,7 +8,7 @@ from torch import nn
 
 from recipe.config import Recipe
 from recipe.drop_path import make_portable
-from recipe.errors import InputError
+from recipe.errors import InputError, first_line
 
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _VIT_SHAPE = ("patch_size", "embed_dim", "depth", "num_heads")
@@ -72,7 +72,7 @@ def _create(recipe: Recipe, arguments: dict[str, int | float | str]) -> nn.Modul
         if recipe.pretrained:
             raise _weights_missing(recipe, error) from error
         raise InputError(
-            f"timm cannot build {recipe.model} for {recipe.image_size} px images ({_first_line(error)}): "
+            f"timm cannot build {recipe.model} for {recipe.image_size} px images ({first_line(error)}): "
             "change --model, --image-size or the ViT shape."
         ) from error
 
@@ -94,7 +94,7 @@ def _check_weights_reachable(recipe: Recipe) -> None:
 
 def _weights_missing(recipe: Recipe, error: Exception) -> InputError:
     return InputError(
-        f"The pretrained weights of {recipe.model} cannot be loaded ({_first_line(error)}): "
+        f"The pretrained weights of {recipe.model} cannot be loaded ({first_line(error)}): "
         "connect this machine to the network, or add --pretrained False."
     )
 
@@ -128,7 +128,3 @@ def _check_forward(module: nn.Module, recipe: Recipe) -> None:
             f"{recipe.model} cannot see images of {recipe.image_size} px: set a larger --image-size, "
             "or for a ViT a smaller --patch-size."
         )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

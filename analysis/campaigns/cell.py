@@ -19,15 +19,15 @@ import time
 from pathlib import Path
 
 from analysis.campaigns.calibration import machine_gflops
-from analysis.campaigns.cells import Cell
+from analysis.campaigns.cells import Cell, network_of
 from analysis.campaigns.home import STARTED, home_numbers, measures_home
 from analysis.campaigns.measure import measure, rounds_of, steps_done
 from analysis.campaigns.peer_processes import environment_without_peers
 from analysis.campaigns.systems import RUN_ID, system_of
 from analysis.campaigns.watch import Watch
 from analysis.wan import sandbox
-from analysis.wan.lab import TOPOLOGY, Lab
-from analysis.wan.topology import Host, Topology
+from analysis.wan.lab import Lab
+from analysis.wan.topology import Host
 from recipe.command_line import exit_status
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder, write_json
@@ -178,18 +178,6 @@ def run_cell(folder: Path) -> None:
     if measures_home(cell):
         result["home"] = home_numbers(folder, cell)
     write_json(folder / "result.json", result)
-
-
-def network_of(cell: Cell, folder: Path) -> Topology:
-    """The one that the cell had before, if it ran in this folder: its topology's file may have changed, or be gone.
-
-    Raises:
-        InputError: it has none that can work.
-    """
-    try:
-        return Topology.from_json((folder / TOPOLOGY).read_text())
-    except (OSError, ValueError, KeyError, TypeError):
-        return cell.network()
 
 
 def _empty(folder: Path) -> None:

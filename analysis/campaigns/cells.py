@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from analysis.wan.lab import TOPOLOGY
 from analysis.wan.topology import Topology, load, uniform
 from recipe.config import Recipe
 from recipe.errors import InputError
@@ -83,7 +84,7 @@ class Cell:
         if self.last_joins_at_step is not None and self.last_joins_at_step >= self.steps:
             raise InputError(f"last_joins_at_step has to be less than the {self.steps} steps of the cell.")
         self.full_recipe()
-        if self.topology is None:  # else its file may be gone by now: see analysis/campaigns/cell.py
+        if self.topology is None:  # else its file may be gone by now: see `network_of`
             self.network()
 
     def full_recipe(self) -> Recipe:
@@ -160,6 +161,18 @@ class Cell:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as error:
             raise InputError(f"a cell of another version ({error}): run its experiment again.") from None
+
+
+def network_of(cell: Cell, folder: Path) -> Topology:
+    """The one that the cell had before, if it ran in this folder: its topology's file may have changed, or be gone.
+
+    Raises:
+        InputError: it has none that can work.
+    """
+    try:
+        return Topology.from_json((folder / TOPOLOGY).read_text())
+    except (OSError, ValueError, KeyError, TypeError):
+        return cell.network()
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.campaigns.cells import Cell
+from analysis.campaigns.cells import Cell, network_of
 from analysis.campaigns.payload import num_parameters, payload_bytes
 from analysis.campaigns.systems import RUN_ID, SYSTEMS, swarm
-from analysis.wan.lab import TOPOLOGY
-from analysis.wan.topology import Host, Topology
+from analysis.wan.topology import Host
 from recipe.run_folder import RunFolder, read_metrics
 
 STARTED = "started.json"
@@ -95,7 +94,7 @@ def home_numbers(folder: Path, cell: Cell) -> dict[str, Any]:
         each: host, step, reason), `start`, `memory_gib` and, for a host that joins later, `late`. A number that is not
         known is None.
     """
-    hosts = _topology(folder, cell).hosts[: cell.peers]
+    hosts = network_of(cell, folder).hosts[: cell.peers]
     ends = _round_ends(folder, hosts)
     starts = _starts(folder, hosts)
     at_start = [host.name for host in hosts[: cell.peers_at_start]]
@@ -227,21 +226,12 @@ def _minus(later: float | None, earlier: float | None) -> float | None:
     return None if later is None or earlier is None else later - earlier
 
 
-def _topology(folder: Path, cell: Cell) -> Topology:
-    """As the lab had it."""
-    try:
-        return Topology.from_json((folder / TOPOLOGY).read_text())
-    except (OSError, ValueError, KeyError, TypeError):
-        return cell.network()
-
-
 def _round_ends(folder: Path, hosts: Sequence[Host]) -> list[RoundEnd]:
     """All rounds of all peers, oldest first."""
     names = _names_of_peers(folder, hosts)
     found = []
     for host in hosts:
-        file = RunFolder(folder / "runs" / RUN_ID / host.name).rounds
-        for line in read_metrics(file) if file.exists() else []:
+        for line in read_metrics(RunFolder(folder / "runs" / RUN_ID / host.name).rounds):
             meeting, exchange = line.get("meeting_seconds") or 0.0, line.get("exchange_seconds") or 0.0
             ended_at = line["time"] - (line.get("apply_seconds") or 0.0)
             members = tuple(names.get(member, member[-6:]) for member in line.get("members", ()))
@@ -282,6 +272,5 @@ def _starts(folder: Path, hosts: Sequence[Host]) -> dict[str, Start]:
 
 def _most_memory(folder: Path) -> float | None:
     """Of all processes of the cell, in GiB."""
-    file = folder / "watch.jsonl"
-    used = [line["memory"] for line in (read_metrics(file) if file.exists() else []) if "memory" in line]
+    used = [line["memory"] for line in read_metrics(folder / "watch.jsonl") if "memory" in line]
     return max(used) / 2**30 if used else None

@@ -59,8 +59,7 @@ class Round:
 
 def steps_done(folder: Path) -> int:
     """Global updates that a running peer has logged."""
-    file = RunFolder(folder).metrics
-    return max((int(line.get("step") or 0) for line in read_metrics(file)), default=0) if file.exists() else 0
+    return max((int(line.get("step") or 0) for line in read_metrics(RunFolder(folder).metrics)), default=0)
 
 
 def rounds_of(folder: Path, cell: Cell) -> list[Round]:
@@ -118,8 +117,7 @@ def _own_samples(lines: list[dict[str, Any]], step: int) -> float:
 
 
 def _lines(folder: Path, name: str) -> list[dict[str, Any]]:
-    file = RunFolder(folder / "runs" / RUN_ID / name).metrics
-    return read_metrics(file) if file.exists() else []
+    return read_metrics(RunFolder(folder / "runs" / RUN_ID / name).metrics)
 
 
 def measured_rounds(cell: Cell, rounds: list[Round]) -> list[Round]:
@@ -142,7 +140,7 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
     counted = _undisturbed(kept)
     seconds, samples = sum(item.seconds for item in counted), sum(item.samples for item in counted)
     since, until = kept[0].ended_at - kept[0].seconds, kept[-1].ended_at
-    everything = _json_lines(folder / "watch.jsonl")
+    everything = read_metrics(folder / "watch.jsonl")
     watched = [line for line in everything if since <= line["time"] <= until]
     sent = _bytes_sent(since, until, everything)
     numbers = {
@@ -159,7 +157,7 @@ def measure(folder: Path, cell: Cell, rounds: list[Round]) -> dict[str, Any]:
         "rounds": len(counted),
         **_quality(folder, cell, rounds),
     }
-    router = _json_lines(folder / "router.jsonl")
+    router = read_metrics(folder / "router.jsonl")
     numbers |= _router_numbers([line for line in router if since <= line["time"] <= until])
     numbers["has_router"] = (folder / "router.jsonl").exists()
     spans = [(item.ended_at - item.seconds, item.ended_at) for item in rounds]
@@ -265,9 +263,3 @@ def _bytes_sent(begin: float, end: float, watched: list[dict[str, Any]]) -> floa
 def _mean(values: Any) -> float | None:
     values = [value for value in values if value is not None]
     return sum(values) / len(values) if values else None
-
-
-def _json_lines(file: Path) -> list[dict[str, Any]]:
-    if not file.exists():
-        return []
-    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]

@@ -197,7 +197,7 @@ class HonestSwarm:
         """Unix seconds of all updates, each when the first peer had it."""
         firsts: dict[int, float] = {}
         for folder in self.folders:
-            for line in _lines(folder.metrics):
+            for line in read_metrics(folder.metrics):
                 if line.get("swarm/own_samples") is not None:
                     firsts[line["step"]] = min(line["time"], firsts.get(line["step"], line["time"]))
         return sorted(firsts.values())
@@ -207,14 +207,16 @@ class HonestSwarm:
         return all(
             any(
                 line["time"] > moment and line.get("swarm/peers", 0) >= len(self.peers)
-                for line in _lines(folder.metrics)
+                for line in read_metrics(folder.metrics)
             )
             for folder in self.folders
         )
 
     def failed_rounds(self, since: float, until: float) -> int:
         """Of all peers."""
-        ends = [line for folder in self.folders for line in _lines(folder.rounds) if since < line["time"] <= until]
+        ends = [
+            line for folder in self.folders for line in read_metrics(folder.rounds) if since < line["time"] <= until
+        ]
         return sum(line["outcome"] not in ("averaged", "alone") for line in ends)
 
     def log_sizes(self) -> list[int]:
@@ -255,7 +257,3 @@ def wait_until(condition: Callable[[], Any], swarm: HonestSwarm, seconds: float,
         if time.monotonic() > deadline:
             raise SwarmError(f"the peers did not {what} within {seconds:.0f} s")
         time.sleep(0.2)
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return read_metrics(file) if file.exists() else []

@@ -82,7 +82,7 @@ def weights_hash(checkpoint: Path) -> str:
 
 def accuracies(folder: RunFolder, until: int) -> dict[int, float]:
     """Validation accuracy at each validated step until that one."""
-    lines = read_metrics(folder.metrics) if folder.metrics.exists() else []
+    lines = read_metrics(folder.metrics)
     return {line["step"]: line["val/top1"] for line in lines if "val/top1" in line and line["step"] <= until}
 
 
@@ -219,9 +219,10 @@ def _to_blame(events: list[Event], before: float, after: float) -> Event | None:
 
 def _updates(folder: RunFolder) -> list[tuple[float, int, float]]:
     """(Unix seconds, step, peers) of all updates that a peer took part in; no end of peers where nobody counts them."""
-    lines = read_metrics(folder.metrics) if folder.metrics.exists() else []
     return [
-        (line["time"], line["step"], line.get("swarm/peers", math.inf)) for line in lines if "swarm/own_samples" in line
+        (line["time"], line["step"], line.get("swarm/peers", math.inf))
+        for line in read_metrics(folder.metrics)
+        if "swarm/own_samples" in line
     ]
 
 

@@ -116,7 +116,7 @@ class Volunteer:
 
     def trains_since(self, moment: float) -> bool:
         """Whether it has made an update with others since then (Unix seconds)."""
-        if not self.is_running or not self.folder.metrics.exists():
+        if not self.is_running:
             return False
         lines = read_metrics(self.folder.metrics)[-20:]
         return any(line["time"] > moment and line.get("swarm/peers", 0) > 1 for line in lines)
@@ -222,9 +222,7 @@ class StockVolunteer(Volunteer):
 
     def trains_since(self, moment: float) -> bool:
         """Whether it has made an update since then; with how many others, Hivemind's Optimizer does not tell."""
-        if not self.is_running or not self.folder.metrics.exists():
-            return False
-        return any(line["time"] > moment for line in read_metrics(self.folder.metrics)[-20:])
+        return self.is_running and any(line["time"] > moment for line in read_metrics(self.folder.metrics)[-20:])
 
 
 def _namespace(process: psutil.Process) -> int | None:

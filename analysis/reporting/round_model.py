@@ -122,9 +122,9 @@ def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float(intercept), float(slope)
 
 
-def simulate(swarm: Swarm, costs: RoundCosts, updates: int = 20, seed: int = 0) -> float:
+def simulate(swarm: Swarm, costs: RoundCosts, updates: int = 20) -> float:
     """Samples per second of the simulated swarm over `updates` global updates, the first left out."""
-    world = _World(swarm, costs, random.Random(seed))
+    world = _World(swarm, costs, random.Random(0))
     return world.run(updates + 1)
 
 

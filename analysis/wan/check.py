@@ -17,6 +17,7 @@ from analysis.wan.lab import Backend, Lab
 from analysis.wan.probes import READY
 from analysis.wan.topology import Topology, uniform
 from recipe.errors import InputError
+from recipe.run_folder import read_metrics
 
 RTTS_MS = (0, 20, 100, 200, 300)
 BANDWIDTHS_MBPS = (10, 100, 1000)
@@ -140,12 +141,12 @@ def _measure_ping(lab: Lab, row: Row) -> None:
 
 def _measure_tcp(lab: Lab, row: Row, seconds: float) -> None:
     warm_up = 1.0 + 15 * row.rtt_ms / 1e3
-    lines_before = len(router_lines(lab.report))
+    lines_before = len(read_metrics(lab.report))  # none where the kernel routes
     receiver, senders = (0, [1]) if row.link == HOME_UP else (1, [0, 2] if row.link == HOME_DOWN else [0])
     times = ["--skip-seconds", str(warm_up), "--seconds", str(seconds), "--connections", str(len(senders))]
     found = both(lab, ["tcp-receive", *times], ["tcp-send"], receiver, senders)
     row.goodput_mbps = found["goodput_mbps"]
-    lines = router_lines(lab.report)[lines_before:]
+    lines = read_metrics(lab.report)[lines_before:]
     if len(lines) >= 3:
         busy = lines[-1]["cpu_seconds"] - lines[0]["cpu_seconds"]
         row.router_cpu = busy / (lines[-1]["time"] - lines[0]["time"])
@@ -178,13 +179,6 @@ def both(lab: Lab, receive: list[str], send: list[str], to: int = 1, senders: Se
 
 def _command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "analysis.wan.probes", *arguments]
-
-
-def router_lines(report: File) -> list[dict[str, float]]:
-    """What the router wrote so far; nothing where the kernel routes."""
-    if not report.exists():
-        return []
-    return [json.loads(line) for line in report.read_text().splitlines() if line.endswith("}")]
 
 
 def table(rows: list[Row], title: str) -> Table:

@@ -217,10 +217,9 @@ def _run_folder_paths() -> dict[str, str]:
 
 def _check_written(file: str) -> None:
     stems = (file, file.removesuffix(".ckpt"))
-    for module in ("results", "measuring.logbook", "session"):
-        constants = {
-            node.value for node in ast.walk(tree_of(f"baseline_ddp.{module}")) if isinstance(node, ast.Constant)
-        }
+    baseline = ("results", "measuring.logbook", "session")
+    for module in (*(f"baseline_ddp.{name}" for name in baseline), "recipe.training.checkpoint_io"):
+        constants = {node.value for node in ast.walk(tree_of(module)) if isinstance(node, ast.Constant)}
         if constants & set(stems):
             return
     raise LookupError(f"baseline_ddp no longer writes {file}: correct docs/generate/run_files.py.")

@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
-from recipe.errors import InputError
+from recipe.errors import InputError, first_line
 
 LIMIT_FRACTION, LIMIT_LEAST, LIMIT_MOST = 0.01, 10, 100
 """So many files of a folder may be damaged: 1 % of them, but 10 in a small folder, and never more than 100."""
@@ -112,4 +112,4 @@ def open_image(path: str) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # every format's decoder has its own
-        raise DamagedImage(path, (str(error) or type(error).__name__).splitlines()[0][:200]) from error
+        raise DamagedImage(path, first_line(error)) from error

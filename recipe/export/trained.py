@@ -11,9 +11,9 @@ from recipe.errors import InputError
 from recipe.registry import build_task, kind_of
 from recipe.run_folder import RunFolder
 from recipe.tasks.images import Images
-from recipe.training.checkpoint_io import checkpoint_recipe, load_weights, read_checkpoint
+from recipe.training.checkpoint_io import BEST, checkpoint_recipe, load_weights, read_checkpoint
 
-PREFERRED = ("best.ckpt", "last.ckpt")
+PREFERRED = (BEST, "last.ckpt")
 """Of a run folder: the checkpoint with the highest validation accuracy, or else the last one."""
 
 

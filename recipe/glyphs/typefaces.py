@@ -37,15 +37,15 @@ class ListedTypeface:
         return file_digest(path) == self.sha256
 
 
-def listed_typefaces(path: Path = TYPEFACES) -> list[ListedTypeface]:
+def listed_typefaces() -> list[ListedTypeface]:
     """In the order of the list, which is that of the images."""
-    with path.open(encoding="utf-8", newline="") as file:
+    with TYPEFACES.open(encoding="utf-8", newline="") as file:
         return [ListedTypeface(**row) for row in csv.DictReader(file)]
 
 
-def listed_versions(path: Path = PACKAGES) -> dict[str, str]:
+def listed_versions() -> dict[str, str]:
     """The version of each package."""
-    with path.open(encoding="utf-8", newline="") as file:
+    with PACKAGES.open(encoding="utf-8", newline="") as file:
         return {row["package"]: row["version"] for row in csv.DictReader(file)}
 
 

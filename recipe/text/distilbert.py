@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from recipe.config import Recipe
-from recipe.errors import InputError
+from recipe.errors import InputError, first_line
 from recipe.text.tokens import DISTILBERT_HUB, PAD, import_transformers
 
 LORA_MODULES = ("q_lin", "v_lin")
@@ -52,10 +52,9 @@ def _pretrained(transformers, recipe: Recipe) -> nn.Module:
             DISTILBERT_HUB, num_labels=recipe.num_classes, use_safetensors=True
         )
     except Exception as error:  # the hub's client and transformers each have their own
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise InputError(
-            f"The pretrained weights of {recipe.model} cannot be loaded ({first_line}): connect this machine to the "
-            "network, or add --pretrained False."
+            f"The pretrained weights of {recipe.model} cannot be loaded ({first_line(error)}): connect this machine to "
+            "the network, or add --pretrained False."
         ) from error
 
 

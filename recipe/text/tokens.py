@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from recipe.errors import InputError
+from recipe.errors import InputError, first_line
 
 PAD = 0
 """Token behind the end of a text, in all tokenizers; models leave it out."""
@@ -74,7 +74,7 @@ class WordPieces:
                 self._tokenizer = transformers.DistilBertTokenizerFast(str(vocabulary), do_lower_case=True)
         except Exception as error:  # the hub's client, tokenizers and transformers each have their own
             raise InputError(
-                f"The tokenizer of distilbert-base-uncased cannot be loaded ({_first_line(error)}): connect this "
+                f"The tokenizer of distilbert-base-uncased cannot be loaded ({first_line(error)}): connect this "
                 "machine to the network, or put its vocab.txt into --data-dir."
             ) from error
         self.hidden = self._tokenizer.mask_token_id
@@ -113,7 +113,3 @@ def import_transformers():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

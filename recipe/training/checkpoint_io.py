@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
@@ -17,6 +18,9 @@ from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
+
+BEST = "best.ckpt"
+"""The one with the highest validation accuracy. Test images do not choose: their accuracy would then say too much."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -69,6 +73,22 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if not self._has_warned:
             logger.warning(f"No checkpoint could be written to {path} ({error.strerror}): make room; training goes on.")
         self._has_warned = True
+
+
+def best_checkpoint(folder: Path) -> ModelCheckpoint:
+    """The callback that keeps `BEST`.
+
+    Args:
+        folder: where it goes.
+    """
+    return ModelCheckpoint(
+        folder,
+        BEST.removesuffix(".ckpt"),
+        monitor="val/top1",
+        mode="max",
+        save_on_train_epoch_end=False,  # the loader never ends: at validations
+        enable_version_counter=False,
+    )
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

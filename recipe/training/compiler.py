@@ -6,7 +6,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from recipe.errors import InputError
+from recipe.errors import InputError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -37,5 +37,4 @@ def try_compiler(device: torch.device) -> None:
     try:
         torch.compile(lambda numbers: numbers.sin() + 1)(torch.ones(8, device=device))
     except Exception as error:  # of torch, Triton or a compiler
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise InputError(f"--compile does not work on this machine ({reason[:200]}): leave it out.") from error
+        raise InputError(f"--compile does not work on this machine ({first_line(error)}): leave it out.") from error

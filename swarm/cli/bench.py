@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -41,6 +40,7 @@ from recipe.registry import build_data, build_task
 from recipe.run_folder import RunFolder
 from recipe.training.compiler import check_compiler
 from recipe.training.trainer import build_trainer
+from swarm.cli.demo import wide_console
 from swarm.network.dht_options import NetworkOptions, start_dht, stop_dht
 from swarm.runtime.processes import descendants, die_with_parent
 from swarm.training.averaging_mode import Averaging
@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def run() -> int:
         turns = compare(options)
-        Console(width=None if sys.stdout.isatty() else 110).print(result_table(turns, options))
+        wide_console().print(result_table(turns, options))
         return 0
 
     return exit_status(run, "Interrupted: nothing was measured to its end.")

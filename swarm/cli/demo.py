@@ -6,13 +6,14 @@ swarm demo --peers 3 --target-accuracy 0.95 --learning-rate 1e-3   # nearly any 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -156,8 +157,14 @@ class LocalSwarm:
         show([peer.status for peer in self.peers])
         time.sleep(STATUS_SECONDS)
 
-    def _display(self):
-        return LiveTable(self.console, self.run_id) if self.console.is_terminal else Lines(self.console)
+    @contextlib.contextmanager
+    def _display(self) -> Iterator[Callable[[list[Status]], None]]:
+        """A table that is redrawn in place, for a terminal; lines for a log."""
+        if not self.console.is_terminal:
+            yield Lines(self.console).show
+            return
+        with Live(console=self.console, refresh_per_second=4) as live:
+            yield lambda statuses: live.update(status_table(statuses, f"run {self.run_id}", self.console.width))
 
     def _end(self) -> None:
         """Ask those that run to leave, wait for them, and end by force who does not."""
@@ -194,34 +201,14 @@ def wide_console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=110)
 
 
-class LiveTable:
-    """A table that is redrawn in place, for a terminal."""
-
-    def __init__(self, console: Console, run_id: str):
-        self._console, self._title = console, f"run {run_id}"
-        self._live = Live(console=console, refresh_per_second=4)
-
-    def __enter__(self):
-        self._live.__enter__()
-        return lambda statuses: self._live.update(status_table(statuses, self._title, self._console.width))
-
-    def __exit__(self, *exc_info) -> None:
-        self._live.__exit__(*exc_info)
-
-
 class Lines:
     """A line per peer now and then, for a log."""
 
     def __init__(self, console: Console):
         self._console, self._last = console, -LINE_SECONDS
 
-    def __enter__(self):
-        return self._show
-
-    def __exit__(self, *exc_info) -> None:
-        pass
-
-    def _show(self, statuses: list[Status]) -> None:
+    def show(self, statuses: list[Status]) -> None:
+        """Print them, unless that was done a moment ago."""
         if time.monotonic() - self._last >= LINE_SECONDS:
             self._last = time.monotonic()
             for status in statuses:

@@ -37,7 +37,7 @@ from swarm.cli.checks import (
 )
 from swarm.cli.demo import wide_console
 from swarm.enrolment.join_line import JoinLine, whom_to_join
-from swarm.network.addresses import check_reachable, connects, reachable
+from swarm.network.addresses import check_reachable, connects, host_and_port, reachable
 from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
 from swarm.runtime.processes import descendants, kill
@@ -155,7 +155,7 @@ def _inbound(peers: list[str], options: DoctorOptions) -> Check:
 
 def _enrolment(line: JoinLine) -> Check:
     """Whether somebody could become a member now; nothing is used up."""
-    found = {f"{host}:{port}": connects(host, port, CONNECT_SECONDS) for host, port in line.server_endpoints}
+    found = {host_and_port(*endpoint): connects(*endpoint, CONNECT_SECONDS) for endpoint in line.server_endpoints}
     answering = [endpoint for endpoint, trouble in found.items() if trouble is None]
     if answering:
         return Check("enrolment", "ok", f"answers at {answering[0]}")

@@ -13,10 +13,10 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError, P2PHandlerError
 from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
-from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.membership.progress_store import progress_records
 from swarm.membership.run_manifest import RunManifest
+from swarm.network.known_peers import peer_of_address
 from swarm.training.averaging_mode import Averaging
 
 ANSWER_SECONDS = 5.0
@@ -53,7 +53,7 @@ async def _probe(address: str) -> ProbeResult:
         return ProbeResult(address, "no peer with this id answers")
     try:
         # DHTProtocol's own get_stub needs a node
-        stub = super(DHTProtocol, DHTProtocol).get_stub(p2p, PeerID.from_base58(Multiaddr(address)["p2p"]))
+        stub = super(DHTProtocol, DHTProtocol).get_stub(p2p, PeerID.from_base58(peer_of_address(address)))
         asked, began = get_dht_time(), time.perf_counter()
         answer = await stub.rpc_ping(dht_pb2.PingRequest(), timeout=ANSWER_SECONDS)
         seconds = time.perf_counter() - began

@@ -50,7 +50,8 @@ def chart(
     known = [(x, y) for x, y in curve if y is not None and math.isfinite(y)]
     if len(known) < 2 or known[0][0] == known[-1][0]:
         return Chart(title, f"{title}: not enough is known yet.", "", (), "", "")
-    low, high, steps = levels(min(y for _, y in known), max(y for _, y in known), from_zero)
+    lowest, highest = min(y for _, y in known), max(y for _, y in known)
+    low, high, steps = levels(lowest, highest, from_zero)
     first, last = known[0], known[-1]
     (begin, end), scale = (first[0], last[0]), HEIGHT / (high - low)
     commands, pen_is_down = [], False
@@ -61,7 +62,6 @@ def chart(
         along = WIDTH * (x - begin) / (end - begin)
         commands.append(f"{'L' if pen_is_down else 'M'}{along:.0f} {(high - y) * scale:.0f}")
         pen_is_down = True
-    lowest, highest = min(y for _, y in known), max(y for _, y in known)
     said = (
         f"{title}: {shown(first[1])} at {place(begin)}, {shown(last[1])} at {place(end)}; "
         f"between {shown(lowest)} and {shown(highest)}."

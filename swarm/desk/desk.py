@@ -24,7 +24,7 @@ from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_LEADERS, Snapshot
 from swarm.desk.report import RunCard, history_report, leaders_report, peers_report, plan, swarm_report, timeline_report
 from swarm.membership.progress_record import PeerProgress
-from swarm.network.addresses import check_port_free
+from swarm.network.addresses import check_port_free, host_and_port
 from swarm.protocol.certificates import Certificate
 from swarm.protocol.orders import Orders
 
@@ -59,13 +59,8 @@ class Desk:
         credits: Credits | None = None,
         clock: Callable[[], float] = time.time,
     ):
-        self._card, self._path, self._alerts, self._still_minutes, self._clock = (
-            card,
-            path,
-            alerts,
-            still_minutes,
-            clock,
-        )
+        self._card, self._path, self._alerts = card, path, alerts
+        self._still_minutes, self._clock = still_minutes, clock
         self.history = History.load(path, card.key, card.target_batch_size, clock())
         self._saved_at = clock()
         self._trouble = ""
@@ -165,7 +160,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 def page_url(listener: socket.socket) -> str:
     """What to type into a browser on this machine."""
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://{host_and_port(host, port)}"
 
 
 @contextlib.contextmanager

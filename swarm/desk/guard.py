@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from swarm.network.addresses import household
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
 PER_ADDRESS, PER_ADDRESS_A_SECOND = 200, 50
@@ -58,14 +57,3 @@ def household_of(scope: Scope) -> str | None:
     """Of who asks; None if the server does not know."""
     client = scope.get("client")
     return household(client[0]) if client else None
-
-
-def household(host: str) -> str:
-    """Who shares a limit: an IPv4 address, or an IPv6 network of 64 bits, of which one person has all addresses."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if address.version == 6 and address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return host if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))

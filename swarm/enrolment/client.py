@@ -20,6 +20,7 @@ from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.messages import MAX_ANSWER_BYTES, EnrolAnswer, EnrolRequest, Server, printable, subkey_of
 from swarm.enrolment.rpc import ENROL, RENEW, SERVICE, load_grpc
 from swarm.enrolment.tls import SERVER_NAME, fingerprint_of
+from swarm.network.addresses import host_and_port
 from swarm.network.signed_records import peer_of
 from swarm.protocol.certificates import Authority, Certificate, NotSigned, Removals
 
@@ -109,7 +110,7 @@ class _Enrolment:
     def ask(self, method: str, token: bytes, name: str, certificate: bytes) -> EnrolAnswer:
         server = Server(self._line.organiser, self._line.fingerprint)
         request = EnrolRequest.signed(self._key, server, token, name, certificate).to_bytes()
-        names = [_written(*endpoint) for endpoint in self._line.server_endpoints]
+        names = [host_and_port(*endpoint) for endpoint in self._line.server_endpoints]
         failures: dict[str, str] = dict.fromkeys(names, "no answer in time")
         strangers: list[str] = []
         for found in self._look_at_all():
@@ -206,14 +207,14 @@ def _look(host: str, port: int, timeout_seconds: float) -> _Found:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])  # gRPC closes the connection of who does not say so
-    endpoint = _written(host, port)
+    endpoint = host_and_port(host, port)
     try:
         with (
             socket.create_connection((host, port), timeout_seconds) as plain,
             context.wrap_socket(plain, server_hostname=SERVER_NAME) as secure,
         ):
             family = "ipv6" if plain.family == socket.AF_INET6 else "ipv4"
-            address = f"{family}:{_written(secure.getpeername()[0], port)}"
+            address = f"{family}:{host_and_port(secure.getpeername()[0], port)}"
             return _Found(endpoint, address, secure.getpeercert(binary_form=True) or b"")
     except socket.gaierror:
         return _Found(endpoint, failure="name not found")
@@ -223,11 +224,6 @@ def _look(host: str, port: int, timeout_seconds: float) -> _Found:
         return _Found(endpoint, failure="no enrolment server")
     except (OSError, ValueError) as error:
         return _Found(endpoint, failure=(getattr(error, "strerror", None) or str(error)).lower())
-
-
-def _written(host: str, port: int) -> str:
-    """As people know it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _check_clock(certificate: bytes) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -135,9 +135,7 @@ class JoinLine:
         return self.server_endpoints if self.token else []
 
 
-def whom_to_join(
-    values: Sequence[str] | None, environment: Mapping[str, str] = os.environ
-) -> tuple[list[str], JoinLine | None]:
+def whom_to_join(values: Sequence[str] | None) -> tuple[list[str], JoinLine | None]:
     """The addresses that a person gave, as `parse_initial_peers`; and the join line, if that is how they came.
 
     Args:
@@ -146,14 +144,14 @@ def whom_to_join(
     Raises:
         InputError: the line, or an address, is malformed
     """
-    text = environment.get(VARIABLE, "") if values is None else " ".join(values)
+    text = os.environ.get(VARIABLE, "") if values is None else " ".join(values)
     if not is_join_line(text):
         if _PART.fullmatch(_INVISIBLE.sub("", text[: 2 * MAX_LINE_LENGTH]).strip(_QUOTES)):
             raise InputError(
                 f"That is only a part of a join line: paste the whole line, from {SCHEME} to its end, or ask for it "
                 "again."
             )
-        return parse_initial_peers(values, environment), None
+        return parse_initial_peers(values), None
     line = JoinLine.parse(text)
     return list(line.addresses), line
 
@@ -209,7 +207,7 @@ def _check_addresses(addresses: tuple[str, ...]) -> None:
         raise _unusable(f"it needs 1 to {MAX_ADDRESSES} addresses of at most {MAX_ADDRESS_LENGTH} characters")
     for address in addresses:
         try:
-            usable = parse_initial_peers([address], {})
+            usable = parse_initial_peers([address])
         except InputError:
             usable = []
         if usable != [address]:  # nor one that would have to be mended

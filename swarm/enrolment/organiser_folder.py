@@ -10,7 +10,7 @@ from recipe.errors import InputError
 from recipe.run_folder import check_name, write_json
 from swarm.enrolment.contact import CONTACT_FILE, FOLDER, Contact
 from swarm.enrolment.join_line import MAX_ADDRESSES, JoinLine
-from swarm.enrolment.organiser_key import make_key, passphrase_from, read_key
+from swarm.enrolment.organiser_key import VARIABLE, make_key, passphrase_from, read_key
 from swarm.enrolment.registry import Registry
 from swarm.enrolment.tls import fingerprint_in
 from swarm.network.addresses import check_reachable, is_loopback, is_public
@@ -67,7 +67,7 @@ class OrganiserFolder:
             self.key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{self.key.parent} cannot be made ({error.strerror}): name another folder.") from None
-        given = os.environ.get("SWARM_KEY_PASSPHRASE")
+        given = os.environ.get(VARIABLE)
         return make_key(self.key, given or None)
 
     def signer(self) -> Signer:

@@ -7,7 +7,6 @@ A key is a PKCS8 PEM file, with a passphrase or without. A deputy's has a file b
 from __future__ import annotations
 
 import getpass
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from recipe.errors import InputError
+from recipe.run_folder import write_private
 from swarm.protocol.certificates import (
     CERTIFICATE,
     MAX_CERTIFICATE_BYTES,
@@ -214,21 +214,10 @@ def _read(path: Path, most_bytes: int) -> bytes:
 def _write_new(path: Path, content: bytes) -> None:
     """Never over a file that is there, and nothing of it stays if that fails."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_private(path, content)
     except OSError as error:
         if path.exists():
             raise InputError(f"{path} is there already: choose another name, or move that file away.") from None
-        raise _not_writable(path, error) from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise _not_writable(path, error) from None
-
-
-def _not_writable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be written ({error.strerror}): name a file in a folder you may write to.")
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}): name a file in a folder you may write to."
+        ) from None

@@ -20,6 +20,7 @@ from swarm.enrolment.organiser_key import check_right
 from swarm.enrolment.registry import Member, NotInvited, Registry, removed_sentence
 from swarm.enrolment.rpc import ENROL, RENEW, SERVICE, load_grpc
 from swarm.enrolment.tls import ensure_tls, fingerprint_in
+from swarm.network.addresses import host_and_port, household
 from swarm.protocol.certificates import Authority, Certificate, NotSigned, Right, Signer
 from swarm.runtime.once import Once
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
@@ -86,8 +87,8 @@ class CallLimits:
         """
         with self._lock:
             host = _host_of(caller)
-            # On this machine a whole swarm may start.
-            if (host is None or not host.is_loopback) and not self._of_hosts.take(_network_of(host)):
+            is_here = host is not None and host.is_loopback  # where a whole swarm may start
+            if not is_here and not self._of_hosts.take(household(str(host))):  # of all who cannot be told, one
                 return False
             return self._all.take()
 
@@ -156,10 +157,9 @@ class EnrolmentServer:
         methods = {ENROL: self._enrol, RENEW: self._renew}
         handlers = {name: grpc.stream_unary_rpc_method_handler(self._answers(grant)) for name, grant in methods.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        host = f"[{self._host}]" if ":" in self._host else self._host
         try:
             credentials = grpc.ssl_server_credentials([ensure_tls(self._registry.folder)])
-            port = server.add_secure_port(f"{host}:{self._port}", credentials)
+            port = server.add_secure_port(host_and_port(self._host, self._port), credentials)
         except RuntimeError:
             server.stop(0)
             raise InputError(
@@ -256,10 +256,3 @@ def _host_of(caller: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
     except ValueError:
         return None
     return getattr(address, "ipv4_mapped", None) or address
-
-
-def _network_of(host: ipaddress.IPv4Address | ipaddress.IPv6Address | None) -> object:
-    """Whose limit counts: an IPv6 customer has 2**64 addresses."""
-    if host is None or host.version == 4:
-        return host
-    return ipaddress.ip_network((host, 64), strict=False)

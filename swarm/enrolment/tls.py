@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +15,7 @@ from cryptography.x509.oid import NameOID
 from filelock import FileLock
 
 from recipe.errors import InputError
+from recipe.run_folder import write_private
 from swarm.enrolment.join_line import FINGERPRINT_BYTES
 
 SERVER_NAME = "swarm-enrolment"
@@ -40,7 +40,7 @@ def ensure_tls(folder: Path) -> tuple[bytes, bytes]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(folder / f"{FILE_NAME}.lock", timeout=LOCK_SECONDS, mode=0o600):
             if not path.exists():
-                _write(path, _make())
+                write_private(path, _make(), overwrite=True)
             with open(path, "rb") as file:
                 content = file.read(MAX_FILE_BYTES)
     except OSError as error:
@@ -88,17 +88,3 @@ def _make() -> bytes:
     )
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return private + certificate.public_bytes(Encoding.PEM)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """All of it or nothing, readable for this user only."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # of a process that was killed, and had the same number
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

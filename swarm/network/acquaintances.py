@@ -12,9 +12,8 @@ MAX_ACQUAINTANCES = 4096
 class Acquaintances:
     """Who was given by a person, or has been in a group with this peer; of more than 4,096, the latest."""
 
-    def __init__(self, peers: Iterable[PeerID] = ()):
+    def __init__(self) -> None:
         self._peers: dict[PeerID, None] = {}
-        self.add(peers)
 
     def add(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """Note them; returns those that were not known before."""

@@ -24,7 +24,7 @@ VARIABLE = "INITIAL_PEERS"
 
 _FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6, "dns": 0, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+_LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
 _HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d+")
 
@@ -176,6 +176,25 @@ def classify(address: str) -> Literal["loopback", "private", "public"]:
     return "public" if ip.is_global else "private"
 
 
+def host_and_port(host: str, port: int) -> str:
+    """As people and URLs have it: an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def household(host: str) -> str:
+    """Who shares a limit: an IPv4 address, or an IPv6 network of 64 bits, of which one customer has all addresses.
+
+    Args:
+        host: an IP address; anything else is a household of its own
+    """
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
+
+
 def is_loopback(address: str) -> bool:
     """Whether only this machine can call there; an address that cannot be read is refused elsewhere."""
     return _is(address, "loopback")
@@ -225,11 +244,9 @@ def closed_ports(visible: Sequence[str], public_ip: str | None = None, enrolment
     also, option = "", ""
     if enrolment_port:
         also, option = f" and TCP port {enrolment_port}", f" --enrolment-port {enrolment_port}"
-    who = (
-        "Only those with IPv6 can join, if your router lets them in, which was not measured"
-        if public
-        else ("Nobody on the internet can join")
-    )
+    who = "Nobody on the internet can join"
+    if public:
+        who = "Only those with IPv6 can join, if your router lets them in, which was not measured"
     return (
         f"# {who}: forward {ports}{also} of your router to this machine and start with "
         f"--public-ip YOUR.PUBLIC.IP --port {endpoint.port}{option}."
@@ -269,7 +286,7 @@ def _parse(address: str, own: bool) -> Endpoint:
         ValueError: with the reason, as the end of a sentence.
     """
     _refuse_foreign_notation(address)
-    parts = address.strip("/").split("/")
+    parts = address[1:].split("/")
     family, host, transport, port = (parts + [""] * 4)[:4]
     rest = parts[4:]
     if family not in _FAMILIES:
@@ -338,9 +355,10 @@ def _is_peer_id(text: str) -> bool:
     number = 0
     for letter in text:
         number = number * 58 + _BASE58.index(letter)
-    body = number.to_bytes((number.bit_length() + 7) // 8, "big")
-    if text.startswith("1"):  # a leading 1 is a zero byte, the "identity" hash: length, then a protobuf of the key
-        return len(body) == 1 + body[0] and body[1:2] == b"\x08"
+    zeros = len(text) - len(text.lstrip("1"))  # each leading 1 is a zero byte
+    body = bytes(zeros) + number.to_bytes((number.bit_length() + 7) // 8, "big")
+    if zeros:  # the "identity" hash: length, then a protobuf of the key
+        return body[2:3] == b"\x08" and len(body) == 2 + body[1]
     return len(body) == 34 and body[:2] == b"\x12\x20"
 
 
@@ -366,4 +384,4 @@ def _connect(endpoint: Endpoint, timeout_seconds: float, is_greeted: bool) -> No
 def _short(address: str) -> str:
     """host:port, as people know it."""
     endpoint = _parse(address, own=False)
-    return f"[{endpoint.host}]:{endpoint.port}" if ":" in endpoint.host else f"{endpoint.host}:{endpoint.port}"
+    return host_and_port(endpoint.host, endpoint.port)

@@ -93,7 +93,7 @@ class NetworkOptions:
 
     def announced_addresses(self) -> list[str] | None:
         """Multiaddresses that p2pd tells others; None lets it find out. They replace what it found, so with a public
-        address come those of this machine's network manifests: the neighbours still join over the local network."""
+        address come those of this machine's network cards: the neighbours still join over the local network."""
         announced = list(self.announce_maddrs)
         if self.public_ip is not None:
             port = self._fixed_port()
@@ -212,12 +212,12 @@ def stop_dht(dht: SwarmDHT, timeout_seconds: float = 3) -> None:
 def _launch(options: NetworkOptions, peers: list[str], meanwhile: Callable[[], None]) -> SwarmDHT:
     identity = options.identity_path.expanduser()
     records = OwnedRecords(read_key(identity))
-    listening = {"no_listen": True, "host_maddrs": None} if options.client_mode else {}
     dht = SwarmDHT(
         initial_peers=peers or None,
         start=False,
         record_validators=[records],
-        **{"host_maddrs": options.listen_addresses(), **listening},
+        no_listen=options.client_mode,
+        host_maddrs=None if options.client_mode else options.listen_addresses(),
         announce_maddrs=options.announced_addresses(),
         identity_path=str(identity),
         client_mode=options.client_mode,

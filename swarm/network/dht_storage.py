@@ -277,7 +277,7 @@ async def store_requested(protocol: DHTProtocol, request: dht_pb2.StoreRequest) 
     if sizes != {len(request.in_cache)}:
         raise ValueError("a request whose fields do not match")
     stored = [False] * len(request.keys)
-    # Cards first: they tell which runs there are, and so under which keys the others may be stored.
+    # Manifests first: they tell which runs there are, and so under which keys the others may be stored.
     for number in sorted(range(len(stored)), key=lambda number: request.keys[number] != RUNS_ID.to_bytes()):
         storage = protocol.cache if request.in_cache[number] else protocol.storage
         key, tag, value = request.keys[number], request.subkeys[number], request.values[number]

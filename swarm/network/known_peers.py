@@ -40,13 +40,14 @@ def usable(addresses: object, peer_id: str | None = None) -> list[str]:
     """
     found: list[str] = []
     for address in addresses[:MAX_REMEMBERED] if isinstance(addresses, list) else []:
-        if not isinstance(address, str) or len(address) > 200 or (peer_id and not address.endswith(f"/p2p/{peer_id}")):
+        if not isinstance(address, str) or len(address) > 200:
             continue
         try:
             found += parse_initial_peers([address])
         except InputError:
             continue
-    return list(dict.fromkeys(found))[:MAX_REMEMBERED]
+    of_peer = [address for address in found if peer_id is None or peer_of_address(address) == peer_id]
+    return list(dict.fromkeys(of_peer))[:MAX_REMEMBERED]
 
 
 def met_before(output_dir: Path, run_id: str | None, given: Sequence[str] = ()) -> list[str]:

@@ -27,15 +27,15 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError, P2PHandlerError
 from hivemind.p2p.servicer import ServicerBase
 from hivemind.utils import get_logger
-from hivemind.utils.multiaddr import Multiaddr
 from msgspec import Meta
 
 from recipe.errors import InputError
-from swarm.network.addresses import is_public
+from swarm.network.addresses import household, is_public
 from swarm.network.hivemind_internals import connect
 from swarm.network.home.interfaces import every_host
 from swarm.network.home.open_ports import OpenPorts, open_port
 from swarm.network.home.router import RouterRefuses
+from swarm.network.known_peers import peer_of_address
 from swarm.protocol.wire import from_wire, to_wire
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
@@ -169,11 +169,9 @@ class ReachabilityService(ServicerBase):
 
     def may_call(self, host: str) -> bool:
         """Names are free and addresses are not: who has many names cannot use up what is for all."""
-        address = ipaddress.ip_address(host)
-        if not address.is_loopback:  # where a whole swarm may start
-            network = host if address.version == 4 else ipaddress.ip_network((host, 64), strict=False)
-            if not self._of_hosts.take(network):
-                return False
+        is_here = ipaddress.ip_address(host).is_loopback  # where a whole swarm may start
+        if not is_here and not self._of_hosts.take(household(host)):
+            return False
         return self._calls.take()
 
     async def _host_of(self, peer_id: PeerID) -> str | None:
@@ -300,7 +298,7 @@ async def _ask_all(
         opened, router = (None, "") if opening is None else await opening
         if opened is not None:
             question = replace(question, port=opened.ports[question.port])
-        peer_ids = dict.fromkeys(PeerID.from_base58(Multiaddr(address)["p2p"]) for address in initial_peers)
+        peer_ids = dict.fromkeys(PeerID.from_base58(peer_of_address(address)) for address in initial_peers)
         answers = await asyncio.gather(*(_ask(p2p, peer_id, question) for peer_id in [*peer_ids][:MAX_ASKED]))
     finally:
         await p2p.shutdown()

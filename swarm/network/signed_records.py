@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import multiprocessing as mp
-import os
 import re
 from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
@@ -31,6 +30,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
 from recipe.errors import InputError
+from recipe.run_folder import write_private
 from swarm.network.acquaintances import Acquaintances
 from swarm.network.hivemind_internals import private_key_in, validators_of
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
@@ -373,7 +373,8 @@ def prepare_identity(path: Path) -> PeerID:
     """
     try:
         if not path.exists():
-            _write_identity(path)
+            key = crypto_pb2.PrivateKey(key_type=crypto_pb2.KeyType.RSA, data=RSAPrivateKey().to_bytes())
+            write_private(path, key.SerializeToString())
         content = path.read_bytes()
     except OSError as error:
         raise InputError(
@@ -385,10 +386,3 @@ def prepare_identity(path: Path) -> PeerID:
         raise InputError(
             f"--identity-path {path} does not hold a peer's private key: restore it, or delete it for a new identity."
         ) from None
-
-
-def _write_identity(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    key = crypto_pb2.PrivateKey(key_type=crypto_pb2.KeyType.RSA, data=RSAPrivateKey().to_bytes())
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(key.SerializeToString())

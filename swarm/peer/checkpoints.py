@@ -11,12 +11,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from recipe.errors import InputError
+from recipe.training.checkpoint_io import best_checkpoint
 
 logger = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 3
-BEST = "best.ckpt"
-"""The one with the highest validation accuracy. Test images do not choose: their accuracy would then say too much."""
 OWN_PREFIX = "own-step-"
 """Of what this peer had trained before it took over weights that are far from that; not gone on from by itself."""
 
@@ -28,14 +27,6 @@ def kept_checkpoints(folder: Path, every_steps: int) -> list[ModelCheckpoint]:
         folder: where they go
         every_steps: global updates from one to the next
     """
-    best = ModelCheckpoint(
-        folder,
-        BEST.removesuffix(".ckpt"),
-        monitor="val/top1",
-        mode="max",
-        save_on_train_epoch_end=False,  # the loader never ends: at validations
-        enable_version_counter=False,
-    )
     latest = ModelCheckpoint(
         folder,
         "{step}",
@@ -44,7 +35,7 @@ def kept_checkpoints(folder: Path, every_steps: int) -> list[ModelCheckpoint]:
         save_top_k=KEPT_CHECKPOINTS,
         every_n_train_steps=every_steps,
     )
-    return [best, latest]
+    return [best_checkpoint(folder), latest]
 
 
 def newest_checkpoint(folder: Path, needed: bool, data_name: str) -> tuple[Path | None, dict[str, Any] | None]:

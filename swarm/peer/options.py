@@ -12,7 +12,7 @@ from recipe.command_line import arg, at_least, check_stops, read_options
 from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides
-from recipe.presets import PRESETS, preset
+from recipe.presets import PRESETS, named_recipe
 from recipe.training.compiler import check_compiler
 
 MAX_INVITE_DAYS = 3650
@@ -285,13 +285,4 @@ def parse_options(arguments: list[str] | None = None, prog: str = "python -m swa
 
 def own_recipe(options: PeerOptions) -> Recipe:
     """The recipe of a new swarm: a preset or a file, with the overrides of the command line."""
-    name = options.recipe or "digits"
-    path = Path(name)
-    if path.suffix == ".json":
-        try:
-            recipe = Recipe.from_json(path.read_bytes())
-        except OSError as error:
-            raise InputError(f"{path} cannot be read ({error.strerror}): give a preset or a recipe.json.") from error
-    else:
-        recipe = preset(name)
-    return apply_overrides(recipe, options.overrides)
+    return apply_overrides(named_recipe(options.recipe or "digits"), options.overrides)

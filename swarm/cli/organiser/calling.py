@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from recipe.errors import InputError
-from swarm.network.addresses import check_reachable
+from swarm.network.addresses import check_reachable, parse_initial_peers
 
 if TYPE_CHECKING:
+    from swarm.cli.organiser.organiser_options import OrganiserOptions
     from swarm.membership.run_manifest import RunManifest
     from swarm.network.dht_process import SwarmDHT
     from swarm.protocol.certificates import Authority
@@ -50,6 +51,15 @@ class Lookout:
         self._why = ""
         self._looking = threading.Thread(target=self._look, name="lookout", daemon=True)
         self._looking.start()
+
+    @classmethod
+    def of(cls, initial_peers: Sequence[str] | None, organiser: OrganiserOptions) -> Lookout:
+        """For the peers that a person has named; None: for hers, where it was last.
+
+        Raises:
+            InputError: an address is malformed, or no peer of hers has started the run yet
+        """
+        return cls(organiser.addresses if initial_peers is None else parse_initial_peers(initial_peers))
 
     def _look(self) -> None:
         try:
@@ -114,6 +124,25 @@ def calling(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT, 
         yield dht, manifest
     finally:
         stop_dht(dht)
+
+
+@contextlib.contextmanager
+def reaching(lookout: Lookout, authority: Authority) -> Iterator[tuple[SwarmDHT, RunManifest]]:
+    """As `calling`, where nothing can be done without the peers.
+
+    Raises:
+        InputError: they cannot be reached
+    """
+    try:
+        with calling(lookout, authority) as found:
+            yield found
+    except NotTold as error:
+        raise InputError(f"The run cannot be reached: {error}") from None
+
+
+def handed_to(num_peers: int) -> str:
+    """What has happened to a list, as the end of a sentence."""
+    return f"was handed to {'1 peer' if num_peers == 1 else f'{num_peers} peers'}, and everybody passes it on."
 
 
 def _manifest(dht: SwarmDHT, addresses: Sequence[str], authority: Authority) -> RunManifest:

@@ -24,9 +24,8 @@ import tyro
 
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
-from swarm.cli.organiser.calling import Lookout, NotTold, calling
+from swarm.cli.organiser.calling import Lookout, handed_to, reaching
 from swarm.cli.organiser.organiser_options import OrganiserOptions
-from swarm.network.addresses import parse_initial_peers
 
 if TYPE_CHECKING:
     from swarm.membership.control.giving import Given, Situation
@@ -77,8 +76,7 @@ def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
 
 def _control(options: ControlOptions, say: Callable[[str], None]) -> None:
     options.check()
-    given = None if options.initial_peers is None else parse_initial_peers(options.initial_peers)
-    lookout = Lookout(given or options.organiser.addresses)
+    lookout = Lookout.of(options.initial_peers, options.organiser)
     folder = options.organiser.opened()
     from swarm.protocol.orders import Order, What
 
@@ -93,23 +91,18 @@ def _control(options: ControlOptions, say: Callable[[str], None]) -> None:
             raise InputError(str(error)) from None
         signer = folder.signer()
         check_right(signer, folder.authority, Right.CONTROL)
-    try:
-        with calling(lookout, folder.authority) as (dht, manifest):
-            from swarm.membership.control.giving import give_order, situation
+    with reaching(lookout, folder.authority) as (dht, manifest):
+        from swarm.membership.control.giving import give_order, situation
 
-            if what is None:
-                _show(situation(dht, manifest), options.json, say)
-            else:
-                said = give_order(dht, manifest, signer, what, options.value or 0.0, options.at_step)
-                say(_sentence(said))
-    except NotTold as error:
-        raise InputError(f"The run cannot be reached: {error}") from None
+        if what is None:
+            _show(situation(dht, manifest), options.json, say)
+        else:
+            say(_sentence(give_order(dht, manifest, signer, what, options.value or 0.0, options.at_step)))
 
 
 def _sentence(given: Given) -> str:
-    peers = "1 peer" if given.num_peers == 1 else f"{given.num_peers} peers"
     when = "" if math.isnan(given.seconds) else f", in about {given.seconds:.0f} s" if given.seconds else ", at once"
-    return f"Ordered: {given.order}{when}. The list was handed to {peers}, and everybody passes it on."
+    return f"Ordered: {given.order}{when}. The list {handed_to(given.num_peers)}"
 
 
 def _show(now: Situation, as_json: bool, say: Callable[[str], None]) -> None:

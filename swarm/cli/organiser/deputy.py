@@ -20,9 +20,8 @@ import tyro
 
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
-from swarm.cli.organiser.calling import Lookout, NotTold, calling
+from swarm.cli.organiser.calling import Lookout, handed_to, reaching
 from swarm.cli.organiser.organiser_options import OrganiserOptions, date, listed
-from swarm.network.addresses import parse_initial_peers
 
 if TYPE_CHECKING:
     from swarm.enrolment.organiser_folder import OrganiserFolder
@@ -79,7 +78,7 @@ def _make(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], 
 def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str], None]) -> None:
     from swarm.protocol.certificates import Right
 
-    given = None if options.initial_peers is None else parse_initial_peers(options.initial_peers)
+    lookout = Lookout.of(options.initial_peers, options.organiser)
     key, rights, end = _deputy(options.file.expanduser(), folder)
     if Right.CONTROL not in rights:
         raise InputError(
@@ -89,18 +88,11 @@ def _revoke(options: DeputyOptions, folder: OrganiserFolder, say: Callable[[str]
     signer = folder.signer()
     if signer.warrant:
         raise InputError("A deputy cannot revoke another one: use the organiser's own key.")
-    try:
-        with calling(Lookout(given or folder.addresses), folder.authority) as (dht, manifest):
-            from swarm.membership.control.revoking import revoke_deputy
+    with reaching(lookout, folder.authority) as (dht, manifest):
+        from swarm.membership.control.revoking import revoke_deputy
 
-            done = revoke_deputy(dht, manifest, signer, key)
-    except NotTold as error:
-        raise InputError(f"The run cannot be reached: {error}") from None
-    peers = "1 peer" if done.num_peers == 1 else f"{done.num_peers} peers"
-    say(
-        f"{options.file.name} orders nothing any more in run {folder.run_id}. The list was handed to {peers}, and "
-        "everybody passes it on."
-    )
+        done = revoke_deputy(dht, manifest, signer, key)
+    say(f"{options.file.name} orders nothing any more in run {folder.run_id}. The list {handed_to(done.num_peers)}")
     for orders, what in ((done.kept, "still counts"), (done.dropped, "does not count any more")):
         for order in orders:
             say(f"- {order}: {what}")

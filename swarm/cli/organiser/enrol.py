@@ -23,11 +23,11 @@ import tyro
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
 from swarm.cli.organiser.organiser_options import OrganiserOptions
+from swarm.network.addresses import host_and_port
 
 if TYPE_CHECKING:
     from swarm.enrolment.organiser_folder import OrganiserFolder
 
-HOST = "0.0.0.0"
 NEEDS_A_PEER = (
     "Members renew their certificates here. Newcomers also need a running peer that their line names: while yours is "
     "off, send them a line of swarm invite, made while other members run."
@@ -76,11 +76,12 @@ def main(arguments: list[str], say: Callable[[str], None] = print, wait: Callabl
 def _enrol(options: EnrolOptions, say: Callable[[str], None], wait: Callable[[], None]) -> None:
     folder = options.organiser.opened()
     from swarm.enrolment.server import EnrolmentServer
+    from swarm.network.home.interfaces import every_host
 
     registry, authority, named = folder.registry, folder.authority, folder.enrolment_port
     port = named if options.port is None else options.port
     server = EnrolmentServer(
-        registry, folder.signer(), authority, HOST, port, certificate_days=options.certificate_days
+        registry, folder.signer(), authority, every_host()[-1], port, certificate_days=options.certificate_days
     )
     with _shown(EnrolmentServer.__module__):
         port = server.start()
@@ -104,9 +105,7 @@ def _enrol(options: EnrolOptions, say: Callable[[str], None], wait: Callable[[],
 
 
 def _where(folder: OrganiserFolder, port: int, named: int) -> str:
-    endpoints = " ".join(
-        f"[{host}]:{at}" if ":" in host else f"{host}:{at}" for host, at in folder.join_line().server_endpoints
-    )
+    endpoints = " ".join(host_and_port(*endpoint) for endpoint in folder.join_line().server_endpoints)
     said = f"People enrol for run {folder.run_id} at {endpoints}; this machine listens on TCP port {port}."
     if port != named:
         said += f" Join lines that were made before name port {named}: make new ones with swarm invite."

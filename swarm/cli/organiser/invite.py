@@ -90,7 +90,7 @@ class InviteOptions:
 def _is_peer_id(text: str) -> bool:
     """Whether it is that of an RSA key, as peers of a swarm have them."""
     try:
-        return text.startswith("Qm") and text.isalnum() and bool(parse_initial_peers([f"/dns/a/tcp/1/p2p/{text}"], {}))
+        return text.startswith("Qm") and text.isalnum() and bool(parse_initial_peers([f"/dns/a/tcp/1/p2p/{text}"]))
     except InputError:
         return False
 

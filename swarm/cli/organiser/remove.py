@@ -20,9 +20,8 @@ import tyro
 
 from recipe.command_line import arg, exit_status, read_options
 from recipe.errors import InputError
-from swarm.cli.organiser.calling import Deadline, Lookout, NotTold, WrongClock, calling
+from swarm.cli.organiser.calling import Deadline, Lookout, NotTold, WrongClock, calling, handed_to
 from swarm.cli.organiser.organiser_options import OrganiserOptions, listed, short
-from swarm.network.addresses import parse_initial_peers
 
 if TYPE_CHECKING:
     from hivemind.p2p import PeerID
@@ -119,8 +118,7 @@ def main(arguments: list[str], say: Callable[[str], None] = print) -> int:
 
 def _remove(options: RemoveOptions, say: Callable[[str], None]) -> int:
     options.check()
-    given = None if options.initial_peers is None else parse_initial_peers(options.initial_peers)
-    lookout = None if options.offline else Lookout(given or options.organiser.addresses)
+    lookout = None if options.offline else Lookout.of(options.initial_peers, options.organiser)
     change = _change(options, options.organiser.opened())
     if options.close:
         change.registry.close_invitation_of(change.member.serial)
@@ -157,9 +155,8 @@ def _make(change: Change, lookout: Lookout | None, say: Callable[[str], None]) -
         )
         return 1
     say(change.made())
-    peers = "1 peer" if num_peers == 1 else f"{num_peers} peers"
     say(
-        f"The new list was handed to {peers}, and everybody passes it on."
+        f"The new list {handed_to(num_peers)}"
         if num_peers
         else "Nobody trains there now: the new list lies there for an hour, and goes out again when your peer starts."
     )

@@ -54,18 +54,11 @@ class Bookkeeper(threading.Thread):
         fetch: gets what is new into the folder
         folder: of the ledgers
         credits: read from the file beside it into which this writes
-        clock: seconds that pass
     """
 
-    def __init__(
-        self,
-        fetch: Callable[[], Collected],
-        folder: Path,
-        credits: Credits,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, fetch: Callable[[], Collected], folder: Path, credits: Credits):
         super().__init__(name="ledger", daemon=True)
-        self._fetch, self._folder, self._clock = fetch, folder, clock
+        self._fetch, self._folder = fetch, folder
         self._over = threading.Event()
         self._adding: subprocess.Popen | None = None
         self.credits = credits
@@ -92,9 +85,9 @@ class Bookkeeper(threading.Thread):
     def run(self) -> None:
         wait = FIRST_SECONDS
         while not self._over.wait(wait):
-            began = self._clock()
+            began = time.monotonic()
             self.turn()
-            took = self._clock() - began
+            took = time.monotonic() - began
             if self.credits.peers:
                 wait = max(EVERY_SECONDS, REST * took)
             else:  # a run that has just begun has nothing to confirm yet

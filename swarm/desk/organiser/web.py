@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 
 def _say(sentence: str) -> None:
+    """Writes down who is let in and what is ordered."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}", flush=True)
 
 
@@ -40,17 +41,10 @@ class OrganisersPages:
         newest: what was seen last
         door: who may come in
         controls: of the run; None if it has no organiser
-        say: writes down who is let in and what is ordered
     """
 
-    def __init__(
-        self,
-        newest: Callable[[], Snapshot],
-        door: Door,
-        controls: Controls | None = None,
-        say: Callable[[str], None] = _say,
-    ):
-        self._newest, self._door, self._controls, self._say = newest, door, controls, say
+    def __init__(self, newest: Callable[[], Snapshot], door: Door, controls: Controls | None = None):
+        self._newest, self._door, self._controls = newest, door, controls
         self._one_at_a_time = asyncio.Lock()
         self._of_address = TokenBuckets(TRIES_AT_ONCE, TRIES_A_SECOND)
         self._of_all = TokenBucket(10 * TRIES_AT_ONCE, 10 * TRIES_A_SECOND)
@@ -105,7 +99,7 @@ class OrganisersPages:
             return _too_often()
         data = await _body(request, MAX_LOGIN_BYTES)
         visit = self._door.let_in(request.path_params["challenge"], data, self._revoked)
-        self._say(f"The organiser has let in the browser at {visit.host}, which may give orders now.")
+        _say(f"The organiser has let in the browser at {visit.host}, which may give orders now.")
         return Response(f"The browser at {visit.host} may give orders now.", media_type=TEXT)
 
     # ---- logged in --------------------------------------------------------------------------------------------------
@@ -142,7 +136,7 @@ class OrganisersPages:
         if not (step.isdecimal() and len(step) <= MAX_STEP_LETTERS):
             raise Refused("From which update it counts is not a number: load the organiser's page again.")
         order = await self._in_turn(lambda: controls.give(command.what, value, int(step)))
-        self._say(f"Ordered from the browser at {_host(request)}: {order}.")
+        _say(f"Ordered from the browser at {_host(request)}: {order}.")
         return _elsewhere("organiser")
 
     def _meant(self, given: Mapping[str, str]) -> tuple[Controls, Command, float]:

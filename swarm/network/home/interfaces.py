@@ -10,7 +10,7 @@ import psutil
 
 def own_addresses() -> list[str]:
     """IP addresses of this machine, loopback first, IPv4 before IPv6; without those that end at its own cable."""
-    names = [manifest.address for manifests in psutil.net_if_addrs().values() for manifest in manifests]
+    names = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
     found = [ip for ip in map(_address, names) if ip is not None and not (ip.version == 6 and ip.is_link_local)]
     return [str(ip) for ip in sorted(found, key=lambda ip: (not ip.is_loopback, ip.version))]
 

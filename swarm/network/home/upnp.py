@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from datetime import timedelta
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -39,11 +38,12 @@ class GatewayRequester(UpnpRequester):
 
     Args:
         host: IPv4 address of the gateway
-        documents_left: that may still be asked for
     """
 
-    def __init__(self, host: str, documents_left: int = MAX_DOCUMENTS):
-        self._host, self.documents_left = host, documents_left
+    def __init__(self, host: str):
+        self._host = host
+        self.documents_left = MAX_DOCUMENTS
+        """That may still be asked for."""
 
     async def async_http_request(self, http_request: HttpRequest) -> HttpResponse:
         """Raises UpnpCommunicationError: it is another host, or too much, or takes too long"""
@@ -128,7 +128,7 @@ class UpnpRouter:
             NewInternalClient=self._own_host,
             NewEnabled=True,
             NewPortMappingDescription=DESCRIPTION,
-            NewLeaseDuration=int(timedelta(seconds=lease_seconds).total_seconds()),
+            NewLeaseDuration=lease_seconds,
         )
         return external_port, lease_seconds
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from recipe.remote_file import RemoteCopy, RemoteFile
+from recipe.training.checkpoint_io import BEST
 from swarm.peer.callbacks.status_reporter import PatientConsole
-from swarm.peer.checkpoints import BEST, OWN_PREFIX
+from swarm.peer.checkpoints import OWN_PREFIX
 
 LAST_SECONDS = 300.0
 """For which the end waits for what is still on its way."""

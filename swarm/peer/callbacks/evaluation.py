@@ -37,7 +37,7 @@ class Evaluation(L.Callback):
 
     def __init__(self, every: int | None, validate_every: int, file: Path, say: Callable[[str], None]):
         self._every, self._validate_every, self._file, self._say = every, validate_every, JsonlFile(file), say
-        self._last_step, self._can_test = 0, True
+        self._last_step, self._has_complained = 0, False
         self.best: dict[str, Any] | None = None
         """Of the passes of this peer: that of the weights with the highest validation accuracy."""
 
@@ -58,9 +58,10 @@ class Evaluation(L.Callback):
         except Exception as error:
             if is_due and not isinstance(error, InputError):
                 raise
-            if self._can_test:  # what the organiser orders ends nobody's training, such as where there is no such data
+            # What the organiser orders ends nobody's training, such as where there is no such data.
+            if not self._has_complained:
                 self._say(str(error) if isinstance(error, InputError) else f"The weights cannot be tested: {error!r}")
-            self._can_test = False
+            self._has_complained = True
             return
         line = {"step": step, "val_top1": float(trainer.callback_metrics["val/top1"]), **result}
         line["seconds"] = time.perf_counter() - began

@@ -20,12 +20,10 @@ class ReachablePeerCheck(L.Callback):
     Args:
         client_mode: whether this peer is outbound-only; nothing happens otherwise
         stop_requested: set to leave
-        patience_seconds: how long to hope; None for `PATIENCE_SECONDS`
     """
 
-    def __init__(self, client_mode: bool, stop_requested: threading.Event, patience_seconds: float | None = None):
+    def __init__(self, client_mode: bool, stop_requested: threading.Event):
         self._stop_requested = stop_requested
-        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self._client_mode, self._strategy = client_mode, None
         self._ended = threading.Event()
         self.complaint: str | None = None
@@ -48,7 +46,7 @@ class ReachablePeerCheck(L.Callback):
                 alone_since = None
                 continue
             alone_since = alone_since or time.monotonic()
-            if time.monotonic() - alone_since >= self._patience_seconds:
+            if time.monotonic() - alone_since >= PATIENCE_SECONDS:
                 self.complaint = complaint(len(others))
                 self._stop_requested.set()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
-from recipe.run_folder import RunFolder, write_json
+from recipe.run_folder import RunFolder, write_private
 from swarm.enrolment.client import TryLater, enrol, renew
 from swarm.enrolment.join_line import JoinLine
 from swarm.enrolment.organiser_folder import OrganiserFolder
@@ -69,8 +68,12 @@ class Credentials:
             return None
 
     def write(self, path: Path) -> None:
-        """Raises OSError: the disk is full, for instance"""
-        write_json(path, json.loads(self.to_json()))
+        """For this user alone.
+
+        Raises:
+            OSError: the disk is full, for instance
+        """
+        write_private(path, self.to_json().encode(), overwrite=True)
 
     @classmethod
     def read(cls, path: Path) -> Credentials | None:
@@ -238,4 +241,3 @@ def keep(membership: Membership, admission: Admission, manifest: RunManifest, fo
         manifest=manifest.to_bytes(),
     )
     newest.write(folder.membership)
-    os.chmod(folder.membership, 0o600)

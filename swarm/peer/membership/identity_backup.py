@@ -6,7 +6,6 @@ What a peer has done, and the certificates that make it a member, belong to its 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,10 @@ from hivemind.p2p import PeerID
 from msgspec import Meta
 
 from recipe.errors import InputError
-from recipe.run_folder import RunFolder, check_name
+from recipe.run_folder import RunFolder, check_name, write_private
+from swarm.enrolment.organiser_key import MAX_PASSPHRASE_BYTES
 from swarm.peer.membership.credentials import Credentials
 from swarm.peer.membership.sealed import (
-    MAX_PASSPHRASE_BYTES,
     MAX_SEALED_BYTES,
     NotSealed,
     WrongPassphrase,
@@ -148,7 +147,7 @@ def export_identity(identity: Identity, file: Path, passphrase: str, overwrite: 
     """
     memberships = [kept.credentials.to_json() for kept in identity.memberships()][-MAX_MEMBERSHIPS:]
     content = msgspec.json.encode(_Content(identity.name, identity.path.read_bytes(), memberships))
-    write_private(file.expanduser(), seal(content, passphrase).encode(), overwrite)
+    _write(file.expanduser(), seal(content, passphrase).encode(), overwrite)
     return len(memberships)
 
 
@@ -222,7 +221,7 @@ def _put_key(identity: Identity, key: bytes, peer_id: PeerID, overwrite: bool) -
             raise InputError(
                 f"{identity.path} is another identity: give another --public-name, or add --overwrite to lose that one."
             )
-    write_private(identity.path, key, overwrite)
+    _write(identity.path, key, overwrite)
 
 
 def _put_membership(identity: Identity, text: str, peer_id: PeerID) -> None:
@@ -236,32 +235,15 @@ def _put_membership(identity: Identity, text: str, peer_id: PeerID) -> None:
     has = None if there is None else there.certificate_of(peer_id)
     if has is None or has.end < certificate.end:
         credentials.write(folder.membership)
-        os.chmod(folder.membership, 0o600)
 
 
-def write_private(path: Path, content: bytes, overwrite: bool) -> None:
-    """A file that only this user can read, whole or not at all.
-
-    Raises:
-        InputError: it is there already, and may not be replaced; or it cannot be written
-    """
-    written = path.with_name(f".{path.name}.{os.getpid()}.tmp") if overwrite else path
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if overwrite else os.O_EXCL)
+def _write(path: Path, content: bytes, overwrite: bool) -> None:
+    """Raises InputError: it is there already, and may not be replaced; or it cannot be written"""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(written, flags, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(written, path)
-        except BaseException:
-            written.unlink(missing_ok=True)
-            raise
-    except FileExistsError:
-        raise InputError(f"{path} is there already: choose another name, or add --overwrite.") from None
+        write_private(path, content, overwrite)
     except OSError as error:
+        if path.exists() and not overwrite:
+            raise InputError(f"{path} is there already: choose another name, or add --overwrite.") from None
         raise InputError(
             f"{path} cannot be written ({error.strerror}): name a file in a folder you may write to."
         ) from None

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 TITLE = "swarm-vit identity 1"
 SALT_BYTES, NONCE_BYTES, DIGEST_BYTES = 16, 12, 8
 MAX_SEALED_BYTES = 2**24
-MAX_PASSPHRASE_BYTES = 1023
 _SCRYPT = {"length": 32, "n": 2**17, "r": 8, "p": 1}
 """What OWASP recommends: 128 MiB of memory, and a fraction of a second for each guess. Not read from the file, which
 could ask for far more."""

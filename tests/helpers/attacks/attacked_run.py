@@ -40,7 +40,7 @@ class Seen:
 
 
 def rounds_of(peer: PeerProgram) -> list[dict]:
-    return read_metrics(peer.folder.rounds) if peer.folder.rounds.exists() else []
+    return read_metrics(peer.folder.rounds)
 
 
 class Attacked:

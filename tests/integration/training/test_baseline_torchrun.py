@@ -18,7 +18,7 @@ from tests.helpers.programs.ports import free_port
 
 
 def last_step(metrics: Path) -> int:
-    return max((line["step"] for line in read_metrics(metrics)), default=0) if metrics.exists() else 0
+    return max((line["step"] for line in read_metrics(metrics)), default=0)
 
 
 def workers(node: subprocess.Popen) -> list[psutil.Process]:

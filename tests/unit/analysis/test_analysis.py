@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.campaigns.cell import network_of
-from analysis.campaigns.cells import Cell, load_grid, shipped_grids
+from analysis.campaigns.cells import Cell, load_grid, network_of, shipped_grids
 from analysis.campaigns.measure import measure, measured_rounds, problems, rounds_of
 from analysis.campaigns.payload import payload_bytes
 from analysis.campaigns.statistics import equivalence

@@ -7,6 +7,8 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from swarm.cli.organiser.enrol import main
 from swarm.enrolment.client import enrol
+from swarm.network.addresses import connects
+from swarm.network.home.interfaces import has_ipv6, own_addresses
 from swarm.protocol.certificates import EVERYTHING
 
 
@@ -58,6 +60,19 @@ def test_the_port_of_the_join_lines_is_taken_again(her_run):
     port = her_run.folder.enrolment_port
     assert said[0] == f"People enrol for run digits at 127.0.0.1:{port}; this machine listens on TCP port {port}."
     assert said[1] == "No invitation is open: swarm invite makes one."
+
+
+def test_people_enrol_at_any_address_of_this_machine(her_run):
+    """By IPv6, too, where there is some: a join line may name such an address first."""
+    hosts = [host for host in own_addresses() if host != "::1" or has_ipv6()]
+    answers = {}
+
+    def call() -> None:
+        answers.update((host, connects(host, her_run.folder.enrolment_port, 5)) for host in hosts)
+        raise KeyboardInterrupt
+
+    assert main(her_run.options("--port", "0"), lambda _: None, call) == 0
+    assert answers == dict.fromkeys(hosts)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from swarm.desk.app import FORMS_AT_ONCE, build_app
 from swarm.desk.chart import chart, levels
-from swarm.desk.guard import PER_ADDRESS, Guard, household
+from swarm.desk.guard import PER_ADDRESS, Guard
 from swarm.desk.history import MAX_POINTS
 from swarm.desk.metrics import MAX_PEERS
 from swarm.desk.page import MAX_ROWS
@@ -147,12 +147,6 @@ def test_all_together_have_a_limit_as_well(seen):
     guard = Guard(build_app(lambda: seen.desk.newest), TokenBucket(10, 0.001))
     crowd = [TestClient(guard, client=(f"198.51.100.{number}", 1)).get("/badge.svg") for number in range(12)]
     assert [answer.status_code for answer in crowd] == 10 * [200] + 2 * [429]
-
-
-def test_whoever_has_many_addresses_has_one_limit():
-    assert household("2001:db8::1") == household("2001:db8::ffff:1") != household("2001:db8:0:1::1")
-    assert household("203.0.113.5") != household("203.0.113.6")
-    assert household("testclient") == "testclient"
 
 
 def test_a_thousand_peers(seen):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils.multiaddr import Multiaddr
 from hypothesis import example, given
 from hypothesis import strategies as some
 
@@ -24,7 +25,7 @@ from swarm.membership.announcer import addresses_in
 from swarm.membership.progress_record import PeerProgress
 from swarm.membership.run_manifest import PROTOCOL, RunManifest
 from swarm.network.addresses import parse_initial_peers
-from swarm.network.known_peers import MAX_REMEMBERED, read_book, usable
+from swarm.network.known_peers import MAX_REMEMBERED, peer_of_address, read_book, usable
 from swarm.network.reachability import NONCE_BYTES, Called, CallMe
 from swarm.network.signed_records import owned_entries
 from swarm.peer.session import newest_checkpoint
@@ -53,6 +54,7 @@ TICKET = Ticket(
 )
 WORK = WorkList("", [Line(7, 4, (0.5,) * NUM_PLACES)])
 PEERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(3)]
+BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 NONCE = bytes(range(LINEAGE_BYTES))
 GROUP = Group.close(NONCE, tuple(PEERS), (TICKET,) * 3)
 
@@ -232,13 +234,25 @@ def test_lines_of_a_ledger(data, field, value):
             assert line.is_named_rightly() == (same and line.group == GROUP.group_id)
 
 
+NAMES = [*(peer.to_base58() for peer in PEERS), "12D3KooWJ4h25QzeTZ85zXdNp9a4QgFm7gQVk1KNdcfcHdQLKPmh"]
+peer_names = some.sampled_from(NAMES) | some.builds(
+    lambda zeros, rest: zeros * "1" + rest,
+    some.sampled_from([0, 1, 2, 46]),
+    some.sampled_from(["", *NAMES[-2:]]) | some.text(BASE58, max_size=50),
+)
+hosts = some.just(("ip4", "203.0.113.5")) | some.tuples(some.just("dns4"), some.text("aZ1-_.", min_size=1, max_size=9))
+
+
 @some.composite
 def addresses(draw) -> str:
     """Multiaddresses of which some part may be nonsense."""
     odd = some.text(max_size=8) | some.sampled_from(["", "/", "0", "-1", "65536", "ip4", "p2p", "10.0.0.1", "::1"])
-    peer = some.sampled_from([peer.to_base58() for peer in PEERS])
-    parts = ("ip4", "203.0.113.5", "tcp", "31337", "p2p", draw(peer))
-    return "/" + "/".join(draw(odd) if draw(some.integers(0, 11)) == 0 else part for part in parts)
+    parts = [*draw(hosts), "tcp", "31337", "p2p", draw(peer_names)]
+    parts += ["p2p-circuit", "p2p", draw(peer_names)] if draw(some.booleans()) else []
+    if draw(some.integers(0, 3)) == 0:
+        place = draw(some.integers(0, len(parts)))
+        parts[place : place + draw(some.integers(0, 1))] = [draw(odd)]
+    return "/" + "/".join(parts)
 
 
 @often(300)
@@ -248,6 +262,9 @@ def test_addresses(texts):
     found = usable(texts)
     assert len(found) <= MAX_REMEMBERED
     assert usable(found) == found, "what is usable stays so"
+    for address in found:  # as who calls them does
+        Multiaddr(address.rpartition("/p2p/")[0])
+        PeerID.from_base58(peer_of_address(address))
     for text in texts[:3]:
         refused(parse_initial_peers, [text], InputError)
 

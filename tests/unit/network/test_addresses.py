@@ -12,11 +12,14 @@ from swarm.network.addresses import (
     check_port_free,
     check_reachable,
     classify,
+    host_and_port,
+    household,
     join_commands,
     parse_initial_peers,
     parse_own_address,
     reachable,
 )
+from swarm.network.known_peers import usable
 from tests.helpers.programs.ports import free_port
 
 RSA_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -59,6 +62,12 @@ def test_separators_duplicates_quotes_and_ipfs():
     assert parse_initial_peers(None, {"INITIAL_PEERS": f" {second}, {first}\n{second} "}) == [second, first]
 
 
+def test_a_peer_gives_no_addresses_of_others():
+    own, other = f"/ip4/10.0.0.7/tcp/4001/p2p/{ED25519_ID}", local(1)
+    assert usable([f"{other},{own}", f"{own} {other}", other], ED25519_ID) == [own]
+    assert usable([f"{other},{own}", 7]) == [other, own]
+
+
 def test_nothing_given_starts_a_swarm():
     assert parse_initial_peers(None, {}) == []
 
@@ -85,6 +94,10 @@ def test_an_empty_option_or_variable_starts_nothing(values, environment, sentenc
         ("/ip4/203.0.113.5/tcp/31337/p2p", "is not a whole peer id"),
         (EXAMPLE[:-3], "is not a whole peer id"),
         (EXAMPLE[:-1] + "0", "is not a whole peer id"),
+        (f"/ip4/203.0.113.5/tcp/31337/p2p/{46 * '1'}", "is not a whole peer id"),
+        (f"/ip4/203.0.113.5/tcp/31337/p2p/{39 * '1'}2", "is not a whole peer id"),
+        (f"/ip4/203.0.113.5/tcp/31337/p2p/1{ED25519_ID}", "is not a whole peer id"),
+        (46 * "1", "does not start with /ip4"),
         (f"/ip4/203.0.113.5/tcp/99999/p2p/{RSA_ID}", "the port 99999 is not"),
         (f"/ip4/203.0.113.5/tcp/0/p2p/{RSA_ID}", "the port 0 is not"),
         (f"/ip4/203.0.113.5/tcp/p2p/{RSA_ID}", "the port p2p is not"),
@@ -95,11 +108,14 @@ def test_an_empty_option_or_variable_starts_nothing(values, environment, sentenc
         (f"/ip4/2001:db8::1/tcp/31337/p2p/{RSA_ID}", "is not an IPv4 address"),
         (f"/ip6/fe80::1%eth0/tcp/31337/p2p/{RSA_ID}", "is not an IPv6 address"),
         (f"/ip4/0.0.0.0/tcp/31337/p2p/{RSA_ID}", "only says where a peer listens"),
-        (f"/dns/bad_-/tcp/31337/p2p/{RSA_ID}", "is not a host name"),
+        (f"/dns/bad-/tcp/31337/p2p/{RSA_ID}", "is not a host name"),
+        (f"/dns/my_peer/tcp/31337/p2p/{RSA_ID}", "is not a host name"),
         (f"/ip5/1.2.3.4/tcp/31337/p2p/{RSA_ID}", "/ip5 is not one of"),
         (f"/ip4/1.2.3.4/tcp/31337/ws/p2p/{RSA_ID}", "/ws is not understood"),
         (f"{EXAMPLE}/p2p-circuit", "/p2p/PEER_ID is missing"),
         (f"{EXAMPLE}/more", "/more is not understood"),
+        (f"{EXAMPLE}/", "/ is not understood"),
+        (f"/{EXAMPLE}", "is not one of"),
         ("http://203.0.113.5:31337", "web address"),
         ("203.0.113.5:31337", "host:port"),
         ("peer.example.org:31337", "host:port"),
@@ -203,6 +219,17 @@ def test_some_or_none_reachable(listener):
 )
 def test_classify(host, kind):
     assert classify(f"/{host}/tcp/31337/p2p/{RSA_ID}") == kind
+
+
+def test_a_host_and_a_port():
+    assert host_and_port("203.0.113.5", 80) == "203.0.113.5:80"
+    assert host_and_port("2001:db8::1", 80) == "[2001:db8::1]:80"
+
+
+def test_whoever_has_many_addresses_has_one_limit():
+    assert household("2001:db8::1") == household("2001:db8::ffff:1") != household("2001:db8:0:1::1")
+    assert household("203.0.113.5") == household("::ffff:203.0.113.5") != household("203.0.113.6")
+    assert household("testclient") == "testclient"
 
 
 def test_join_commands_by_network():

@@ -14,7 +14,7 @@ import tyro
 from recipe.config import MAX_JSON_BYTES, Recipe
 from recipe.errors import InputError
 from recipe.overrides import RecipeOverrides, apply_overrides, field_docstrings
-from recipe.presets import PRESETS, preset
+from recipe.presets import PRESETS, named_recipe, preset
 from recipe.tasks.images import KNOWN_MODELS
 from recipe.tasks.texts import KNOWN_TEXT_MODELS
 from tests.helpers.paths import ROOT
@@ -61,6 +61,15 @@ def test_fingerprint_is_equal_in_another_process():
     command = [sys.executable, "-c", code]
     printed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert printed.stdout.strip() == preset("digits").fingerprint
+
+
+def test_a_recipe_has_the_name_of_a_preset_or_of_a_file(tmp_path):
+    own = replace(preset("digits"), seed=7)
+    (tmp_path / "own.json").write_text(own.to_json())
+    assert named_recipe(str(tmp_path / "own.json")) == own
+    assert named_recipe("digits") == preset("digits")
+    with pytest.raises(InputError, match=r"no\.json cannot be read \(No such file"):
+        named_recipe(str(tmp_path / "no.json"))
 
 
 def test_importing_recipes_and_options_does_not_import_torch():

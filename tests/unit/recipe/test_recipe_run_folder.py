@@ -3,13 +3,14 @@
 import json
 import math
 import socket
+import stat
 import warnings
 
 import pytest
 
 from recipe.errors import InputError
 from recipe.presets import preset
-from recipe.run_folder import RunFolder, read_metrics, write_json
+from recipe.run_folder import RunFolder, read_metrics, write_json, write_private
 from recipe.training.loggers import JsonlLogger
 
 
@@ -81,8 +82,32 @@ def test_metrics_lines(tmp_path):
     assert (second["train/loss"], second["train/lr"]) == (None, None)
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_private_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch, overwrite):
+    path = tmp_path / "new folder" / "key"
+    write_private(path, b"first", overwrite)
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"first", 0o600)
+    path.chmod(0o644)
+    if not overwrite:
+        with pytest.raises(FileExistsError):
+            write_private(path, b"second")
+        path.unlink()
+
+    def fail(_file):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("os.fsync", fail)
+        with pytest.raises(OSError, match="No space left"):
+            write_private(path, b"second", overwrite)
+    assert [file.read_bytes() for file in path.parent.iterdir()] == [b"first"] * overwrite
+    write_private(path, b"second", overwrite)
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"second", 0o600)
+
+
 def test_a_torn_line_is_skipped_and_swallows_nothing(tmp_path):
     path = tmp_path / "metrics.jsonl"
+    assert read_metrics(path) == [], "there is no file yet"
     JsonlLogger(path).log_metrics({"train/loss": 1.0}, step=1)
     with open(path, "a") as file:
         file.write('{"time": 1, "st')

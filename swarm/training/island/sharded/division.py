@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torchmetrics import Metric
 
-from recipe.errors import InputError
+from recipe.errors import InputError, first_line
 
 ELEMENTWISE = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW),
@@ -58,7 +58,7 @@ def divide(module: nn.Module, device: torch.device, size: int) -> list[FSDPModul
                 fully_shard(block, mesh=mesh, reshard_after_forward=True)
             fully_shard(root, mesh=mesh, reshard_after_forward=True)
     except (NotImplementedError, ValueError) as error:
-        raise InputError(f"This model cannot be divided ({str(error).splitlines()[0]}): take inside='ddp'.") from error
+        raise InputError(f"This model cannot be divided ({first_line(error)}): take inside='ddp'.") from error
     for part in module.modules():
         if isinstance(part, FSDPModule):  # gradients are sums over samples, and no means over processes
             part.set_gradient_divide_factor(1.0)

@@ -26,6 +26,7 @@ from swarm.training.island.channel import Channel, Word
 from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
 from swarm.training.island.lost import IslandLost
+from swarm.training.island.sharded import division
 from swarm.training.local_steps import LocalCoordinator
 from swarm.training.strategy import SwarmStrategy
 from swarm.training.throughput import Noted
@@ -35,6 +36,16 @@ LINEAGE = bytes(range(240, 256))
 PULSE_SECONDS, CLOSE_SECONDS = 0.01, 0.1
 LOST_SECONDS = 20.0
 """For which a thread waits in gloo, where no timeout of a test ends it."""
+
+
+def test_a_model_that_torch_refuses_to_divide_without_a_word(monkeypatch):
+    def refuse(*_, **__):
+        raise NotImplementedError
+
+    monkeypatch.setattr(division, "init_device_mesh", MagicMock())
+    monkeypatch.setattr(division, "fully_shard", refuse)
+    with pytest.raises(InputError, match=r"cannot be divided \(NotImplementedError\): take inside='ddp'"):
+        division.divide(nn.ModuleList([net()]), torch.device("cpu"), 2)
 
 
 def net() -> nn.Sequential:

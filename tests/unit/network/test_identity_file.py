@@ -1,0 +1,29 @@
+"""The file of a peer's private key: made once, whole or not at all."""
+
+import resource
+import stat
+
+import pytest
+
+from recipe.errors import InputError
+from swarm.network.signed_records import prepare_identity
+
+
+def test_it_is_made_once_and_for_its_user_alone(tmp_path):
+    path = tmp_path / "new folder" / "peer.key"
+    peer_id = prepare_identity(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert prepare_identity(path) == peer_id
+
+
+def test_a_full_disk_leaves_no_part_of_a_key(tmp_path):
+    """Which could not be read when there is room again."""
+    path, limits = tmp_path / "peer.key", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(InputError, match=r"peer\.key cannot be used \(File too large\)"):
+            prepare_identity(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+    prepare_identity(path)
