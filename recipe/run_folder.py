@@ -140,7 +140,7 @@ def write_private(path: Path, content: bytes, overwrite: bool = False) -> None:
     """Writes a file that only its user can read, whole or not at all, with the folders above it.
 
     Args:
-        overwrite: it may take the place of a file that is there.
+        overwrite: it may take the place of a file that is there; without that, who is killed meanwhile leaves a part.
 
     Raises:
         OSError: it is there already and may not be replaced, or it cannot be written.

@@ -196,7 +196,8 @@ def _message(title: str, module: str, name: str, reader: str | None) -> str:
     meanings = says.params | attribute_docs(node)
     fields = dataclass_fields(node)
     bounded, most = _read_as(module, reader) if reader else ([], None)
-    kinds = bounded or [kind for _, kind, _ in fields]
+    types = _assignments("swarm.protocol.wire") | _assignments(module)
+    kinds = bounded or [_bounded(ast.parse(kind, mode="eval").body, types) for _, kind, _ in fields]
     rows = [
         (f"`{field}`", f"`{kind}`", meanings.get(field, "")) for (field, _, _), kind in zip(fields, kinds, strict=True)
     ]

@@ -54,7 +54,7 @@ class RunRecord:
 def read_record(folder: RunFolder, step: int) -> RunRecord:
     """What the files of a run folder say of the weights of this step; files that are missing say nothing."""
     summary, environment = _json(folder.summary), _json(folder.environment)
-    rounds = {line["step"]: line for line in read_metrics(folder.rounds) if _made_an_update(line, step)}
+    rounds = {line["step"]: line for line in _lines(folder.rounds) if _made_an_update(line, step)}
     members = {member for line in rounds.values() for member in line.get("members", ())}
     results = (_validated(folder, step), _tested(folder, step))
     versions = environment.get("versions")
@@ -74,9 +74,7 @@ def _made_an_update(line: dict[str, Any], step: int) -> bool:
 
 
 def _validated(folder: RunFolder, step: int) -> Measured | None:
-    lines = [
-        line for line in read_metrics(folder.metrics) if line.get("step") == step and line.get("val/top1") is not None
-    ]
+    lines = [line for line in _lines(folder.metrics) if line.get("step") == step and line.get("val/top1") is not None]
     if not lines:
         return None
     last = lines[-1]
@@ -85,7 +83,7 @@ def _validated(folder: RunFolder, step: int) -> Measured | None:
 
 def _tested(folder: RunFolder, step: int) -> Measured | None:
     """By a peer that evaluates, or by the baseline at its end."""
-    lines = [line for line in read_metrics(folder.evaluations) if line.get("step", step + 1) <= step and "top1" in line]
+    lines = [line for line in _lines(folder.evaluations) if line.get("step", step + 1) <= step and "top1" in line]
     at_the_end = _json(folder.path / "test.json")
     if at_the_end.get("step") == step:
         lines.append(at_the_end | {"images": at_the_end.get("samples")})
@@ -95,6 +93,13 @@ def _tested(folder: RunFolder, step: int) -> Measured | None:
     return Measured(
         "test", newest["step"], newest["top1"], newest.get("top5"), newest.get("loss"), newest.get("images")
     )
+
+
+def _lines(path: Any) -> list[dict[str, Any]]:
+    try:
+        return read_metrics(path)
+    except OSError:  # another user's
+        return []
 
 
 def _json(path: Any) -> dict[str, Any]:

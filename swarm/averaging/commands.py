@@ -33,7 +33,7 @@ class RunRound:
 
     ticket: Ticket
     members: Sequence[Member]
-    target: BatchTarget = field(default_factory=lambda: BatchTarget(0))
+    target: BatchTarget
     sound: Sequence[int] = ()
     work: OwnWork | None = None
     left_out: frozenset[PeerID] = frozenset()

@@ -7,6 +7,7 @@ A key is a PKCS8 PEM file, with a passphrase or without. A deputy's has a file b
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -216,7 +217,7 @@ def _write_new(path: Path, content: bytes) -> None:
     try:
         write_private(path, content)
     except OSError as error:
-        if path.exists():
+        if os.path.lexists(path):  # says False where the folder may not be entered
             raise InputError(f"{path} is there already: choose another name, or move that file away.") from None
         raise InputError(
             f"{path} cannot be written ({error.strerror}): name a file in a folder you may write to."

@@ -88,7 +88,7 @@ class CallLimits:
         with self._lock:
             host = _host_of(caller)
             is_here = host is not None and host.is_loopback  # where a whole swarm may start
-            if not is_here and not self._of_hosts.take(household(str(host))):  # of all who cannot be told, one
+            if not is_here and not self._of_hosts.take(household(str(host))):  # callers without an address share one
                 return False
             return self._all.take()
 

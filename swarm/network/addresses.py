@@ -83,7 +83,7 @@ def parse_own_address(value: str, option: str) -> Endpoint:
         InputError: it is malformed; the sentence names `option`.
     """
     try:
-        return _parse(value, own=True)
+        return _parse(value.rstrip("/"), own=True)
     except ValueError as error:
         raise InputError(
             f"{option}: `{value}` cannot be used, {error}; write it like /ip4/0.0.0.0/tcp/31337."

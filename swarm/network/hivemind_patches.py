@@ -22,6 +22,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -93,7 +94,7 @@ async def _receive_raw_data(reader: asyncio.StreamReader) -> bytes:
 
 
 def _expected_error(call):
-    """What somebody answers and cannot be read raises as if its handler had failed."""
+    """An answer that cannot be read raises P2PHandlerError, as if the other side's handler had failed."""
 
     @wraps(call)
     async def repaired(*args, **kwargs):
@@ -241,7 +242,12 @@ def _drop_invalid(self: DHTProtocol, key: bytes, dictionary: DictionaryDHTValue)
 
 
 def _share_memory_without_manager() -> None:
-    """torch's own choice on Linux, which Hivemind has changed: the memory has no name, and goes with its last user."""
+    """torch's own choice on Linux, which Hivemind has changed: the memory has no name, and goes with its last user.
+
+    A person may choose otherwise, by Hivemind's variable.
+    """
+    if "HIVEMIND_MEMORY_SHARING_STRATEGY" in os.environ:
+        return
     if "file_descriptor" in torch.multiprocessing.get_all_sharing_strategies():
         torch.multiprocessing.set_sharing_strategy("file_descriptor")
 

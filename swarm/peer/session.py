@@ -47,7 +47,7 @@ from swarm.peer.own_profile import how_reached, software_version, together
 from swarm.peer.startup_timer import StartupTimer
 from swarm.peer.status import Status, percent, program, tensorboard_command
 from swarm.peer.supervisor import Supervisor
-from swarm.peer.workload import Workload
+from swarm.peer.workload import OwnData, Workload
 from swarm.protocol.admission import OPEN
 from swarm.protocol.notes import Profile
 from swarm.runtime.line_use import LineUse
@@ -112,10 +112,12 @@ class Session:
         self._check_options()
         self.folder = RunFolder.create(options.machine.output_dir, manifest.run_id, name)
         self._check_folder()
-        self.upload = self._upload(manifest.run_id)
-        self.work = Workload(options, manifest, self.folder, dht.peer_id.to_base58(), joins, channel)
-        self.manifest = entry.signed(manifest.with_classes(self.work.data.digest, options.machine.data_dir))
+        identity = dht.peer_id.to_base58()
+        own_data = OwnData(options, manifest, self.folder, identity, joins)
+        self.manifest = entry.signed(own_data.manifest)
         self._entry = entry
+        self.upload = self._upload()
+        self.work = Workload(options, self.recipe, own_data, identity, joins, channel)
         self.why_ended = ""
         """A sentence, once this peer may not take part any more."""
         self._begin_folder()
@@ -164,10 +166,10 @@ class Session:
             processes["The enrolment server"] = self._entry.enrolment_process
         return processes
 
-    def _upload(self, run_id: str) -> CheckpointUpload | None:
+    def _upload(self) -> CheckpointUpload | None:
         if self.options.results.upload_to is None:
             return None
-        upload = CheckpointUpload(self.options.results.upload_to, run_id, self.name)
+        upload = CheckpointUpload(self.options.results.upload_to, self.manifest.run_id, self.name)
         if not self.clock.again:  # a storage that fails for an hour ends no training
             upload.check()
         return upload

@@ -1,7 +1,7 @@
 """What a life of this peer leaves behind when all its processes are killed, and who takes it away.
 
-That is the folder with the sockets by which p2pd and its callers talk (`swarm.runtime.sockets`). Shared memory has no
-name (`swarm.network.hivemind_patches`) and goes with its last user.
+That is the folder with the sockets by which p2pd and its callers talk (`swarm.runtime.sockets`). On Linux, shared
+memory has no name (`swarm.network.hivemind_patches`) and goes with its last user.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ It also says when one of them runs out of files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -104,6 +105,16 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def _give_up_files() -> None:
+    """No file stays open in the program that follows, not even shared memory that has come from another process."""
+    if sys.platform != "linux":
+        return
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2:  # standard input, output and errors
+            with contextlib.suppress(OSError):
+                os.set_inheritable(descriptor, False)
+
+
 def start_again(options: Sequence[str], trained_seconds: float) -> None:
     """Replace this process by a new one with the same command line; returns only if that has been done too often.
 
@@ -121,4 +132,5 @@ def start_again(options: Sequence[str], trained_seconds: float) -> None:
     sys.stderr.flush()
     os.environ[_RESTARTS] = str(restarts + 1)
     os.environ[STARTED] = str(time.time())
+    _give_up_files()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], *options])

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from recipe.config import Recipe
 from recipe.data.peer_data import PeerData
 from recipe.model import check_samples
 from recipe.registry import build_data, build_task
@@ -24,8 +25,8 @@ from swarm.training.batch_size_finder import MicroBatch, measure_for_recipe
 from swarm.training.island.channel import Channel, Word
 
 
-class Workload:
-    """Of one peer; a helper's is empty.
+class OwnData:
+    """What a peer trains on, in its own order, and how far it has come; a helper has none.
 
     Args:
         options: this peer's own settings
@@ -33,6 +34,41 @@ class Workload:
         folder: of this peer in this run, with the checkpoint of an earlier life
         identity: of this peer, which says in what order it takes samples
         joins: whether others train already: a checkpoint of this peer that cannot be read is then no obstacle
+
+    Raises:
+        InputError: the data are missing or damaged, or are not those of the run
+    """
+
+    def __init__(self, options: PeerOptions, manifest: RunManifest, folder: RunFolder, identity: str, joins: bool):
+        self.data = self._open(options, manifest, identity)
+        name = type(self.data).__qualname__
+        self.checkpoint, earlier = newest_checkpoint(folder.checkpoints, not joins, name)
+        self.resumed_step: int | None = None if earlier is None else earlier["global_step"]
+        self.data.prepare_data()
+        self.data.setup("fit")
+        self.manifest = manifest.with_classes(self.data.digest, options.machine.data_dir)
+        """The same, with what is known of the classes."""
+        if options.results.evaluate_every_steps is not None:
+            self.data.test_dataloader()  # says what is missing
+        if earlier is not None and (position := earlier[name]) is not None:
+            self.data.load_state_dict(position)  # a peer that comes back goes on with its samples
+
+    def _open(self, options: PeerOptions, manifest: RunManifest, identity: str) -> PeerData | NoData:
+        recipe, machine = manifest.recipe, options.machine
+        if options.role.helps:
+            return NoData(recipe, digest_for(manifest, machine.data_dir, options.role.data_digest))
+        return build_data(recipe, machine.data_dir, machine.batch_size or 1, identity, machine.num_workers)
+
+
+class Workload:
+    """What one peer computes; a helper computes nothing.
+
+    Args:
+        options: this peer's own settings
+        recipe: what is trained
+        own: its data
+        identity: of this peer
+        joins: whether others train already, and have the weights
         channel: to the other processes of this peer; None if it is one process
 
     Raises:
@@ -42,34 +78,25 @@ class Workload:
     def __init__(
         self,
         options: PeerOptions,
-        manifest: RunManifest,
-        folder: RunFolder,
+        recipe: Recipe,
+        own: OwnData,
         identity: str,
         joins: bool,
         channel: Channel | None = None,
     ):
-        self._options, self._recipe, self._channel = options, manifest.recipe, channel
-        self.helps = options.role.helps
-        self.data = self._open_data(manifest, identity)
-        data_name = type(self.data).__qualname__
-        self.checkpoint, earlier = newest_checkpoint(folder.checkpoints, not joins, data_name)
-        self.resumed_step: int | None = None if earlier is None else earlier["global_step"]
-        self.data.prepare_data()
-        self.data.setup("fit")
-        if options.results.evaluate_every_steps is not None:
-            self.data.test_dataloader()  # says what is missing
-        if earlier is not None and (position := earlier[data_name]) is not None:
-            self.data.load_state_dict(position)  # a peer that comes back goes on with its samples
+        self._options, self._recipe, self._channel = options, recipe, channel
+        self.data, self.helps = own.data, options.role.helps
+        self.checkpoint, self.resumed_step = own.checkpoint, own.resumed_step
         if channel is not None:
             self._deal_out(channel, identity)
-        self.task = build_task(self._recipe)
-        self.started_from = None if joins or earlier is not None else options.start_from
+        self.task = build_task(recipe)
+        self.started_from = None if joins or self.resumed_step is not None else options.start_from
         """The file whose weights a new swarm starts from."""
         if self.started_from is not None:
             path = self.started_from.expanduser()
             load_weights(self.task, read_checkpoint(path), path)
         if options.machine.batch_size:
-            check_samples(self.task.model, options.machine.batch_size, self._recipe.model)
+            check_samples(self.task.model, options.machine.batch_size, recipe.model)
         self.devices = [device_name(self._torch_device)]
         """On which this peer computes, one of each of its processes."""
         self.micro_batch = self._choose_micro_batch()
@@ -91,20 +118,13 @@ class Workload:
 
     @property
     def num_gpus(self) -> int:
-        """That this peer could use on this machine."""
+        """Of this machine, which this peer could use."""
         return 0 if self.device == "cpu" else torch.cuda.device_count()
 
     @property
     def replay(self) -> Replay:
-        """Makes any micro-batch of it again."""
+        """Computes any micro-batch of this peer again."""
         return Replay(self.task, self.data)
-
-    def _open_data(self, manifest: RunManifest, identity: str) -> PeerData | NoData:
-        """What this peer trains on, in its own order."""
-        machine = self._options.machine
-        if self.helps:
-            return NoData(self._recipe, digest_for(manifest, machine.data_dir, self._options.role.data_digest))
-        return build_data(self._recipe, machine.data_dir, machine.batch_size or 1, identity, machine.num_workers)
 
     def _deal_out(self, channel: Channel, identity: str) -> None:
         """The other processes of this peer prepare themselves, and each takes samples of its own."""

@@ -11,7 +11,7 @@ class Once:
     """Remembers what has been said. What comes from the network may name things without end, so it is bounded.
 
     Args:
-        most: things that can be said; about more than that nothing is
+        most: how many things are said at most; of further ones nothing is said
     """
 
     def __init__(self, most: int = MOST):

@@ -53,7 +53,7 @@ class Contribution:
 
     @property
     def samples(self) -> int:
-        """Of all processes of this peer."""
+        """Samples of all processes of this peer."""
         return self._throughput.work.samples
 
     @property
@@ -111,7 +111,7 @@ class Contribution:
         work.loss_sum = work.loss_sum + self._island.gather(self._vector, work.noted)
 
     def keep(self) -> None:
-        """All of it was of use, in a local step."""
+        """A local step has used all of it."""
         self._throughput.keep()
 
     def drop(self) -> bool:
@@ -124,7 +124,7 @@ class Contribution:
         return self._throughput.drop(samples)
 
     def withhold(self) -> None:
-        """It is not for the swarm."""
+        """Forget it: the swarm takes nothing from this peer now."""
         self._vector.drop()
         self._throughput.withhold()
 
@@ -135,12 +135,12 @@ class Contribution:
         return self._log.own(self._throughput.work, self._island.size)
 
     def give(self) -> Work:
-        """To a round: it lies on the wire, and an empty one begins."""
+        """Write the mean for a round onto the wire, and begin anew; returns what was given."""
         self._vector.to_wire(self.samples)
         return self._throughput.take()
 
     def give_alone(self) -> float:
-        """To an update without others; returns the seconds of computing."""
+        """Use the mean for an update without others, and begin anew; returns the seconds of computing."""
         self._vector.average_alone(self.samples)
         return self._throughput.take().seconds
 
@@ -150,7 +150,7 @@ class Contribution:
         self._throughput.give_back(work)
 
     def begin(self) -> None:
-        """Of a new step, on other weights."""
+        """A new step begins, on other weights: nothing is left of the last one."""
         self._vector.reset()
         self.forget_samples()
         self.resume()

@@ -34,6 +34,7 @@ from swarm.protocol.messages import Behind, OtherOrders, Refused, RoundEnded, Ro
 from swarm.protocol.round_report import RoundEvent, RoundReport, StepReport
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import POLL_SECONDS
+from swarm.runtime.line_use import LineUse
 from swarm.state_sync.state_version import StateVersion
 from swarm.state_sync.training_state import SharedState
 from swarm.training.audit.work_log import Loss, signed
@@ -164,7 +165,7 @@ class Coordinator:
             self.averaging.rule,
             self.averaging.auto,
             [param.shape for param in self._gradients.params],
-            self.options.line,
+            self.options.line or LineUse(),
             self.options.timeouts,
             self.options.admission,
             self.options.ledger,
@@ -469,15 +470,16 @@ class Coordinator:
         try:
             report = inflight.wait(lambda: self.tracker.swarm.members, self._should_stop)
             if report.group.lineage != inflight.ticket.lineage:  # it listened to the round of other weights
-                raise Behind(self.step).blames(report.blamed)
+                self.tracker.blame(report.blamed)
+                raise Behind(self.step)
             self.tracker.met(report.group.peer_ids, inflight.expected, report.lost)
             self.tracker.blame(report.blamed)
             self._name_who_is_far(report)
             self.control.note(report, inflight.work.seconds)
         except ShortBatch as short:
             self.control.met(short.group)
-            self._note_failure(short)
             self.tracker.met(short.group.peer_ids, inflight.expected)
+            self._note_failure(short)
             self._take_back()
             self.tracker.recount(short.group)  # somebody's pace was overestimated or samples are lost: the step goes on
             self.resume()
@@ -487,8 +489,8 @@ class Coordinator:
                 self._note_failure(back)
                 self._go_back(back)
             else:  # if they do go back, they are ahead, and this peer finds that
-                why = f"most of the group go back to step {back.step}, and show no reason"
-                self._give_up(RoundFailed(why).blames(back.blamed))
+                self.tracker.blame(back.blamed)
+                self._give_up(RoundFailed(f"most of the group go back to step {back.step}, and show no reason"))
             return False
         except (Behind, OtherOrders, Refused, RoundFailed) as error:
             self._give_up(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.averaging.slow_members import USUAL_MBPS
@@ -36,7 +36,7 @@ class CoordinatorOptions:
     matchmaking_seconds: float = 5.0
     averaging_timeout_seconds: float = 60.0
     join_timeout_seconds: float = 120.0
-    line: LineUse = field(default_factory=LineUse)
+    line: LineUse | None = None
     admission: Admission = OPEN
     helps: bool = False
     timeouts: Timeouts = DEFAULT_TIMEOUTS

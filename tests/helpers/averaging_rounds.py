@@ -9,6 +9,7 @@ from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.fragments import Fragments
 from swarm.averaging.rounds import AveragingOptions
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES
@@ -17,6 +18,7 @@ from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from tests.helpers.swarm_peers import Line, Peers, running_dht
 
 NAMES = ("a", "b", "c")
+NO_TARGET = BatchTarget(0)
 PATIENCE_SECONDS, TIMEOUT_SECONDS = 10.0, 30.0
 
 
@@ -66,7 +68,7 @@ def run_round(
 ) -> RoundReport:
     averager.vector.copy_(vector)
     ticket = Ticket(step, samples, averager.client_mode, float(step), lineage)
-    order = RunRound(ticket, members, patience_seconds=patience_seconds, timeout_seconds=TIMEOUT_SECONDS)
+    order = RunRound(ticket, members, NO_TARGET, patience_seconds=patience_seconds, timeout_seconds=TIMEOUT_SECONDS)
     return averager.run_round(order).result(TIMEOUT_SECONDS + 5)
 
 

@@ -54,7 +54,7 @@ class Lookout:
 
     @classmethod
     def of(cls, initial_peers: Sequence[str] | None, organiser: OrganiserOptions) -> Lookout:
-        """For the peers that a person has named; None: for hers, where it was last.
+        """For the peers that a person has named; None: for the organiser's own, where it was last.
 
         Raises:
             InputError: an address is malformed, or no peer of hers has started the run yet

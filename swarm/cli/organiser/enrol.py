@@ -82,7 +82,7 @@ def _enrol(options: EnrolOptions, say: Callable[[str], None], wait: Callable[[],
     port = named if options.port is None else options.port
     server = EnrolmentServer(
         registry, folder.signer(), authority, every_host()[-1], port, certificate_days=options.certificate_days
-    )
+    )  # at `::`, where the machine has IPv6, which takes IPv4, too
     with _shown(EnrolmentServer.__module__):
         port = server.start()
         try:

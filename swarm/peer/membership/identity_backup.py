@@ -6,6 +6,7 @@ What a peer has done, and the certificates that make it a member, belong to its 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,7 +243,7 @@ def _write(path: Path, content: bytes, overwrite: bool) -> None:
     try:
         write_private(path, content, overwrite)
     except OSError as error:
-        if path.exists() and not overwrite:
+        if not overwrite and os.path.lexists(path):  # says False where the folder may not be entered
             raise InputError(f"{path} is there already: choose another name, or add --overwrite.") from None
         raise InputError(
             f"{path} cannot be written ({error.strerror}): name a file in a folder you may write to."

@@ -15,7 +15,7 @@ from hivemind.utils import get_logger
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.commands import RunRound
 from swarm.membership.progress_tracker import ProgressTracker
-from swarm.protocol.messages import Behind, OtherOrders, RoundEnded, Ticket
+from swarm.protocol.messages import Behind, Blame, OtherOrders, RoundEnded, Ticket
 from swarm.training.inflight_round import InflightRound
 from swarm.training.options import CoordinatorOptions
 from swarm.training.run_control import RunControl
@@ -74,8 +74,9 @@ class Listener:
         if self._round.future.done() and (error := self._round.future.exception()) is not None:
             logger.debug(f"listened to the round of step {self._round.ticket.step} in vain: {error!r}")
             self._least_step = error.step if isinstance(error, Behind) else 0
-            if isinstance(error, RoundEnded):
-                self._tracker.blame(error.blamed)
+            if isinstance(error, RoundEnded):  # who computes nothing takes everybody for slow
+                spoilt = {peer: what for peer, what in error.blamed.items() if what is not Blame.TOO_SLOW}
+                self._tracker.blame(spoilt)
             if isinstance(error, OtherOrders):
                 self._control.take(error.signed)
             self._round = None

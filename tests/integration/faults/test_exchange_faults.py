@@ -19,6 +19,7 @@ from swarm.protocol.round_report import RoundReport
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
 from tests.helpers.averaging_rounds import (
+    NO_TARGET,
     PATIENCE_SECONDS,
     averager_for,
     dismiss,
@@ -86,7 +87,7 @@ def one_round_within(name, initial_peers, line, vector, seconds, stops):
         members = meet_everyone(line, dht)
         averager.vector.copy_(vector)
         ticket = Ticket(7, 10, False, 1.0, bytes(LINEAGE_BYTES))
-        order = RunRound(ticket, members, patience_seconds=PATIENCE_SECONDS, timeout_seconds=seconds)
+        order = RunRound(ticket, members, NO_TARGET, patience_seconds=PATIENCE_SECONDS, timeout_seconds=seconds)
         failed = averager.run_round(order).exception(seconds + 5)
         say_goodbye(line, averager)
         assert stops or isinstance(failed, RoundFailed)

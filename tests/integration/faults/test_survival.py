@@ -123,7 +123,7 @@ def test_a_run_is_completed_by_who_has_taken_part_in_it(updates, resumed_step, s
         stop_requested=Event(),
         options=SimpleNamespace(leaving=SimpleNamespace(target_accuracy=None)),
         metrics=SimpleNamespace(updates=updates),
-        resumed_step=resumed_step,
+        work=SimpleNamespace(resumed_step=resumed_step),
         why_ended="",
     )
     assert Session.outcome(session, SimpleNamespace(global_step=step, max_steps=10, callback_metrics={})) == outcome

@@ -12,7 +12,7 @@ from swarm.averaging.matchmaking import Matchmaking
 from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Behind, Member, Refused, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_SAMPLES
-from tests.helpers.averaging_rounds import options_for
+from tests.helpers.averaging_rounds import NO_TARGET, options_for
 from tests.helpers.swarm_peers import Peers, running_dht
 
 pytestmark = pytest.mark.timeout(120)
@@ -41,7 +41,9 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
         time.sleep(waits_seconds)
         for step in range(rounds if comes else 0):
             ticket = Ticket(step, 10, False, 0.0, bytes(LINEAGE_BYTES))
-            order = RunRound(ticket, members, patience_seconds=PATIENCE_SECONDS, timeout_seconds=TIMEOUT_SECONDS)
+            order = RunRound(
+                ticket, members, NO_TARGET, patience_seconds=PATIENCE_SECONDS, timeout_seconds=TIMEOUT_SECONDS
+            )
             the_round = averager.run_round(order)
             try:
                 group = max(group, the_round.result(TIMEOUT_SECONDS + 5).group.peer_ids, key=len)

@@ -28,7 +28,7 @@ from swarm.network.addresses import parse_initial_peers
 from swarm.network.known_peers import MAX_REMEMBERED, peer_of_address, read_book, usable
 from swarm.network.reachability import NONCE_BYTES, Called, CallMe
 from swarm.network.signed_records import owned_entries
-from swarm.peer.session import newest_checkpoint
+from swarm.peer.checkpoints import newest_checkpoint
 from swarm.peer.status import Status
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.attestation import Attestation

@@ -235,7 +235,9 @@ def test_newcomers_begin_at_the_anchors_of_all_fragments():
         for peer in (donor, newcomer)
     ]
     newcomer.train()
-    newcomer.step, _ = states[1].take(*states[0].export(2, bytes(16)))
+    exported = states[0].export(2, bytes(16))
+    states[1].check(*exported)
+    newcomer.step, _ = states[1].take(*exported)
     newcomer.vector.adopt()
     assert newcomer.step == 2
     assert_equal(newcomer.anchors, donor.anchors)

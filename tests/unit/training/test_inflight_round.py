@@ -11,6 +11,7 @@ from recipe.errors import InputError
 from swarm.averaging.averager import SwarmAverager
 from swarm.averaging.commands import RunRound
 from swarm.averaging.compression.codec import Codec
+from swarm.protocol.batch_target import BatchTarget
 from swarm.protocol.messages import Member, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.async_utils import wait_a_little
@@ -65,7 +66,7 @@ def test_a_round_may_take_as_long_as_a_slow_line_needs(callable_ones, others, se
 
 def round_of(averager: StoppedAverager) -> InflightRound:
     options = CoordinatorOptions(averaging_timeout_seconds=0.1)
-    order = RunRound(Ticket(0, 32, False, 1.0, bytes(LINEAGE_BYTES)), [])
+    order = RunRound(Ticket(0, 32, False, 1.0, bytes(LINEAGE_BYTES)), [], BatchTarget(32))
     return InflightRound(averager, order, options, Work())
 
 
