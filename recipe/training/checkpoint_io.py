@@ -107,6 +107,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= checkpoint.keys():
         raise InputError(f"{path} is no checkpoint of a training: name a .ckpt file of this project.")
+    if type(step := checkpoint["global_step"]) is not int or step < 0:
+        raise InputError(f"{path} does not say after which update it was made: name another file.")
     return checkpoint
 
 

@@ -434,9 +434,12 @@ class Matchmaking:
                 return None  # it was told, and insists
             return await self.follow(leader, ticket, wait_until, redirects, own)
         if reply.code == CODE.NOT_A_LEADER and reply.suggested_leader and redirects:
-            return await self._follow_elsewhere(
-                PeerID(reply.suggested_leader), leader, ticket, wait_until, redirects - 1
-            )
+            try:
+                suggested = PeerID(reply.suggested_leader)
+            except ValueError as error:
+                logger.debug(f"{leader} sends us to nobody: {error}")
+                return None
+            return await self._follow_elsewhere(suggested, leader, ticket, wait_until, redirects - 1)
         return self._read_reply(reply, leader, ticket)
 
     def _request(self, ticket: Ticket, orders: bytes):

@@ -24,8 +24,9 @@ VARIABLE = "INITIAL_PEERS"
 
 _FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6, "dns": 0, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
-_HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
+_LABEL = r"(?!-)(?!..--)[A-Za-z0-9-]{1,63}(?<!-)"
+"""Without those of other alphabets (xn--…), which Hivemind cannot read back."""
+_HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d+")
 
 
@@ -322,7 +323,7 @@ def _refuse_foreign_notation(address: str) -> None:
 def _check_host(family: str, host: str, own: bool) -> None:
     if family.startswith("dns"):
         if not _HOST_NAME.fullmatch(host):
-            raise ValueError(f"`{host}` is not a host name")
+            raise ValueError(f"`{host}` is not a host name that a peer can call (take its IP address)")
         return
     version = ipaddress.IPv4Address if family == "ip4" else ipaddress.IPv6Address
     try:

@@ -279,12 +279,13 @@ async def store_requested(protocol: DHTProtocol, request: dht_pb2.StoreRequest) 
     stored = [False] * len(request.keys)
     # Manifests first: they tell which runs there are, and so under which keys the others may be stored.
     for number in sorted(range(len(stored)), key=lambda number: request.keys[number] != RUNS_ID.to_bytes()):
-        storage = protocol.cache if request.in_cache[number] else protocol.storage
         key, tag, value = request.keys[number], request.subkeys[number], request.values[number]
+        if request.in_cache[number] or len(key) != DHTID.HASH_NBYTES:
+            continue  # a cache answers in place of what is stored, and a longer key names the place of a usual one
         if tag == protocol.IS_DICTIONARY:
-            stored[number] = await _store_dictionary(protocol, storage, key, value)
+            stored[number] = await _store_dictionary(protocol, protocol.storage, key, value)
         else:
-            stored[number] = _store_one(protocol, storage, key, tag, value, request.expiration_time[number])
+            stored[number] = _store_one(protocol, protocol.storage, key, tag, value, request.expiration_time[number])
     return stored
 
 

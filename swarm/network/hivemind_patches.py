@@ -4,6 +4,10 @@
   never hear anybody again. Found by reading `ControlClient._read_from_persistent_conn`.
 - A handler that is cancelled would leave its task behind.
 - A stream whose handler has ended, while its caller still sends, would never be closed.
+- What one process cannot pass on to another one would leave it waiting for good.
+- A peer id of a megabyte would take a quarter of an hour to be written down, and nothing else would run meanwhile.
+- A node that names the asker among its neighbours would let no record be stored, and one that says that it has the
+  places of others would get what is for them.
 - An answer that is no message would raise what no caller expects, and so end more than this call.
 - A message could be as long as its sender likes, and a caller could have as many streams and calls as it likes.
 - p2pd would carry strangers' traffic, and would have the router open a port without a word, each time another one.
@@ -32,7 +36,7 @@ from uuid import UUID
 
 import torch.multiprocessing
 from google.protobuf.message import DecodeError
-from hivemind.dht.node import _SearchState
+from hivemind.dht.node import DHTNode, _SearchState
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
@@ -41,7 +45,8 @@ from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
 from hivemind.proto import dht_pb2, p2pd_pb2
-from hivemind.utils import ValueWithExpiration, get_dht_time
+from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
+from hivemind.utils.mpfuture import UpdateType
 from hivemind.utils.serializer import MSGPackSerializer
 
 from swarm.network.dht_bounds import decoding, nodes
@@ -55,6 +60,8 @@ CONNECTIONS, KEPT_CONNECTIONS = 1536, 1152
 """Above the first number p2pd closes some, whoever's they are, down to the second; a group may have 1,024 members."""
 _SETTINGS = {"f": P2PD_CONFIG, "relay": False, "relayService": False, "natPortMap": False}
 _SETTINGS |= {"connHi": CONNECTIONS, "connLo": KEPT_CONNECTIONS}
+MAX_PEER_ID_BYTES = 64
+"""Those of libp2p have 34 to 42."""
 CALLS, ALL_CALLS = 64, 1024
 """That one caller, and all of them together, may have at a time without an answer yet."""
 STORES_AT_ONCE, STORES_PER_SECOND = 4096, 64.0
@@ -235,10 +242,45 @@ async def _store_some(self: DHTProtocol, request: dht_pb2.StoreRequest, context:
 
 def _drop_invalid(self: DHTProtocol, key: bytes, dictionary: DictionaryDHTValue) -> bool:
     """What else is in an answer may be true: a node that is not ours stores anything."""
+    if not isinstance(dictionary, DictionaryDHTValue):
+        return False
     for subkey, (value, expiration_time) in list(dictionary.items()):
         if not self._validate_record(key, self.serializer.dumps(subkey), value, expiration_time):
             del dictionary[subkey]
     return True
+
+
+def _send_what_can_be_sent(send):
+    @wraps(send)
+    def repaired(self: MPFuture, update_type: UpdateType, payload: object = None) -> None:
+        try:
+            send(self, update_type, payload)
+        except Exception as error:  # it cannot be pickled, and nothing of it was sent
+            send(self, UpdateType.EXCEPTION, ValueError(f"the answer cannot be passed on: {type(error).__name__}"))
+
+    return repaired
+
+
+def _of_bounded_length(make):
+    @wraps(make)
+    def repaired(self: PeerID, peer_id_bytes: bytes) -> None:
+        if len(peer_id_bytes) > MAX_PEER_ID_BYTES:
+            raise ValueError(f"a peer id of {len(peer_id_bytes)} bytes")
+        make(self, peer_id_bytes)
+
+    return repaired
+
+
+def _without_false_places(choose):
+    """Nobody tells this node its own place, nor gives the place of a node that it knows to another peer."""
+
+    @wraps(choose)
+    def repaired(self: DHTNode, peer_ids: dict[DHTID, PeerID]) -> dict[DHTID, PeerID]:
+        table, chosen = self.protocol.routing_table, choose(self, peer_ids).items()
+        is_known = {node_id: table.get(node_id=node_id) not in (None, peer) for node_id, peer in chosen}
+        return {node_id: peer for node_id, peer in chosen if node_id != self.node_id and not is_known[node_id]}
+
+    return repaired
 
 
 def _share_memory_without_manager() -> None:
@@ -268,6 +310,9 @@ def repair_hivemind() -> None:
     DHTProtocol.create = classmethod(_with_bounded_storage(DHTProtocol.create.__func__))
     DHTProtocol.rpc_store = _store_some
     DHTProtocol._validate_dictionary = _drop_invalid
+    DHTNode._filter_blacklisted = _without_false_places(DHTNode._filter_blacklisted)
+    PeerID.__init__ = _of_bounded_length(PeerID.__init__)
+    MPFuture._send_update = _send_what_can_be_sent(MPFuture._send_update)
     DHTProtocol.update_routing_table = nodes.update_routing_table
     DHTProtocol.rpc_find = nodes.rpc_find
     DHTProtocol.rpc_ping = nodes.rpc_ping

@@ -18,7 +18,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import msgpack
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
@@ -32,6 +31,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from recipe.errors import InputError
 from recipe.run_folder import write_private
 from swarm.network.acquaintances import Acquaintances
+from swarm.network.dht_bounds.decoding import unpacked
 from swarm.network.hivemind_internals import private_key_in, validators_of
 from swarm.protocol.admission import OPEN, SHOWN_BYTES, Admission, NotAMember
 from swarm.protocol.certificates import IN_ROUNDS, Authority, NotSigned
@@ -293,9 +293,9 @@ def plain(data: bytes) -> Any:
     """As Hivemind decodes it, but without the types that it adds.
 
     Raises:
-        ValueError: there is nothing that can be decoded, or more
+        ValueError: there is nothing that can be decoded, or more, or it is too large or nested too deeply
     """
-    return msgpack.unpackb(data, raw=False, ext_hook=_refuse)
+    return unpacked(data, _refuse)
 
 
 def _refuse(code: int, data: bytes) -> Any:

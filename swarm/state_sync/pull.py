@@ -85,12 +85,15 @@ class Pull:
         Raises:
             RoundFailed: the donor cannot be called, has not got it, or sends what it should not
         """
-        download, attempts = self.download, 0
+        download, attempts, renamed = self.download, 0, 0
         while not download.is_complete:
             before = download.pieces_to_come
             try:
                 await self._ask_over_streams()
-            except NotKept:
+            except NotKept as error:
+                renamed += 1
+                if renamed == MAX_ATTEMPTS:
+                    raise RoundFailed(f"{download.donor} offers another state each time") from error
                 download.forget()
             except BROKEN as error:
                 attempts = attempts + 1 if download.pieces_to_come == before else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, AsyncIterator, Protocol  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
@@ -34,6 +34,8 @@ from swarm.state_sync.uploads import Content, Snapshot, Upload, Uploads, content
 logger = get_logger(__name__)
 
 SWEEP_SECONDS = 5.0
+MAX_PACKING = 8
+"""Averages that are made ready for others at a time: to ask for them costs nothing."""
 
 
 class Rounds(Protocol):
@@ -86,6 +88,9 @@ class StateServer:
         self._export: Snapshot | None = None
         """The one that the trainer is making."""
         self._average_log = AverageLog()
+        self._packed: tuple[tuple[int, bytes], Snapshot] | None = None
+        """The averages that somebody has asked for last, and what names them."""
+        self._packing: deque[asyncio.Future] = deque(maxlen=MAX_PACKING)
         self._has_kept = asyncio.Event()
         """Set, and replaced, when an average has been added."""
         self._took_state: OrderedDict[PeerID, None] = OrderedDict()
@@ -102,6 +107,7 @@ class StateServer:
         Args:
             vector: shape [n], fp32; may be written again afterwards
         """
+        self._packed = None
         self.uploads.sweep()
         if self.uploads.of:
             self._keep_average_log()
@@ -242,10 +248,18 @@ class StateServer:
         batch = self._average_log.batch(step)
         if not batch or self.uploads.has_used_up(peer_id, batch[0].num_bytes):
             return None
+        key = step, batch[-1].after
+        if self._packed is not None and self._packed[0] == key:
+            return self._packed[1]
+        if sum(not packing.done() for packing in self._packing) >= MAX_PACKING:
+            return None  # somebody asks for one after the other, and takes none
         layout, data = pack([tensor for average in batch for tensor in average.tensors])
         lineages = [average.after for average in batch]
         description = MSGPackSerializer.dumps(((step, batch[0].before, lineages), layout))
-        return Snapshot(None, asyncio.ensure_future(in_thread(content_of, description, data.numpy())), step)
+        ready = asyncio.ensure_future(in_thread(content_of, description, data.numpy()))
+        self._packing.append(ready)
+        self._packed = key, Snapshot(None, ready, step)
+        return self._packed[1]
 
     def _note_taken(self, peer_id: PeerID) -> None:
         self._took_state[peer_id] = None
@@ -261,6 +275,7 @@ class StateServer:
         """As long as there is something to be forgotten."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
+            self._packed = None
             self.uploads.sweep()
             if not self.uploads.of:
                 return

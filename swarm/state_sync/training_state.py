@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from hivemind.utils import get_logger
 from torch import nn
 
 from swarm.protocol.attestation import DIGEST_BYTES
 from swarm.protocol.messages import RoundFailed
 from swarm.protocol.wire import LINEAGE_BYTES, MAX_STEP
+
+logger = get_logger(__name__)
 
 MAX_SCALARS = 16
 NEVER_NEGATIVE = {
@@ -27,8 +32,27 @@ NEVER_NEGATIVE = {
 """Statistics that count or add up squares: an optimizer takes their root, or a power of them."""
 
 
+ON_DEVICES = ("fused", "capturable", "foreach")
+"""Settings of an optimizer that say how it computes, and not what."""
 COUNTS = ("step", "mu_product")
 """Statistics that torch keeps on the CPU, even where the parameter is on a GPU."""
+
+
+def made_statistics(optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> dict[str, torch.Tensor] | None:
+    """What a step of such an optimizer leaves, for a parameter of this type and of shape [2, 2]; None if it does not
+    show that."""
+    tried = copy(optimizer)  # without what has been hung onto its step
+    param = nn.Parameter(torch.zeros(2, 2, dtype=dtype))
+    param.grad = torch.zeros_like(param)
+    settings = {key: value for key, value in optimizer.param_groups[0].items() if key not in ON_DEVICES}
+    tried.param_groups = [{**settings, **dict.fromkeys(ON_DEVICES, False), "params": [param]}]
+    tried.state = defaultdict(dict)
+    try:
+        tried.step()
+    except Exception as error:  # each optimizer has its own
+        logger.debug(f"{type(optimizer).__name__} does not show what it remembers: {error!r}")
+        return None
+    return {key: value for key, value in tried.state[param].items() if isinstance(value, torch.Tensor)}
 
 
 def counts_on_device(optimizer: torch.optim.Optimizer) -> bool:
@@ -184,6 +208,27 @@ class SharedState:
         for (index, key), new in zip(statistics, received_statistics, strict=True):
             self._check_tensor(new, (optimized[index][1].shape, torch.Size(()), torch.Size((1,))), None)
             self._check_range(key, new, most_steps)
+        self._check_kinds(statistics, received_statistics)
+
+    def _check_kinds(self, statistics: Sequence[tuple[int, str]], received: Sequence[torch.Tensor]) -> None:
+        """Others would let the next step of the optimizer fail, which ends the training."""
+        made: dict[tuple[int, torch.dtype], dict[str, torch.Tensor] | None] = {}
+        by_index: dict[int, dict[str, torch.Tensor]] = {}
+        for (index, key), tensor in zip(statistics, received, strict=True):
+            by_index.setdefault(index, {})[key] = tensor
+        for index, found in by_index.items():
+            optimizer, param = self.optimized[index]
+            kind = id(optimizer), param.dtype
+            if kind not in made:
+                made[kind] = made_statistics(optimizer, param.dtype)
+            if (usual := made[kind]) is None:
+                continue
+            fits = found.keys() == usual.keys() and all(
+                (tensor.dtype, tensor.dim() == 0) == (usual[key].dtype, usual[key].dim() == 0) or tensor.numel() == 0
+                for key, tensor in found.items()
+            )
+            if not fits:
+                raise RoundFailed(f"the state's statistics {', '.join(sorted(found))} are not this optimizer's")
 
     @torch.no_grad()
     def distance_to(self, tensors: Sequence[torch.Tensor]) -> float:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from swarm.desk.ledger.credits import Credits
+from swarm.desk.ledger.credits import MAX_FILE_BYTES, Credits
 from swarm.ledger.collector import Collected, collect
 from swarm.membership.progress_store import progress_records
 from swarm.protocol.admission import Admission
@@ -122,6 +122,8 @@ class Bookkeeper(threading.Thread):
                 content = said.read()
             if status not in (VERIFIED, TAMPERED) or not content:
                 return f"It could not be added up: try swarm ledger verify {self._folder}"
+            if len(content) > MAX_FILE_BYTES:
+                return f"It names too many peers: see swarm ledger verify {self._folder}"
             result = _result_of(self._folder)
             written = result.with_name(f".{result.name}.tmp")
             written.write_bytes(content)

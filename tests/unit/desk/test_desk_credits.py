@@ -159,6 +159,16 @@ def test_a_ledger_of_another_run_in_the_folder_is_said_and_changes_nothing(swarm
     assert books.credits.time is None
 
 
+@pytest.mark.timeout(120)
+def test_a_ledger_that_names_too_many_is_said_and_changes_nothing(swarm, books, monkeypatch):
+    monkeypatch.setattr(bookkeeper, "MAX_FILE_BYTES", 10)
+    swarm.train()
+    books.turn()
+    assert books.credits.trouble.startswith("It names too many peers")
+    books.credits.look()
+    assert books.credits.time is None
+
+
 def test_a_desk_that_ends_waits_for_no_adding_up(swarm, books):
     swarm.train()
     books.stop()

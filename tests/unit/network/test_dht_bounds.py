@@ -27,7 +27,7 @@ PEERS = [PeerID(bytes([18, 32, *[number] * 32])) for number in range(3)]
 
 
 def test_what_hivemind_encodes_is_decoded():
-    records = DictionaryDHTValue(maxsize=7)
+    records = DictionaryDHTValue()
     records.store(b"owner", b"value", 2e9)
     for said in (records, ("a", (1, [2.5, None]), {"key": b"value"})):
         found = MSGPackSerializer.loads(MSGPackSerializer.dumps(said))

@@ -65,6 +65,24 @@ def test_what_the_donor_has_not_kept_is_downloaded_anew(monkeypatch):
     run(test)
 
 
+def test_a_donor_that_offers_another_state_each_time_is_given_up(monkeypatch):
+    monkeypatch.setattr("swarm.state_sync.pull.AGAIN_SECONDS", 0.01)
+
+    async def test():
+        donor, download = Donor(), Download("the donor", 10**9)
+
+        def break_down(message) -> None:
+            if download.offer is not None:
+                donor.server.state_changed()
+                donor.server.uploads.of.clear()
+                donor.hang_up()
+
+        with pytest.raises(RoundFailed, match="another state each time"):
+            await Pull(download, lambda: donor.open_stream("a"), break_down).run()
+
+    run(test)
+
+
 class Newcomer:
     """Downloads from donors in the same process."""
 

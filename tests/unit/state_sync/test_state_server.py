@@ -11,12 +11,13 @@ from hivemind.utils import MSGPackSerializer
 
 from swarm.protocol.messages import RoundFailed
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
+from swarm.state_sync import state_server
 from swarm.state_sync import uploads as uploads_module
 from swarm.state_sync.average_log import MAX_AVERAGES
 from swarm.state_sync.download import Busy
 from swarm.state_sync.download_messages import PIECE_BYTES, Offer, Wish, ask_for
 from swarm.state_sync.serialization import unpack
-from swarm.state_sync.uploads import MAX_SNAPSHOTS, MAX_STATE_UPLOADS
+from swarm.state_sync.uploads import MAX_SNAPSHOTS, MAX_STATE_UPLOADS, content_of
 from tests.helpers.donors import STATE_BYTES, Donor, begin, fetch, finish, run, until, value_of
 
 
@@ -119,6 +120,26 @@ def test_a_stranger_cannot_fill_a_donors_memory(monkeypatch):
         with pytest.raises(RoundFailed, match="does not have it"):
             await fetch(donor, "one more")
         assert len(donor.server.uploads.of) == MAX_SNAPSHOTS
+        for writer in writers:
+            writer.close()
+
+    run(test)
+
+
+def test_a_stranger_cannot_have_the_same_average_packed_again_and_again(monkeypatch):
+    packed = []
+    monkeypatch.setattr(state_server, "content_of", lambda *said: packed.append(said) or content_of(*said))
+
+    async def test():
+        donor, writers = Donor(), []
+        await donor.server.keep_average(0, b"before", b"after", torch.arange(100.0))
+        for number in range(20):
+            _, writer = await donor.open_stream(f"peer {number % 2}")
+            writers.append(writer)
+            await P2P.send_protobuf(DownloadData(metadata=Wish(0).to_bytes()), writer)
+        await until(lambda: len(donor.server.uploads.of) == 2)
+        assert (await fetch(donor, "another", average_of=0)).is_complete
+        assert len(packed) == 1
         for writer in writers:
             writer.close()
 

@@ -255,6 +255,25 @@ def with_statistic(description, tensors, key: str, change) -> tuple:
     return description, tensors
 
 
+def with_all(description, tensors, key: str, change) -> tuple:
+    """The state with all statistics of this name changed."""
+    names = [None] * (len(tensors) - len(description["statistics"])) + [name for _, name in description["statistics"]]
+    return description, [change(one) if name == key else one for name, one in zip(names, tensors, strict=True)]
+
+
+def without(description, tensors, key: str) -> tuple:
+    """The state without the statistics of this name."""
+    num_of_model = len(tensors) - len(description["statistics"])
+    kept = [number for number, (_, name) in enumerate(description["statistics"]) if name != key]
+    tensors = [*tensors[:num_of_model], *(tensors[num_of_model + number] for number in kept)]
+    return {**description, "statistics": [description["statistics"][number] for number in kept]}, tensors
+
+
+def trained(state: SharedState) -> SharedState:
+    train(state)
+    return state
+
+
 SPOILED = {
     "another model": lambda d, t: make(3, width=7).export(3, LINEAGE),
     "a missing tensor": lambda d, t: (d, t[:-1]),
@@ -273,6 +292,10 @@ SPOILED = {
     "a weight in another precision": lambda d, t: (d, [t[0].double(), *t[1:]]),
     "a statistic of another shape": lambda d, t: with_statistics(d, t, lambda s: s[:1]),
     "statistics of fewer parameters": lambda d, t: ({**d, "statistics": d["statistics"][1:]}, t),
+    "statistics of another optimizer": lambda d, t: trained(make(1, "momentum")).export(3, LINEAGE),
+    "one kind of statistics less": lambda d, t: without(d, t, "exp_avg_sq"),
+    "statistics in whole numbers": lambda d, t: with_all(d, t, "exp_avg", lambda s: s.long()),
+    "single numbers as statistics": lambda d, t: with_all(d, t, "exp_avg", lambda s: s.flatten()[0]),
     "no step": lambda d, t: ({"statistics": d["statistics"]}, t),
     "a huge step": lambda d, t: ({**d, "step": MAX_STEP + 1}, t),
     "a parameter that is not there": lambda d, t: ({**d, "statistics": [(99, "exp_avg"), *d["statistics"][1:]]}, t),

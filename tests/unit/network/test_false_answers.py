@@ -1,0 +1,93 @@
+"""What one stranger answers or stores ends no search, no call and no process of others."""
+
+import asyncio
+import multiprocessing
+import pickle
+import threading
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import msgpack
+import pytest
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID, RoutingTable
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
+from hivemind.utils import MPFuture
+from hivemind.utils.serializer import MSGPackSerializer
+
+from swarm.network.dht_bounds import decoding
+from swarm.network.dht_storage import store_requested
+from swarm.network.hivemind_patches import MAX_PEER_ID_BYTES, repair_hivemind
+from swarm.network.signed_records import RUNS_ID, plain
+
+repair_hivemind()
+NESTED = b"\x91" * 600 + b"\xc0"
+"""Lists inside each other: msgpack reads them, and pickle does not."""
+TOO_MANY = msgpack.packb([None] * (decoding.MAX_ENTRIES + 1))
+
+
+@pytest.mark.parametrize("read", [plain, decoding.loads])
+@pytest.mark.parametrize("sent", [NESTED, TOO_MANY], ids=["nested", "too many"])
+def test_what_a_search_could_not_hand_on_is_no_record(read, sent):
+    with pytest.raises(ValueError, match=r"inside each other|exceeds max_array_len"):
+        read(sent)
+
+
+def test_what_is_read_can_be_passed_on_to_another_process():
+    deepest = b"\x91" * (decoding.MAX_NESTED - 1) + b"\xc0"
+    found = decoding.loads(MSGPackSerializer.dumps((1, [2, {"key": (3,)}])))
+    assert pickle.loads(pickle.dumps(found)) == (1, [2, {"key": (3,)}])
+    assert pickle.dumps(decoding.loads(deepest))
+
+
+def test_the_bounds_that_the_sender_of_a_dictionary_names_are_not_used():
+    entries = [[b"one", b"value", 2e9]]
+    sent = msgpack.ExtType(decoding.DICTIONARY, msgpack.packb(["many", 1e300, entries]))
+    found = decoding.loads(msgpack.packb(sent))
+    assert isinstance(found, DictionaryDHTValue)
+    assert (found.maxsize, found.latest_expiration_time) == (float("inf"), 2e9)
+
+
+def test_an_answer_that_is_a_plain_mapping_is_dropped():
+    assert not vars(DHTProtocol)["_validate_dictionary"](SimpleNamespace(), b"key", {})
+
+
+def test_a_long_peer_id_is_refused_before_it_is_written_down():
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="a peer id of"):
+        PeerID(bytes(2**22))
+    assert time.monotonic() - began < 10
+    assert PeerID(bytes(MAX_PEER_ID_BYTES))
+
+
+def test_what_cannot_be_passed_on_ends_the_wait_for_it():
+    future = MPFuture()
+    process = multiprocessing.get_context("fork").Process(target=future.set_result, args=(threading.Lock(),))
+    process.start()
+    with pytest.raises(ValueError, match="cannot be passed on"):
+        future.result(timeout=20)
+    process.join()
+
+
+def test_nobody_names_the_asker_s_place_or_that_of_another():
+    own, known, new = (DHTID.generate(source=name) for name in ("own", "known", "new"))
+    honest, liar = (PeerID(bytes([18, 32, *[number] * 32])) for number in (1, 2))
+    table = RoutingTable(own, bucket_size=20, depth_modulo=5)
+    table.add_or_update_node(known, honest)
+    node = SimpleNamespace(node_id=own, blacklist=Counter(), protocol=SimpleNamespace(routing_table=table))
+    assert vars(DHTNode)["_filter_blacklisted"](node, {own: liar, known: liar, new: liar}) == {new: liar}
+    assert vars(DHTNode)["_filter_blacklisted"](node, {known: honest}) == {known: honest}
+
+
+@pytest.mark.parametrize(("key", "in_cache"), [(RUNS_ID.to_bytes(), True), (b"\0" + RUNS_ID.to_bytes(), False)])
+def test_nothing_is_stored_past_the_checks_of_its_key(key, in_cache):
+    """In the cache, it is answered in place of all that is stored; a longer key is that of the same place."""
+    node = SimpleNamespace(IS_DICTIONARY="dictionary")  # it has nothing else that could be asked
+    request = dht_pb2.StoreRequest(
+        keys=[key], subkeys=[b"one"], values=[b"value"], expiration_time=[time.time() + 60], in_cache=[in_cache]
+    )
+    assert asyncio.run(store_requested(node, request)) == [False]
