@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, AsyncIterator, Protocol  # noqa: UP035 (hivemind does not recognise the one of collections.abc)
 
@@ -90,7 +90,7 @@ class StateServer:
         self._average_log = AverageLog()
         self._packed: tuple[tuple[int, bytes], Snapshot] | None = None
         """The averages that somebody has asked for last, and what names them."""
-        self._packing: deque[asyncio.Future] = deque(maxlen=MAX_PACKING)
+        self._packing: set[asyncio.Future] = set()
         self._has_kept = asyncio.Event()
         """Set, and replaced, when an average has been added."""
         self._took_state: OrderedDict[PeerID, None] = OrderedDict()
@@ -251,13 +251,14 @@ class StateServer:
         key = step, batch[-1].after
         if self._packed is not None and self._packed[0] == key:
             return self._packed[1]
-        if sum(not packing.done() for packing in self._packing) >= MAX_PACKING:
+        if len(self._packing) >= MAX_PACKING:
             return None  # somebody asks for one after the other, and takes none
         layout, data = pack([tensor for average in batch for tensor in average.tensors])
         lineages = [average.after for average in batch]
         description = MSGPackSerializer.dumps(((step, batch[0].before, lineages), layout))
         ready = asyncio.ensure_future(in_thread(content_of, description, data.numpy()))
-        self._packing.append(ready)
+        self._packing.add(ready)
+        ready.add_done_callback(self._packing.discard)
         self._packed = key, Snapshot(None, ready, step)
         return self._packed[1]
 

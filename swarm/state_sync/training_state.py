@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from hivemind.utils import get_logger
@@ -38,21 +39,25 @@ COUNTS = ("step", "mu_product")
 """Statistics that torch keeps on the CPU, even where the parameter is on a GPU."""
 
 
-def made_statistics(optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> dict[str, torch.Tensor] | None:
-    """What a step of such an optimizer leaves, for a parameter of this type and of shape [2, 2]; None if it does not
-    show that."""
+def made_statistics(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: torch.Tensor
+) -> dict[str, torch.Tensor] | None:
+    """What a step of this optimizer leaves for a small parameter of this kind; None if it does not show that.
+
+    Args:
+        group: the parameter's, with its settings
+    """
+    small = nn.Parameter(torch.zeros([2] * param.dim(), dtype=param.dtype))
+    small.grad = torch.zeros_like(small)
     tried = copy(optimizer)  # without what has been hung onto its step
-    param = nn.Parameter(torch.zeros(2, 2, dtype=dtype))
-    param.grad = torch.zeros_like(param)
-    settings = {key: value for key, value in optimizer.param_groups[0].items() if key not in ON_DEVICES}
-    tried.param_groups = [{**settings, **dict.fromkeys(ON_DEVICES, False), "params": [param]}]
+    tried.param_groups = [{**group, **dict.fromkeys(ON_DEVICES, False), "params": [small]}]
     tried.state = defaultdict(dict)
     try:
         tried.step()
     except Exception as error:  # each optimizer has its own
         logger.debug(f"{type(optimizer).__name__} does not show what it remembers: {error!r}")
         return None
-    return {key: value for key, value in tried.state[param].items() if isinstance(value, torch.Tensor)}
+    return {key: value for key, value in tried.state[small].items() if isinstance(value, torch.Tensor)}
 
 
 def counts_on_device(optimizer: torch.optim.Optimizer) -> bool:
@@ -212,22 +217,17 @@ class SharedState:
 
     def _check_kinds(self, statistics: Sequence[tuple[int, str]], received: Sequence[torch.Tensor]) -> None:
         """Others would let the next step of the optimizer fail, which ends the training."""
-        made: dict[tuple[int, torch.dtype], dict[str, torch.Tensor] | None] = {}
+        optimized, made = self.optimized, {}
+        groups = [group for one in self.optimizers for group in one.param_groups for _ in group["params"]]
         by_index: dict[int, dict[str, torch.Tensor]] = {}
         for (index, key), tensor in zip(statistics, received, strict=True):
             by_index.setdefault(index, {})[key] = tensor
         for index, found in by_index.items():
-            optimizer, param = self.optimized[index]
-            kind = id(optimizer), param.dtype
+            (optimizer, param), group = optimized[index], groups[index]
+            kind = id(group), param.dtype, param.dim()
             if kind not in made:
-                made[kind] = made_statistics(optimizer, param.dtype)
-            if (usual := made[kind]) is None:
-                continue
-            fits = found.keys() == usual.keys() and all(
-                (tensor.dtype, tensor.dim() == 0) == (usual[key].dtype, usual[key].dim() == 0) or tensor.numel() == 0
-                for key, tensor in found.items()
-            )
-            if not fits:
+                made[kind] = made_statistics(optimizer, group, param)
+            if made[kind] is not None and _kinds(found) != _kinds(made[kind]):
                 raise RoundFailed(f"the state's statistics {', '.join(sorted(found))} are not this optimizer's")
 
     @torch.no_grad()
@@ -282,6 +282,11 @@ class SharedState:
             raise RoundFailed(f"the state's statistic {key} is negative")
         if key == "step" and float(tensor.max()) > most_steps:
             raise RoundFailed(f"the state's optimizer has made {float(tensor.max()):.0f} steps, and not {most_steps}")
+
+
+def _kinds(statistics: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, bool]]:
+    """Of each statistic its type, and whether it is a single number."""
+    return {key: (tensor.dtype, tensor.dim() == 0) for key, tensor in statistics.items()}
 
 
 def _is_frozen(tensor: torch.Tensor) -> bool:

@@ -57,10 +57,8 @@ def test_an_answer_that_is_a_plain_mapping_is_dropped():
 
 
 def test_a_long_peer_id_is_refused_before_it_is_written_down():
-    began = time.monotonic()
     with pytest.raises(ValueError, match="a peer id of"):
         PeerID(bytes(2**22))
-    assert time.monotonic() - began < 10
     assert PeerID(bytes(MAX_PEER_ID_BYTES))
 
 

@@ -315,6 +315,26 @@ def test_a_state_that_does_not_fit_changes_nothing(spoiled):
     assert_equal(everything(joiner), before)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_parameter_of_one_number_and_groups_with_settings_of_their_own_are_taken_over(optimizer):
+    """Such as the scale of a contrastive loss, and a momentum for some parameters only."""
+
+    def with_scale() -> SharedState:
+        model = nn.Linear(3, 2)
+        model.scale = nn.Parameter(torch.tensor(1.0))
+        groups = [{"params": [model.bias], "momentum": 0.0, "nesterov": False}, {"params": [model.weight, model.scale]}]
+        state = SharedState(model, [OPTIMIZERS[optimizer](groups)])
+        for _ in range(2):
+            model.zero_grad()
+            (model(torch.ones(4, 3)) * model.scale).square().mean().backward()
+            state.optimizers[0].step()
+        return state
+
+    donor, joiner = with_scale(), with_scale()
+    take_over(joiner, *donor.export(2, LINEAGE))
+    assert_equal(everything(joiner), everything(donor))
+
+
 def test_every_tensor_survives_its_way():
     tensors = [
         torch.randn(3, 5).t(),
