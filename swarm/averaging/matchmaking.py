@@ -69,6 +69,9 @@ FORMING_SECONDS, FORMING_SHARE = 30.0, 0.5
 HOLD_SHARE = 0.3
 """Share of a usual exchange for which a group is held open for a peer that lacks only the last average, and fetches
 it."""
+STUCK_SHARE = 0.9
+"""Share of the longest meeting after which a leader that has let this peer in, and does not begin, is stuck. Less than
+all of it: some time passes before the peer that waits looks at the clock."""
 MAX_PURSUERS = 16
 SAY_AGAIN_SECONDS = 60.0
 CODE = averaging_pb2
@@ -418,7 +421,7 @@ class Matchmaking:
             is_stuck = (
                 accepted and isinstance(error, TimeoutError) and not ticket.listens
             )  # its process answers, its trainer does not come
-            if is_stuck and loop.time() - came_at >= self._longest_meeting_seconds:
+            if is_stuck and loop.time() - came_at >= STUCK_SHARE * self._longest_meeting_seconds:
                 self.stuck.add(leader)
             if lost.done() or is_stuck:
                 self._monitor.lost.add(leader)  # who leads in its place does not wait for it again

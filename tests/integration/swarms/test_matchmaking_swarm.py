@@ -26,14 +26,19 @@ def take_part(name, initial_peers, line, comes: bool, waits_seconds: float = 0.0
     Returns:
         how often somebody knocked at this peer's door; who was in its largest group, or who refused it
     """
-    knocks, serve = multiprocessing.Value("i", 0), Matchmaking.serve
+    knocks, serve, to_bytes = multiprocessing.Value("i", 0), Matchmaking.serve, Ticket.to_bytes
 
     async def count(self, request, context):
         knocks.value += 1
         async for reply in serve(self, request, context):
             yield reply
 
-    Matchmaking.serve = count
+    def slowly(ticket):
+        """As on a busy machine: between what a peer decides and what it does, some time passes."""
+        time.sleep(0.05)
+        return to_bytes(ticket)
+
+    Matchmaking.serve, Ticket.to_bytes = count, slowly
     with running_dht(initial_peers, line) as dht:
         averager = SwarmAverager(dht, options_for(torch.zeros(size), "absent"), lambda: ({}, []))
         line.put(Member(dht.peer_id, float(ord(name)), client_mode=False))
