@@ -17,8 +17,8 @@
   said to stay for ever.
 - A node would store whatever anybody gives it, and throw away a whole answer for one record in it that is not valid.
 - A message of 2 kB would end the process that decodes it; a node could take as many places in the DHT as it likes,
-  be given all records again and again, and hold all calls that a process answers; and a question could have any number
-  of keys (`swarm.network.dht_bounds`).
+  be given all records again and again, hold all calls that a process answers, and keep whoever calls it first from
+  starting; and a question could have any number of keys (`swarm.network.dht_bounds`).
 - Each peer would need torch's manager process for its shared memory (some 60 MB), and a peer that is killed together
   with it would leave files there until the machine is switched off.
 """
@@ -316,5 +316,7 @@ def repair_hivemind() -> None:
     DHTProtocol.update_routing_table = nodes.update_routing_table
     DHTProtocol.rpc_find = nodes.rpc_find
     DHTProtocol.rpc_ping = nodes.rpc_ping
+    DHTProtocol.call_ping = nodes.call_ping
+    DHTNode.create = classmethod(nodes.hear_all_first_peers(DHTNode.create.__func__))
     MSGPackSerializer.loads = staticmethod(decoding.loads)
     _SearchState.add_candidate = _add_to_a_copy(_SearchState.add_candidate)

@@ -7,20 +7,28 @@
 - A newcomer is given the records that it should have, and may ask to be called back. Who is new again and again would
   use up the line of whoever gives; and who is called back and does not answer, the calls that a process answers at a
   time, so that it would hear no member any more.
+- A start would fail if one of the first peers says that the newcomer's clock is off, or that it cannot be called back.
+  That may be a lie: it counts if none of the first peers disagrees.
 - Names cost a stranger nothing: what all of them use up is counted apart from what those use up who are known.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from contextvars import ContextVar
+from functools import wraps
 
-from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol, ValidationError
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
+from hivemind.utils import get_logger
 
 from swarm.network.signed_records import records_of
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
+
+logger = get_logger(__name__)
 
 MAX_KEYS = 32
 """Of one question; a peer of ours asks for one or two."""
@@ -70,6 +78,9 @@ class CallerLimits:
 
 
 _update_routing_table, _find, _ping = DHTProtocol.update_routing_table, DHTProtocol.rpc_find, DHTProtocol.rpc_ping
+_call_ping = DHTProtocol.call_ping
+_objections: ContextVar[dict[PeerID, ValidationError]] = ContextVar("objections")
+"""Of the first peers of the node that is being made."""
 _answered = CallerLimits(BYTES_AT_ONCE, BYTES_PER_SECOND, TokenBucket(ALL_BYTES_AT_ONCE, ALL_BYTES_PER_SECOND))
 _handed_over = TokenBucket(HAND_OVERS, HAND_OVERS_PER_SECOND)
 _called_back: Counter[PeerID] = Counter()
@@ -131,3 +142,39 @@ async def rpc_ping(self: DHTProtocol, request: dht_pb2.PingRequest, context: P2P
         _called_back[caller] -= 1
         if not _called_back[caller]:
             del _called_back[caller]
+
+
+async def call_ping(self: DHTProtocol, peer: PeerID, validate: bool = False, strict: bool = True) -> DHTID | None:
+    """As Hivemind's, except that a node that is being made goes on with its other first peers if this one objects."""
+    try:
+        return await _call_ping(self, peer, validate, strict)
+    except ValidationError as objection:
+        if (objections := _objections.get(None)) is None:
+            raise
+        objections[peer] = objection
+        return None
+
+
+def hear_all_first_peers(create):
+    """Wraps `DHTNode.create`, which fails if one of the first peers objects.
+
+    Raises:
+        ValidationError: somebody objects, and nobody disagrees
+    """
+
+    @wraps(create)
+    async def repaired(cls, *args, **kwargs) -> DHTNode:
+        token = _objections.set(objections := {})
+        try:
+            node = await create(cls, *args, **kwargs)
+        except RuntimeError:  # nobody has answered and agreed
+            if objections:
+                raise next(iter(objections.values())) from None
+            raise
+        finally:
+            _objections.reset(token)
+        for peer, objection in objections.items():
+            logger.warning(f"{peer} says: {objection}. Another first peer disagrees, so this peer starts")
+        return node
+
+    return repaired

@@ -20,6 +20,7 @@ from hivemind.p2p import P2P
 from hivemind.utils.mpfuture import MPFuture
 
 from recipe.errors import InputError
+from swarm.membership.run_manifest import read_manifests
 from swarm.network import dht_options as network
 from swarm.network.addresses import check_reachable
 from swarm.network.dht_options import NetworkOptions, SwarmDHT, start_dht, stop_dht, visible_addresses
@@ -233,6 +234,13 @@ def test_clocks_that_disagree(dhts, capfd):
     assert "clock is 60 s behind" in sentence
     assert "NTP" in sentence
     assert "timedatectl" in sentence
+
+
+def test_one_of_the_first_peers_cannot_keep_others_from_starting(first, dhts):
+    """It says that their clocks are off: a liar does so as well."""
+    dhts.append(FastClock(start=True, host_maddrs=LOOPBACK))
+    dhts.append(start_dht(options(visible_addresses(dhts[0])[0], first)))
+    assert read_manifests(dhts[1], [first]) == {}, "nothing is trained there, and it is a node as any other"
 
 
 def test_port_in_use(first, capfd):
