@@ -33,6 +33,7 @@ class GlobalProgress:
         unreachable: who could not be asked for its state
         no_shows: who was expected and did not come
         has_trained: this peer has been in a group since it started
+        away_seconds: since it was in one, or started
         max_step: at which the run is over
         target: samples over all peers per global update
         now: DHT time in seconds
@@ -52,6 +53,7 @@ class GlobalProgress:
     unreachable: Container[PeerID]
     no_shows: NoShows
     has_trained: bool
+    away_seconds: float
     max_step: int
     target: BatchTarget
     now: float
@@ -65,7 +67,7 @@ class GlobalProgress:
         return step <= self._reach(self.records)(peer)
 
     def _reach(self, records: Mapping[PeerID, PeerProgress]) -> Callable[[PeerID], int]:
-        return reach_of(self.own.step, self.max_step, self.has_trained, self.proven, records)
+        return reach_of(self.own.step, self.max_step, self.has_trained, self.away_seconds, self.proven, records)
 
     def _without(self, left_out: Container[PeerID]) -> dict[PeerID, PeerProgress]:
         """Records of those who claim no more than can be."""

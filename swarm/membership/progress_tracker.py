@@ -39,6 +39,7 @@ from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundEnded, WentBack
 from swarm.protocol.notes import FailedRound
 from swarm.protocol.wire import MAX_STEP
+from swarm.runtime.clock import seconds_since_boot
 from swarm.runtime.once import Once
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -76,6 +77,7 @@ class ProgressTracker:
         self._target, self._max_step = target, max_step
         self.has_trained = False
         """Whether this peer has been in a group since it started: then it knows itself about where the swarm is."""
+        self._in_group_at = seconds_since_boot()
         self.peer_id: PeerID = dht.peer_id
         now = get_dht_time()
         self._own = PeerProgress(name, 0, 0, 0.0, now, now, bool(dht.client_mode), JOINING)
@@ -145,7 +147,8 @@ class ProgressTracker:
         self._proven = before | {peer: records[peer].joined for peer in group & records.keys()}
         met_before = self._trained_with if len(self._trained_with) < 2 * MAX_GROUP_SIZE else set()
         self._trained_with = met_before | group
-        self.has_trained |= len(group) > 1
+        if len(group) > 1:
+            self.has_trained, self._in_group_at = True, seconds_since_boot()
         self._liveness.met(group)
         self._dht.meet(group)
 
@@ -261,6 +264,7 @@ class ProgressTracker:
             },
             no_shows=self._no_shows,
             has_trained=self.has_trained,
+            away_seconds=seconds_since_boot() - self._in_group_at,
             max_step=self._max_step,
             target=self._target,
             now=get_dht_time(),
@@ -321,7 +325,7 @@ class ProgressTracker:
             if record.step > self._max_step:
                 logger.warning(f"{said}: this run ends after {self._max_step} updates")
             else:
-                logger.warning(f"{said}: nobody else is near that (if this peer was away for long, start it again)")
+                logger.warning(f"{said}: nobody else is near that")
 
     def met(self, group: Iterable[PeerID], expected: Collection[PeerID], lost: Collection[PeerID] = ()) -> None:
         """A group has met to end the present step: not all who were expected have come, and some were lost then."""

@@ -8,6 +8,7 @@ import pytest
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
+from swarm.membership import progress_tracker
 from swarm.membership.claim_bounds import MAX_AHEAD
 from swarm.membership.no_shows import MAX_WAITED_FOR
 from swarm.membership.progress_record import (
@@ -403,6 +404,22 @@ def test_who_has_trained_knows_about_how_far_the_others_can_be(swarm):
     swarm.says("ben", step=10 + MAX_AHEAD + 1, joined=joined)
     swarm.says("accomplice", step=10 + MAX_AHEAD + 1)
     assert swarm.tracker.swarm.latest_step == 11, "it knows one alone, and that one says too much"
+
+
+def test_who_was_away_for_a_night_believes_that_others_went_on(swarm, monkeypatch):
+    """Nobody whom it knew has joined when it did then: each of them has come back meanwhile, for one average."""
+    own, joined = swarm.tracker.peer_id, get_dht_time() - 50
+    ben = swarm.says("ben", step=10, joined=joined)
+    swarm.tracker.begin_step(10, LINEAGE, frozenset({own, ben}))
+    swarm.says("ben", step=20_000, joined=joined + 1)
+    assert swarm.tracker.swarm.latest_step == 10
+    now = progress_tracker.seconds_since_boot()
+    monkeypatch.setattr(progress_tracker, "seconds_since_boot", lambda: now + 8 * 3600)
+    assert swarm.tracker.swarm.latest_step == 20_000
+    assert swarm.tracker.swarm.donors(min_step=11) == [ben]
+    swarm.tracker.begin_step(20_000, LINEAGE, frozenset({own, ben}))
+    swarm.says("ben", step=40_000, joined=joined + 2)
+    assert swarm.tracker.swarm.latest_step == 20_000, "it is there again"
 
 
 def test_the_word_of_who_has_spoilt_a_round_counts_again_after_a_group_with_it(swarm):
