@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from recipe.config import Recipe
+from recipe.durations import parse_duration
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from recipe.training.callbacks import StepMetrics
@@ -37,6 +38,7 @@ from swarm.peer.callbacks.reachable_peer_check import ReachablePeerCheck
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import StatusReporter
 from swarm.peer.callbacks.swarm_metrics import SwarmMetrics
+from swarm.peer.callbacks.time_limit import TimeLimit
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.peer.checkpoints import kept_checkpoints, own_checkpoint, sweep_checkpoints
 from swarm.peer.helping.helper import NoStepMetrics
@@ -340,6 +342,7 @@ class Session:
                 ProfileReporter(self.line, self.profile),
                 self.supervisor,
                 self.review,
+                *([] if leaving.max_time is None else [TimeLimit(parse_duration(leaving.max_time), self.clock.again)]),
                 *advice,
                 *([] if self.evaluation is None else [self.evaluation]),
                 *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),
@@ -349,7 +352,6 @@ class Session:
                 *([] if self.channel is None else [LightningEnvironment()]),
             ],
             max_steps=leaving.max_steps,
-            max_time=leaving.max_time,
             target_accuracy=leaving.target_accuracy,
             step_metrics=NoStepMetrics() if self.work.helps else StepMetrics(times=self.num_processes),
         )
