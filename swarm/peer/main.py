@@ -280,6 +280,8 @@ class Peer:
         from swarm.peer.supervisor import start_again
 
         self._restart.cancel()
+        if self._session is not None:
+            self._session.traffic.keep()
         if self._channel is not None:  # torchrun starts all of its processes again
             kill(descendants(os.getpid()))
             os._exit(1)

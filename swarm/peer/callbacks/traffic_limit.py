@@ -33,8 +33,11 @@ class TrafficLimit(L.Callback):
         """Sent and received since the start."""
         return self._earlier + self._line.num_bytes
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+    def keep(self) -> None:
+        """For this peer's next life, before it starts again; only then, since each value takes memory for good."""
         os.environ[_EARLIER] = str(self.num_bytes)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         coordinator = trainer.strategy.coordinator
         has_just_ended, self._step = coordinator.step != self._step, coordinator.step
         is_between_rounds = has_just_ended or not coordinator.is_averaging

@@ -5,11 +5,13 @@ import io
 import os
 import threading
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import RunningStage
 from torch import nn
 
 from recipe.presets import preset
@@ -20,6 +22,7 @@ from recipe.training.trainer import build_trainer
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import PatientConsole
+from swarm.peer.callbacks.time_limit import TimeLimit
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.runtime.line_use import LineUse
 from swarm.training.averaging_mode import Averaging
@@ -98,7 +101,18 @@ def test_a_peer_leaves_when_its_traffic_is_used_up(monkeypatch):
     assert leaves(), "it has just ended, though the next one may have begun"
     assert not without.has_stopped
     assert without.num_bytes == 1_000_000
+    assert TrafficLimit(LineUse(), 0.001, asked).num_bytes == 0, "of another start"
+    limit.keep()
     assert TrafficLimit(LineUse(), 0.001, asked).num_bytes == 1_000_000, "a peer that starts itself again counts on"
+
+
+def test_the_time_of_an_evening_before_does_not_count_for_this_one():
+    """Its last checkpoint has it; a peer that starts itself again counts on."""
+    evening_before = {"time_elapsed": {stage.value: 3600.0 for stage in RunningStage}}
+    limits = [TimeLimit(timedelta(hours=1), again) for again in (False, True)]
+    for limit in limits:
+        limit.load_state_dict(evening_before)
+    assert [limit.time_remaining() for limit in limits] == [3600.0, 0.0]
 
 
 def test_weights_are_tested_after_validations_and_nothing_is_chosen_by_that(tmp_path):
