@@ -28,6 +28,8 @@ MAX_LINES = 4096
 """Of one peer for one update; who computes more micro-batches puts neighbours into one line."""
 FEWEST_SHORTENED = MAX_LINES // 4
 """Lines that a list has at least after that. In fewer, many tiny micro-batches would cost who computes them again."""
+MAX_MICRO_BATCHES = 64
+"""In one line: who computes it again makes a pass for each of them."""
 OUTSIZED = 8.0
 """Times as large as those of a usual sample: few honest gradients are."""
 MAX_POSITION = 2**53
@@ -37,7 +39,7 @@ MAX_LIST_BYTES = MAX_LINES * (4 * NUM_PLACES + 32) + 2 * MAX_KIND_BYTES
 _Line = tuple[
     Annotated[int, Meta(ge=0, le=MAX_POSITION)],
     Annotated[int, Meta(ge=1, le=MAX_SAMPLES)],
-    Annotated[int, Meta(ge=1, le=MAX_SAMPLES)],
+    Annotated[int, Meta(ge=1, le=MAX_MICRO_BATCHES)],
     Annotated[bytes, Meta(min_length=4 * NUM_PLACES, max_length=4 * NUM_PLACES)],
 ]
 _LIST = msgspec.msgpack.Decoder(
@@ -67,12 +69,14 @@ class Line:
     micro_batches: int = 1
 
     def with_next(self, other: Line) -> Line | None:
-        """Both in one; None if they do not follow each other, or are of micro-batches of other sizes."""
+        """Both in one; None if they do not follow each other, are of micro-batches of other sizes, or too many."""
         follows = other.first_position == self.first_position + self.samples
         if not follows or self.samples * other.micro_batches != other.samples * self.micro_batches:
             return None
         numbers = tuple(one + more for one, more in zip(self.numbers, other.numbers, strict=True))
         micro_batches = self.micro_batches + other.micro_batches
+        if micro_batches > MAX_MICRO_BATCHES:
+            return None
         return Line(self.first_position, self.samples + other.samples, numbers, micro_batches)
 
 

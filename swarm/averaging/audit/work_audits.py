@@ -39,6 +39,9 @@ UNANSWERED, ANSWERED = 4.0, 1 / 8
 """Questions without an answer, after which a member is left out for a while, and what an answer takes off them: who
 refuses only where it has something to hide is left out as well. Samples without a list are such a question, which its
 ticket has not answered."""
+SUSPECT_PASSES = 16
+"""Passes of this peer's own largest micro-batch that the work of a suspect may cost; dearer work is computed again as
+much less often. Who is honest in dear lines could hold everybody up for ever else."""
 SHOW_SECONDS = 2.0
 """Seconds for which a peer waits for a list of which it computes a line again; its update waits as long."""
 SAY_UPDATES = 8
@@ -182,9 +185,11 @@ class WorkAudits:
         listed, _ = shown
         number = self._draw_line(listed)
         line, own = listed.lines[number], self._own
-        is_too_dear = self._lot.random() * line.samples > own.largest  # dearer ones are drawn less often
+        num_passes = line.micro_batches * math.ceil(line.samples / line.micro_batches / own.largest)
+        most = SUSPECT_PASSES if peer in self._suspects else 1
+        is_too_dear = self._lot.random() * num_passes > most  # dearer ones are drawn less often
         cannot_tell = listed.kind != own.kind or (line.samples > LARGEST * own.largest and not own.has_slices)
-        if cannot_tell or (is_too_dear and peer not in self._suspects):
+        if cannot_tell or is_too_dear:
             self._note(WorkVerdict(peer, None))
             return None
         return Assignment(peer, line, number < listed.num_before)

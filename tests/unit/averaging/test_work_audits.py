@@ -13,6 +13,7 @@ from swarm.averaging.audit.proofs import short_name
 from swarm.averaging.audit.work_audits import (
     HINTED_AUDITS,
     MAX_HINTS,
+    SUSPECT_AUDITS,
     UNANSWERED,
     WorkAudits,
 )
@@ -398,6 +399,23 @@ def test_micro_batches_that_are_larger_than_an_update_are_held_against_a_member_
     assert not run(partial(scenario, samples=512), **options).who_left_out
     members = run(partial(scenario, samples=513), **options)
     assert members.members[HONEST[0]].left_out[LIAR][0] is Blame.HIDES_ITS_WORK
+
+
+def test_a_suspect_with_dear_work_does_not_hold_everybody_up():
+    """It has left a question unanswered, and is honest in micro-batches that are a thousand times as large."""
+
+    async def scenario(members):
+        members.has_slices, members.samples[LIAR] = True, 1024 * SAMPLES
+        members.deaf.add(LIAR)
+        await members.round()
+        members.deaf.clear()
+        for _ in range(SUSPECT_AUDITS):
+            await members.round()
+
+    members = run(scenario, chance=1.0, computes=lambda number: True)
+    computed = sum(members.members[peer].computed for peer in HONEST)
+    assert computed < SUSPECT_AUDITS * len(HONEST) / 2
+    assert not members.who_left_out
 
 
 def test_a_kind_of_device_that_no_peer_has_turns_no_audit_off():
