@@ -7,6 +7,7 @@ member has signed for the round what it gave. So if both differ, the reducer can
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ again far more often (`WorkAudits`).
 """
 SMALLEST = {NoCompression: 1e-12, Float16: 2.0**-20}
 """Size of numbers of which the codec leaves too little: sixteen times its smallest one. Others are coarser yet."""
+LARGEST = {Float16: torch.finfo(torch.float16).max}
+"""Above which the codec cuts numbers off: where gradients blow up, all honest members send this number."""
 
 PlacesOf = Callable[[bytes], Sequence[int]]
 """Of the numbers of the vector that lists are about, by the lineage of the weights; none where nobody has lists."""
@@ -121,6 +124,8 @@ class GivenWork:
         said = torch.tensor([line.numbers for line in work.lines], dtype=torch.float64) / work.samples
         chosen = torch.tensor([number for number, _ in part.places])
         said, sent = said[:, chosen], numbers[[place for _, place in part.places]].double()
-        gap, longer = float((said.sum(0) - sent).norm()), max(float(said.sum(0).norm()), float(sent.norm()))
+        most = LARGEST.get(type(codec), math.inf)
+        total = said.sum(0).clamp(-most, most)
+        gap, longer = float((total - sent).norm()), max(float(total.norm()), float(sent.norm()))
         smallest = SMALLEST[type(codec)] * len(part.places) ** 0.5
         return gap > DIFFERENCE * longer + CANCELLED * float(said.abs().sum(0).norm()) + smallest

@@ -73,6 +73,19 @@ def compared(codec="fp16", lie=None, group=GROUP, lists=LISTS) -> list[bool]:
     return [given_work.differs(group, part, given, lists[LIAR]) for part, given in zip(parts, signed, strict=True)]
 
 
+def test_gradients_that_are_too_large_for_the_codec_prove_nothing():
+    """They blow up on all members at once, who would leave each other out for good."""
+    grown = 1e9
+    lines = [replace(line, numbers=tuple(grown * n for n in line.numbers)) for line in list_of(LIAR).lines]
+    lists = [*LISTS[:LIAR], WorkList("", lines).to_bytes(), *LISTS[LIAR + 1 :]]
+    tickets = [replace(ticket, work=name_of(listed)) for ticket, listed in zip(TICKETS, lists, strict=True)]
+    group = Group.close(bytes(LINEAGE_BYTES), MEMBERS, tuple(tickets))
+    found = compared(lie=lambda gradient: grown * gradient, group=group, lists=lists)
+    assert found
+    assert not any(found)
+    assert any(compared(lie=lambda gradient: -grown * gradient, group=group, lists=lists)), "which is a lie"
+
+
 @pytest.mark.parametrize("codec", ["none", "fp16"])
 def test_who_gives_what_it_has_computed_is_believed(codec):
     found = compared(codec)
