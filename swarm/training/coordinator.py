@@ -267,6 +267,8 @@ class Coordinator:
         listened = self._listener.take(self.step, self.version.lineage)
         if listened is not None:
             self._gradients.depart()
+            if self.averaging.local_steps is None:  # else what it has computed is in its weights
+                self._contribution.forget_samples()
             self._inflight = listened
             self._attendance.listen()
             self.version.settled.clear()

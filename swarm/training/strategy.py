@@ -393,7 +393,7 @@ class SwarmStrategy(SingleDeviceStrategy):
         loss = closure()
         faults.at("computing", self.coordinator.step)
         if self._contribute(loss):
-            self._follow_orders()
+            self._adopt_step(completed=self.coordinator.step)  # it may have caught up in this call
             with self.coordinator.updating():
                 super().optimizer_step(optimizer, lambda: loss, model=model, **kwargs)
         # Lightning counts this call as a step when it returns
