@@ -19,7 +19,7 @@ from hivemind.utils import get_dht_time, get_logger
 
 from swarm.membership.attestations import Attestations
 from swarm.membership.backoff import BLAME_SECONDS, MAX_BLAME_SECONDS, Backoff, BlameBackoff
-from swarm.membership.claim_bounds import MAX_APART
+from swarm.membership.claim_bounds import MAX_APART, seconds_since_boot
 from swarm.membership.global_progress import GlobalProgress
 from swarm.membership.liveness_probe import LivenessProbe
 from swarm.membership.no_shows import NoShows
@@ -39,7 +39,6 @@ from swarm.protocol.certificates import Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundEnded, WentBack
 from swarm.protocol.notes import FailedRound
 from swarm.protocol.wire import MAX_STEP
-from swarm.runtime.clock import seconds_since_boot
 from swarm.runtime.once import Once
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
