@@ -28,7 +28,7 @@ from swarm.enrolment.organiser_folder import OrganiserFolder
 from swarm.membership.progress_record import TRAINING, PeerProgress
 from swarm.membership.run_manifest import PROTOCOL
 from swarm.protocol.notes import PUBLIC, Profile
-from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping
+from tests.helpers.cli import LEAVE_SECONDS, PACED, TINY, PeerProgram, Program, reaping
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
@@ -180,7 +180,7 @@ def test_the_peer_through_which_the_desk_came_is_killed_and_the_next_desk_knows_
     page.goto("about:blank")
     before, earlier = running.api("history"), running.url
     running.desk.interrupt()
-    assert running.desk.wait(30) == 0
+    assert running.desk.wait(LEAVE_SECONDS) == 0
     running.start()
     assert running.url != earlier
     after = running.api("history")
