@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of all lanes on two cor
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from swarm.runtime.imports import quick_imports
@@ -16,6 +17,10 @@ from swarm.runtime.imports import quick_imports
 sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell starts what runs in the background deaf to Ctrl-C, and so would be every program that a test interrupts."""
+
+# The same inputs in every run, each of which may take long on a busy machine: or a failure would come and go.
+settings.register_profile("swarm", deadline=None, derandomize=True, database=None)
+settings.load_profile("swarm")
 
 LANES = ("tests/e2e/", "tests/e2e/lab/", "tests/integration/swarms/", "tests/e2e/attacks/", "tests/integration/faults/")
 """Folders whose tests run one after the other, the longest first: programs, the lab and what measures, forked swarms,

@@ -131,7 +131,8 @@ def push_until_taken(
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
-        taken = push_list(dht, prefix, kind, signed, to, deadline - time.monotonic())
+        seconds = max(AGAIN_SECONDS, deadline - time.monotonic())  # it may have slept for longer than it wanted
+        taken = push_list(dht, prefix, kind, signed, to, seconds)
         if taken or not to or time.monotonic() + 2 * AGAIN_SECONDS > deadline:
             return taken
         time.sleep(AGAIN_SECONDS)

@@ -95,8 +95,10 @@ class OwnedRecords(RSASignatureValidator):
         """The same for lists that the organiser has signed."""
         self.own_run = OPEN
         """Of the run in which this peer takes part, as this process knows it."""
-        self.list_numbers = {kind: mp.Value("q", 0) for kind in LISTS}
-        """Of the newest list of each kind of that run, for the trainer, who is another process."""
+        self.list_numbers = {kind: mp.Value("q", 0, lock=False) for kind in LISTS}
+        """Of the newest list of each kind of that run, for the trainer, who is another process.
+
+        The DHT process alone writes: a lock would stay taken for good if it were killed within it."""
         self._admissions: dict[bytes, Admission] = {}
         self._list_keys: dict[bytes, str] = {}
         self._has_complained = False

@@ -82,14 +82,21 @@ class Supervisor(L.Callback):
     def look(self) -> str | None:
         """Name of a process that has died, if there is one."""
         if self.found is None:
-            dead = (name for name, process in self._processes().items() if not _is_alive(process))
-            self.found = next(dead, None)
+            self.found = self._dead()
         return self.found
+
+    def _dead(self) -> str | None:
+        dead = (name for name, process in self._processes().items() if not _is_alive(process))
+        return next(dead, None)
 
     def _watch(self) -> None:
         count_files_at = 0.0
         while not (self._closing.wait(LOOK_SECONDS) or self._leaves.is_set()):
-            if self.look() is not None:
+            dead = self._dead()
+            if self._closing.is_set() or self._leaves.is_set():
+                return  # since the look began: it may have ended because it should
+            if dead is not None:
+                self.found = self.found or dead
                 self._remember()
                 return self._on_death(self.found)
             if time.monotonic() >= count_files_at:

@@ -57,10 +57,12 @@ class LineUse:
         """Wait until so many bytes may go out, in turn; who gives up meanwhile takes nobody's time."""
         if self._bytes_per_second < math.inf:
             async with self._turn:
-                loop = asyncio.get_running_loop()
-                if (seconds := self._free_at - loop.time()) > 0:
-                    await asyncio.sleep(seconds)
-                self._free_at = loop.time() + num_bytes / self._bytes_per_second
+                now = asyncio.get_running_loop().time()
+                begin = max(self._free_at, now)
+                if begin > now:
+                    await asyncio.sleep(begin - now)
+                # Not from the present time on: who is woken late would give less of its line each time.
+                self._free_at = begin + num_bytes / self._bytes_per_second
         self._sent.value += num_bytes
 
     def receive(self, num_bytes: int) -> None:

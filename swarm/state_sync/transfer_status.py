@@ -13,9 +13,10 @@ class TransferStatus:
     """Numbers in shared memory; made before the averaging process is started."""
 
     def __init__(self) -> None:
-        self._followed_until = mp.Value("d", 0.0)
-        self._looks = mp.Value("q", 0)
-        self._arrived = mp.Array("d", [0.0] * len(DownloadProgress._fields))
+        # Each has one writer: a lock would stay taken for good if the averaging process were killed within it.
+        self._followed_until = mp.Value("d", 0.0, lock=False)
+        self._looks = mp.Value("q", 0, lock=False)
+        self._arrived = mp.Array("d", [0.0] * len(DownloadProgress._fields), lock=False)
 
     @property
     def is_followed(self) -> bool:
@@ -29,7 +30,7 @@ class TransferStatus:
 
     @property
     def arrived(self) -> DownloadProgress:
-        """How far the download is that is under way."""
+        """How far the download is that is under way; its numbers may be of two moments."""
         donor, num_bytes, total_bytes, seconds_left = self._arrived[:]
         return DownloadProgress(int(donor), int(num_bytes), int(total_bytes), seconds_left)
 

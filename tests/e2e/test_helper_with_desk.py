@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from swarm.peer.status import Status
-from tests.helpers.cli import PeerProgram, reaping, wait_until
+from tests.helpers.cli import LEAVE_SECONDS, PeerProgram, reaping, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
@@ -27,8 +27,14 @@ def test_the_helper_needs_no_desk_and_the_desk_tells_that_nobody_trains(tmp_path
             with urllib.request.urlopen(f"{url}/api/v1/{what}", timeout=10) as answer:
                 return json.load(answer)
 
-        says = "Only helpers are here: the run waits for somebody who trains."
-        helper.wait_until(lambda: told("swarm")["sentence"] == says, "it tells")
+        def tells_that_nobody_trains() -> bool:
+            try:
+                sentence = told("swarm")["sentence"]
+            except OSError:  # not yet
+                return False
+            return sentence == "Only helpers are here: the run waits for somebody who trains."
+
+        helper.wait_until(tells_that_nobody_trains, "it tells")
         (shown,) = told("peers")["peers"]
         assert re.fullmatch(r"CPU, \d+ threads?", shown["device"])
         assert (shown["role"], shown["reached"]) == ("helper", "local network")
@@ -40,4 +46,4 @@ def test_the_helper_needs_no_desk_and_the_desk_tells_that_nobody_trains(tmp_path
         later: Status = wait_until(lambda: Status.read(helper.folder.status), 10, "it writes on")
         assert later.phase == "waiting for somebody who trains"
         helper.interrupt()
-        assert helper.wait(20) == 0, helper.output
+        assert helper.wait(LEAVE_SECONDS) == 0, helper.output

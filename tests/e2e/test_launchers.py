@@ -24,7 +24,7 @@ import yaml
 from recipe.run_folder import RunFolder
 from swarm.peer.options import parse_options
 from swarm.peer.status import Status
-from tests.helpers.cli import START_SECONDS, PeerProgram, Program, live_peer, reaping, wait_until
+from tests.helpers.cli import LEAVE_SECONDS, START_SECONDS, PeerProgram, Program, live_peer, reaping, wait_until
 from tests.helpers.paths import ROOT
 
 pytestmark = pytest.mark.timeout(600)
@@ -110,7 +110,7 @@ def test_the_image_s_entrypoint_joins_and_is_healthy(image, first, tmp_path):
         program.wait_until(lambda: has_contributed(folder), "it contributes")
         assert healthy()
         program.interrupt()
-        assert program.wait(20) == 0, program.output
+        assert program.wait(LEAVE_SECONDS) == 0, program.output
         assert json.loads(folder.summary.read_text())["samples"] > 0
 
 
@@ -184,7 +184,7 @@ def test_the_job_script_joins_and_leaves_before_its_time_is_over(first, tmp_path
         folder = RunFolder(tmp_path / "live" / "slurm-7-0")
         wait_until(lambda: has_contributed(folder), START_SECONDS, "it contributes")
         job.send_signal(signal.SIGINT)
-        assert job.wait(30) == 0, log.read_text()
+        assert job.wait(LEAVE_SECONDS) == 0, log.read_text()
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)

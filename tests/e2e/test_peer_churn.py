@@ -15,14 +15,11 @@ import torch
 from analysis.endurance.ledgers import compare
 from recipe.run_folder import RunFolder
 from swarm.runtime.sockets import TEMPORARY
-from tests.helpers.cli import PACED, TINY, PeerProgram, Program, reaping, summary_of, wait_until
+from tests.helpers.cli import LEAVE_SECONDS, PACED, TINY, PeerProgram, Program, reaping, summary_of, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
 LONG = ["--run-id", "long", "--total-steps", "100000", "--validate-every-steps", "100000", *TINY]
-
-LEAVE_SECONDS = 60
-"""A peer that is not killed leaves in ten, and less on an idle machine."""
 
 
 @dataclass

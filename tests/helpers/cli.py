@@ -25,6 +25,9 @@ from tests.helpers.programs.forked import ForkedProgram, limit_open_files
 START_SECONDS = 180
 """A process imports for 10 s, and far longer when others compute on the same two cores."""
 
+LEAVE_SECONDS = 60
+"""A program that is not killed leaves in ten or twenty, and less on an idle machine."""
+
 TINY = ["--depth", "1", "--embed-dim", "32", "--num-heads", "2", "--target-batch-size", "2048"]
 """A digits model that makes a few updates a second; swarms are not made for more."""
 

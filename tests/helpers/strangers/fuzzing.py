@@ -36,11 +36,9 @@ json_junk = some.recursive(
 
 
 def often(inputs: int) -> Callable:
-    """The same inputs in every run, or a failure would come and go; so many times as many with FUZZ_TIMES set."""
+    """So many inputs, the same in every run (`tests/conftest.py`); so many times as many with FUZZ_TIMES set."""
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-    return settings(
-        max_examples=inputs * TIMES, deadline=None, derandomize=True, database=None, suppress_health_check=slow
-    )
+    return settings(max_examples=inputs * TIMES, suppress_health_check=slow)
 
 
 @some.composite

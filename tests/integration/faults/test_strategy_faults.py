@@ -264,7 +264,7 @@ def test_what_a_frozen_peer_computed_on_old_weights_does_not_count():
 # ---- weights that went astray --------------------------------------------------------------------------------------
 
 
-LAST = 24
+LAST, REPLACED = 24, 16
 """Weights are compared at the eighth update and each eighth later: this leaves time to replace them."""
 
 
@@ -301,9 +301,13 @@ def test_weights_that_went_astray_are_replaced_by_those_of_the_others(factor, tm
     assert_same_bits(found["a"][4].weights, found["c"][4].weights)
     with pytest.raises(AssertionError):
         assert_same_bits(found["a"][4].weights, found["b"][4].weights)
-    assert_same_bits(found["a"][LAST].weights, found["c"][LAST].weights)
-    assert_same_bits(found["a"][LAST].weights, found["b"][LAST].weights)
-    assert all(torch.isfinite(weight).all() for weight in found["a"][LAST].weights.values())
+    # who is held up at the end makes the last updates alone, or with averages of others
+    by_three = [{step for step, update in of.items() if update.num_peers == 3} for of in found.values()]
+    last = max(set.intersection(*by_three))
+    assert last >= REPLACED
+    assert_same_bits(found["a"][last].weights, found["c"][last].weights)
+    assert_same_bits(found["a"][last].weights, found["b"][last].weights)
+    assert all(torch.isfinite(weight).all() for weight in found["a"][last].weights.values())
     kept = [path.name for path in tmp_path.iterdir()]
     if factor == 1.5:
         assert len(kept) == 1, "what was far from the swarm's weights, before these replaced it"
@@ -376,6 +380,7 @@ def claim(name, initial_peers, line):
     with running_dht(initial_peers, line) as dht:
         now = get_dht_time()
         record = PeerProgress(name, IMPOSSIBLE, 10**6, 1e3, now - 10, now, False, TRAINING)
+        line.put(str(dht.peer_id))
         ProgressStore(dht, "claims.progress").post(record).result(10)
         line.get()
 
@@ -387,9 +392,10 @@ def test_nobody_stops_for_a_stranger_who_claims_to_be_ahead():
         for name in "ab":
             peers.message(name)
         peers.start("z", claim)
+        stranger = peers.message("z")
         members = end_beside_a_stranger(peers)
     for asked, step in members.values():
-        assert asked == []
+        assert stranger not in asked, "the companion may be asked, by who was held up"
         assert 10 <= step < IMPOSSIBLE
 
 

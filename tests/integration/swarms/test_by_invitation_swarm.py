@@ -1,7 +1,8 @@
 """A run by invitation: its members train with each other and nobody else. What others get: `tests/e2e/attacks`."""
 
 import time
-from collections import Counter
+from collections import defaultdict
+from concurrent.futures import Future
 from functools import partial
 from threading import Event, Thread
 
@@ -14,6 +15,7 @@ from swarm.network.signed_records import REMOVED
 from swarm.peer.membership.member_watch import MemberWatch
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.certificates import EVERYTHING, Authority, Certificate, Removals, Signer
+from swarm.protocol.messages import ShortBatch
 from swarm.training.options import CoordinatorOptions
 from swarm.training.strategy import SwarmStrategy
 from tests.helpers.owners import DAY_SECONDS
@@ -44,8 +46,8 @@ class RemovesInRound(L.Callback):
 
     def __init__(self, dht, signed: bytes, record: Record):
         self._dht, self._signed, self._record = dht, signed, record
-        self.rounds = Counter[int]()
-        """By step: more than one, if a round was in vain."""
+        self._rounds = defaultdict[int, list[Future]](list)
+        """By step."""
         self.removed_at: float | None = None
         self.step = -1
         """Of the round that was under way then."""
@@ -56,7 +58,7 @@ class RemovesInRound(L.Callback):
 
         def count_and_run(order):
             future = run_round(order)
-            self.rounds[order.ticket.step] += 1
+            self._rounds[order.ticket.step].append(future)
             are_together = [update.num_peers for update in self._record.updates[-2:]] == [3, 3]
             if self._signed and self.removed_at is None and are_together:
                 self.step, self.removed_at = order.ticket.step, time.monotonic()
@@ -64,6 +66,15 @@ class RemovesInRound(L.Callback):
             return future
 
         averager.run_round = count_and_run
+
+    @property
+    def rounds(self) -> int:
+        """Of that step, without those that too few samples came to: more than one, if a round was in vain."""
+        return sum(not _is_short(future) for future in self._rounds[self.step])
+
+
+def _is_short(future: Future) -> bool:
+    return future.done() and not future.cancelled() and isinstance(future.exception(), ShortBatch)
 
 
 def train(
@@ -120,7 +131,7 @@ def train(
             watch.stop()
         state = {key: value.clone() for key, value in task.net.state_dict().items()}
         outcome = Outcome(str(dht.peer_id), record.updates, record.joined_at, state, {})
-        return outcome, said, (removal.rounds[removal.step], removal.removed_at)
+        return outcome, said, (removal.rounds, removal.removed_at)
 
 
 @pytest.fixture

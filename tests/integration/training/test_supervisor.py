@@ -67,6 +67,24 @@ def test_who_leaves_misses_none_of_its_parts(part, tmp_path):
     assert supervisor.found is None
 
 
+def test_what_ends_on_purpose_while_the_supervisor_looks_is_not_missed(part, tmp_path):
+    """The training ends, and its parts with it, after the look has begun."""
+    told, process = threading.Event(), psutil.Process(part.pid)
+
+    def processes() -> dict[str, psutil.Process]:
+        if threading.current_thread().name == "supervisor":
+            supervisor.on_train_end(None, None)
+            part.kill()
+            part.wait()
+        return {"p2pd": process}
+
+    supervisor = Supervisor(processes, lambda name: told.set(), tmp_path / "note.json", threading.Event())
+    supervisor.setup(None, None, "fit")
+    assert not told.wait(3 * LOOK_SECONDS)
+    assert part.returncode is not None
+    assert supervisor.found is None
+
+
 def test_without_a_training_nothing_is_missed_either(part, tmp_path):
     supervisor, told = supervisor_of(part, tmp_path)
     supervisor.teardown(None, None, "fit")

@@ -95,7 +95,7 @@ def true_messages():
 def test_strangers_bytes_are_read_or_refused(true_messages, name):
     parse, true = true_messages[name]
 
-    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=150)
     @given(some.binary(max_size=200), some.integers(0, len(true)), some.integers(0, 40))
     def check(noise, place, cut):
         for data in (noise, true[:place] + noise + true[place + cut :]):

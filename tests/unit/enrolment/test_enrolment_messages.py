@@ -108,7 +108,7 @@ def test_damaged_requests_are_refused(request_):
         assert replace(read, signature=b"") == replace(request_, signature=b"")  # base64 has several ways to say it
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(some.binary(max_size=300))
 def test_any_bytes_are_read_or_refused(data):
     for kind in (EnrolRequest, EnrolAnswer):
@@ -118,7 +118,7 @@ def test_any_bytes_are_read_or_refused(data):
             pass
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(some.text())
 def test_names_can_be_shown(name):
     shown = printable(name)

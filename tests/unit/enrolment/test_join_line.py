@@ -182,7 +182,7 @@ def test_fields_out_of_bounds_are_refused(fields):
         JoinLine(*fields)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     some.one_of(
         some.text(max_size=200),

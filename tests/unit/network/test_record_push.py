@@ -1,9 +1,24 @@
 """A list is handed out until somebody has taken it."""
 
-from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
 
 from swarm.network import record_push
-from swarm.network.record_push import push_until_taken
+from swarm.network.record_push import AGAIN_SECONDS, push_until_taken
+
+
+class Clock:
+    """Time passes only in sleep, which takes longer than it was to by so many seconds."""
+
+    def __init__(self, late_seconds: float = 0.0):
+        self.now, self.late_seconds = 0.0, late_seconds
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds + self.late_seconds
 
 
 class Dht:
@@ -12,21 +27,35 @@ class Dht:
     owner = b"owner"
 
     def __init__(self, attempts: int):
-        self.attempts, self.made = attempts, 0
+        self.attempts, self.made, self.patience = attempts, 0, []
 
-    def run_coroutine(self, _push, return_future: bool) -> Future:
+    def run_coroutine(self, _push, return_future: bool) -> SimpleNamespace:
         self.made += 1
-        taken: Future = Future()
-        taken.set_result(int(self.made >= self.attempts))
-        return taken
+        return SimpleNamespace(result=self.result)
+
+    def result(self, timeout_seconds: float) -> int:
+        self.patience.append(timeout_seconds)
+        return int(self.made >= self.attempts)
 
 
-def test_a_list_that_nobody_takes_is_handed_out_again(monkeypatch):
-    monkeypatch.setattr(record_push, "AGAIN_SECONDS", 0.01)
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(record_push, "time", clock)
+    return clock
+
+
+def test_a_list_that_nobody_takes_is_handed_out_again():
     patient, hopeless, alone = Dht(3), Dht(10**9), Dht(10**9)
     assert push_until_taken(patient, "run", "removed", b"signed", ["ada"], 10) == 1
     assert patient.made == 3
-    assert push_until_taken(hopeless, "run", "removed", b"signed", ["ada"], 0.2) == 0
-    assert hopeless.made > 3
+    assert push_until_taken(hopeless, "run", "removed", b"signed", ["ada"], 10) == 0
+    assert hopeless.made == 10, "one a second"
     assert push_until_taken(alone, "run", "removed", b"signed", [], 10) == 0
     assert alone.made == 1, "nobody is there to take it"
+
+
+def test_who_has_slept_for_too_long_still_waits_for_an_answer(clock):
+    clock.late_seconds, hopeless = 20.0, Dht(10**9)
+    assert push_until_taken(hopeless, "run", "removed", b"signed", ["ada"], 10) == 0
+    assert hopeless.patience == [10.0, AGAIN_SECONDS]

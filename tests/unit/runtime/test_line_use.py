@@ -8,6 +8,7 @@ import pytest
 
 from recipe.errors import InputError
 from swarm.runtime.line_use import LineUse
+from tests.helpers.virtual_time import run_in_virtual_time
 
 PIECE = 100_000
 """Bytes: 0.1 s at 8 Mbit/s."""
@@ -22,6 +23,19 @@ def test_what_goes_out_waits_for_its_turn_and_is_counted():
         assert line.num_bytes == 6 * PIECE + 1000
 
     asyncio.run(main())
+
+
+def test_who_is_woken_late_gives_no_less_of_its_line(monkeypatch):
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: sleep(seconds + 0.05))
+
+    async def main():
+        line, began = LineUse(max_upload_mbps=8.0), time.monotonic()
+        for _ in range(11):
+            await line.send(PIECE)
+        assert 1.0 < time.monotonic() - began < 1.1, "ten times 0.1 s go before the last, and it alone is late"
+
+    run_in_virtual_time(main, monkeypatch)
 
 
 def test_who_gives_up_while_it_waits_takes_nobodys_time_and_is_not_counted():

@@ -19,6 +19,7 @@ from swarm.state_sync.download_messages import PIECE_BYTES, Offer, Wish, ask_for
 from swarm.state_sync.serialization import unpack
 from swarm.state_sync.uploads import MAX_SNAPSHOTS, MAX_STATE_UPLOADS, content_of
 from tests.helpers.donors import STATE_BYTES, Donor, begin, fetch, finish, run, until, value_of
+from tests.helpers.virtual_time import run_in_virtual_time
 
 
 def test_pieces_fit_together_and_all_who_ask_at_once_share_a_copy():
@@ -52,7 +53,7 @@ def test_who_has_taken_the_state_gets_the_averages_of_the_updates_since():
     run(test)
 
 
-def test_who_waits_for_an_average_has_it_when_the_round_ends():
+def test_who_waits_for_an_average_has_it_when_the_round_ends(monkeypatch):
     async def test():
         donor, average = Donor(replace(DEFAULT_TIMEOUTS, making_seconds=1.0)), torch.arange(300_000.0)
         await fetch(donor, "anna")
@@ -69,7 +70,7 @@ def test_who_waits_for_an_average_has_it_when_the_round_ends():
         _, layout = MSGPackSerializer.loads((download := await waiting).offer.description)
         assert torch.equal(*unpack(layout, download.content), average)
 
-    run(test)
+    run_in_virtual_time(test, monkeypatch)
 
 
 def test_a_state_that_has_changed_is_copied_anew():

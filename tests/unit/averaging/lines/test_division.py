@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 from hivemind.p2p import PeerID
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from swarm.averaging.compression.codec import CODECS
@@ -32,7 +32,6 @@ def seconds_of(line: int, share: Fraction, has_samples: bool, num_members: int) 
 
 
 @given(swarms())
-@settings(deadline=None, derandomize=True, database=None)
 def test_shares_add_up_and_nobody_gets_too_much(swarm):
     shares, k = divide(*swarm), len(swarm[0])
     assert len(shares) == k
@@ -43,7 +42,6 @@ def test_shares_add_up_and_nobody_gets_too_much(swarm):
 
 
 @given(swarms(), some.randoms())
-@settings(deadline=None, derandomize=True, database=None)
 def test_the_faster_line_never_gets_less(swarm, rng):
     of_lines, gives, num_members = swarm
     shares = divide(of_lines, (True,) * len(gives), num_members)
@@ -58,7 +56,6 @@ def test_the_faster_line_never_gets_less(swarm, rng):
 
 
 @given(swarms())
-@settings(deadline=None, derandomize=True, database=None)
 def test_no_number_moved_to_another_member_ends_the_round_earlier(swarm):
     """All that have something, and are not at the bound, end at the same time; who has nothing could not be sooner."""
     of_lines, gives, num_members = swarm
