@@ -107,7 +107,8 @@ def _sentences(found: dict[str, list[Comparison]]) -> list[str]:
     if shown:
         best = max(shown, key=lambda row: row.means["updates_per_second"])
         worst = min(shown, key=lambda row: row.means["updates_per_second"])
-        said.append(f"{_capital(SYSTEMS[system].label)} gained most at {_said(best)}, and least at {_said(worst)}.")
+        label = SYSTEMS[system].label
+        said.append(f"Of the shown ones, {label} gained most at {_said(best)}, and least at {_said(worst)}.")
     return said
 
 

@@ -92,6 +92,8 @@ def page() -> str:
             lines.append(f"## {'The command ' if heading == 'swarm' else ''}`{heading}`\n\n{text}\n")
         for command in commands:
             level = "##" if heading == "python -m swarm.peer" else "###"
+            if heading == "python -m swarm.peer":  # GitHub would call the heading python--m-swarmpeer
+                lines.append('<a id="python-m-swarmpeer"></a>\n')
             lines.append(f"{level} `{command.usage}`\n")
             lines.append(_command(command, text if heading == "python -m swarm.peer" else ""))
         if heading == "swarm":

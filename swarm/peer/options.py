@@ -34,8 +34,8 @@ class MachineOptions:
     """Of a peer that torchrun starts as several processes: each holds the whole model (ddp), or a piece of it (fsdp),
     which needs --averaging sync and --batch-size."""
     compile: bool = False
-    """Compile the model with torch.compile: faster on GPUs, but the first micro-batch takes a minute or so. Not with
-    --inside fsdp."""
+    """Compile the model with torch.compile: may be faster on GPUs (no gain was measured with a ViT-B on an H200), but
+    the first micro-batch takes a minute or so. Not with --inside fsdp."""
     data_dir: Annotated[Path, arg("FOLDER")] = Path("data")
     """Folder of the data set (not needed for digits)."""
     num_workers: Annotated[int, arg("PROCESSES")] = 0
