@@ -83,6 +83,11 @@ class Door:
         self._visits: dict[str, Visit] = {}
         self._sessions: dict[str, Session] = {}
 
+    @property
+    def page_host(self) -> str:
+        """The name in the page's URL; empty if only this machine has the page."""
+        return "" if self.page_url is None else urlsplit(self.page_url).hostname
+
     def address_at(self, host: str) -> str:
         """Where the desk is for a browser that has called this host.
 
