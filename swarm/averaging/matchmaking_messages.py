@@ -16,7 +16,7 @@ from swarm.protocol.admission import MAX_SHOWN_BYTES, Admission
 from swarm.protocol.certificates import IN_ROUNDS, Role
 from swarm.protocol.messages import MAX_GROUP_SIZE, Group, Ticket
 from swarm.protocol.order_book import MAX_BOOK_BYTES
-from swarm.protocol.wire import LINEAGE_BYTES, Step, from_wire, to_wire
+from swarm.protocol.wire import LINEAGE_BYTES, PEER_ID_BYTES, Step, from_wire, to_wire
 
 MAX_STEP_BYTES = 16
 LATE_SECONDS = 10.0
@@ -83,6 +83,8 @@ def read_ticket(shown: bytes, peer: PeerID, admission: Admission, late_seconds: 
     Raises:
         ValueError: it is no member, or whatever is wrong with it
     """
+    if len(peer.to_bytes()) != PEER_ID_BYTES:
+        raise ValueError("its id is of another kind of key, with which no ledger could name the group")
     ticket = Ticket.from_bytes(admission.admit(shown, peer, IN_ROUNDS, late_seconds))
     if not ticket.client_mode:
         admission.admit(shown, peer, Role.SERVE, late_seconds)  # others send it their parts

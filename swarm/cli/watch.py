@@ -15,7 +15,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +40,8 @@ from swarm.runtime.imports import quick_imports
 from swarm.runtime.log_filters import silence_libraries
 
 if TYPE_CHECKING:
+    from hivemind.p2p import PeerID
+
     from swarm.membership.progress_record import PeerProgress
     from swarm.membership.run_manifest import RunManifest
     from swarm.protocol.orders import Orders
@@ -92,7 +94,7 @@ class SwarmView:
 
     manifest: RunManifest
     orders: Orders = field(default_factory=_no_orders)
-    records: list[PeerProgress] = field(default_factory=list)
+    peers: dict[PeerID, PeerProgress] = field(default_factory=dict)
     first_step: int | None = None
     step: int = 0
     updated_at: float = field(default_factory=time.monotonic)
@@ -100,12 +102,12 @@ class SwarmView:
     loss: float = math.nan
     lowest_loss: float = math.inf
 
-    def look(self, records: Sequence[PeerProgress]) -> None:
+    def look(self, found: Mapping[PeerID, PeerProgress]) -> None:
         """What everybody says now."""
         from swarm.membership.progress_record import step_of_most
 
-        self.records = sorted(records, key=lambda record: -record.rate)
-        steps = [record.step for record in records]
+        self.peers = dict(sorted(found.items(), key=lambda item: -item[1].rate))
+        steps = [record.step for record in self.records]
         if not steps:
             return
         step = step_of_most(steps)
@@ -113,9 +115,14 @@ class SwarmView:
             self.first_step = self.step = step
         if step > self.step:
             self.step, self.updated_at = step, time.monotonic()
-        if losses := [record.loss for record in records if math.isfinite(record.loss)]:
+        if losses := [record.loss for record in self.records if math.isfinite(record.loss)]:
             self.loss = statistics.median(losses)
             self.lowest_loss = min(self.lowest_loss, self.loss)
+
+    @property
+    def records(self) -> list[PeerProgress]:
+        """What everybody has said last; who is fastest comes first."""
+        return [*self.peers.values()]
 
     @property
     def made_progress(self) -> bool:
@@ -168,10 +175,10 @@ class SwarmView:
     def as_json(self) -> dict:
         """Without what nobody has said yet, and without what peers say of their states to each other."""
         peers = []
-        for record in self.records:
+        for peer_id, record in self.peers.items():
             said = {key: value for key, value in asdict(record).items() if value == value}  # NaN is no JSON
             del said["attested"]
-            peers.append(said | {"lineage": record.lineage.hex()})
+            peers.append({"peer_id": str(peer_id)} | said | {"lineage": record.lineage.hex()})
         still = time.monotonic() - self.updated_at
         return {
             "time": time.time(),
@@ -272,7 +279,7 @@ def watch(options: WatchOptions, show: Callable[[SwarmView], None]) -> SwarmView
         while True:
             began = time.monotonic()
             try:
-                view.look([*progress_records(dht, view.manifest, admission).values()])
+                view.look(progress_records(dht, view.manifest, admission))
                 view.orders = newest_orders(dht, view.manifest)
             except (TimeoutError, InputError):
                 pass  # what was seen last stays on the screen, and its age with it

@@ -54,13 +54,20 @@ class Answer:
         return Response(self.body, headers=headers, media_type=self.media_type)
 
 
-def build_app(newest: Callable[[], Snapshot], door: Door | None = None, controls: Controls | None = None) -> FastAPI:
+def build_app(
+    newest: Callable[[], Snapshot],
+    door: Door | None = None,
+    controls: Controls | None = None,
+    only_here: bool = False,
+) -> FastAPI:
     """
     Args:
         newest: what was seen last
         door: who may give orders; None: nobody
         controls: of the run; None as long as nobody can give it orders
+        only_here: it answers who calls it by a name of this machine, a number, or the host of the page's URL alone
     """
+    door = door or Door(None)
     app = FastAPI(
         title="swarm desk",
         version="1",
@@ -69,7 +76,7 @@ def build_app(newest: Callable[[], Snapshot], door: Door | None = None, controls
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
     )
-    app.add_middleware(Guard)
+    app.add_middleware(Guard, only_host=(door.page_host or "localhost") if only_here else None)
 
     def answers(path: str, media_type: str, make: Callable[[Snapshot], str | bytes], model: Any = None) -> None:
         """Serve what `make` makes of the newest snapshot."""
@@ -93,7 +100,7 @@ def build_app(newest: Callable[[], Snapshot], door: Door | None = None, controls
     answers("/api/v1/history", JSON, lambda snapshot: snapshot.history.model_dump_json(), HistoryReport)
     answers("/api/v1/timeline", JSON, lambda snapshot: snapshot.timeline.model_dump_json(), TimelineReport)
     _serve_peers(app, newest)
-    OrganisersPages(newest, door or Door(None), controls).add_to(app)
+    OrganisersPages(newest, door, controls).add_to(app)
     for name, media_type in (("desk.css", "text/css"), ("desk.js", "text/javascript"), ("icon.svg", SVG)):
         _serve_file(app, name, media_type)
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import shutil
 import socket
@@ -178,7 +179,7 @@ def served(
         door, controls: as in `build_app`
     """
     config = uvicorn.Config(
-        build_app(newest, door, controls),
+        build_app(newest, door, controls, only_here=ipaddress.ip_address(listener.getsockname()[0]).is_loopback),
         log_config=None,
         access_log=False,
         server_header=False,

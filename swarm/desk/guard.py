@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+from urllib.parse import urlsplit
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.network.addresses import household
@@ -22,6 +25,9 @@ HEADERS = [
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 ]
 REFUSAL = b"Too many questions: ask again in a second.\n"
+ELSEWHERE = (
+    b"This desk is shown on its own machine only: start it with --page-url, or with --host, to show it by this name.\n"
+)
 
 
 class Guard:
@@ -30,10 +36,11 @@ class Guard:
     Args:
         app: ASGI application
         of_all: what all together may ask
+        only_host: the one name by which the desk is called, beside those of its own machine; None: it may be any
     """
 
-    def __init__(self, app: ASGIApp, of_all: TokenBucket | None = None):
-        self._app = app
+    def __init__(self, app: ASGIApp, of_all: TokenBucket | None = None, only_host: str | None = None):
+        self._app, self._only_host = app, only_host
         self._of_address = TokenBuckets(PER_ADDRESS, PER_ADDRESS_A_SECOND)
         self._of_all = of_all or TokenBucket(IN_ALL, IN_ALL_A_SECOND)
 
@@ -41,9 +48,9 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         if not self._of_address.take(household_of(scope)) or not self._of_all.take():
-            refused = [(b"content-type", b"text/plain"), (b"retry-after", b"1"), *HEADERS]
-            await send({"type": "http.response.start", "status": 429, "headers": refused})
-            return await send({"type": "http.response.body", "body": REFUSAL})
+            return await _refuse(send, 429, REFUSAL, (b"retry-after", b"1"))
+        if self._only_host is not None and not _is_here(scope, self._only_host):
+            return await _refuse(send, 421, ELSEWHERE)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -51,6 +58,28 @@ class Guard:
             await send(message)
 
         return await self._app(scope, receive, send_with_headers)
+
+
+async def _refuse(send: Send, status: int, sentence: bytes, *more: tuple[bytes, bytes]) -> None:
+    headers = [(b"content-type", b"text/plain"), *more, *HEADERS]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": sentence})
+
+
+def _is_here(scope: Scope, only_host: str) -> bool:
+    """Whether a browser has not been led here by a name that some other site has pointed at this machine.
+
+    Such a site could read what the desk shows to its own machine. It cannot do so by a number, nor without a name.
+    """
+    given = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
+    try:
+        host = urlsplit(f"//{given}").hostname or ""
+        if host in ("", "localhost", only_host):
+            return True
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def household_of(scope: Scope) -> str | None:

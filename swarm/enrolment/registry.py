@@ -272,13 +272,16 @@ class Registry:
         return made.signed_by(signer)
 
     def note_certificate(self, serial: int, ends_at: int) -> None:
-        """This member has got a certificate.
+        """This member has got a certificate; the one that ends last is what a full list of removed members goes by.
 
         Args:
             ends_at: seconds since 1970
         """
         with self._books() as books:
-            books.execute("UPDATE members SET certificate_ends_at = ? WHERE serial = ?", (ends_at, serial))
+            books.execute(
+                "UPDATE members SET certificate_ends_at = MAX(certificate_ends_at, ?) WHERE serial = ?",
+                (ends_at, serial),
+            )
 
     # ---- those who may not take part any more -----------------------------------------------------------------------
 

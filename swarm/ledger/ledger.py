@@ -27,6 +27,7 @@ from swarm.ledger.lines import (
 )
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.attestation import Attestation
+from swarm.protocol.certificates import RENEWED_AFTER, Certificate
 from swarm.protocol.round_report import StepReport
 from swarm.protocol.wire import LINEAGE_BYTES
 from swarm.runtime.once import Once
@@ -147,7 +148,7 @@ class Ledger:
         self._sign_seconds = sign_seconds
         self._file: LedgerFile | None = None
         self._signed_at, self._signed_bytes = 0.0, 0
-        self._certificates: dict[PeerID, bytes] = {}
+        self._certificates: dict[PeerID, Certificate] = {}
         """By peer, the last one that was written."""
         self._told: Attestation | None = None
         self._complaints = Once()
@@ -197,16 +198,18 @@ class Ledger:
             self._sign()
 
     def _show(self, peers: Iterable[PeerID]) -> None:
-        """The certificates of these, if they are new."""
+        """The certificates of these, if none is written, or it is time for another one."""
         if self._admission.is_open:
             return
         for peer in peers:
             member = self._admission.own if peer == self._owner.own else self._admission.member(peer)
-            if member is None or self._certificates.get(peer) == member.signed:
+            if member is None:
                 continue
-            if len(self._certificates) < MAX_CERTIFICATES:
-                self._certificates[peer] = member.signed
+            written = self._certificates.get(peer)
+            is_new = len(self._certificates) < MAX_CERTIFICATES if written is None else _follows(member, written)
+            if is_new:
                 self._file.append(Certified(self._file.n, self._file.before, member.signed))
+                self._certificates[peer] = member
 
     def _sign(self) -> None:
         file = self._file
@@ -225,6 +228,16 @@ class Ledger:
         except OSError as error:
             if self._complaints.first():
                 logger.warning(f"Nothing more is written to {self._path}: {error.strerror}. Make room.")
+
+
+def _follows(member: Certificate, written: Certificate) -> bool:
+    """Whether a certificate takes the place of the one that is written: who renews all the time fills nobody's ledger.
+
+    It was made when at least half of the time was over after which members renew; or the written one has ended.
+    """
+    if member.end <= written.end:
+        return False
+    return written.is_to_be_renewed(member.begin, RENEWED_AFTER / 2) or time.time() > written.end
 
 
 def _last_line(content: bytes, is_whole: bool) -> tuple[bytes, int] | None:

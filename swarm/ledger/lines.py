@@ -23,7 +23,7 @@ from swarm.protocol.certificates import KEY_BYTES, MAX_CERTIFICATE_BYTES, MAX_NA
 from swarm.protocol.messages import ANY_LINEAGE, MAX_GROUP_SIZE, NOWHERE, BackTo, Group, LineKbps, Ticket
 from swarm.protocol.orders import DIGEST_BYTES as ORDERS_BYTES
 from swarm.protocol.round_report import StepReport
-from swarm.protocol.wire import MAX_SKETCH, Lineage, Name, Samples, Step, to_wire
+from swarm.protocol.wire import MAX_SKETCH, PEER_ID_BYTES, Lineage, Name, Samples, Step, to_wire
 
 FORMAT = 1
 KIND = "swarm ledger 1"
@@ -276,7 +276,7 @@ def peer_named(text: str) -> PeerID:
         ValueError: it is none, or is written in another way
     """
     peer = PeerID.from_base58(text)
-    if peer.to_base58() != text or len(peer.to_bytes()) != 34:
+    if peer.to_base58() != text or len(peer.to_bytes()) != PEER_ID_BYTES:
         raise ValueError("no peer id")
     return peer
 

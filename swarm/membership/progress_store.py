@@ -111,7 +111,8 @@ class ProgressStore:
 def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float) -> PeerProgress | None:
     """The record of a peer as the DHT holds it; None if it has left.
 
-    Nobody has been there for longer than it is a member, whatever it says, and who may not train is a helper.
+    Nobody has been there for longer than it is a member, whatever it says, and who may not train is a helper. A member
+    is called as the organiser knows it: another one's name would have her remove the wrong one.
 
     Raises:
         NotAMember: its record does not count
@@ -128,7 +129,7 @@ def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float)
     if not record.client_mode and Role.SERVE not in member.roles:
         raise ValueError("a certificate with which it cannot be called")
     joined = max(record.joined, min(member.member_since, now))  # the organiser's clock may be ahead
-    record = replace(record, joined=joined, time=max(record.time, joined))
+    record = replace(record, name=member.name, joined=joined, time=max(record.time, joined))
     return record if Role.TRAIN in member.roles else replace(record, helps=True, samples=0, rate=0.0)
 
 

@@ -10,6 +10,8 @@ from msgspec import Meta
 MAX_STEP = 10**9
 MAX_SAMPLES = 2**31
 LINEAGE_BYTES = 16
+PEER_ID_BYTES = 34
+"""Of a peer with an RSA key, as all peers have one that own records: the digest of the key, and two bytes before it."""
 MAX_SKETCH = 16
 
 Step = Annotated[int, Meta(ge=0, le=MAX_STEP)]

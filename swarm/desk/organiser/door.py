@@ -83,6 +83,11 @@ class Door:
         self._visits: dict[str, Visit] = {}
         self._sessions: dict[str, Session] = {}
 
+    @property
+    def page_host(self) -> str:
+        """The name in the page's URL; empty if only this machine has the page."""
+        return "" if self.page_url is None else urlsplit(self.page_url).hostname
+
     def address_at(self, host: str) -> str:
         """Where the desk is for a browser that has called this host.
 
@@ -108,22 +113,25 @@ class Door:
         raise Refused(f"The organiser logs in {there}on the desk's own machine (--page-url says where else).")
 
     def knock(self, secret: str, address: str, host: str) -> tuple[str, Visit]:
-        """A browser wants to be let in. Returns its secret and what it has to show; a new one if it has none, or if its
-        challenge has ended.
+        """A browser wants to be let in. Returns a new secret and what it has to show: a new code if it has none.
+
+        The secret that it brought counts no more: another page on this host may have planted it, and who made that one
+        knows it.
 
         Args:
             secret: that it was given before; empty if none
             address: of the desk for it
             host: where it is
         """
-        visit = self._visit(secret)
-        if visit is not None and visit.address == address:
-            return secret, visit
-        now, secret = self._clock(), secrets.token_urlsafe(SECRET_BYTES)
+        now, visit = self._clock(), self._visits.pop(_digest(secret), None)
         self._visits = {digest: visit for digest, visit in self._visits.items() if visit.ends_at > now}
+        if visit is None or visit.ends_at <= now or visit.address != address:
+            visit = Visit(new_challenge(), address, host, now + LOGIN_SECONDS)
+        visit.host = host
         while len(self._visits) >= MAX_VISITS:
             del self._visits[next(iter(self._visits))]  # who came first has waited longest
-        visit = self._visits[_digest(secret)] = Visit(new_challenge(), address, host, now + LOGIN_SECONDS)
+        secret = secrets.token_urlsafe(SECRET_BYTES)
+        self._visits[_digest(secret)] = visit
         return secret, visit
 
     def waiting(self, challenge: str) -> Visit:

@@ -25,6 +25,8 @@ HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 TRIES_AT_ONCE, TRIES_A_SECOND = 20, 0.5
 """To log in, of one address; all together have ten times as many."""
 MAX_FORM_BYTES, MAX_FIELDS, MAX_VALUE_LETTERS, MAX_STEP_LETTERS = 2**12, 16, 20, 12
+VISIT, SESSION = "visit", "session"
+"""What a cookie stands for."""
 
 T = TypeVar("T")
 
@@ -48,8 +50,7 @@ class OrganisersPages:
         self._one_at_a_time = asyncio.Lock()
         self._of_address = TokenBuckets(TRIES_AT_ONCE, TRIES_A_SECOND)
         self._of_all = TokenBucket(10 * TRIES_AT_ONCE, 10 * TRIES_A_SECOND)
-        name = hashlib.sha256(newest().card.key.encode()).hexdigest()[:8]  # cookies do not care about ports
-        self._visit_cookie, self._session_cookie = f"swarm-visit-{name}", f"swarm-session-{name}"
+        self._run = hashlib.sha256(newest().card.key.encode()).hexdigest()[:8]  # cookies do not care about ports
 
     def add_to(self, app: FastAPI) -> None:
         """Serve them."""
@@ -71,21 +72,21 @@ class OrganisersPages:
         address = self._address(request)
         if self._session_of(request) is not None:
             return _elsewhere("organiser")
-        secret = request.cookies.get(self._visit_cookie, "")
+        secret = self._cookie(request, VISIT)
         if (entered := self._door.enter(secret)) is not None:
             response = _elsewhere("organiser")
-            self._set_cookie(response, self._session_cookie, entered[0], SESSION_SECONDS, address)
-            response.delete_cookie(self._visit_cookie)
+            self._set_cookie(response, request, SESSION, entered[0], SESSION_SECONDS)
+            self._set_cookie(response, request, VISIT, "", 0)
             return response
         if self._door.state_of(secret) == "over" and not self._may_try(request):
             return _too_often()
         secret, visit = self._door.knock(secret, address, _host(request))
         response = self._page("login.html.jinja", visit=visit)
-        self._set_cookie(response, self._visit_cookie, secret, LOGIN_SECONDS, address)
+        self._set_cookie(response, request, VISIT, secret, LOGIN_SECONDS)
         return response
 
     async def _tell_state(self, request: Request) -> Response:
-        return Response(self._door.state_of(request.cookies.get(self._visit_cookie, "")), media_type=TEXT)
+        return Response(self._door.state_of(self._cookie(request, VISIT)), media_type=TEXT)
 
     async def _tell_who_waits(self, request: Request) -> Response:
         self._address(request)
@@ -177,7 +178,7 @@ class OrganisersPages:
         secret, _ = await self._form(request)
         self._door.leave(secret)
         response = _elsewhere("./")
-        response.delete_cookie(self._session_cookie)
+        self._set_cookie(response, request, SESSION, "", 0)
         return response
 
     async def _form(self, request: Request) -> tuple[str, dict[str, str]]:
@@ -186,8 +187,7 @@ class OrganisersPages:
         Raises:
             Refused: the browser is not let in, or the form comes from elsewhere
         """
-        self._address(request)
-        secret = request.cookies.get(self._session_cookie, "")
+        secret = self._cookie(request, SESSION)
         session = self._door.session(secret, self._revoked)
         fields = _fields(await _body(request, MAX_FORM_BYTES))
         self._door.check_form(session, fields.get("token", ""))
@@ -221,7 +221,7 @@ class OrganisersPages:
 
     def _session_of(self, request: Request) -> Session | None:
         try:
-            return self._door.session(request.cookies.get(self._session_cookie, ""), self._revoked)
+            return self._door.session(self._cookie(request, SESSION), self._revoked)
         except Refused:
             return None
 
@@ -233,9 +233,21 @@ class OrganisersPages:
     def _may_try(self, request: Request) -> bool:
         return self._of_address.take(household_of(request.scope)) and self._of_all.take()
 
-    def _set_cookie(self, response: Response, name: str, secret: str, seconds: float, address: str) -> None:
-        is_secure = address.startswith("https://")
+    def _cookie(self, request: Request, kind: str) -> str:
+        """The secret that a browser brings; empty if it brings none."""
+        return request.cookies.get(self._name_of_cookie(request, kind), "")
+
+    def _set_cookie(self, response: Response, request: Request, kind: str, secret: str, seconds: float) -> None:
+        """For 0 seconds: it is taken away."""
+        name, is_secure = self._name_of_cookie(request, kind), self._is_secure(request)
         response.set_cookie(name, secret, int(seconds), secure=is_secure, httponly=True, samesite="strict")
+
+    def _name_of_cookie(self, request: Request, kind: str) -> str:
+        """Over https with a prefix: browsers take such a cookie from no page of another host, or without https."""
+        return f"{'__Host-' * self._is_secure(request)}swarm-{kind}-{self._run}"
+
+    def _is_secure(self, request: Request) -> bool:
+        return self._address(request).startswith("https://")
 
 
 def _elsewhere(place: str) -> Response:

@@ -12,7 +12,7 @@ from recipe.config import Recipe
 from recipe.errors import InputError
 from recipe.run_folder import RunFolder
 from swarm.enrolment.join_line import JoinLine
-from swarm.network.addresses import is_loopback
+from swarm.network.addresses import check_port_free, is_loopback
 from swarm.peer.options import PeerOptions
 from swarm.peer.status import program
 
@@ -215,16 +215,29 @@ class Entry:
         return organisers_own(folder, signer, addresses, self._enrolment.port, dht.peer_id, self._name)
 
     def _enrolment_port(self, folder) -> int:
-        """As given; or the one of before, which join lines name; or the one after the port of the peer; or any."""
+        """As given; or the one after the port of the peer; or the one of before, which join lines name; or any.
+
+        Raises:
+            InputError: something else uses the one of before
+        """
         membership, port = self.options.membership, self.options.connection.port
         if membership.enrolment_port:
             return membership.enrolment_port
         if port:
             return port + 1
         try:
-            return folder.enrolment_port if _is_free(folder.enrolment_port) else 0
+            noted = folder.enrolment_port
         except InputError:
-            return 0
+            return 0  # there is no join line yet
+        try:
+            check_port_free(noted)
+        except InputError:
+            raise InputError(
+                f"The join lines of run {self._run_id} name port {noted}, where newcomers enrol and members renew, and "
+                "something else uses it: end it (`swarm enrol`, if that runs), or give another --enrolment-port and "
+                "new join lines."
+            ) from None
+        return noted
 
     def _kept(self, manifest, peer_id):
         """As a member that comes back without its join line."""
@@ -313,13 +326,3 @@ def open_door(manifest, addresses: Sequence[str], joins: bool) -> str:
         f"This run is open: whoever has an address of it can join, and spoil it. To close the door, {who} another run "
         f"by invitation: {program('swarm')} start, with --start-from CHECKPOINT to keep the weights."
     )
-
-
-def _is_free(port: int) -> bool:
-    from swarm.network.addresses import check_port_free
-
-    try:
-        check_port_free(port)
-    except InputError:
-        return False
-    return True

@@ -20,7 +20,7 @@ from swarm.protocol.signed_lists import ORDERS
 from swarm.protocol.wire import LINEAGE_BYTES
 from tests.helpers.owners import Organiser, subkey_of
 
-ME, FRIEND, STRANGER = (PeerID(bytes([number])) for number in (1, 2, 3))
+ME, FRIEND, STRANGER = (PeerID(bytes([18, 32, *[number] * 32])) for number in (1, 2, 3))
 BEFORE, AFTER, OTHER = (bytes([number]) * LINEAGE_BYTES for number in (1, 2, 3))
 
 

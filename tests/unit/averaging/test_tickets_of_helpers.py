@@ -1,10 +1,11 @@
 """Who may only serve gives nothing to an average, whatever it says."""
 
 import pytest
+from hivemind.p2p import PeerID
 
 from swarm.averaging.matchmaking_messages import group_reply, parse_group, read_ticket
 from swarm.network.signed_records import peer_of
-from swarm.protocol.admission import NotAMember
+from swarm.protocol.admission import OPEN, NotAMember
 from swarm.protocol.certificates import EVERYTHING, HELPER, Role
 from swarm.protocol.messages import Group, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
@@ -36,6 +37,14 @@ def test_who_may_neither_train_nor_serve_is_in_no_round(roles, client_mode):
     shown = organiser.admission(HELGA, roles=roles).show(ticket(0, client_mode).to_bytes())
     with pytest.raises(NotAMember, match="does not allow this"):
         read_ticket(shown, HELGA, organiser.admission(ADA))
+
+
+def test_who_has_another_kind_of_key_is_in_no_round():
+    """A ledger names peers by ids of 34 bytes: with another one in a group, every honest line of it is false."""
+    stranger = PeerID(bytes([0, 36, 8, 1, 18, 32, *range(32)]))  # Ed25519
+    with pytest.raises(ValueError, match="another kind of key"):
+        read_ticket(ticket(500).to_bytes(), stranger, OPEN)
+    assert read_ticket(ticket(500).to_bytes(), HELGA, OPEN) == ticket(500)
 
 
 def test_all_members_of_a_group_count_a_lying_helper_alike_and_it_alone_finds_another_group():

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import get_dht_time
 from rich.console import Console
 
@@ -29,6 +30,11 @@ def record(name: str, step: int, rate: float = 10.0) -> PeerProgress:
     return PeerProgress(name, step, 8, rate, now - 4000, now, False, TRAINING)
 
 
+def by_id(*records: PeerProgress) -> dict[PeerID, PeerProgress]:
+    """What is found of these peers."""
+    return {PeerID(number.to_bytes(2, "big")): record for number, record in enumerate(records)}
+
+
 def text_of(view: SwarmView, width: int = 140) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(view.table(get_dht_time(), width))
@@ -38,29 +44,30 @@ def text_of(view: SwarmView, width: int = 140) -> str:
 def test_the_table_says_who_is_there_and_how_far():
     view = SwarmView(MANIFEST)
     assert "0 peers" in text_of(view)
-    view.look([record("ada", 7, 20.0), record("[red]ben", 7), record("a liar", 10**6)])
+    view.look(by_id(record("ada", 7, 20.0), record("[red]ben", 7), record("a liar", 10**6)))
     assert (view.step, view.made_progress) == (7, False), "one who claims to be ahead moves nothing"
-    view.look([record("ada", 8, 20.0), record("[red]ben", 8), record("a liar", 10**6)])
+    view.look(by_id(record("ada", 8, 20.0), record("[red]ben", 8), record("a liar", 10**6)))
     assert (view.step, view.made_progress) == (8, True)
     shown = text_of(view)
     for words in ("run letters", "step 8/", "3 peers", "40 samples/s", "ada", "[red]ben", "1 h 06 min", "yes"):
         assert words in shown
-    view.look([replace(record("ada", 8), attested=Attestation(8, b"L" * LINEAGE_BYTES, b"D" * 16, ()))])
+    view.look(by_id(replace(record("ada", 8), attested=Attestation(8, b"L" * LINEAGE_BYTES, b"D" * 16, ()))))
     assert json.loads(json.dumps(view.as_json()))["peers"][0].keys().isdisjoint({"loss", "accuracy"})
-    view.look([record(f"peer-{number}", 9) for number in range(MAX_ROWS + 3)])
+    view.look(by_id(*(record(f"peer-{number}", 9) for number in range(MAX_ROWS + 3))))
     assert "and 3 more" in text_of(view)
 
 
 def test_what_peers_say_of_their_machines_is_shown_where_there_is_room():
     view, profile = SwarmView(MANIFEST), Profile("[red]NVIDIA H100", "0.1.0, protocol 19", "local network", 1e6, 5, 7)
-    view.look([replace(record("ada", 7), profile=profile), record("ben", 7)])
+    view.look(by_id(replace(record("ada", 7), profile=profile), record("ben", 7)))
     wide, narrow = text_of(view), text_of(view, width=80)
     assert "[red]NVIDIA H100" in wide
     assert "0.1.0, protocol 19" in wide
     assert "NVIDIA" not in narrow
     told = replace(record("ada", 7), profile=profile, failed=FailedRound(7, 1, "why"), tested=Score(7, 0.5, 1.0))
-    view.look([told])
+    view.look(by_id(told))
     (shown,) = json.loads(json.dumps(view.as_json()))["peers"]
+    assert shown["peer_id"] == str(*by_id(told)), "names are not unique"
     assert shown["profile"]["device"] == "[red]NVIDIA H100"
     assert (shown["failed"]["why"], shown["tested"]["accuracy"]) == ("why", 0.5)
 
@@ -68,9 +75,9 @@ def test_what_peers_say_of_their_machines_is_shown_where_there_is_room():
 def test_what_is_ordered_is_shown():
     view = SwarmView(MANIFEST)
     view.orders = Orders("letters", 1, (Order(7, What.PAUSE), Order(9, What.EXTEND, 5000)))
-    view.look([record("ada", 6), record("ben", 6)])
+    view.look(by_id(record("ada", 6), record("ben", 6)))
     assert view.ordered == ["ordered: pause at step 7", "ordered: from step 9 on the run has 5,000 updates"]
-    view.look([replace(record("ada", 7), phase=PAUSED), replace(record("ben", 7), phase=PAUSED)])
+    view.look(by_id(replace(record("ada", 7), phase=PAUSED), replace(record("ben", 7), phase=PAUSED)))
     assert view.is_paused
     assert "paused at step 7" in text_of(view)
     assert "step 7/5000" not in text_of(view), "it does not count yet"
@@ -79,13 +86,13 @@ def test_what_is_ordered_is_shown():
 
 def test_what_an_organiser_should_know_is_said():
     view = SwarmView(MANIFEST)
-    view.look([replace(record("ada", 3), loss=0.3), replace(record("ben", 3), loss=math.nan)])
+    view.look(by_id(replace(record("ada", 3), loss=0.3), replace(record("ben", 3), loss=math.nan)))
     assert (view.warnings, view.loss_has_risen) == ([], False)
-    view.look([replace(record("ada", 4), loss=0.7), replace(record("ben", 4), client_mode=True)])
+    view.look(by_id(replace(record("ada", 4), loss=0.7), replace(record("ben", 4), client_mode=True)))
     assert not view.loss_has_risen, "losses go up and down"
     (warning,) = view.warnings
     assert "Only 'ada' can be called" in warning
-    view.look([replace(record("ben", 5), client_mode=True, loss=2.3)])
+    view.look(by_id(replace(record("ben", 5), client_mode=True, loss=2.3)))
     assert view.loss_has_risen
     assert view.as_json()["warnings"] == view.warnings
     assert "The loss has risen from 0.300 to 2.300." in text_of(view)
@@ -95,8 +102,8 @@ def test_what_an_organiser_should_know_is_said():
 def test_how_often_updates_are_made():
     view = SwarmView(MANIFEST)
     assert math.isnan(view.updates_per_minute)
-    view.look([record("ada", 3)])
-    view.look([record("ada", 5)])
+    view.look(by_id(record("ada", 3)))
+    view.look(by_id(record("ada", 5)))
     view.began_at = view.updated_at - 60
     assert view.updates_per_minute == pytest.approx(2)
 

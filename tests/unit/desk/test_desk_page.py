@@ -15,6 +15,7 @@ from swarm.desk.chart import chart, levels
 from swarm.desk.guard import PER_ADDRESS, Guard
 from swarm.desk.history import MAX_POINTS
 from swarm.desk.metrics import MAX_PEERS
+from swarm.desk.organiser.door import Door
 from swarm.desk.page import MAX_ROWS
 from swarm.desk.peer_table import PAGE_ROWS, PeerQuery
 from swarm.desk.report import MAX_STRIPS
@@ -147,6 +148,27 @@ def test_all_together_have_a_limit_as_well(seen):
     guard = Guard(build_app(lambda: seen.desk.newest), TokenBucket(10, 0.001))
     crowd = [TestClient(guard, client=(f"198.51.100.{number}", 1)).get("/badge.svg") for number in range(12)]
     assert [answer.status_code for answer in crowd] == 10 * [200] + 2 * [429]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(
+            (host, 200)
+            for host in ("localhost:8080", "127.0.0.1", "[::1]:8080", "desk.example.org", "DESK.example.org:443")
+        ),
+        *((host, 421) for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[", "desk.example")),
+    ],
+)
+def test_a_desk_on_this_machine_is_not_read_by_a_site_whose_name_leads_here(seen, host, status):
+    """Such a site could read an invitation that the desk shows; one that listens everywhere has any name."""
+    door, everywhere = Door(None, "https://desk.example.org"), TestClient(build_app(lambda: seen.desk.newest))
+    here = TestClient(build_app(lambda: seen.desk.newest, door, only_here=True))
+    answer = here.get("/join.svg", headers={"host": host})
+    assert answer.status_code == status
+    if status == 421:
+        assert answer.text.startswith("This desk is shown on its own machine only: start it with --page-url")
+        assert everywhere.get("/join.svg", headers={"host": host}).status_code == 200
 
 
 def test_a_thousand_peers(seen):

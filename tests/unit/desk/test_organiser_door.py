@@ -106,17 +106,32 @@ def test_the_browser_that_shows_the_code_is_let_in_and_no_other(house, signer):
     assert "set-cookie" not in answer.headers
 
 
+def test_a_secret_that_somebody_has_planted_opens_nothing(house):
+    """Another page on the same host can set cookies of the organiser's browser: cookies do not care about ports."""
+    attacker, browser = house.browser(), house.browser()
+    challenge = house.challenge(attacker)
+    browser.cookies.update(attacker.cookies)
+    assert house.challenge(browser) == house.challenge(browser) == challenge, "as long as its page is loaded again"
+    house.send(challenge, house.signed(challenge))
+    assert attacker.get("/login-state").text == "over"
+    assert not is_in(attacker)
+    assert browser.get("/login-state").text == "in"
+    assert is_in(browser)
+
+
 def test_cookies_are_for_this_site_alone_and_no_script_reads_them(house):
     browser = house.browser()
     challenge = house.challenge(browser)
     house.send(challenge, house.signed(challenge))
     answer = browser.get("/login", follow_redirects=False)
     (cookie,) = [cookie for cookie in answer.headers.get_list("set-cookie") if "session" in cookie]
-    for words in ("HttpOnly", "Secure", "SameSite=strict", f"Max-Age={SESSION_SECONDS:.0f}"):
+    for words in ("__Host-swarm", "Path=/", "HttpOnly", "Secure", "SameSite=strict", f"Max-Age={SESSION_SECONDS:.0f}"):
         assert words in cookie
     assert answer.headers["cache-control"] == "no-store"
     here = house.browser("http://127.0.0.1:8080")
-    assert "Secure" not in here.get("/login").headers["set-cookie"]
+    cookie = here.get("/login").headers["set-cookie"]
+    assert "Secure" not in cookie
+    assert cookie.startswith("swarm-visit-")
 
 
 @pytest.mark.parametrize(

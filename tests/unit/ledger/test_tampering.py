@@ -18,7 +18,7 @@ from swarm.protocol.messages import Group
 from swarm.protocol.run_names import key_prefix
 from swarm.protocol.signed_lists import REMOVED
 from tests.helpers.ledgers.ledger_run import NAMES, RUN, SAMPLES, LedgerRun, owner, signed_again, where
-from tests.helpers.owners import Organiser
+from tests.helpers.owners import DAY_SECONDS, Organiser
 
 PLACE = 4
 """The fourth update of the ten."""
@@ -368,6 +368,39 @@ def test_who_is_no_member_has_no_word(members, organiser):
     found = members.audit()
     assert kinds(found) == {Kind.UNKNOWN_PEER}
     assert owner("dora").own.to_base58() not in found.credits
+
+
+def certified(run: LedgerRun, name: str) -> int:
+    """How many certificates stand in this peer's ledger."""
+    return sum(isinstance(read_line(line), Certified) for line in run.lines(name))
+
+
+def test_who_renews_all_the_time_fills_nobodys_ledger(members, organiser):
+    here, ben = members.admissions["anna"], owner("ben").own
+    members.start("anna")
+    members.update(written_by=["anna"])
+    before = certified(members, "anna")
+    for hour in range(1, 24):  # of the 48 of each certificate
+        times = {"begin": 3600 * hour - DAY_SECONDS, "end": 3600 * hour + DAY_SECONDS}
+        here.admit(organiser.admission(ben, name="Ben", **times).show(b""), ben)
+        members.update(written_by=["anna"])
+    assert certified(members, "anna") == before + 1, "after a quarter of its time"
+
+
+def test_a_certificate_for_which_there_was_no_room_is_written_later(members, organiser):
+    dora, path = owner("dora").own, members.path("anna")
+    members.start("anna")
+    members.admissions["anna"].admit(organiser.admission(dora, name="Dora").show(b""), dora)
+    before, aside = certified(members, "anna"), path.with_name("aside")
+    path.rename(aside)
+    path.mkdir()  # nothing can be written there, whoever runs the test
+    members.update({"anna": 96, "dora": 32}, written_by=["anna"])
+    path.rmdir()
+    aside.rename(path)
+    members.update({"anna": 96, "dora": 32}, written_by=["anna"])
+    assert certified(members, "anna") == before + 1
+    members.close()
+    assert {credit.name for credit in members.audit().credits.values()} == {"Anna", "Ben", "Cleo", "Dora"}
 
 
 def test_a_certificate_that_somebody_else_has_signed_is_found(members):

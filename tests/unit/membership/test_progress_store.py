@@ -110,6 +110,7 @@ def test_a_record_says_no_more_than_its_certificate_allows(roles, client_mode, i
             read_record(shown, ada, here, now)
         return
     found = read_record(shown, ada, here, now)
+    assert found.name == "ada", "as the organiser knows it, whatever it says"
     assert found.joined == pytest.approx(now, abs=60), "it was not there before it was a member"
     trains = Role.TRAIN in roles
     assert (found.helps, found.samples, found.rate) == (not trains, RECORD.samples * trains, RECORD.rate * trains)

@@ -1,6 +1,8 @@
 """How a peer is let into its run: what is decided before anybody is called."""
 
+import socket
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +62,17 @@ def test_the_organiser_makes_her_key_once(options, tmp_path):
     assert first.organiser == OrganiserFolder(tmp_path, "night-1").signer().public_key
     assert first.authority.run_id == "night-1"
     assert Entry(hers, None).new_manifest(PROTOCOL, RECIPE).organiser == first.organiser
+
+
+def test_her_peer_takes_no_other_port_than_the_one_that_join_lines_name(options, tmp_path):
+    """Members renew their certificates where their lines say: elsewhere they could not, and would drop out."""
+    entry = Entry(replace(options, run_id="night-1", membership=MembershipOptions(by_invitation=True)), None)
+    manifest, folder = entry.new_manifest(PROTOCOL, RECIPE), OrganiserFolder(tmp_path, "night-1")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        folder.note_contact(manifest.organiser, [ADDRESS], port)
+        with pytest.raises(InputError, match=f"name port {port}, .*`swarm enrol`.* another --enrolment-port"):
+            entry.take_part(SimpleNamespace(), manifest, [ADDRESS])
 
 
 def test_a_run_without_members_has_no_organiser(options):
