@@ -384,10 +384,10 @@ def test_the_table_of_recipes_is_complete():
 
 RESULTS = [
     ("delay_100", None, "swarm-fp16"),
-    ("delay_100", None, "swarm-local-1-fp16"),
     ("delay_paced", 200, "swarm-local-1-fp16"),
     ("continents", "region", "swarm-local-1-fp16"),
     ("continents", "continents", "swarm-local-1-fp16"),
+    ("home_ddp", "home", "swarm-fp16"),
 ]
 """The README's rows: experiment, setting, system."""
 
