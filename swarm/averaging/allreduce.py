@@ -370,6 +370,7 @@ class AllReduce:
             await until_caller_hangs_up()
             return
         self._note_called(sender, asyncio.current_task())
+        self._detector.called(sender)
         num_answers = 0
         try:
             if self.is_over or sender in self._lost:
@@ -458,13 +459,19 @@ class AllReduce:
             self._all_called.set()
 
     async def _give_up_who_never_calls(self) -> None:
+        """Who did not call in its last round either has less time: it may have no way to this peer."""
         if not self._own_parts:
             return
-        try:
-            await asyncio.wait_for(self._all_called.wait(), self._stream_seconds)
-        except TimeoutError:
-            for sender in self.weights.keys() - self._callers.keys() - {self.me}:
-                self._reducer.lose(sender)
+        loop = asyncio.get_running_loop()
+        begun, silent_seconds = loop.time(), self._detector.timeouts.silence_seconds
+        for seconds in sorted({min(silent_seconds, self._stream_seconds), self._stream_seconds}):
+            try:
+                return await asyncio.wait_for(self._all_called.wait(), begun + seconds - loop.time())
+            except TimeoutError:
+                for sender in self.weights.keys() - self._callers.keys() - {self.me}:
+                    if seconds == self._stream_seconds or self._detector.never_calls(sender):
+                        self._detector.did_not_call(sender)
+                        self._reducer.lose(sender)
 
     # ---- the line ---------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from hivemind.utils import get_logger
 
 from swarm.protocol.admission import OPEN, Admission
 from swarm.protocol.certificates import EVERYTHING
+from swarm.protocol.messages import MAX_GROUP_SIZE
 from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 logger = get_logger(__name__)
@@ -95,6 +96,7 @@ class FailureDetector(ServicerBase):
         self._doubted: set[PeerID] = set()
         self._usual: deque[float] = deque(maxlen=9)
         self._in_time: set[PeerID] = set()
+        self._never_call: set[PeerID] = set()
 
     async def answer(self) -> None:
         """From now on this peer answers; who cannot be dialled does so over connections that it has made itself."""
@@ -111,6 +113,19 @@ class FailureDetector(ServicerBase):
         """It has sent something."""
         self._signs[peer] = self._signs.get(peer, 0) + 1
         self._doubted.discard(peer)
+
+    def called(self, peer: PeerID) -> None:
+        """It sends to this peer in a round."""
+        self._never_call.discard(peer)
+
+    def did_not_call(self, peer: PeerID) -> None:
+        """It has sent nothing to this peer in a whole round."""
+        if len(self._never_call) < MAX_GROUP_SIZE:  # names cost a stranger nothing
+            self._never_call.add(peer)
+
+    def never_calls(self, peer: PeerID) -> bool:
+        """Whether it sent nothing to this peer in its last round: the two may not reach each other."""
+        return peer in self._never_call
 
     def doubts(self, peer: PeerID) -> bool:
         """Whether it has not answered a call for a while; it may still do so."""

@@ -11,8 +11,7 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Callable, Collection
 
 import torch
 from hivemind.p2p import P2PContext, PeerID
@@ -25,6 +24,7 @@ from swarm.averaging.lines.line_meter import Waits
 from swarm.averaging.robust_mean import Combination
 from swarm.averaging.send_window import SendWindow
 from swarm.averaging.shares import stripe_of
+from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Group
 from swarm.runtime.line_use import LineUse
 from tests.helpers.attacks.sealed_rounds import group_of, key, peer
@@ -44,6 +44,8 @@ class Exchange:
         stripe: number of this one
         stripes: that the vector is divided into
         rule: how reducers combine what they are given
+        detectors: of members, for what they remember of earlier rounds
+        cut: who cannot call whom
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class Exchange:
         stripe: int = 0,
         stripes: int = 1,
         rule: Combination = RULE,
+        detectors: dict[PeerID, FailureDetector] | None = None,
+        cut: Collection[tuple[PeerID, PeerID]] = (),
     ):
         self.waits = {me: Waits() for me in group.peer_ids}
         part, kinds = stripe_of(group, 0, stripe), kinds or {}
@@ -73,9 +77,9 @@ class Exchange:
                 codec=coder,
                 rule=rule,
                 stripes=stripes,
-                detector=SimpleNamespace(heard=lambda peer: None),
+                detector=(detectors or {}).get(me) or FailureDetector(None, "all-reduces without a network"),
                 windows={peer: SendWindow() for peer in group.peer_ids},
-                stub_of=lambda peer, me=me: Stub(self.members[peer], me),
+                stub_of=lambda peer, me=me: Stub(self.members[peer], me, (me, peer) not in cut),
                 line=LineUse(),
                 stream_seconds=seconds,
                 seals=seals_of and seals_of(me, part),
@@ -103,10 +107,12 @@ class Exchange:
 class Stub:
     """How one member calls another."""
 
-    def __init__(self, called: AllReduce, caller: PeerID):
-        self._called, self._caller = called, caller
+    def __init__(self, called: AllReduce, caller: PeerID, is_reached: bool = True):
+        self._called, self._caller, self._is_reached = called, caller, is_reached
 
     async def rpc_aggregate_part(self, inputs: AsyncIterator) -> AsyncIterator:
+        if not self._is_reached:
+            raise ConnectionError("nobody answers there")
         context = P2PContext(handle_name="", local_id=self._called.me, remote_id=self._caller)
         return _in_a_task(self._called.rpc_aggregate_part(_copied(inputs), context))
 

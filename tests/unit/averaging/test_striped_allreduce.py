@@ -1,5 +1,7 @@
 """Into how many stripes a vector is divided, and how they are told apart."""
 
+import time
+
 import pytest
 import torch
 from hivemind.p2p import PeerID
@@ -7,8 +9,13 @@ from hivemind.p2p import PeerID
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.error_feedback import ErrorFeedback
 from swarm.averaging.shares import count_stripes, stripe_of
-from swarm.protocol.messages import Group, Ticket
+from swarm.membership.failure_detector import FailureDetector
+from swarm.protocol.messages import Group, RoundFailed, Ticket
 from swarm.protocol.wire import LINEAGE_BYTES
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS
+from tests.helpers.attacks import sealed_rounds
+from tests.helpers.attacks.sealed_exchange import Exchange
+from tests.helpers.virtual_time import run_in_virtual_time
 
 
 def group_of(full: int, outbound_only: int = 0) -> Group:
@@ -50,3 +57,26 @@ def test_stripes_share_the_memory_of_what_was_left_out():
     feedback.part(slice(2, 4)).keep(torch.ones(2), 0, 3.0)
     assert feedback.left_out.tolist() == [0, 0, 3, 3, 0, 0]
     assert ErrorFeedback(Codec("none").make(), 6).part(slice(2, 4)).left_out is None
+
+
+def test_who_cannot_reach_a_reducer_is_waited_for_once(monkeypatch):
+    """As when a home line has got another address: the others wait for their averages meanwhile."""
+    group = sealed_rounds.group_of((0, 1, 2))
+    cut_off, reducer, _ = group.peer_ids
+    detectors, took = {me: FailureDetector(None, "cut") for me in group.peer_ids}, []
+
+    async def rounds():
+        for cut in ([(cut_off, reducer)], [(cut_off, reducer)], [], []):
+            vectors = {me: torch.ones(3000) for me in group.peer_ids}
+            exchange = Exchange(group, vectors, seconds=10.0, detectors=detectors, cut=cut)
+            began = time.monotonic()
+            outcomes = await exchange.run()
+            took.append(time.monotonic() - began)
+            assert {me for me in outcomes if isinstance(outcomes[me], RoundFailed)} == {me for me, _ in cut}
+
+    run_in_virtual_time(rounds, monkeypatch)
+    silence_seconds = DEFAULT_TIMEOUTS.silence_seconds
+    assert took[0] == pytest.approx(10.0, abs=1.0)
+    assert took[1] == pytest.approx(silence_seconds, abs=1.0)
+    assert max(took[2:]) < silence_seconds, "it calls again"
+    assert not detectors[reducer].never_calls(cut_off)
