@@ -342,7 +342,7 @@ class Session:
                 ProfileReporter(self.line, self.profile),
                 self.supervisor,
                 self.review,
-                *([] if leaving.max_time is None else [TimeLimit(parse_duration(leaving.max_time), self.clock.again)]),
+                *([] if leaving.max_time is None else [TimeLimit(parse_duration(leaving.max_time))]),
                 *advice,
                 *([] if self.evaluation is None else [self.evaluation]),
                 *kept_checkpoints(self.folder.checkpoints, self.options.machine.checkpoint_every_steps),

@@ -22,7 +22,7 @@ from recipe.training.trainer import build_trainer
 from swarm.peer.callbacks.evaluation import Evaluation
 from swarm.peer.callbacks.slow_line_advice import SlowLineAdvice
 from swarm.peer.callbacks.status_reporter import PatientConsole
-from swarm.peer.callbacks.time_limit import TimeLimit
+from swarm.peer.callbacks.time_limit import TimeLimit, this_start
 from swarm.peer.callbacks.traffic_limit import TrafficLimit
 from swarm.runtime.line_use import LineUse
 from swarm.training.averaging_mode import Averaging
@@ -106,13 +106,17 @@ def test_a_peer_leaves_when_its_traffic_is_used_up(monkeypatch):
     assert TrafficLimit(LineUse(), 0.001, asked).num_bytes == 1_000_000, "a peer that starts itself again counts on"
 
 
-def test_the_time_of_an_evening_before_does_not_count_for_this_one():
-    """Its last checkpoint has it; a peer that starts itself again counts on."""
-    evening_before = {"time_elapsed": {stage.value: 3600.0 for stage in RunningStage}}
-    limits = [TimeLimit(timedelta(hours=1), again) for again in (False, True)]
-    for limit in limits:
-        limit.load_state_dict(evening_before)
-    assert [limit.time_remaining() for limit in limits] == [3600.0, 0.0]
+def test_the_time_of_an_evening_before_does_not_count_for_this_one(monkeypatch):
+    """The last checkpoint has it. A peer that starts itself again counts on: it is the same process."""
+    elapsed = {"time_elapsed": {stage.value: 3600.0 for stage in RunningStage}}
+    saved = TimeLimit(timedelta(hours=1)).state_dict() | elapsed
+    before, again, of_torchrun = (TimeLimit(timedelta(hours=1)) for _ in range(3))
+    before.load_state_dict(saved | {"start": "1 2.0"})
+    again.load_state_dict(saved)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    of_torchrun.load_state_dict(TimeLimit(timedelta(hours=1)).state_dict() | elapsed)
+    assert [limit.time_remaining() for limit in (before, again, of_torchrun)] == [3600.0, 0.0, 0.0]
+    assert saved["start"] != this_start(), "torchrun makes another process each time"
 
 
 def test_weights_are_tested_after_validations_and_nothing_is_chosen_by_that(tmp_path):
