@@ -187,8 +187,10 @@ def trainer_for(strategy="auto", callbacks=(), **options) -> L.Trainer:
     return L.Trainer(strategy=strategy, **options)
 
 
-def patience(min_peers: int) -> CoordinatorOptions:
-    return CoordinatorOptions(min_peers=min_peers, matchmaking_seconds=3.0, averaging_timeout_seconds=20.0)
+def patience(min_peers: int, matchmaking_seconds: float = 3.0) -> CoordinatorOptions:
+    return CoordinatorOptions(
+        min_peers=min_peers, matchmaking_seconds=matchmaking_seconds, averaging_timeout_seconds=20.0
+    )
 
 
 @dataclass
@@ -217,6 +219,7 @@ def train(
     target,
     *,
     min_peers=1,
+    matchmaking_seconds=3.0,
     stop=lambda _: False,
     max_steps=-1,
     data=loader,
@@ -227,7 +230,7 @@ def train(
 ):
     """A peer. Its samples come in an order that its name seeds."""
     with running_dht(initial_peers, line, client_mode=client_mode, host_maddrs=(f"/ip4/{host}/tcp/0",)) as dht:
-        options = patience(min_peers)
+        options = patience(min_peers, matchmaking_seconds)
         strategy = kind(target, "test", dht=dht, name=name, options=options, averaging=averaging)
         record = Record(line, stop)
         task = Task(plan)

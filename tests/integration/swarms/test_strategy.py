@@ -135,7 +135,7 @@ def without_key_biases(weights: dict) -> dict:
 def train_two(plan: Plan, steps: int, target: int = 64) -> dict[str, Outcome]:
     with Peers() as peers:
         for name in "ab":
-            peers.start(name, partial(train, min_peers=2, max_steps=steps), plan, target)
+            peers.start(name, partial(train, min_peers=2, max_steps=steps, matchmaking_seconds=15.0), plan, target)
         found = peers.results()
     for outcome in found.values():
         assert [update.step for update in outcome.updates] == list(range(1, steps + 1))
