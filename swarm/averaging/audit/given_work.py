@@ -35,8 +35,8 @@ again far more often (`WorkAudits`).
 """
 SMALLEST = {NoCompression: 1e-12, Float16: 2.0**-20}
 """Size of numbers of which the codec leaves too little: sixteen times its smallest one. Others are coarser yet."""
-LARGEST = {Float16: torch.finfo(torch.float16).max}
-"""Above which the codec cuts numbers off: where gradients blow up, all honest members send this number."""
+CUT_OFF_AT = {Float16: torch.finfo(torch.float16).max}
+"""The codec's largest number. Where gradients blow up, all honest members send this one."""
 
 PlacesOf = Callable[[bytes], Sequence[int]]
 """Of the numbers of the vector that lists are about, by the lineage of the weights; none where nobody has lists."""
@@ -124,7 +124,7 @@ class GivenWork:
         said = torch.tensor([line.numbers for line in work.lines], dtype=torch.float64) / work.samples
         chosen = torch.tensor([number for number, _ in part.places])
         said, sent = said[:, chosen], numbers[[place for _, place in part.places]].double()
-        most = LARGEST.get(type(codec), math.inf)
+        most = CUT_OFF_AT.get(type(codec), math.inf)
         total = said.sum(0).clamp(-most, most)
         gap, longer = float((total - sent).norm()), max(float(total.norm()), float(sent.norm()))
         smallest = SMALLEST[type(codec)] * len(part.places) ** 0.5

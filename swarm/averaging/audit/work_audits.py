@@ -40,8 +40,8 @@ UNANSWERED, ANSWERED = 4.0, 1 / 8
 refuses only where it has something to hide is left out as well. Samples without a list are such a question, which its
 ticket has not answered."""
 SUSPECT_PASSES = 16
-"""Passes of this peer's own largest micro-batch that the work of a suspect may cost; dearer work is computed again as
-much less often. Who is honest in dear lines could hold everybody up for ever else."""
+"""Passes, each as dear as this peer's own largest micro-batch, that it makes for a suspect. Work that takes more is
+computed again as much less often: else a suspect whose lines are dear, and honest, holds everybody up for good."""
 SHOW_SECONDS = 2.0
 """Seconds for which a peer waits for a list of which it computes a line again; its update waits as long."""
 SAY_UPDATES = 8
