@@ -11,7 +11,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -175,6 +175,14 @@ def classify(address: str) -> Literal["loopback", "private", "public"]:
     if ip.is_loopback:
         return "loopback"
     return "public" if ip.is_global else "private"
+
+
+def farthest_first(addresses: Iterable[str]) -> list[str]:
+    """Those that the internet can reach before those of the local network and of this machine, else as they were.
+
+    Lists of addresses are cut, and a machine with containers or a VPN has many that nobody outside can call.
+    """
+    return sorted(addresses, key=lambda address: ("public", "private", "loopback").index(classify(address)))
 
 
 def host_and_port(host: str, port: int) -> str:

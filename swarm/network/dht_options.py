@@ -20,7 +20,13 @@ import hivemind
 from hivemind.p2p import PeerID
 
 from recipe.errors import InputError
-from swarm.network.addresses import NobodyAnswers, check_port_free, check_reachable, parse_own_address
+from swarm.network.addresses import (
+    NobodyAnswers,
+    check_port_free,
+    check_reachable,
+    farthest_first,
+    parse_own_address,
+)
 from swarm.network.dht_process import SwarmDHT
 from swarm.network.hivemind_internals import has_answered
 from swarm.network.hivemind_patches import repair_hivemind
@@ -100,7 +106,7 @@ class NetworkOptions:
             if not announced and not self.host_maddrs:
                 announced = [multiaddress(ip, port) for ip in own_addresses() if ip != "::1"]
             outside = port if self.opened is None else self.opened.ports.get(port, port)
-            announced.append(multiaddress(self.public_ip, outside))
+            announced.insert(0, multiaddress(self.public_ip, outside))
         return list(dict.fromkeys(announced)) or None
 
     def check(self) -> None:
@@ -186,11 +192,13 @@ def _launch_twice(options: NetworkOptions, peers: list[str], meanwhile: Callable
 def visible_addresses(dht: hivemind.DHT, timeout_seconds: float = 10) -> list[str]:
     """Where others can reach this peer, as multiaddresses that end with `/p2p/PEER_ID`; may be empty.
 
+    The first ones reach farthest.
+
     Raises:
         InputError: the DHT process does not answer in time
     """
     try:
-        return dht.run_coroutine(_list_addresses, return_future=True).result(timeout_seconds)
+        return farthest_first(dht.run_coroutine(_list_addresses, return_future=True).result(timeout_seconds))
     except TimeoutError:
         said = f"The DHT process did not answer within {timeout_seconds:g} s"
         raise InputError(f"{said}: the machine is too busy, so end other programs and try again.") from None

@@ -12,6 +12,7 @@ from swarm.network.addresses import (
     check_port_free,
     check_reachable,
     classify,
+    farthest_first,
     host_and_port,
     household,
     join_commands,
@@ -219,6 +220,12 @@ def test_some_or_none_reachable(listener):
 )
 def test_classify(host, kind):
     assert classify(f"/{host}/tcp/31337/p2p/{RSA_ID}") == kind
+
+
+def test_who_takes_eight_addresses_has_the_public_one_among_them():
+    near = ["/ip4/127.0.0.1/tcp/1", *(f"/ip4/172.{number}.0.1/tcp/1" for number in range(17, 27))]
+    assert farthest_first([*near, "/ip4/8.8.8.8/tcp/1"])[:3] == ["/ip4/8.8.8.8/tcp/1", *near[1:3]]
+    assert farthest_first(near)[-1] == near[0]
 
 
 def test_a_host_and_a_port():
