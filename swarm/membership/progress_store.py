@@ -128,7 +128,9 @@ def read_record(value: bytes, peer_id: PeerID, admission: Admission, now: float)
         raise ValueError("a certificate with which it cannot take part in rounds")
     if not record.client_mode and Role.SERVE not in member.roles:
         raise ValueError("a certificate with which it cannot be called")
-    joined = max(record.joined, min(member.member_since, now))  # the organiser's clock may be ahead
+    joined = record.joined
+    if member.member_since <= now:  # else the organiser's clock was ahead: what says another time at each look is none
+        joined = max(joined, member.member_since)
     record = replace(record, name=member.name, joined=joined, time=max(record.time, joined))
     return record if Role.TRAIN in member.roles else replace(record, helps=True, samples=0, rate=0.0)
 

@@ -90,6 +90,14 @@ def test_who_is_never_told_searches_each_time(board):
     assert board.look()
 
 
+def test_a_member_joined_at_the_same_time_at_each_look_although_the_organisers_clock_was_ahead_once():
+    """Who has been in a group is known by that time: it would be forgotten, and no two would ever meet."""
+    organiser, now, ada = Organiser(began=-7200), get_dht_time(), peer_of(subkey_of("ada"))
+    record = replace(RECORD, joined=now - 30, time=now)
+    shown, here = organiser.admission(ada).show(record.to_bytes()), Admission(organiser.authority)
+    assert {read_record(shown, ada, here, now + look).joined for look in (0, 1, 2)} == {record.joined}
+
+
 @pytest.mark.parametrize(
     ("roles", "client_mode", "is_read"),
     [
@@ -101,7 +109,7 @@ def test_who_is_never_told_searches_each_time(board):
     ],
 )
 def test_a_record_says_no_more_than_its_certificate_allows(roles, client_mode, is_read):
-    organiser, now, ada = Organiser(), get_dht_time(), peer_of(subkey_of("ada"))
+    organiser, now, ada = Organiser(began=10), get_dht_time(), peer_of(subkey_of("ada"))
     record = replace(RECORD, joined=now - 10**6, time=now, client_mode=client_mode)
     shown = organiser.admission(ada, roles=roles).show(record.to_bytes())
     here = Admission(organiser.authority)
