@@ -25,6 +25,8 @@ PASS_ON_SECONDS = 600.0
 """How often a member stores the lists again, which are forgotten after an hour."""
 RENEW_AGAIN_SECONDS = 60.0
 SAY_AGAIN_SECONDS = 3600.0
+ENDED_SECONDS = 600.0
+"""How long a peer tries to renew a certificate that has ended: a laptop that wakes up has no network for a while."""
 ANSWER_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,8 @@ class MemberWatch(threading.Thread):
         """Lists that this peer does not take, by their numbers."""
         now = time.monotonic()
         self._search_at, self._pass_on_at, self._renew_at, self._say_at = now, now, now, now
+        self._ended_at: float | None = None
+        """On the monotonic clock: when this peer found that its certificate had ended."""
 
     def stop(self) -> None:
         """Watch no more; waits at most a second."""
@@ -85,7 +89,8 @@ class MemberWatch(threading.Thread):
         news = self._admission.certificate, self._admission.lists.all_signed
         if news != self._told and self._tell(*news):
             self._told = news
-        self._end_if_over()
+        if (why := self._admission.why_this_peer_was_removed) is not None:
+            self._end(f"The organiser has removed this peer from the run: {why}.")
         if now >= self._search_at and not self._stopped.is_set():
             self._search_at = now + SEARCH_SECONDS
             self._search()
@@ -94,6 +99,8 @@ class MemberWatch(threading.Thread):
         if self._is_to_be_renewed() and now >= self._renew_at:
             self._renew_at = now + RENEW_AGAIN_SECONDS
             self._take_certificate()
+        if not self._stopped.is_set():
+            self._end_if_over(now)
 
     # ---- what the organiser has signed ------------------------------------------------------------------------------
 
@@ -136,12 +143,15 @@ class MemberWatch(threading.Thread):
         self._admission.certificate = certificate
         self._dht.take_part(self._prefix, self._admission.authority, certificate)
 
-    def _end_if_over(self) -> None:
-        why = self._admission.why_this_peer_was_removed
+    def _end_if_over(self, now: float) -> None:
+        """Others refuse this peer while its certificate has ended, so nothing is risked while it tries to renew it."""
         own = self._admission.own
-        if why is not None:
-            self._end(f"The organiser has removed this peer from the run: {why}.")
-        elif own is not None and get_dht_time() > own.end:
+        if own is None or get_dht_time() <= own.end:
+            self._ended_at = None
+            return
+        if self._ended_at is None:
+            self._ended_at = now
+        if now - self._ended_at >= ENDED_SECONDS:
             self._end(
                 "This peer's certificate has ended and could not be renewed: ask the organiser whether her peer or "
                 "`swarm enrol` runs, and join again with a join line."

@@ -7,6 +7,7 @@ import pytest
 
 from recipe.errors import InputError
 from swarm.network.signed_records import peer_of
+from swarm.peer.membership import member_watch
 from swarm.peer.membership.member_watch import MemberWatch
 from swarm.protocol.orders import Order, Orders, What
 from swarm.protocol.signed_lists import ORDERS, REMOVED
@@ -130,7 +131,15 @@ def test_it_renews_its_certificate_when_half_of_it_is_over(organiser):
     assert member.dht.shown == [newer], "once"
 
 
-def test_it_goes_on_until_its_certificate_ends_and_says_why_it_cannot_be_renewed(organiser, caplog):
+def test_who_wakes_up_with_a_certificate_that_has_ended_renews_it(organiser):
+    newer = organiser.certificate(ADA)
+    member = Watched(organiser, begin=-100, end=-5, renews=lambda before: newer)
+    member.watch.look()
+    assert not member.ends
+    assert member.admission.certificate == newer
+
+
+def test_it_goes_on_until_its_certificate_ends_and_says_why_it_cannot_be_renewed(organiser, caplog, monkeypatch):
     member = Watched(organiser, begin=-100, end=10)
     member.watch.look()
     member.watch.look()
@@ -138,6 +147,9 @@ def test_it_goes_on_until_its_certificate_ends_and_says_why_it_cannot_be_renewed
     (said,) = caplog.messages
     assert "could not be renewed: Nobody answers where one could enrol." in said
     over = Watched(organiser, begin=-100, end=-5)
+    over.watch.look()
+    assert not over.ends, "it may have no network yet"
+    monkeypatch.setattr(member_watch, "ENDED_SECONDS", 0.0)
     over.watch.look()
     assert "This peer's certificate has ended and could not be renewed" in over.ends[0]
 
