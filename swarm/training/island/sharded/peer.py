@@ -94,7 +94,7 @@ class ShardedVector(GradientVector):
             self._lead.hand_out(self.views_of(self.wire), samples, adds=True)
 
     def _take_vector(self, average: torch.Tensor) -> None:
-        self.average = average
+        self.average = average.float()  # one that is made up may have been kept in fp16, and the others expect fp32
 
     @torch.no_grad()
     def average_alone(self, samples: int) -> None:

@@ -4,6 +4,7 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -27,6 +28,7 @@ from swarm.training.island.crew import Crew
 from swarm.training.island.lead import Lead
 from swarm.training.island.lost import IslandLost
 from swarm.training.island.sharded import division
+from swarm.training.island.sharded.peer import ShardedVector
 from swarm.training.local_steps import LocalCoordinator
 from swarm.training.strategy import SwarmStrategy
 from swarm.training.throughput import Noted
@@ -290,6 +292,18 @@ def test_a_process_that_is_gone_is_noticed_at_once(two, gone):
     two.channels[gone].close()
     with pytest.raises(IslandLost, match="--max-restarts"):
         two.channels[1 - gone].add_up(1)
+
+
+def test_pieces_of_an_average_that_was_kept_in_fp16_are_handed_out_as_the_others_expect_them():
+    params, handed_out = list(nn.Linear(3, 2).parameters()), []
+    lead = SimpleNamespace(hand_out=lambda views, factor, adds: handed_out.extend(view * factor for view in views))
+    vector = ShardedVector(params, [], lead, clip=1.0)
+    average = torch.linspace(-1, 1, 8).half()
+    vector.take(average)
+    vector.hand_over()
+    numbers = torch.cat([piece.reshape(-1) for piece in handed_out])
+    assert numbers.dtype == torch.float32
+    torch.testing.assert_close(numbers, average.float() / (average.float().norm() + 1e-6))
 
 
 def test_the_processes_of_a_peer_share_its_part_of_the_target_batch():
