@@ -225,6 +225,7 @@ class GradientVector:
         split = self._sum.numel()
         self._take_vector(average[:split])
         self.take_buffers(average[split:])
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]  # to which `drop` goes back
 
     def _take_vector(self, average: torch.Tensor) -> None:
         self.average.copy_(average)

@@ -52,6 +52,18 @@ def test_tied_weights_travel_once_and_their_gradients_add_up():
     assert torch.allclose(model.embedding.weight.grad, expected, atol=1e-7)
 
 
+def test_what_is_dropped_takes_no_average_of_running_statistics_with_it():
+    """With `overlap` an average comes while the next step is computed, which may have to be forgotten."""
+    model = nn.BatchNorm1d(1)
+    vector = vector_of(model)
+    vector.to_wire(4)
+    average = torch.full_like(vector.wire, 7.0)
+    vector.take(average)
+    model.running_mean.fill_(1.0)  # by a micro-batch that is not finite
+    vector.drop()
+    assert model.running_mean.item() == 7.0
+
+
 def test_frozen_layers_do_not_travel():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
     model[0].requires_grad_(False)
