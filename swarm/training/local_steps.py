@@ -155,6 +155,10 @@ class PseudoGradient(GradientVector):
         """
         self._write_pseudo_gradient()
         self._has_given = samples > 0
+        self._add_owed(samples)
+
+    def _add_owed(self, samples: int) -> None:
+        """To what is written for this fragment."""
         if self._owed is not None and samples:
             self._split(self._averaged)[0].add_(self._owed, alpha=1 / samples)
             self._owed = None
@@ -187,8 +191,9 @@ class PseudoGradient(GradientVector):
         self._buffers_before = self._good_buffers = [buffer.clone() for buffer in self._buffers]
 
     def average_alone(self, samples: int) -> None:
-        """The own pseudo-gradient, where there is nobody to average with."""
+        """The own pseudo-gradient, where there is nobody to average with; less what waits to be sent anyway."""
         self._write_pseudo_gradient()
+        self._add_owed(samples)
         self._has_given = True
         self.average = self._averaged
 

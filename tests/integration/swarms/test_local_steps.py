@@ -191,6 +191,22 @@ def test_what_rounding_left_out_outlives_a_round_that_failed(codec):
     torch.testing.assert_close(vector.wire.double() * 30 + feedback.left_out, moved_by + waited, rtol=0, atol=3e-7)
 
 
+def test_what_waits_to_be_sent_is_not_applied_alone_as_well():
+    """A round failed after it was encoded, and nobody is left: what was left out goes with the next one, once."""
+    model = small_model()
+    vector, feedback = vector_of(model, TAKE_OVER), ErrorFeedback(CODECS["topk"](), weights(model).numel())
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.01 * torch.randn(param.shape, generator=torch.Generator().manual_seed(0)))
+    moved_by = torch.cat([anchor.detach().reshape(-1) for anchor in vector.anchors]) - weights(model)
+    vector.to_wire(10)
+    feedback.add_to(vector.wire, CompressionInfo.from_tensor(vector.wire), 0, 10)
+    assert feedback.left_out.abs().max() > 1e-3
+    vector.take_back(10)
+    vector.average_alone(10)
+    torch.testing.assert_close(vector.average * 10 + feedback.left_out, moved_by * 10, rtol=0, atol=1e-6)
+
+
 def test_weights_that_are_not_finite_go_back_to_the_swarms():
     model = small_model()
     vector, before = vector_of(model, TAKE_OVER), weights(model)
