@@ -27,16 +27,20 @@ class RunningGroups:
         self._is_settled = asyncio.Event()
         """Not set while this peer meets others: of a group that has closed, others may hear before it does."""
         self._is_settled.set()
+        self._num_meetings = 0
         self._readers, self._all_read = 0, asyncio.Event()
 
     @contextlib.contextmanager
     def meeting(self) -> Iterator[None]:
         """Within this, who sends for a group that is unknown waits until one is known."""
         self._is_settled.clear()
+        self._num_meetings += 1  # a round that was given up ends a moment after the next one has begun
         try:
             yield
         finally:
-            self._is_settled.set()
+            self._num_meetings -= 1
+            if not self._num_meetings:
+                self._is_settled.set()
 
     @contextlib.contextmanager
     def registered(self, group: Group) -> Iterator[None]:

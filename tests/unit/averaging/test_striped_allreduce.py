@@ -1,13 +1,17 @@
 """Into how many stripes a vector is divided, and how they are told apart."""
 
+import asyncio
 import time
 
 import pytest
 import torch
 from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils.asyncio import as_aiter
 
 from swarm.averaging.compression.codec import Codec
 from swarm.averaging.compression.error_feedback import ErrorFeedback
+from swarm.averaging.running_groups import SETTLE_SECONDS, RunningGroups
 from swarm.averaging.shares import count_stripes, stripe_of
 from swarm.membership.failure_detector import FailureDetector
 from swarm.protocol.messages import Group, RoundFailed, Ticket
@@ -42,6 +46,23 @@ def group_of(full: int, outbound_only: int = 0) -> Group:
 )
 def test_a_stripe_carries_what_a_new_stream_lets_through_or_more(full, outbound_only, codec, numbers, stripes):
     assert count_stripes(group_of(full, outbound_only), torch.empty(numbers), Codec(codec).make()) == stripes
+
+
+def test_who_sends_for_a_group_that_is_unknown_waits_although_an_older_meeting_ends(monkeypatch):
+    """A round that was given up ends a moment after the next one has begun."""
+
+    async def meet_twice() -> None:
+        groups, first = RunningGroups(), averaging_pb2.AveragingData(group_id=bytes(16))
+        with groups.meeting():
+            with groups.meeting():
+                pass
+            answers = groups.rpc_aggregate_part(as_aiter(first), None)
+            waits = asyncio.ensure_future(anext(answers))
+            await asyncio.sleep(SETTLE_SECONDS / 2)
+            assert not waits.done()
+        assert (await waits).code == averaging_pb2.BAD_GROUP_ID
+
+    run_in_virtual_time(meet_twice, monkeypatch)
 
 
 def test_no_two_stripes_have_the_same_name():
