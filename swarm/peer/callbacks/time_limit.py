@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import psutil
 from lightning.pytorch.callbacks import Timer
 
+_TICKS_AFTER_NAME = 19
+"""Where `/proc/PID/stat` has the time of a process's start, in ticks since the machine's (`proc_pid_stat(5)`)."""
+
 
 def this_start() -> str:
     """Names the start by a person: the same when the peer starts itself again in place, or torchrun starts it again."""
     is_of_torchrun = "TORCHELASTIC_RESTART_COUNT" in os.environ
-    process = psutil.Process(os.getppid() if is_of_torchrun else os.getpid())
-    return f"{process.pid} {process.create_time()}"
+    pid = os.getppid() if is_of_torchrun else os.getpid()
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_TICKS_AFTER_NAME]
+        return f"{pid} {ticks} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    except OSError:  # this system is no Linux, where a time on the clock would change when the clock is set
+        return f"{pid} {psutil.Process(pid).create_time()}"
 
 
 class TimeLimit(Timer):

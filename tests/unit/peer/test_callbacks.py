@@ -4,10 +4,12 @@ import errno
 import io
 import os
 import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -117,6 +119,13 @@ def test_the_time_of_an_evening_before_does_not_count_for_this_one(monkeypatch):
     of_torchrun.load_state_dict(TimeLimit(timedelta(hours=1)).state_dict() | elapsed)
     assert [limit.time_remaining() for limit in (before, again, of_torchrun)] == [3600.0, 0.0, 0.0]
     assert saved["start"] != this_start(), "torchrun makes another process each time"
+
+
+def test_the_same_start_has_the_same_name_after_the_clock_was_set(monkeypatch):
+    """A laptop sets its clock when it wakes up; psutil tells the time of a start by the clock."""
+    before = this_start()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: time.time() + 7)
+    assert this_start() == before
 
 
 def test_weights_are_tested_after_validations_and_nothing_is_chosen_by_that(tmp_path):
