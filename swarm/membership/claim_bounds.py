@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Mapping
 
 from hivemind.p2p import PeerID
@@ -16,13 +15,6 @@ MAX_UPDATES_PER_SECOND = 20.0
 """That a swarm makes at most: others can be so much further for each second since this peer was in a group."""
 MAX_APART = 100
 """Updates between what two peers say that hold the same weights: records are seconds old, and swarms are fast."""
-
-
-def seconds_since_boot() -> float:
-    """Also those for which the machine slept, where the system counts them (Linux)."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
 
 
 def reach_of(

@@ -19,7 +19,7 @@ from hivemind.utils import get_dht_time, get_logger
 
 from swarm.membership.attestations import Attestations
 from swarm.membership.backoff import BLAME_SECONDS, MAX_BLAME_SECONDS, Backoff, BlameBackoff
-from swarm.membership.claim_bounds import MAX_APART, seconds_since_boot
+from swarm.membership.claim_bounds import MAX_APART
 from swarm.membership.global_progress import GlobalProgress
 from swarm.membership.liveness_probe import LivenessProbe
 from swarm.membership.no_shows import NoShows
@@ -40,7 +40,7 @@ from swarm.protocol.messages import MAX_GROUP_SIZE, Blame, Group, RoundEnded, We
 from swarm.protocol.notes import FailedRound
 from swarm.protocol.wire import MAX_STEP
 from swarm.runtime.once import Once
-from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from swarm.runtime.timeouts import DEFAULT_TIMEOUTS, Timeouts, seconds_since_boot
 
 TOLD_STEPS = 50
 """Steps for which a record still says why an earlier round failed."""

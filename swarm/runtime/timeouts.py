@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, fields
+
+
+def seconds_since_boot() -> float:
+    """Also those for which the machine slept, where the system counts them (Linux)."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,16 @@ def own_addresses() -> list[str]:
     return [str(ip) for ip in sorted(found, key=lambda ip: (not ip.is_loopback, ip.version))]
 
 
+def own_host_towards(host: str) -> str | None:
+    """This machine's own IPv4 address, as a host of its network sees it; nothing is sent. None: it has no way there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+        except OSError:
+            return None
+        return probe.getsockname()[0]
+
+
 def has_ipv6() -> bool:
     """Whether another machine could call this one by IPv6, as far as this one knows."""
     return any(":" in address and address != "::1" for address in own_addresses())

@@ -10,12 +10,15 @@ from hivemind.utils import get_logger
 
 from swarm.network.home.router import PortTaken, Router, RouterRefuses
 from swarm.network.home.search import find_router
+from swarm.runtime.timeouts import seconds_since_boot
 
 logger = get_logger(__name__)
 
 LEASE_SECONDS = 3600
 """Of a peer that is killed, the port stays open for so long."""
 RENEWALS_PER_LEASE, SHORTEST_PAUSE_SECONDS = 3, 20.0
+LOOK_SECONDS = 15.0
+"""Between two looks at the clock: a wait does not count the time for which the machine sleeps, and the router does."""
 CALL_SECONDS = 1.5
 """For each wish of this peer."""
 OTHER_PORTS, NUM_OTHERS = range(20_000, 60_000), 2
@@ -106,7 +109,11 @@ class OpenPorts:
 
     def _keep_open(self) -> None:
         in_trouble: set[int] = set()
-        while not self._closed.wait(self._pause_seconds()):
+        renewed_at = seconds_since_boot()
+        while not self._closed.wait(min(LOOK_SECONDS, self._pause_seconds())):
+            if seconds_since_boot() - renewed_at < self._pause_seconds():
+                continue
+            renewed_at = seconds_since_boot()
             for port, (outside, _) in list(self._opened.items()):
                 try:
                     got, _ = asyncio.run(self._call(self._router.open(port, outside, LEASE_SECONDS)))

@@ -8,6 +8,7 @@ import socket
 import struct
 from pathlib import Path
 
+from swarm.network.home.interfaces import own_host_towards
 from swarm.network.home.nat_pmp import NatPmpRouter
 from swarm.network.home.router import Router
 
@@ -51,13 +52,3 @@ def default_gateway(routes: Path = _ROUTES) -> str | None:
         return None
     best = min(leading_out, key=lambda row: int(row[6]))  # metric
     return socket.inet_ntoa(struct.pack("=L", int(best[2], 16)))
-
-
-def own_host_towards(host: str) -> str | None:
-    """This machine's own address, as a host of its network sees it; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))
-        except OSError:
-            return None
-        return probe.getsockname()[0]

@@ -16,6 +16,7 @@ from async_upnp_client.exceptions import UpnpActionError, UpnpCommunicationError
 from async_upnp_client.ssdp import SSDP_TARGET_V4, build_ssdp_search_packet, decode_ssdp_packet
 from hivemind.utils import get_logger
 
+from swarm.network.home.interfaces import own_host_towards
 from swarm.network.home.router import PortTaken, RouterRefuses
 
 logger = get_logger(__name__)
@@ -41,14 +42,14 @@ class GatewayRequester(UpnpRequester):
     """
 
     def __init__(self, host: str):
-        self._host = host
+        self.host = host
         self.documents_left = MAX_DOCUMENTS
         """That may still be asked for."""
 
     async def async_http_request(self, http_request: HttpRequest) -> HttpResponse:
         """Raises UpnpCommunicationError: it is another host, or too much, or takes too long"""
         self.documents_left -= 1
-        if urlsplit(http_request.url).hostname != self._host or self.documents_left < 0:
+        if urlsplit(http_request.url).hostname != self.host or self.documents_left < 0:
             raise UpnpCommunicationError(f"{http_request.url} is not asked for")
         body = b""
         try:
@@ -118,7 +119,11 @@ class UpnpRouter:
         return None
 
     async def open(self, port: int, external_port: int, lease_seconds: int) -> tuple[int, int]:
-        """As `Router.open`; raises PortTaken as well."""
+        """As `Router.open`; raises PortTaken as well.
+
+        The port leads to the address that this machine has now: it may have got another one since the last time.
+        """
+        self._own_host = own_host_towards(self._requester.host) or self._own_host
         await self._call(
             "AddPortMapping",
             NewRemoteHost="",

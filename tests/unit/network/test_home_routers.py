@@ -9,15 +9,19 @@ import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 
 import pytest
 
+from swarm.network.dht_options import NetworkOptions
 from swarm.network.home import open_ports
 from swarm.network.home.nat_pmp import NatPmpRouter
 from swarm.network.home.open_ports import LEASE_SECONDS, OpenPorts
 from swarm.network.home.router import PortTaken, RouterRefuses
 from swarm.network.home.search import default_gateway
 from swarm.network.home.upnp import ANSWER_SECONDS, SEARCH_SECONDS, UpnpRouter
+from swarm.network.reachability import Reachability
+from swarm.peer import role
 from tests.helpers.strangers.home_routers import DEVICE, OUTSIDE, Gateway
 
 pytestmark = pytest.mark.timeout(30)
@@ -157,6 +161,64 @@ def test_a_lease_is_renewed_as_long_as_the_peer_runs():
     assert asked[0] == (PORT, PORT, LEASE_SECONDS)
     assert set(asked[1:-1]) == {again}
     assert asked[-1] == last
+
+
+class Obeys:
+    """A router that opens what it is asked for."""
+
+    external_host = OUTSIDE
+
+    def __init__(self):
+        self.renewed, self._times_asked = threading.Event(), 0
+
+    async def open(self, port: int, external_port: int, lease_seconds: int) -> tuple[int, int]:
+        self._times_asked += 1
+        if self._times_asked > 1:
+            self.renewed.set()
+        return external_port, lease_seconds
+
+    async def close(self, port: int, external_port: int) -> None:
+        pass
+
+
+def test_a_lease_is_renewed_after_the_machine_has_slept(monkeypatch):
+    """A wait does not count that time, and the router has closed the port meanwhile."""
+    clock = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(open_ports, "seconds_since_boot", lambda: clock.seconds)
+    monkeypatch.setattr(open_ports, "LOOK_SECONDS", 0.01)
+    router = Obeys()
+    opened = OpenPorts(router)
+    asyncio.run(opened.open(PORT))
+    opened.keep()
+    assert not router.renewed.wait(0.2)
+    clock.seconds += 2 * LEASE_SECONDS
+    assert router.renewed.wait(20)
+    opened.close()
+
+
+def test_a_port_leads_to_the_address_that_this_machine_has_now(monkeypatch):
+    async def use(gateway: Gateway) -> None:
+        async with upnp_at(responding(gateway)) as target:
+            opened = OpenPorts(await upnp_router(target))
+            await opened.open(PORT)
+            monkeypatch.setattr("swarm.network.home.upnp.own_host_towards", lambda gateway: "127.0.0.2")
+            await opened.open(PORT)
+
+    gateway = Gateway()
+    asyncio.run(use(gateway))
+    assert gateway.opened[PORT][0] == "127.0.0.2"
+
+
+def test_who_was_called_within_its_home_alone_is_found_where_its_router_says(monkeypatch):
+    opened = OpenPorts(SimpleNamespace(external_host="8.8.8.8"))
+    found = Reachability(
+        "full", "because 1 peer could call this machine", "127.0.0.1", "Your router opened it.", opened
+    )
+    monkeypatch.setattr(role, "measure_reachability", lambda *_: found)
+    asked = NetworkOptions(("/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",))
+    said, network = role.measured(asked, ask_router=True)
+    assert network.public_ip == "8.8.8.8"
+    assert "at 8.8.8.8 was not measured" in said.router
 
 
 def test_a_port_that_is_lost_is_said_once_also_beside_one_that_is_not(monkeypatch):
