@@ -16,6 +16,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import statistics
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -335,7 +336,9 @@ async def _ask(p2p: P2P, peer_id: PeerID, question: CallMe) -> Called | None:
 def conclusion(answers: list[Called], port: int) -> Reachability:
     if not answers:
         return Reachability("outbound-only", "because no peer answered whether it can call this machine")
-    host = answers[0].host
+    hosts = [answer.host for answer in answers if answer.reached] or [answer.host for answer in answers]
+    # Who lives in the same home calls this machine where nobody else can.
+    host = statistics.mode([host for host in hosts if ipaddress.ip_address(host).is_global] or hosts)
     reached = sum(answer.reached for answer in answers)
     asked = f"{len(answers)} peer{'s' * (len(answers) != 1)}"
     mode = "full" if reached == len(answers) else "outbound-only"

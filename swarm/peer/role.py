@@ -43,8 +43,13 @@ def measured(
         return Reachability("full", f"because --public-ip {network.public_ip} says so: it was not measured"), network
     if found.mode == "outbound-only":
         return found, replace(network, client_mode=True, public_ip=None, port=0)
-    behind_router = found.host is not None and found.host not in own_addresses()
-    return found, replace(network, public_ip=found.host if behind_router else network.public_ip)
+    if found.host is not None and found.host not in own_addresses():
+        return found, replace(network, public_ip=found.host)
+    if found.opened is not None and ipaddress.ip_address(found.opened.host).is_global:
+        # Only peers of the same home were asked. Others call it where the router says.
+        router = f"{found.router} Whether others can call it at {found.opened.host} was not measured."
+        return replace(found, router=router), replace(network, public_ip=found.opened.host)
+    return found, network
 
 
 def _believed(found: Reachability, network: NetworkOptions) -> tuple[Reachability, NetworkOptions]:

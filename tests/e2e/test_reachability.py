@@ -94,6 +94,7 @@ def test_what_was_measured_is_used(address):
         ([Called("192.0.2.1", True)], "full", "1 peer could call this machine at 192.0.2.1 port 7"),
         ([Called("192.0.2.1", True)] * 3, "full", "3 peers could"),
         ([Called("192.0.2.1", True), Called("198.51.100.1", False)], "outbound-only", "1 of 2 peers"),
+        ([Called("192.168.1.7", True), Called("8.8.8.8", True)], "full", "2 peers could call this machine at 8.8.8.8"),
     ],
 )
 def test_conclusions(answers, mode, reason):
