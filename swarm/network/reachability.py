@@ -37,6 +37,7 @@ from swarm.network.home.interfaces import every_host
 from swarm.network.home.open_ports import OpenPorts, open_port
 from swarm.network.home.router import RouterRefuses
 from swarm.network.known_peers import peer_of_address
+from swarm.network.signed_records import identity_in_use
 from swarm.protocol.wire import from_wire, to_wire
 from swarm.runtime.token_bucket import TokenBucket, TokenBuckets
 
@@ -318,10 +319,7 @@ async def _check_identity(p2p: P2P, identity_path: Path | None) -> None:
         await connect(p2p, PeerID.from_identity(identity_path.read_bytes()))
     except P2PDaemonError:
         return
-    raise InputError(
-        f"A running peer uses the identity {identity_path} already: stop that peer, or give this one another "
-        "--public-name or --identity-path."
-    )
+    raise InputError(identity_in_use(identity_path))
 
 
 async def _ask(p2p: P2P, peer_id: PeerID, question: CallMe) -> Called | None:

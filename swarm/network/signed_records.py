@@ -8,6 +8,7 @@ on and not read: of a key with one value that cannot be decoded, Hivemind's read
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import multiprocessing as mp
 import re
@@ -16,7 +17,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import astuple
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
@@ -68,6 +69,8 @@ MAX_LISTS, LISTS_PER_SECOND = 2048, 1000.0
 """The same for lists of the organiser, whoever hands them out: she is a stranger herself when she does."""
 MAX_WRITTEN = 64
 RUNS_ID = DHTID.generate(source=RUNS_KEY)
+_CLAIMED: dict[Path, BinaryIO] = {}
+"""Locks on identities; never closed, since closing any file of that name would give the lock up."""
 
 
 def keys_of(prefix: str) -> dict[DHTID, str]:
@@ -388,3 +391,29 @@ def prepare_identity(path: Path) -> PeerID:
         raise InputError(
             f"--identity-path {path} does not hold a peer's private key: restore it, or delete it for a new identity."
         ) from None
+
+
+def claim_identity(path: Path) -> None:
+    """From now on this process alone uses this private key on this machine, until it ends, however it ends.
+
+    Two peers of one identity would overwrite each other's records and ledger, and one that only calls others cannot be
+    found by calling it. The lock is the process's own: no child of a peer that was killed holds it.
+
+    Raises:
+        InputError: another process uses it
+    """
+    try:
+        file = _CLAIMED.get(path) or _CLAIMED.setdefault(path, path.with_name(f"{path.name}.lock").open("wb"))
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise InputError(identity_in_use(path)) from None
+    except OSError as error:
+        logger.debug(f"this file system knows no locks: {error!r}")
+
+
+def identity_in_use(path: Path) -> str:
+    """A sentence for the owner."""
+    return (
+        f"A running peer uses the identity {path} already: stop that peer, or give this one another --public-name or "
+        "--identity-path."
+    )

@@ -298,7 +298,7 @@ class Peer:
     def _network(self):
         """How this peer meets the others: what a person gave, and what was measured."""
         from swarm.network.dht_options import NetworkOptions
-        from swarm.network.signed_records import prepare_identity
+        from swarm.network.signed_records import claim_identity, prepare_identity
         from swarm.peer.role import measured
 
         machine, connection = self.options.machine, self.options.connection
@@ -307,6 +307,7 @@ class Peer:
             identity = machine.output_dir / "identities" / f"{self.name}.key"
         identity = identity.expanduser()
         prepare_identity(identity)
+        claim_identity(identity)
         self._entry.ask_to_be_let_in(identity, self.name)
         if machine.public_name is None and self._entry.membership is not None:
             print(f"Let in as {self.name}. To come back as this member, add --public-name {self.name}.", flush=True)

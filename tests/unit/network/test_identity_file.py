@@ -1,12 +1,14 @@
 """The file of a peer's private key: made once, whole or not at all."""
 
+import multiprocessing
 import resource
 import stat
+from pathlib import Path
 
 import pytest
 
 from recipe.errors import InputError
-from swarm.network.signed_records import prepare_identity
+from swarm.network.signed_records import claim_identity, prepare_identity
 
 
 def test_it_is_made_once_and_for_its_user_alone(tmp_path):
@@ -14,6 +16,28 @@ def test_it_is_made_once_and_for_its_user_alone(tmp_path):
     peer_id = prepare_identity(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert prepare_identity(path) == peer_id
+
+
+def test_one_process_uses_it_at_a_time_and_its_end_gives_it_back(tmp_path):
+    """A child that outlives its peer does not hold it."""
+    path = tmp_path / "peer.key"
+    prepare_identity(path)
+    claim_identity(path)
+    claim_identity(path)
+    (tmp_path / "other.key").write_bytes(b"")
+    in_a_child = multiprocessing.get_context("fork").Pool(1)
+    with in_a_child:
+        assert in_a_child.apply(refusal, [path]).startswith(f"A running peer uses the identity {path} already")
+        assert in_a_child.apply(refusal, [tmp_path / "other.key"]) == ""
+    claim_identity(tmp_path / "other.key")
+
+
+def refusal(path: Path) -> str:
+    try:
+        claim_identity(path)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def test_a_full_disk_leaves_no_part_of_a_key(tmp_path):
