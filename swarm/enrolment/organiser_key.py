@@ -7,10 +7,12 @@ A key is a PKCS8 PEM file, with a passphrase or without. A deputy's has a file b
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -42,6 +44,10 @@ from swarm.protocol.order_book import MAX_SIGNED_BYTES
 
 VARIABLE = "SWARM_KEY_PASSPHRASE"
 """Environment variable: the passphrase, for whoever has no terminal."""
+HANDED_OVER = "SWARM_TYPED"
+"""Environment variable: number of the pipe with what was typed before this program took the place of another one."""
+_TYPED: dict[str, str] = {}
+"""By prompt, in this program."""
 MAX_PASSPHRASE_BYTES = 1023  # of `cryptography`
 MAX_KEY_FILE_BYTES = 2**14
 MAX_DEPUTY_DAYS = 3650
@@ -150,9 +156,11 @@ def passphrase_from(environment: Mapping[str, str], prompt: str) -> str:
     """
     if VARIABLE in environment:
         passphrase = environment[VARIABLE]
+    elif prompt in _handed_over():
+        return _handed_over()[prompt]
     elif sys.stdin is not None and sys.stdin.isatty():
         try:
-            passphrase = getpass.getpass(prompt)
+            passphrase = _TYPED[prompt] = getpass.getpass(prompt)
         except EOFError:
             passphrase = ""
     else:
@@ -160,6 +168,30 @@ def passphrase_from(environment: Mapping[str, str], prompt: str) -> str:
     if not passphrase:
         raise InputError(f"The passphrase is empty: type one, or set {VARIABLE}.")
     return passphrase
+
+
+@cache
+def _handed_over() -> dict[str, str]:
+    """By prompt, what was typed before this program took the place of another one."""
+    number = os.environ.pop(HANDED_OVER, None)
+    if number is None:
+        return {}
+    with open(int(number)) as pipe:
+        return json.load(pipe)
+
+
+def hand_over_typed() -> None:
+    """For just before `os.execv`: the program that follows asks for no passphrase that was typed in this one.
+
+    A person may be asleep. It goes through a pipe: other processes can read neither memory nor, unlike variables, that.
+    """
+    if not (typed := _handed_over() | _TYPED):
+        return
+    reading, writing = os.pipe()
+    os.write(writing, json.dumps(typed).encode())  # far less than a pipe holds
+    os.close(writing)
+    os.set_inheritable(reading, True)
+    os.environ[HANDED_OVER] = str(reading)
 
 
 def _checked(passphrase: str) -> bytes:

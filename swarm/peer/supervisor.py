@@ -17,6 +17,7 @@ import lightning as L
 import psutil
 from hivemind.utils import get_logger
 
+from swarm.enrolment.organiser_key import hand_over_typed
 from swarm.peer.open_files import OpenFiles
 from swarm.peer.stale_files import remember, sweep_earlier
 from swarm.peer.startup_timer import STARTED
@@ -140,4 +141,5 @@ def start_again(options: Sequence[str], trained_seconds: float) -> None:
     os.environ[_RESTARTS] = str(restarts + 1)
     os.environ[STARTED] = str(time.time())
     _give_up_files()
+    hand_over_typed()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], *options])

@@ -1,6 +1,9 @@
 """Key files: made once, read again, and every trouble with them is one sentence."""
 
+import os
 import stat
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -11,8 +14,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from recipe.errors import InputError
 from swarm.enrolment.organiser_key import (
+    HANDED_OVER,
     VARIABLE,
     check_right,
+    hand_over_typed,
     make_deputy,
     make_key,
     passphrase_from,
@@ -164,6 +169,26 @@ def test_an_empty_passphrase(monkeypatch, environment, typed):
     terminal(monkeypatch, typed)
     with pytest.raises(InputError, match="The passphrase is empty"):
         passphrase_from(environment, "Passphrase: ")
+
+
+def test_what_was_typed_is_known_to_the_program_that_takes_the_place_of_this_one(monkeypatch):
+    """A peer that starts itself again at night finds nobody who types."""
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("getpass.getpass", lambda _: "typed \udcff ü")
+    passphrase_from({}, "Passphrase of a key: ")
+    hand_over_typed()
+    monkeypatch.setenv(HANDED_OVER, os.environ[HANDED_OVER])  # and is gone after this test
+    asks = "from swarm.enrolment.organiser_key import *; print(ascii(passphrase_from({}, 'Passphrase of a key: ')))"
+    program = subprocess.run(
+        [sys.executable, "-c", asks],
+        pass_fds=[int(os.environ[HANDED_OVER])],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    os.close(int(os.environ[HANDED_OVER]))
+    assert program.stdout.strip() == ascii("typed \udcff ü")
 
 
 def test_no_terminal_to_ask_at(monkeypatch):
