@@ -32,6 +32,7 @@ from swarm.averaging.matchmaking_messages import (
     parse_step,
     read_ticket,
     redirect,
+    refusal,
     step_reply,
     to_knock,
 )
@@ -74,7 +75,6 @@ STUCK_SHARE = 0.9
 all of it: some time passes before the peer that waits looks at the clock."""
 MAX_PURSUERS = 16
 SAY_AGAIN_SECONDS = 60.0
-CODE = averaging_pb2
 
 
 @dataclass
@@ -88,6 +88,16 @@ class Guest:
     ticket: Ticket
     shown: bytes
     answer: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has no answer yet."""
+        return not self.answer.done()
+
+    def reply(self, message: averaging_pb2.MessageFromLeader) -> None:
+        """Answer it, if it still waits."""
+        if self.is_waiting:
+            self.answer.set_result(message)
 
 
 class Matchmaking:
@@ -155,14 +165,14 @@ class Matchmaking:
             self._pursuers.clear()
         self._step, self._lineage = step, lineage
         for peer, guest in self._lobby.items():
-            if guest.answer.done():
+            if not guest.is_waiting:
                 continue
             if guest.ticket.step < step:
-                guest.answer.set_result(step_reply(step))
+                guest.reply(step_reply(step))
                 if peer not in self._monitor.lost:
                     self.grace.hold(peer)
             elif self._has_other_weights(guest.ticket):
-                guest.answer.set_result(CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY))
+                guest.reply(refusal(averaging_pb2.BAD_GROUP_KEY))
 
     def _orders(self, step: int) -> bytes:
         """Names the organiser's orders that count for the update after so many, as far as this process knows."""
@@ -171,8 +181,8 @@ class Matchmaking:
     def orders_changed(self) -> None:
         """Guests who follow other orders than this peer hear which ones; a leader who waits for them notices."""
         for guest in self._lobby.values():
-            if not guest.answer.done() and guest.ticket.orders != self._orders(guest.ticket.step):
-                guest.answer.set_result(self._orders_reply())
+            if guest.ticket.orders != self._orders(guest.ticket.step):
+                guest.reply(self._orders_reply())
         self._arrivals.set()
 
     def _orders_reply(self):
@@ -222,7 +232,7 @@ class Matchmaking:
         """Whether somebody has come to finish this step already; strangers do not count where this peer has others."""
 
         def counts(peer: PeerID, guest: Guest) -> bool:
-            is_at = guest.ticket.step == step and not guest.ticket.listens and not guest.answer.done()
+            is_at = guest.ticket.step == step and not guest.ticket.listens and guest.is_waiting
             return is_at and (peer in self._known or not len(self._known))
 
         return any(counts(peer, guest) for peer, guest in self._lobby.items())
@@ -230,8 +240,7 @@ class Matchmaking:
     def turn_away_removed(self) -> None:
         """Who was removed from the run does not wait for the next group any more."""
         for peer in self._admission.removed(self._lobby):
-            if not self._lobby[peer].answer.done():
-                self._lobby[peer].answer.set_result(CODE.MessageFromLeader(code=CODE.PROTOCOL_VIOLATION))
+            self._lobby[peer].reply(refusal(averaging_pb2.PROTOCOL_VIOLATION))
 
     def expect(self, members: Collection[PeerID]) -> None:
         """Change whom the leader waits for, as peers come and go."""
@@ -357,12 +366,12 @@ class Matchmaking:
         """
         arrived = set()
         for peer, guest in self._lobby.items():
-            if guest.answer.done() or guest.ticket.step != ticket.step or peer in self._monitor.lost:
+            if not guest.is_waiting or guest.ticket.step != ticket.step or peer in self._monitor.lost:
                 continue  # on the way out, early, or not there any more
             if guest.ticket.lineage == ticket.lineage or guest.ticket.listens:
                 arrived.add(peer)
             else:
-                guest.answer.set_result(CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY))
+                guest.reply(refusal(averaging_pb2.BAD_GROUP_KEY))
         return arrived
 
     def _close(self, ticket: Ticket, arrived: Collection[PeerID]) -> Group:
@@ -376,8 +385,7 @@ class Matchmaking:
             self._closed_step, self._closed_with = ticket.step, frozenset(arrived)
         reply = group_reply(group, nonce, shown)
         for peer in arrived:
-            if not self._lobby[peer].answer.done():
-                self._lobby[peer].answer.set_result(reply)
+            self._lobby[peer].reply(reply)
         return group
 
     def _is_still_member(self, peer: PeerID) -> bool:
@@ -391,8 +399,7 @@ class Matchmaking:
                 raise ValueError("it has spoilt a round")
             read_ticket(guest.shown, peer, self._admission)
         except ValueError:
-            if not guest.answer.done():
-                guest.answer.set_result(CODE.MessageFromLeader(code=CODE.PROTOCOL_VIOLATION))
+            guest.reply(refusal(averaging_pb2.PROTOCOL_VIOLATION))
             return False
         return True
 
@@ -411,7 +418,7 @@ class Matchmaking:
             stub = PeerService.get_stub(self._p2p, leader, namespace=self._namespace)
             stream = await unless(lost, stub.rpc_join_group(request), self._timeouts.reply_seconds)
             reply = await unless(lost, stream.__anext__(), self._timeouts.reply_seconds)
-            if accepted := reply.code == CODE.ACCEPTED:
+            if accepted := reply.code == averaging_pb2.ACCEPTED:
                 self._leader = leader
                 self._send_guests_to(leader)
                 remaining = max(0.0, wait_until - loop.time())
@@ -436,7 +443,7 @@ class Matchmaking:
             if orders or not (own := self._admission.lists.signed(ORDERS)):
                 return None  # it was told, and insists
             return await self.follow(leader, ticket, wait_until, redirects, own)
-        if reply.code == CODE.NOT_A_LEADER and reply.suggested_leader and redirects:
+        if reply.code == averaging_pb2.NOT_A_LEADER and reply.suggested_leader and redirects:
             try:
                 suggested = PeerID(reply.suggested_leader)
             except ValueError as error:
@@ -447,7 +454,7 @@ class Matchmaking:
 
     def _request(self, ticket: Ticket, orders: bytes):
         brings = to_knock(self._admission.show(ticket.to_bytes()), orders)
-        return CODE.JoinRequest(schema_hash=self._schema_hash, gather=brings, client_mode=ticket.client_mode)
+        return averaging_pb2.JoinRequest(schema_hash=self._schema_hash, gather=brings, client_mode=ticket.client_mode)
 
     async def compare_orders(self, peer: PeerID, ticket: Ticket, orders: bytes = b"") -> None:
         """See whether somebody follows the same orders of the organiser; else both know all of them from now on.
@@ -487,16 +494,16 @@ class Matchmaking:
         return await self.follow(leader, ticket, wait_until, redirects)
 
     def _read_reply(self, reply, leader: PeerID, ticket: Ticket) -> Group | None:
-        if reply.code == CODE.BAD_SCHEMA_HASH:
+        if reply.code == averaging_pb2.BAD_SCHEMA_HASH:
             raise Refused(leader)
-        if reply.code == CODE.BAD_GROUP_KEY:
+        if reply.code == averaging_pb2.BAD_GROUP_KEY:
             raise Behind(ticket.step, leader)
-        if reply.code == CODE.PROTOCOL_VIOLATION:
+        if reply.code == averaging_pb2.PROTOCOL_VIOLATION:
             self._say_that_we_are_shunned(leader)
         leader_step = parse_step(reply)
         if leader_step is not None and leader_step > ticket.step:
             raise Behind(leader_step, leader)
-        if reply.code != CODE.BEGIN_ALLREDUCE:
+        if reply.code != averaging_pb2.BEGIN_ALLREDUCE:
             return None
         try:
             return parse_group(reply, leader, self._p2p.peer_id, ticket, self._admission)
@@ -514,13 +521,12 @@ class Matchmaking:
 
     def _send_guests_to(self, leader: PeerID) -> None:
         for guest in self._lobby.values():
-            if not guest.answer.done():
-                guest.answer.set_result(redirect(leader))
+            guest.reply(redirect(leader))
 
     def _answer_at_once(self, request, sender: PeerID, ticket: Ticket):
         """What can be answered without waiting, or None for a guest who may wait in the lobby."""
         if request.schema_hash != self._schema_hash:
-            return CODE.MessageFromLeader(code=CODE.BAD_SCHEMA_HASH)
+            return refusal(averaging_pb2.BAD_SCHEMA_HASH)
         if ticket.step < self._step:
             return step_reply(self._step)
         if ticket.step == self._closed_step and sender not in self._closed_with:
@@ -528,13 +534,13 @@ class Matchmaking:
         if ticket.step > self._step + 1:
             return step_reply(self._step)  # we are the ones who are behind
         if self._has_other_weights(ticket):
-            return CODE.MessageFromLeader(code=CODE.BAD_GROUP_KEY)
+            return refusal(averaging_pb2.BAD_GROUP_KEY)
         if ticket.orders != self._orders(ticket.step):
             return self._orders_reply()
         if self._leader is not None and self._leader != sender:
             return redirect(self._leader)
         if len(self._lobby) >= MAX_GROUP_SIZE - 1:
-            return CODE.MessageFromLeader(code=CODE.GROUP_IS_FULL)
+            return refusal(averaging_pb2.GROUP_IS_FULL)
         return None
 
     def _hold_for(self, sender: PeerID, ticket: Ticket) -> None:
@@ -554,23 +560,23 @@ class Matchmaking:
             ticket = read_ticket(shown, sender, self._admission)
         except ValueError as error:
             logger.debug(f"{sender} came in vain: {error}")
-            yield CODE.MessageFromLeader(code=CODE.PROTOCOL_VIOLATION)
+            yield refusal(averaging_pb2.PROTOCOL_VIOLATION)
             return
         self._take_orders(orders, sender)
         answer = self._answer_at_once(request, sender, ticket)
         if answer is not None:
-            if answer.code == CODE.CANCELLED and ticket.step <= self._step and not ticket.listens:
+            if answer.code == averaging_pb2.CANCELLED and ticket.step <= self._step and not ticket.listens:
                 self._hold_for(sender, ticket)
             yield answer
             return
         before, guest = self._lobby.get(sender), Guest(ticket, shown)
-        if before is not None and not before.answer.done():  # its second knock ends the first
-            before.answer.set_result(CODE.MessageFromLeader(code=CODE.CANCELLED))
+        if before is not None:  # its second knock ends the first
+            before.reply(refusal(averaging_pb2.CANCELLED))
         self._lobby[sender] = guest
         self._monitor.came(sender)
         self._arrivals.set()
         try:
-            yield CODE.MessageFromLeader(code=CODE.ACCEPTED)
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
             yield await guest.answer
         finally:
             if self._lobby.get(sender) is guest:
